@@ -1,0 +1,104 @@
+"""Every error Laconic raises on purpose, so that one `except LaconicError` catches them all.
+
+    LaconicError
+    ├── BadInput (ValueError)             a user's value cannot be used; the sentence says what can
+    │   └── UnknownName                   no such codec, algorithm, engine…; lists the valid ones
+    ├── MissingExtra (ImportError)        an optional package is not installed; names the extra
+    ├── PayloadError (ValueError)         bytes from the wire or a file are truncated, oversized or corrupt
+    ├── NonFiniteError (ValueError)       NaN or infinity where a codec's policy is to refuse it
+    ├── ScheduleError (ValueError)        a schedule is not a correct collective
+    ├── ProfileError (ValueError)         a link profile cannot be read
+    └── TransportError (RuntimeError)     something failed between ranks; has .rank, .peer, .round
+        ├── PeerLost                      a peer died, stopped or was cut off
+        ├── CollectiveTimeout (TimeoutError)  nobody is known dead, but the wait ran out
+        ├── Mismatch                      ranks called different collectives, sizes or dtypes
+        └── NotAuthorised                 no key where one is needed, or a wrong one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class LaconicError(Exception):
+    """Base of every error raised by Laconic."""
+
+
+class BadInput(LaconicError, ValueError):
+    """A value given by the user cannot be used."""
+
+
+class UnknownName(BadInput):
+    """A name is not registered; the message lists the ones that are.
+
+    >>> str(UnknownName("algorithm", "rign", ["ring", "tree"]))
+    "unknown algorithm 'rign'; did you mean 'ring'? The valid ones: ring, tree"
+    """
+
+    def __init__(self, what: str, name: str, valid: Iterable[str]) -> None:
+        names = sorted(valid)
+        close = get_close_matches(name, names, n=1)
+        hint = f"; did you mean '{close[0]}'? The" if close else "; the"
+        super().__init__(f"unknown {what} '{name}'{hint} valid ones: {', '.join(names)}")
+        self.name = name
+        self.valid = names
+
+
+class MissingExtra(LaconicError, ImportError):
+    """An optional package is missing.
+
+    >>> str(MissingExtra("mpi4py", "mpi"))
+    "mpi4py is not installed; run: pip install 'laconic[mpi]'"
+    """
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed; run: pip install 'laconic[{extra}]'")
+
+
+class PayloadError(LaconicError, ValueError):
+    """A payload is truncated, oversized, corrupt, or not for this codec."""
+
+
+class NonFiniteError(LaconicError, ValueError):
+    """The input holds NaN or infinity and the codec's policy is to refuse it."""
+
+
+class ScheduleError(LaconicError, ValueError):
+    """A schedule is not a correct, deadlock-free collective."""
+
+
+class ProfileError(LaconicError, ValueError):
+    """A link profile is missing, corrupt or from another version."""
+
+
+class TransportError(LaconicError, RuntimeError):
+    """A failure between ranks.
+
+    Attributes:
+        rank: the rank that reports it.
+        peer: the rank it is about, or None.
+        round: the round of the schedule in which it was noticed, or None.
+    """
+
+    def __init__(self, message: str, *, rank: int, peer: int | None = None, round: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.peer = peer
+        self.round = round
+
+
+class PeerLost(TransportError):
+    """A peer died, stopped answering, or was cut off."""
+
+
+class CollectiveTimeout(TransportError, TimeoutError):
+    """A wait ran out although every peer seems alive."""
+
+
+class Mismatch(TransportError):
+    """Ranks disagree on the collective they are in: its kind, algorithm, numel or dtype."""
+
+
+class NotAuthorised(TransportError):
+    """A key is missing where one is required, or a peer does not hold the job's key."""
