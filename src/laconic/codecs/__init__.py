@@ -1,1 +1,44 @@
-"""WHAT IS SENT: every published way of saying less, behind one small interface (see `base.py`)."""
+"""WHAT IS SENT: every published way of saying less, behind one small interface (see `base.py`).
+
+Importing this package imports every module beside it, so a codec is known as soon as its file exists; the kernels
+inside are compiled at their first call, not here.
+
+>>> import torch, laconic.codecs
+>>> dynamic8 = laconic.codecs.codec("dynamic8")
+>>> payload = dynamic8.encode(torch.tensor([0.0, -1.0]))
+>>> dynamic8.decode(payload, 2).tolist()
+[0.0, -1.0]
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from laconic.codecs.base import Codec, build, get, names, register
+from laconic.errors import BadInput
+
+__all__ = ["Codec", "codec", "get", "names", "register"]
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+
+def codec(spec: str | Codec) -> Codec:
+    """The codec a spec string names, `"topk(0.01)+qsgd(4)"`; a Codec is returned as it is.
+
+    Args:
+        spec: a name, `name(arg, key=value)`, or parts joined by `+`: selector + quantiser + `entropy`.
+
+    Raises:
+        UnknownName: no such codec or option; the message lists the valid ones.
+        BadInput: the spec cannot be read, or its parts do not go together.
+
+    >>> str(codec("qsgd( bits = 4 )"))
+    'qsgd'
+    """
+    if isinstance(spec, Codec):
+        return spec
+    if not isinstance(spec, str):
+        raise BadInput(f"a codec is given as a spec string or a Codec, got {type(spec).__name__}")
+    return build(spec)
