@@ -1,0 +1,1 @@
+"""Train PyTorch models over networks slower than the model."""

@@ -1,0 +1,120 @@
+"""Two levels: sum inside each host into its leader, all-reduce among the leaders, spread inside each host.
+
+Only one rank of a host speaks to the slow network. Any algorithm serves at each level, and hosts may differ in size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from laconic.errors import BadInput, UnknownName
+from laconic.schedules import registry
+from laconic.schedules.link import Link
+from laconic.schedules.registry import algorithm
+from laconic.schedules.schedule import Messages, Schedule, bounds
+
+Hosts = int | Sequence[int]
+
+
+def members(world_size: int, hosts: Hosts) -> list[list[int]]:
+    """The ranks of each host, leaders first.
+
+    Args:
+        hosts: how many hosts, filled with consecutive ranks as evenly as can be; or the host of each rank.
+
+    >>> members(5, 2), members(4, (0, 1, 0, 1))
+    ([[0, 1], [2, 3, 4]], [[0, 2], [1, 3]])
+    """
+    if isinstance(hosts, int):
+        if not 1 <= hosts:
+            raise BadInput(f"hierarchical: hosts must be at least 1, got {hosts}")
+        edges = bounds(world_size, min(hosts, world_size)).tolist()
+        return [list(range(a, b)) for a, b in zip(edges, edges[1:], strict=False)]
+    if len(hosts) != world_size:
+        raise BadInput(f"hierarchical: hosts names {len(hosts)} ranks, the world has {world_size}")
+    groups: dict[int, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        groups.setdefault(host, []).append(rank)
+    return list(groups.values())
+
+
+def _inner(name: str) -> tuple[registry.Algorithm, registry.Algorithm]:
+    valid = set(registry.names("reduce")) & set(registry.names("broadcast"))
+    if name not in valid:
+        raise UnknownName("inner algorithm of hierarchical", name, valid)
+    return registry.get("reduce", name), registry.get("broadcast", name)
+
+
+def _outer(name: str) -> registry.Algorithm:
+    if name == "hierarchical":
+        raise UnknownName("outer algorithm of hierarchical", name, set(registry.names()) - {"hierarchical"})
+    return registry.get("all_reduce", name)
+
+
+def _rounds(world_size: int, inner: str = "tree", outer: str = "rabenseifner", hosts: Hosts = 2, **_: Any) -> int:
+    groups = members(world_size, hosts)
+    up, down = _inner(inner)
+    widest = max(len(group) for group in groups)
+    return up.rounds(widest) + _outer(outer).rounds(len(groups)) + down.rounds(widest)
+
+
+def _sent(
+    world_size: int, numel: int, inner: str = "tree", outer: str = "rabenseifner", hosts: Hosts = 2, **_: Any
+) -> int:
+    groups = members(world_size, hosts)
+    up, down = _inner(inner)
+    inside = sum(up.sent_numel(len(group), numel) + down.sent_numel(len(group), numel) for group in groups)
+    return inside + _outer(outer).sent_numel(len(groups), numel)
+
+
+def _seconds(
+    world_size: int,
+    nbytes: float,
+    link: Link,
+    inner: str = "tree",
+    outer: str = "rabenseifner",
+    hosts: Hosts = 2,
+    inner_link: Link | None = None,
+    **_: Any,
+) -> float:
+    groups = members(world_size, hosts)
+    up, down = _inner(inner)
+    widest = max(len(group) for group in groups)
+    inside = inner_link or link
+    spread = up.seconds(widest, nbytes, inside) + down.seconds(widest, nbytes, inside)
+    return spread + _outer(outer).seconds(len(groups), nbytes, link)
+
+
+@algorithm("hierarchical", "all_reduce", rounds=_rounds, sent_numel=_sent, seconds=_seconds)
+def hierarchical(
+    world_size: int, numel: int, inner: str = "tree", outer: str = "rabenseifner", hosts: Hosts = 2
+) -> Schedule:
+    """Reduce inside each host, all-reduce among one leader per host, broadcast inside: for several ranks a host.
+
+    Time: inner reduce + outer all-reduce over the hosts + inner broadcast, each by its own formula.
+
+    Args:
+        world_size: P.
+        numel: values in the buffer.
+        inner: reduce/broadcast algorithm inside a host.
+        outer: all-reduce algorithm among the leaders.
+        hosts: how many hosts (consecutive ranks, as even as can be), or the host of each rank.
+
+    >>> hierarchical(8, 100, outer="ring", hosts=2).sent_numel
+    1400
+    """
+    groups = members(world_size, hosts)
+    up, down = _inner(inner)
+    across = _outer(outer)
+    widest = max(len(group) for group in groups)
+    outside = up.rounds(widest)
+    back = outside + across.rounds(len(groups))
+    leaders = [group[0] for group in groups]
+
+    parts = [up.build(len(group), numel).messages.placed(ranks=group) for group in groups]
+    parts.append(across.build(len(groups), numel).messages.placed(rounds=outside, ranks=leaders))
+    parts += [down.build(len(group), numel).messages.placed(rounds=back, ranks=group) for group in groups]
+    plain_hosts = hosts if isinstance(hosts, int) else tuple(hosts)
+    parameters = {"inner": inner, "outer": outer, "hosts": plain_hosts}
+    return Schedule("all_reduce", "hierarchical", world_size, numel, Messages.join(parts), parameters)

@@ -1,0 +1,96 @@
+"""What a network costs: the LogGP parameters of one link, and the text form users type (`10gbit,5us`).
+
+Callers: closed-form costs of the schedules, the simulator, `auto` and the planner. Pure numbers, no I/O.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, fields
+
+from laconic.errors import BadInput
+
+_TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_BIT_UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+_SIZE_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-zµ]*)\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Link:
+    """One link in the LogGP model, plus the cost of reducing what arrives.
+
+    A message of n bytes occupies the sender's processor for o, its port for max(g, nG), arrives L later, occupies the
+    receiver's processor for o, and, where it is added, for nγ more:  o + L + nG + o + nγ  from end to end.
+
+    Args:
+        latency_s: L, the time in flight.
+        s_per_byte: G, the inverse of the bandwidth.
+        overhead_s: o, processor time per message, at each end.
+        gap_s: g, the least time between two messages on one port.
+        reduce_s_per_byte: γ, processor time to add one received byte.
+
+    Source: Alexandrov et al., LogGP, SPAA 1995; γ as in Thakur et al., IJHPCA 2005.
+    """
+
+    latency_s: float
+    s_per_byte: float
+    overhead_s: float = 0.0
+    gap_s: float = 0.0
+    reduce_s_per_byte: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (value >= 0.0 and value < float("inf")):
+                raise BadInput(f"link: {field.name} must be a finite number ≥ 0, got {value}")
+
+    def exchange_s(self, nbytes: float, reduced: bool) -> float:
+        """Time of one round in which each rank sends and receives one message of `nbytes`."""
+        cost = 2 * self.overhead_s + self.latency_s + nbytes * self.s_per_byte
+        return cost + nbytes * self.reduce_s_per_byte if reduced else cost
+
+    def burst_s(self, count: int, nbytes: float, reduced: bool) -> float:
+        """Time of one round in which each rank sends and receives `count` messages of `nbytes`."""
+        if count <= 0:
+            return 0.0
+        handling = self.overhead_s + (nbytes * self.reduce_s_per_byte if reduced else 0.0)
+        spacing = max(self.gap_s, nbytes * self.s_per_byte, handling, self.overhead_s)
+        return self.exchange_s(nbytes, reduced) + (count - 1) * spacing
+
+    def to_dict(self) -> dict[str, float]:
+        """The parameters by name, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def parse(cls, text: str) -> Link:
+        """Read `BANDWIDTH[,LATENCY]`, e.g. `10gbit,5us`, `1gbit`, `100mbit,2ms`; latency defaults to 50 µs.
+
+        >>> Link.parse("8gbit,5us")
+        Link(latency_s=5e-06, s_per_byte=1e-09, overhead_s=0.0, gap_s=0.0, reduce_s_per_byte=0.0)
+        """
+        parts = text.split(",")
+        if len(parts) > 2:
+            raise BadInput(f"link '{text}': expected BANDWIDTH[,LATENCY] such as 10gbit,5us")
+        bits_per_s = _quantity(parts[0], _BIT_UNITS, f"link '{text}': bandwidth")
+        if bits_per_s <= 0:
+            raise BadInput(f"link '{text}': bandwidth must be above zero")
+        latency_s = _quantity(parts[1], _TIME_UNITS, f"link '{text}': latency") if len(parts) == 2 else 50e-6
+        return cls(latency_s=latency_s, s_per_byte=8.0 / bits_per_s)
+
+
+def parse_nbytes(text: str) -> int:
+    """Read a size such as `4096`, `100MB` or `64KiB` in bytes.
+
+    >>> parse_nbytes("100MB")
+    100000000
+    """
+    return int(_quantity(text, _SIZE_UNITS, f"size '{text}'"))
+
+
+def _quantity(text: str, units: dict[str, float] | dict[str, int], what: str) -> float:
+    match = _QUANTITY.fullmatch(text)
+    if not match or match[2].lower() not in units:
+        names = ", ".join(unit for unit in units if unit)
+        raise BadInput(f"{what} should be a number with one of the units {names}")
+    return float(match[1]) * units[match[2].lower()]

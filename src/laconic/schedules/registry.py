@@ -1,0 +1,95 @@
+"""Which algorithms there are. `@algorithm(...)` beside a builder is all it takes to be listed, tested and tried by auto.
+
+Callers: `auto`, the command line, the conformance suite. An entry holds the builder and its closed forms.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ParamSpec
+
+from laconic.errors import UnknownName
+from laconic.schedules.schedule import Schedule, check_sizes
+
+P = ParamSpec("P")
+_REGISTRY: dict[str, dict[str, Algorithm]] = {}
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A builder of schedules with what it will cost.
+
+    Attributes:
+        build: (world_size, numel, **parameters) -> Schedule.
+        rounds: (world_size, **parameters) -> rounds for numel ≥ 1 (an empty buffer takes none).
+        sent_numel: (world_size, numel, **parameters) -> values sent by all ranks together.
+        seconds: (world_size, nbytes, link, **parameters) -> closed-form LogGP time.
+        summary: first line of the builder's docstring.
+    """
+
+    collective: str
+    name: str
+    build: Callable[..., Schedule]
+    rounds: Callable[..., int]
+    sent_numel: Callable[..., int]
+    seconds: Callable[..., float]
+    summary: str
+
+
+def algorithm(
+    name: str,
+    collective: str,
+    *,
+    rounds: Callable[..., int],
+    sent_numel: Callable[..., int],
+    seconds: Callable[..., float],
+) -> Callable[[Callable[P, Schedule]], Callable[P, Schedule]]:
+    """Decorator: register a builder under (collective, name) with its closed forms."""
+
+    def add(build: Callable[P, Schedule]) -> Callable[P, Schedule]:
+        @functools.wraps(build)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> Schedule:
+            world_size, numel, *_ = (*args, *(kwargs[k] for k in ("world_size", "numel") if k in kwargs))
+            check_sizes(int(world_size), int(numel))  # type: ignore[call-overload]
+            schedule = build(*args, **kwargs)
+            return replace(schedule, algorithm=name) if schedule.algorithm != name else schedule
+
+        entries = _REGISTRY.setdefault(collective, {})
+        if name in entries:
+            raise ValueError(f"{collective} algorithm '{name}' is registered twice")
+        summary = (build.__doc__ or "").strip().splitlines()[0]
+        entries[name] = Algorithm(collective, name, checked, rounds, sent_numel, seconds, summary)
+        return checked
+
+    return add
+
+
+def names(collective: str = "all_reduce") -> list[str]:
+    """The registered algorithms of a collective, sorted."""
+    return sorted(_REGISTRY.get(collective, {}))
+
+
+def collectives() -> list[str]:
+    """The collectives that have algorithms, sorted."""
+    return sorted(_REGISTRY)
+
+
+def get(collective: str, name: str) -> Algorithm:
+    """The algorithm `name` of `collective`; UnknownName lists the valid ones."""
+    if collective not in _REGISTRY:
+        raise UnknownName("collective", collective, _REGISTRY)
+    if name not in _REGISTRY[collective]:
+        raise UnknownName(f"{collective} algorithm", name, _REGISTRY[collective])
+    return _REGISTRY[collective][name]
+
+
+@functools.lru_cache(maxsize=256)
+def _cached(collective: str, name: str, world_size: int, numel: int, parameters: tuple[tuple[str, Any], ...]) -> Schedule:
+    return get(collective, name).build(world_size, numel, **dict(parameters))
+
+
+def build(collective: str, name: str, world_size: int, numel: int, **parameters: Any) -> Schedule:
+    """Build, or take from the cache, the schedule of a named algorithm."""
+    return _cached(collective, name, world_size, numel, tuple(sorted(parameters.items())))

@@ -1,0 +1,259 @@
+"""A collective written as data: who sends which slice to whom, in which round, and what the receiver does with it.
+
+Callers: the algorithms in this folder build schedules; `transports` runs or simulates them; `exchange` adds codecs.
+
+Invariants:
+- Rounds are global: a message is sent and received in the same round, and a rank enters round k+1 when its own part
+  of round k is done. So a valid schedule cannot deadlock, not even where every send waits for its receive.
+- Within a round every send reads the buffer as it was before the round.
+- Messages live in NumPy columns, so that 65,536 ranks are as easy to write as four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from laconic.errors import BadInput, ScheduleError
+from laconic.schedules.link import Link
+
+Ints = npt.NDArray[np.int64]
+Op = Literal["add", "copy"]
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send buffer[start:stop] to `peer`."""
+
+    peer: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Recv:
+    """Receive into buffer[start:stop] from `peer`: add to what is there, or copy over it."""
+
+    peer: int
+    start: int
+    stop: int
+    op: Op
+
+
+Round = tuple[Send | Recv, ...]
+
+
+class Messages(NamedTuple):
+    """Columns of equal length, one row a message: src's buffer[start:stop] goes to dst's buffer[at:at+stop−start]."""
+
+    round: Ints
+    src: Ints
+    dst: Ints
+    start: Ints
+    stop: Ints
+    at: Ints
+    add: npt.NDArray[np.bool_]
+
+    @classmethod
+    def empty(cls) -> Messages:
+        none = np.zeros(0, dtype=np.int64)
+        return cls(none, none, none, none, none, none, np.zeros(0, dtype=np.bool_))
+
+    @classmethod
+    def in_round(
+        cls,
+        round: int,
+        src: npt.ArrayLike,
+        dst: npt.ArrayLike,
+        start: npt.ArrayLike,
+        stop: npt.ArrayLike,
+        op: Op,
+        at: npt.ArrayLike | None = None,
+    ) -> Messages:
+        """The messages of one round; scalars are repeated for every row, empty messages are left out."""
+        columns = np.broadcast_arrays(*(np.asarray(c, dtype=np.int64) for c in (src, dst, start, stop)))
+        source, destination, first, last = (np.atleast_1d(column) for column in columns)
+        place = first if at is None else np.broadcast_to(np.asarray(at, dtype=np.int64), source.shape)
+        full = last > first
+        rows = int(np.count_nonzero(full))
+        return cls(
+            np.full(rows, round, dtype=np.int64),
+            source[full],
+            destination[full],
+            first[full],
+            last[full],
+            place[full],
+            np.full(rows, op == "add", dtype=np.bool_),
+        )
+
+    @classmethod
+    def join(cls, parts: Iterable[Messages]) -> Messages:
+        """All rows of `parts`, in order."""
+        tables = list(parts)
+        if not tables:
+            return cls.empty()
+        return cls(*(np.concatenate(columns) for columns in zip(*tables, strict=True)))
+
+    def placed(self, *, rounds: int = 0, ranks: npt.ArrayLike | None = None, offset: int = 0) -> Messages:
+        """The same messages later, between other ranks (rank i becomes ranks[i]), or further along the buffer."""
+        names = None if ranks is None else np.asarray(ranks, dtype=np.int64)
+        return self._replace(
+            round=self.round + rounds,
+            src=self.src if names is None else names[self.src],
+            dst=self.dst if names is None else names[self.dst],
+            start=self.start + offset,
+            stop=self.stop + offset,
+            at=self.at + offset,
+        )
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds the rows span, from round 0."""
+        return int(self.round.max()) + 1 if len(self.round) else 0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One collective for `world_size` ranks on buffers of `numel` values.
+
+    Attributes:
+        collective: all_reduce, reduce, broadcast, reduce_scatter, all_gather, all_to_all or neighbourhood.
+        algorithm: the registered name of the algorithm.
+        messages: the whole table.
+        parameters: what the algorithm was called with beyond world_size and numel (root, segment, hosts…).
+        sources: for neighbourhood, the ranks whose values each rank ends with, itself included.
+
+    Example:
+        >>> from laconic.schedules import ring
+        >>> ring(4, 1000).sent_numel
+        6000
+    """
+
+    collective: str
+    algorithm: str
+    world_size: int
+    numel: int
+    messages: Messages = field(repr=False, compare=False)
+    parameters: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    sources: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False)
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds."""
+        return self.messages.rounds
+
+    @property
+    def sent_numel(self) -> int:
+        """Values sent by all ranks together."""
+        return int((self.messages.stop - self.messages.start).sum())
+
+    def sent_numel_by_rank(self) -> Ints:
+        """Values sent by each rank."""
+        lengths = (self.messages.stop - self.messages.start).astype(np.float64)
+        return np.bincount(self.messages.src, weights=lengths, minlength=self.world_size).astype(np.int64)
+
+    def cost(self, link: Link, itemsize: int = 4) -> float:
+        """The closed-form time on `link` in seconds (see each algorithm for its formula)."""
+        from laconic.schedules.registry import get
+
+        return get(self.collective, self.algorithm).seconds(
+            self.world_size, self.numel * itemsize, link, **self.parameters
+        )
+
+    def program(self, rank: int) -> tuple[Round, ...]:
+        """What one rank does: per round in which it takes part, its sends and receives, in schedule order."""
+        return tuple(ops for _, ops in self.numbered_program(rank))
+
+    def numbered_program(self, rank: int) -> tuple[tuple[int, Round], ...]:
+        """As `program`, each round with its global number."""
+        m = self.messages
+        mine = np.flatnonzero((m.src == rank) | (m.dst == rank))
+        order = mine[np.argsort(m.round[mine], kind="stable")]
+        rounds: dict[int, list[Send | Recv]] = {}
+        for row in order.tolist():
+            ops = rounds.setdefault(int(m.round[row]), [])
+            start, stop, at = int(m.start[row]), int(m.stop[row]), int(m.at[row])
+            if m.src[row] == rank:
+                ops.append(Send(int(m.dst[row]), start, stop))
+            else:
+                ops.append(Recv(int(m.src[row]), at, at + stop - start, "add" if m.add[row] else "copy"))
+        return tuple((number, tuple(ops)) for number, ops in sorted(rounds.items()))
+
+    def validate(self) -> Schedule:
+        """Check ranges, ambiguity and, by symbolic execution, the result. Returns self.
+
+        Raises:
+            ScheduleError: naming the first rank, round and slice that is wrong.
+        """
+        from laconic.schedules.validate import validate
+
+        validate(self)
+        return self
+
+    def __str__(self) -> str:
+        from laconic.schedules.draw import draw
+
+        return draw(self)
+
+    @classmethod
+    def from_programs(
+        cls, collective: str, programs: Sequence[Sequence[Round]], numel: int, algorithm: str = "custom"
+    ) -> Schedule:
+        """Build a schedule from each rank's rounds; programs[r][k] is what rank r does in round k.
+
+        Raises:
+            ScheduleError: a send without its receive in the same round (or the other way round), which under
+                rendezvous would wait for ever, or a pair of different lengths.
+        """
+        rows = [row for row in _matched(programs)]
+        columns = [np.array([row[i] for row in rows], dtype=np.int64) for i in range(6)]
+        add = np.array([row[6] for row in rows], dtype=np.bool_)
+        return cls(collective, algorithm, len(programs), numel, Messages(*columns, add))
+
+    def renamed(self, algorithm: str, **parameters: Any) -> Schedule:
+        """The same messages under another name."""
+        return replace(self, algorithm=algorithm, parameters=parameters)
+
+
+def _matched(programs: Sequence[Sequence[Round]]) -> Iterator[tuple[int, int, int, int, int, int, bool]]:
+    """Pair every Send with its Recv: same round, same two ranks, k-th with k-th."""
+    for number in range(max((len(program) for program in programs), default=0)):
+        sends: dict[tuple[int, int], list[Send]] = {}
+        recvs: dict[tuple[int, int], list[Recv]] = {}
+        for rank, program in enumerate(programs):
+            for op in program[number] if number < len(program) else ():
+                if isinstance(op, Send):
+                    sends.setdefault((rank, op.peer), []).append(op)
+                else:
+                    recvs.setdefault((op.peer, rank), []).append(op)
+        for src, dst in sorted(sends.keys() | recvs.keys()):
+            out, into = sends.get((src, dst), []), recvs.get((src, dst), [])
+            if len(out) != len(into):
+                raise ScheduleError(
+                    f"round {number}: rank {src} sends {len(out)} messages to rank {dst}, which receives {len(into)}; "
+                    "one side would wait for ever"
+                )
+            for send, recv in zip(out, into, strict=True):
+                if send.stop - send.start != recv.stop - recv.start:
+                    raise ScheduleError(
+                        f"round {number}: rank {src} sends {send.stop - send.start} values to rank {dst}, "
+                        f"which expects {recv.stop - recv.start}"
+                    )
+                yield number, src, dst, send.start, send.stop, recv.start, recv.op == "add"
+
+
+def bounds(numel: int, parts: int) -> Ints:
+    """Where `parts` nearly equal chunks of `numel` values begin; parts+1 entries, the last is numel."""
+    return np.arange(parts + 1, dtype=np.int64) * numel // parts
+
+
+def check_sizes(world_size: int, numel: int) -> None:
+    """Refuse a world without ranks or a negative buffer."""
+    if world_size < 1:
+        raise BadInput(f"world_size must be at least 1, got {world_size}")
+    if numel < 0:
+        raise BadInput(f"numel must be at least 0, got {numel}")
