@@ -1,0 +1,66 @@
+"""`laconic codecs`: what can be sent, how small, how true, and who published it."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from laconic.codecs import codec, get, names
+from laconic.lab.codec_bench import simplest_spec
+
+NUMEL = 1_000_000  # bits per element are those of a tensor of this length, header and scales included
+
+
+def codecs(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List every codec: bits per element, bias, stochastic or not, source paper, one line on what it does."""
+    entries = [_entry(name) for name in names()]
+    if json:
+        typer.echo(json_module.dumps({"codecs": entries}, indent=2, ensure_ascii=False))
+    elif sys.stdout.isatty():
+        Console().print(_table(entries))
+    else:
+        for entry in entries:
+            typer.echo("\t".join(_cells(entry)))
+
+
+def _entry(name: str) -> dict[str, Any]:
+    """What a user must know of one codec; a matrix or lossless codec has no size of its own for a flat vector."""
+    cls = get(name)
+    built = codec(simplest_spec(name)) if cls.kind in ("quantiser", "selector") else None
+    return {
+        "name": name,
+        "spec": str(built) if built is not None else name,
+        "kind": cls.kind,
+        "bits_per_element": 8 * built.max_nbytes(NUMEL) / NUMEL if built is not None else None,
+        "fixed_size": (built or cls).fixed_size,
+        "unbiased": (built or cls).unbiased is True,
+        "stochastic": (built or cls).stochastic is True,
+        "source": cls.source,
+        "summary": cls.summary,
+    }
+
+
+def _cells(entry: dict[str, Any]) -> list[str]:
+    bits = entry["bits_per_element"]
+    return [
+        entry["spec"],
+        entry["kind"] if bits is None else f"{'' if entry['fixed_size'] else '≤ '}{bits:.3g} bits",
+        "unbiased" if entry["unbiased"] else "biased",
+        "stochastic" if entry["stochastic"] else "deterministic",
+        entry["source"],
+        entry["summary"],
+    ]
+
+
+def _table(entries: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, header_style="bold")
+    for heading in ("codec", "per element", "bias", "rounding", "source", "what it does"):
+        table.add_column(heading, justify="right" if heading == "per element" else "left", overflow="fold")
+    for entry in entries:
+        table.add_row(*_cells(entry))
+    return table

@@ -1,0 +1,380 @@
+"""How fast each codec is on this machine, beside memcpy and beside its peers, in one interleaved run.
+
+Called by `laconic bench codecs`. Every operation of every codec is timed once per repeat, in turn, so that a slow
+minute of the machine falls on all of them; memcpy of the same tensor is timed before each codec. All buffers are
+allocated and touched before the first repeat, and one untimed repeat compiles the kernels.
+
+Figures are nanoseconds per element: the median of the repeats and its 95 % interval by ranks (Hoefler and Belli,
+Scientific Benchmarking of Parallel Computing Systems, SC'15). Ratios are of medians.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import math
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic import codecs
+from laconic.codecs import Codec
+from laconic.errors import BadInput, LaconicError
+
+Operation = Callable[[], object]
+
+# Published goals, as multiples of memcpy of the same tensor: spec -> {operation: ratio}.
+TARGETS: dict[str, dict[str, float]] = {
+    "fp16": {"encode": 1.5, "decode_add": 1.5},
+    "linear8": {"encode": 1.5, "decode_add": 1.5},
+    "dynamic8": {"encode": 2.5, "decode_add": 1.5},
+    "qsgd(4)": {"encode": 4.0, "decode_add": 2.0},
+    "ternary": {"encode": 4.0, "decode_add": 2.0},
+    "linear8(stochastic=true)": {"encode": 4.0, "decode_add": 2.0},
+    "onebit": {"encode_feedback": 3.0, "decode_add": 1.5},
+    "topk(0.01)": {"encode_feedback": 6.0, "decode_add": 1.0},
+}
+COMPOSITIONS = ("topk(0.01)+qsgd(4)", "dynamic8+entropy")
+OPERATIONS = ("encode", "decode", "decode_add", "encode_feedback")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Nanoseconds per element over the repeats: median and 95 % rank interval."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Timing:
+        """Summarise samples; the interval is from ranks ⌊(n − z√n)/2⌋ and ⌈1 + (n + z√n)/2⌉, z = 1.96.
+
+        >>> Timing.of([3.0, 1.0, 2.0])
+        Timing(median=2.0, low=1.0, high=3.0)
+        """
+        ordered = sorted(samples)
+        n = len(ordered)
+        half_width = 1.96 * math.sqrt(n)
+        low = max(math.floor((n - half_width) / 2), 1)
+        high = min(math.ceil(1 + (n + half_width) / 2), n)
+        median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+        return cls(median, ordered[low - 1], ordered[high - 1])
+
+
+def default_specs() -> list[str]:
+    """One spec per registered vector codec, those with a target, and two compositions."""
+    specs = {str(codecs.codec(spec)): None for spec in TARGETS}
+    for name in codecs.names():
+        cls = codecs.get(name)
+        if cls.kind in ("quantiser", "selector"):
+            specs.setdefault(str(codecs.codec(simplest_spec(name))), None)
+    for spec in COMPOSITIONS:
+        specs.setdefault(str(codecs.codec(spec)), None)
+    return list(specs)
+
+
+def simplest_spec(name: str) -> str:
+    """The bare name when the codec has defaults for everything, else its first example."""
+    try:
+        return str(codecs.codec(name))
+    except BadInput:
+        examples: tuple[str, ...] = getattr(codecs.get(name), "examples", ())
+        if not examples:
+            raise
+        return examples[0]
+
+
+def run(
+    specs: Sequence[str] | None = None,
+    *,
+    numel: int = 16_777_216,
+    threads: int = 1,
+    repeats: int = 9,
+    seed: int = 0,
+    peers: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Measure codecs and peers on N(0, 1) values; returns the JSON-ready record `laconic bench codecs --json` prints.
+
+    Args:
+        specs: codec specs; None for `default_specs()`.
+        numel: elements per tensor.
+        threads: torch and kernel threads.
+        repeats: timed repeats, after one untimed.
+        seed: of the values.
+        peers: also measure torch's own casts and, where installed, bitsandbytes and piquant.
+        progress: called with (repeats done, repeats in all), the untimed one included.
+
+    Raises:
+        BadInput: numel, threads or repeats below 1, or a spec that names no codec.
+
+    >>> record = run(["none"], numel=1000, repeats=2, peers=False)
+    >>> record["results"][0]["nbytes"]
+    4016
+    """
+    if min(numel, threads, repeats) < 1:
+        raise BadInput(f"numel, threads and repeats must be at least 1, got {numel}, {threads}, {repeats}")
+    chosen = [codecs.codec(spec) for spec in (default_specs() if specs is None else specs)]
+    with _threads(threads):
+        x = torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+        bench = _Bench(x, max((c.max_nbytes(numel) for c in chosen), default=0))
+        contenders = [_Contender(str(c), bench.operations(c)) for c in chosen]
+        rivals, absent = bench.peers() if peers else ([], [])
+        memcpy_samples: list[float] = []
+        for repeat in range(-1, repeats):
+            for contender in [*contenders, *rivals]:
+                memcpy_s = _seconds(lambda: bench.out.copy_(x))
+                contender.measure(keep=repeat >= 0)
+                if repeat >= 0:
+                    memcpy_samples.append(memcpy_s)
+            if progress is not None:
+                progress(repeat + 2, repeats + 1)
+        memcpy = Timing.of([s * 1e9 / numel for s in memcpy_samples] or [math.nan])
+        results = [
+            {"codec": c.label, **_row(c, numel, memcpy), **bench.quality(codec)}
+            for c, codec in zip(contenders, chosen, strict=True)
+        ]
+        rival_rows = [{"peer": r.label, "installed": True, **r.about, **_row(r, numel, memcpy)} for r in rivals]
+    return {
+        "memcpy_ns": memcpy.median,
+        "memcpy_ns_interval": [memcpy.low, memcpy.high],
+        "results": results,
+        "peers": [*rival_rows, *absent],
+        "configuration": {
+            "numel": numel, "threads": threads, "repeats": repeats, "warm_up": 1, "seed": seed, "values": "N(0,1)",
+            "statistic": "median and 95 % rank interval, ns per element", "timer": "time.perf_counter",
+        },
+        "environment": environment(),
+    }  # fmt: skip
+
+
+class _Contender:
+    """Something timed: a label and its operations, run in order once per repeat."""
+
+    def __init__(self, label: str, operations: dict[str, Operation], about: dict[str, Any] | None = None) -> None:
+        self.label = label
+        self.operations = operations
+        self.about = about or {}
+        self.seconds: dict[str, list[float]] = {name: [] for name in operations if not name.startswith("_")}
+
+    def measure(self, *, keep: bool) -> None:
+        """Run every operation once; names that begin with `_` prepare the next one and are not timed."""
+        for name, operation in self.operations.items():
+            taken = _seconds(operation)
+            if keep and name in self.seconds:
+                self.seconds[name].append(taken)
+
+
+class _Bench:
+    """The buffers every codec shares, and the operations over them."""
+
+    def __init__(self, x: Tensor, payload_nbytes: int) -> None:
+        self.x = x
+        self.out = torch.zeros_like(x)
+        self.residual = torch.zeros_like(x)
+        self.buffer = torch.zeros(payload_nbytes, dtype=torch.uint8)
+
+    def operations(self, codec: Codec) -> dict[str, Operation]:
+        """Encode, decode, decode_add and encode_feedback of `codec`, on the shared buffers."""
+        held: dict[str, Tensor] = {}
+
+        def encode() -> None:
+            held["payload"] = codec.encode(self.x, out=self.buffer)
+
+        return {
+            "encode": encode,
+            "decode": lambda: codec.decode(held["payload"], self.x.numel(), out=self.out),
+            "decode_add": lambda: codec.decode_add(held["payload"], self.out),
+            "_reset": self.residual.zero_,
+            "encode_feedback": lambda: codec.encode_feedback(self.x, self.residual, out=self.buffer),
+        }
+
+    def quality(self, codec: Codec) -> dict[str, Any]:
+        """Payload size and mean errors of one encoding of x."""
+        payload = codec.encode(self.x, out=self.buffer)
+        codec.decode(payload, self.x.numel(), out=self.out)
+        relative, absolute = mean_errors(self.x, self.out)
+        nbytes = payload.numel()
+        return {
+            "nbytes": nbytes,
+            "bits_per_element": 8 * nbytes / self.x.numel(),
+            "mean_rel_error": relative,
+            "mean_abs_error": absolute,
+        }
+
+    def peers(self) -> tuple[list[_Contender], list[dict[str, Any]]]:
+        """What other packages offer for the same tensor, and the names of those not installed."""
+        found = [self._torch_half(), self._torch_int8()]
+        absent: list[dict[str, Any]] = []
+        for package, make in (("bitsandbytes", self._bitsandbytes), ("piquant", self._piquant)):
+            try:
+                found.append(make(importlib.import_module(package)))
+            except ImportError:
+                absent.append({"peer": package, "installed": False})
+            except Exception as error:  # a peer that is installed but does not run here is reported, not fatal
+                absent.append({"peer": package, "installed": True, "error": f"{type(error).__name__}: {error}"})
+        return found, absent
+
+    def _torch_half(self) -> _Contender:
+        half = torch.empty_like(self.x, dtype=torch.float16)
+        operations: dict[str, Operation] = {
+            "encode": lambda: half.copy_(self.x),
+            "decode": lambda: self.out.copy_(half),
+            "decode_add": lambda: self.out.add_(half),
+        }
+        return _Contender("torch float16 copy_", operations, {"version": torch.__version__, "bits_per_element": 16.0})
+
+    def _torch_int8(self) -> _Contender:
+        scale = float(self.x.abs().max()) / 127 or 1.0
+        held: dict[str, Tensor] = {}
+
+        def encode() -> None:
+            held["q"] = torch.quantize_per_tensor(self.x, scale, 0, torch.qint8)
+
+        operations: dict[str, Operation] = {"encode": encode, "decode": lambda: held["q"].dequantize()}
+        about = {"version": torch.__version__, "bits_per_element": 8.0, "note": "scale known beforehand; allocates"}
+        return _Contender("torch quantize_per_tensor", operations, about)
+
+    def _bitsandbytes(self, package: Any) -> _Contender:
+        functional = importlib.import_module("bitsandbytes.functional")
+        held: dict[str, Any] = {"q": functional.quantize_blockwise(self.x, blocksize=4096)}
+        into, state = held["q"]
+
+        def encode() -> None:
+            functional.quantize_blockwise(self.x, code=state.code, absmax=state.absmax, out=into, blocksize=4096)
+
+        operations: dict[str, Operation] = {
+            "encode": encode,
+            "decode": lambda: functional.dequantize_blockwise(into, state, out=self.out, blocksize=4096),
+        }
+        bits = 8.0 + 32 / 4096
+        about = {"version": str(package.__version__), "bits_per_element": bits, "note": "quantize_blockwise(4096)"}
+        return _Contender("bitsandbytes", operations, about)
+
+    def _piquant(self, package: Any) -> _Contender:
+        piquant = importlib.import_module("piquant.torch")
+        low, high = -float(self.x.abs().max()), float(self.x.abs().max())
+        scale = (high - low) / 255 or 1.0
+        into = piquant.quantize(self.x, scale=scale, zero_point=128, dtype=torch.quint8)
+        operations: dict[str, Operation] = {
+            "encode": lambda: piquant.quantize(self.x, scale=scale, zero_point=128, dtype=torch.quint8, out=into),
+            "decode": lambda: piquant.dequantize(into, scale=scale, zero_point=128, dtype=torch.float32, out=self.out),
+        }
+        about = {"version": importlib.metadata.version("piquant"), "bits_per_element": 8.0}
+        return _Contender("piquant", operations, about)
+
+
+def _row(contender: _Contender, numel: int, memcpy: Timing) -> dict[str, Any]:
+    """Times, ratios to memcpy and, where there is one, the target of each operation."""
+    row: dict[str, Any] = {}
+    targets = next((t for spec, t in TARGETS.items() if contender.label in (spec, _spec(spec))), {})
+    for operation in OPERATIONS:
+        if operation not in contender.seconds:
+            continue
+        timing = Timing.of([s * 1e9 / numel for s in contender.seconds[operation]])
+        row[f"{operation}_ns"] = timing.median
+        row[f"{operation}_ns_interval"] = [timing.low, timing.high]
+        row[f"{operation}_ratio"] = timing.median / memcpy.median
+        if operation in targets:
+            row[f"{operation}_target"] = targets[operation]
+    return row
+
+
+def _spec(spec: str) -> str:
+    try:
+        return str(codecs.codec(spec))
+    except LaconicError:
+        return spec
+
+
+def missed_targets(record: dict[str, Any]) -> list[str]:
+    """A sentence per target that a record of `run` does not meet.
+
+    >>> missed_targets({"results": [{"codec": "fp16", "encode_ratio": 2.0, "encode_target": 1.5}]})
+    ['fp16 encode: 2.00 × memcpy, target 1.50']
+    """
+    return [
+        f"{row['codec']} {operation}: {row[f'{operation}_ratio']:.2f} × memcpy, target {row[f'{operation}_target']:.2f}"
+        for row in record["results"]
+        for operation in OPERATIONS
+        if f"{operation}_target" in row and row[f"{operation}_ratio"] > row[f"{operation}_target"]
+    ]
+
+
+def mean_errors(x: Tensor, approximation: Tensor, chunk: int = 1 << 20) -> tuple[float, float]:
+    """Mean relative error over the non-zero x, and mean absolute error, summed in float64.
+
+    >>> mean_errors(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 1.0]))
+    (0.5, 1.0)
+    """
+    absolute = relative = 0.0
+    nonzero = 0
+    for a, b in zip(torch.split(x, chunk), torch.split(approximation, chunk), strict=True):
+        wide = a.double()
+        error = (b.double() - wide).abs()
+        mask = wide != 0
+        absolute += float(error.sum())
+        relative += float((error[mask] / wide[mask].abs()).sum())
+        nonzero += int(mask.sum())
+    return relative / max(nonzero, 1), absolute / max(x.numel(), 1)
+
+
+def environment() -> dict[str, Any]:
+    """What a reader needs to judge the figures: commit, versions, hardware."""
+    versions = {"python": platform.python_version()}
+    for package in ("laconic", "torch", "numpy", "numba"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed as a package"
+    return {
+        "commit": _commit(),
+        "versions": versions,
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the working copy this file is in; None when it is installed without one."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _seconds(operation: Operation) -> float:
+    start = time.perf_counter()
+    operation()
+    return time.perf_counter() - start
