@@ -1,0 +1,124 @@
+"""Runs one rank's part of a schedule on any engine: the one loop behind every collective.
+
+Callers: `laconic.all_reduce` and siblings, benchmarks, tests. Python runs per message here, never per element.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic.errors import BadInput, UnknownName
+from laconic.schedules.schedule import Recv, Schedule, Send
+from laconic.transports.base import Incoming, Outgoing, Transport
+
+REDUCTIONS = ("sum", "mean", "max", "min", "product")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One round of one rank, ready to run.
+
+    `fenced`: a receive changes what a send of the same round reads, so all data are taken before any is applied.
+    """
+
+    number: int
+    sends: tuple[Send, ...]
+    recvs: tuple[Recv, ...]
+    staged: tuple[bool, ...]
+    fenced: bool
+
+
+@functools.lru_cache(maxsize=512)
+def _compiled(schedule_key: _Key) -> tuple[Step, ...]:
+    schedule, rank = schedule_key.schedule, schedule_key.rank
+    steps = []
+    for number, ops in schedule.numbered_program(rank):
+        sends = tuple(op for op in ops if isinstance(op, Send))
+        recvs = tuple(op for op in ops if isinstance(op, Recv))
+        clash = [any(r.start < s.stop and s.start < r.stop for s in sends) for r in recvs]
+        staged = tuple(r.op == "add" or c for r, c in zip(recvs, clash, strict=True))
+        steps.append(Step(number, sends, recvs, staged, any(clash)))
+    return tuple(steps)
+
+
+class _Key:
+    """A schedule by identity with a rank, so that the cache need not compare message tables."""
+
+    __slots__ = ("rank", "schedule")
+
+    def __init__(self, schedule: Schedule, rank: int) -> None:
+        self.schedule = schedule
+        self.rank = rank
+
+    def __hash__(self) -> int:
+        return hash((id(self.schedule), self.rank))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and other.schedule is self.schedule and other.rank == self.rank
+
+
+def run(schedule: Schedule, buffer: Tensor, transport: Transport, op: str = "sum") -> None:
+    """Run `schedule` in place on `buffer`, a contiguous 1-D tensor of schedule.numel values.
+
+    Adds are applied in schedule order, so equal inputs give equal bits in every run.
+
+    Args:
+        op: what "add" means: sum, mean (sum here; the caller divides), max, min or product.
+
+    Raises:
+        PeerLost, Mismatch, CollectiveTimeout: naming rank, round and peer.
+    """
+    if buffer.dim() != 1 or buffer.numel() != schedule.numel or not buffer.is_contiguous():
+        raise BadInput(f"the schedule is for {schedule.numel} contiguous values, the buffer is {tuple(buffer.shape)}")
+    if schedule.world_size != transport.world_size:
+        raise BadInput(f"the schedule is for {schedule.world_size} ranks, the transport has {transport.world_size}")
+    combine = _combiner(op)
+    dtype = str(buffer.dtype).removeprefix("torch.")
+    transport.begin(schedule.collective, schedule.algorithm, schedule.numel, dtype, op, schedule.rounds)
+    for step in _compiled(_Key(schedule, transport.rank)):
+        outgoing = [Outgoing(s.peer, buffer[s.start : s.stop]) for s in step.sends]
+        incoming = [
+            Incoming(
+                r.peer, r.stop - r.start, buffer.dtype, buffer.device, None if staged else buffer[r.start : r.stop]
+            )
+            for r, staged in zip(step.recvs, step.staged, strict=True)
+        ]
+        posted = transport.post(outgoing, incoming, step.number)
+        if step.fenced:
+            arrived = [posted.received(i) for i in range(len(incoming))]
+            posted.sent()
+            for recv, data in zip(step.recvs, arrived, strict=True):
+                _apply(buffer, recv, data, combine)
+        else:
+            for i, (recv, staged) in enumerate(zip(step.recvs, step.staged, strict=True)):
+                data = posted.received(i)
+                if staged:
+                    _apply(buffer, recv, data, combine)
+            posted.sent()
+        transport.counters.rounds += 1
+    transport.end()
+
+
+def _apply(buffer: Tensor, recv: Recv, data: Tensor, combine: str) -> None:
+    target = buffer[recv.start : recv.stop]
+    if recv.op == "copy":
+        target.copy_(data)
+    elif combine == "add":
+        target.add_(data)
+    elif combine == "mul":
+        target.mul_(data)
+    elif combine == "maximum":
+        torch.maximum(target, data, out=target)
+    else:
+        torch.minimum(target, data, out=target)
+
+
+def _combiner(op: str) -> str:
+    table = {"sum": "add", "mean": "add", "product": "mul", "max": "maximum", "min": "minimum"}
+    if op not in table:
+        raise UnknownName("reduction", op, REDUCTIONS)
+    return table[op]

@@ -1,0 +1,152 @@
+"""P ranks as P threads of one process: for tests and for trying things out.
+
+Sends are rendezvous: a send ends only when its receiver has taken the data, so a schedule that could deadlock on the
+strictest engine does so here, and the time-out shows it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import ClassVar, TypeVar
+
+from torch import Tensor
+
+from laconic.errors import CollectiveTimeout, Mismatch, PeerLost
+from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Incoming, Outgoing, Posted, Transport
+
+T = TypeVar("T")
+
+
+class _Letter:
+    """A slice on its way, and whether its receiver has taken it."""
+
+    def __init__(self, data: Tensor, code: int, signature: str) -> None:
+        self.data = data
+        self.code = code
+        self.signature = signature
+        self.taken = False
+
+
+class Hub:
+    """What the ranks of one thread world share: a mailbox for every ordered pair, and who has left."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.changed = threading.Condition()
+        self.boxes: dict[tuple[int, int], deque[_Letter]] = {}
+        self.gone: set[int] = set()
+
+
+class ThreadTransport(Transport):
+    """One rank of a thread world."""
+
+    engine: ClassVar[str] = "threads"
+
+    def __init__(self, hub: Hub, rank: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        super().__init__(rank, hub.world_size, timeout_s)
+        self.hub = hub
+        self.arena = Arena()
+
+    def post(self, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
+        assert self.call is not None
+        self.arena.recycle()
+        letters = []
+        with self.hub.changed:
+            for send in sends:
+                letter = _Letter(send.data, self.call.code, self.call.signature)
+                self.hub.boxes.setdefault((self.rank, send.peer), deque()).append(letter)
+                self.counters.count_sent(send.peer, send.data.nbytes)
+                letters.append((send.peer, letter))
+            self.hub.changed.notify_all()
+        return _ThreadRound(self, letters, recvs, round)
+
+    def close(self) -> None:
+        with self.hub.changed:
+            self.hub.gone.add(self.rank)
+            self.hub.changed.notify_all()
+
+    def wait_for(self, ready: Callable[[], bool], peer: int, round: int) -> None:
+        """Wait, holding the hub, until `ready`; PeerLost when the peer has left, CollectiveTimeout in the end."""
+        deadline = time.monotonic() + self.timeout_s
+        while not ready():
+            if peer in self.hub.gone:
+                raise PeerLost(f"{self.where(round)}: peer {peer} has left", rank=self.rank, peer=peer, round=round)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise CollectiveTimeout(
+                    f"{self.where(round)}: nothing from or for peer {peer} in {self.timeout_s:g} s",
+                    rank=self.rank,
+                    peer=peer,
+                    round=round,
+                )
+            self.hub.changed.wait(left)
+
+
+class _ThreadRound(Posted):
+    def __init__(
+        self, owner: ThreadTransport, letters: list[tuple[int, _Letter]], recvs: Sequence[Incoming], round: int
+    ) -> None:
+        self.owner = owner
+        self.letters = letters
+        self.recvs = recvs
+        self.round = round
+
+    def received(self, index: int) -> Tensor:
+        owner, incoming = self.owner, self.recvs[index]
+        box_key = (incoming.peer, owner.rank)
+        with owner.hub.changed:
+            owner.wait_for(lambda: bool(owner.hub.boxes.get(box_key)), incoming.peer, self.round)
+            letter = owner.hub.boxes[box_key].popleft()
+            assert owner.call is not None
+            if letter.code != owner.call.code:
+                raise Mismatch(
+                    f"{owner.where(self.round)}: peer {incoming.peer} is in {letter.signature}, "
+                    f"this rank in {owner.call.signature}",
+                    rank=owner.rank,
+                    peer=incoming.peer,
+                    round=self.round,
+                )
+            target = owner.arena.take(incoming) if incoming.into is None else incoming.into
+            target.copy_(letter.data)
+            letter.taken = True
+            owner.counters.count_received(incoming.peer, letter.data.nbytes)
+            owner.hub.changed.notify_all()
+        return target
+
+    def sent(self) -> None:
+        with self.owner.hub.changed:
+            for peer, letter in self.letters:
+                self.owner.wait_for(lambda letter=letter: letter.taken, peer, self.round)  # type: ignore[misc]
+
+
+def run_threads(world_size: int, work: Callable[[Transport], T], timeout_s: float = 30.0) -> list[T]:
+    """Run `work(transport)` on every rank of a thread world and return the results by rank.
+
+    Raises the first rank's error when any fails; the others are told that it has left.
+
+    >>> run_threads(2, lambda transport: transport.rank)
+    [0, 1]
+    """
+    hub = Hub(world_size)
+    results: dict[int, T] = {}
+    errors: list[BaseException] = []
+
+    def body(rank: int) -> None:
+        transport = ThreadTransport(hub, rank, timeout_s)
+        try:
+            results[rank] = work(transport)
+        except BaseException as error:  # handed to the caller below
+            errors.append(error)
+            transport.close()
+
+    workers = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(world_size)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if errors:
+        raise errors[0]
+    return [results[rank] for rank in range(world_size)]
