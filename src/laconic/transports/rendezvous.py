@@ -1,0 +1,89 @@
+"""Who am I, and where is the store: torchrun, mpiexec, Laconic's own launcher, or alone.
+
+Callers: `laconic.init`. The store (a torch.distributed Store) is where ranks first meet: it carries addresses, beats and
+failure notes, never gradients.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from laconic.errors import BadInput
+
+_MPI_RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process's place in the job.
+
+    Attributes:
+        launcher: "torchrun" (also our own launcher, and a process group that exists already), "mpiexec" or "alone".
+        store: where the ranks meet; None under mpiexec, where MPI itself introduces them.
+        store_host: the rank whose process holds the store, None when no rank does.
+    """
+
+    rank: int
+    world_size: int
+    launcher: str
+    store: dist.Store | None
+    store_host: int | None = None
+
+
+def find_place(timeout_s: float) -> Place:
+    """Read the environment and join the store.
+
+    Raises:
+        BadInput: when the launcher's environment is incomplete or not numbers.
+    """
+    if dist.is_available() and dist.is_initialized():
+        store = dist.distributed_c10d._get_default_store()
+        agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return Place(dist.get_rank(), dist.get_world_size(), "torchrun", store, None if agent else 0)
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return _from_torchrun(timeout_s)
+    if any(name in os.environ for name in _MPI_RANK):
+        return _from_mpi()
+    return Place(0, 1, "alone", dist.HashStore())
+
+
+def _from_torchrun(timeout_s: float) -> Place:
+    missing = [name for name in _LAUNCHER if name not in os.environ]
+    if missing:
+        raise BadInput(f"RANK is set but {', '.join(missing)} is not; start with torchrun, or unset RANK")
+    try:
+        rank, world_size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    except ValueError as error:
+        raise BadInput(f"RANK, WORLD_SIZE and MASTER_PORT must be whole numbers: {error}") from error
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        port,
+        world_size,
+        is_master=rank == 0 and not agent,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+    )
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return Place(rank, world_size, "torchrun", dist.PrefixStore(f"laconic/r{restart}", store), None if agent else 0)
+
+
+def _from_mpi() -> Place:
+    from laconic.transports.mpi import world_of_mpi
+
+    rank, world_size = world_of_mpi()
+    return Place(rank, world_size, "mpiexec", None)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
