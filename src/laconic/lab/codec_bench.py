@@ -10,7 +10,6 @@ Scientific Benchmarking of Parallel Computing Systems, SC'15). Ratios are of med
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import math
 import os
@@ -29,8 +28,8 @@ from torch import Tensor
 from laconic import codecs
 from laconic.codecs import Codec
 from laconic.errors import BadInput, LaconicError
-
-Operation = Callable[[], object]
+from laconic.lab import codec_peers
+from laconic.lab.codec_peers import Operation
 
 # Published goals, as multiples of memcpy of the same tensor: spec -> {operation: ratio}.
 TARGETS: dict[str, dict[str, float]] = {
@@ -129,7 +128,8 @@ def run(
         x = torch.randn(numel, generator=torch.Generator().manual_seed(seed))
         bench = _Bench(x, max((c.max_nbytes(numel) for c in chosen), default=0))
         contenders = [_Contender(str(c), bench.operations(c)) for c in chosen]
-        rivals, absent = bench.peers() if peers else ([], [])
+        found, absent = codec_peers.find(x, bench.out, threads) if peers else ([], [])
+        rivals = [_Contender(peer.label, peer.operations, peer.about) for peer in found]
         memcpy_samples: list[float] = []
         for repeat in range(-1, repeats):
             for contender in [*contenders, *rivals]:
@@ -211,67 +211,6 @@ class _Bench:
             "mean_rel_error": relative,
             "mean_abs_error": absolute,
         }
-
-    def peers(self) -> tuple[list[_Contender], list[dict[str, Any]]]:
-        """What other packages offer for the same tensor, and the names of those not installed."""
-        found = [self._torch_half(), self._torch_int8()]
-        absent: list[dict[str, Any]] = []
-        for package, make in (("bitsandbytes", self._bitsandbytes), ("piquant", self._piquant)):
-            try:
-                found.append(make(importlib.import_module(package)))
-            except ImportError:
-                absent.append({"peer": package, "installed": False})
-            except Exception as error:  # a peer that is installed but does not run here is reported, not fatal
-                absent.append({"peer": package, "installed": True, "error": f"{type(error).__name__}: {error}"})
-        return found, absent
-
-    def _torch_half(self) -> _Contender:
-        half = torch.empty_like(self.x, dtype=torch.float16)
-        operations: dict[str, Operation] = {
-            "encode": lambda: half.copy_(self.x),
-            "decode": lambda: self.out.copy_(half),
-            "decode_add": lambda: self.out.add_(half),
-        }
-        return _Contender("torch float16 copy_", operations, {"version": torch.__version__, "bits_per_element": 16.0})
-
-    def _torch_int8(self) -> _Contender:
-        scale = float(self.x.abs().max()) / 127 or 1.0
-        held: dict[str, Tensor] = {}
-
-        def encode() -> None:
-            held["q"] = torch.quantize_per_tensor(self.x, scale, 0, torch.qint8)
-
-        operations: dict[str, Operation] = {"encode": encode, "decode": lambda: held["q"].dequantize()}
-        about = {"version": torch.__version__, "bits_per_element": 8.0, "note": "scale known beforehand; allocates"}
-        return _Contender("torch quantize_per_tensor", operations, about)
-
-    def _bitsandbytes(self, package: Any) -> _Contender:
-        functional = importlib.import_module("bitsandbytes.functional")
-        held: dict[str, Any] = {"q": functional.quantize_blockwise(self.x, blocksize=4096)}
-        into, state = held["q"]
-
-        def encode() -> None:
-            functional.quantize_blockwise(self.x, code=state.code, absmax=state.absmax, out=into, blocksize=4096)
-
-        operations: dict[str, Operation] = {
-            "encode": encode,
-            "decode": lambda: functional.dequantize_blockwise(into, state, out=self.out, blocksize=4096),
-        }
-        bits = 8.0 + 32 / 4096
-        about = {"version": str(package.__version__), "bits_per_element": bits, "note": "quantize_blockwise(4096)"}
-        return _Contender("bitsandbytes", operations, about)
-
-    def _piquant(self, package: Any) -> _Contender:
-        piquant = importlib.import_module("piquant.torch")
-        low, high = -float(self.x.abs().max()), float(self.x.abs().max())
-        scale = (high - low) / 255 or 1.0
-        into = piquant.quantize(self.x, scale=scale, zero_point=128, dtype=torch.quint8)
-        operations: dict[str, Operation] = {
-            "encode": lambda: piquant.quantize(self.x, scale=scale, zero_point=128, dtype=torch.quint8, out=into),
-            "decode": lambda: piquant.dequantize(into, scale=scale, zero_point=128, dtype=torch.float32, out=self.out),
-        }
-        about = {"version": importlib.metadata.version("piquant"), "bits_per_element": 8.0}
-        return _Contender("piquant", operations, about)
 
 
 def _row(contender: _Contender, numel: int, memcpy: Timing) -> dict[str, Any]:
