@@ -1,0 +1,227 @@
+"""One bit per value and one or two float32 per bucket: what `onebit` and `sign` share.
+
+Body: the buckets' values (float32), then the sign bits of each bucket packed as in `planes.py`; a bit is 1 where x < 0
+(so −0 counts as 0). A value decodes to its bucket's `above` if its bit is 0, to its `below` if it is 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numba import njit
+from torch import Tensor
+
+from laconic.codecs import frame, planes, threads
+from laconic.codecs.base import Codec
+from laconic.codecs.planes import Array
+from laconic.errors import BadInput, NonFiniteError, PayloadError
+
+PLACES = 32
+GROUP = planes.GROUP_WORDS * PLACES
+
+
+@dataclass(frozen=True)
+class SignCodec(Codec):
+    """Base of codecs that send sign bits; subclasses say how many values a bucket has and how they are found."""
+
+    bucket: int | None = 2048
+
+    values_per_bucket: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        bucket = self.bucket
+        if bucket is not None and (not isinstance(bucket, int) or bucket < PLACES or bucket % PLACES):
+            raise BadInput(f"{self.name}: bucket must be none or a positive multiple of {PLACES}, got {bucket}")
+
+    def _scale_count(self, numel: int) -> int:
+        buckets = -(-numel // self.bucket) if self.bucket else min(numel, 1)
+        return buckets * self.values_per_bucket
+
+    @property
+    def _two(self) -> bool:
+        return self.values_per_bucket == 2
+
+    def max_nbytes(self, numel: int) -> int:
+        return frame.HEADER_NBYTES + 4 * (self._scale_count(numel) + planes.words_for(numel, PLACES))
+
+    def encode(self, x: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
+        array = frame.floats(x, self)
+        return self._encode(array, array, out)
+
+    def encode_feedback(self, x: Tensor, residual: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
+        array, carried = frame.floats(x, self), frame.floats(residual, self)
+        if array.size != carried.size:
+            raise BadInput(f"{self}: residual has {carried.size} values, x has {array.size}")
+        return self._encode(array, carried, out)
+
+    def _encode(self, x: Array, v: Array, out: Tensor | None) -> Tensor:
+        """Encode v, or with feedback, when v is not x: v += x; encode v; v −= decoded."""
+        numel = v.size
+        buffer = frame.buffer_for(self, numel, out)
+        nbytes = self.max_nbytes(numel)
+        scales, words = self._parts(buffer[frame.HEADER_NBYTES : nbytes].numpy(), numel)
+        if self.bucket is None:
+            finite = self._encode_whole(x, v, scales, words)
+        else:
+            bucket = self.bucket
+            bad = threads.run(
+                lambda start, stop: _encode(x, v, x is not v, bucket, self._two, start, stop, scales, words),
+                numel,
+                align=bucket,
+            )
+            finite = not any(bad)
+        if not finite:
+            self._refuse(v)
+        return frame.seal(buffer, self.name, numel, nbytes)
+
+    def _encode_whole(self, x: Array, v: Array, scales: Array, words: Array) -> bool:
+        """One bucket: bits and chunk sums in one pass, the sums added in order; returns whether all is finite."""
+        if not v.size:
+            return True
+        sums = np.zeros((3, -(-v.size // planes.CHUNK)))
+        threads.run(
+            lambda start, stop: _scan_chunks(x, v, x is not v, start, stop, words, sums), v.size, align=planes.CHUNK
+        )
+        total, magnitude, count_below = np.add.accumulate(sums, axis=1)[:, -1]
+        if not np.isfinite(magnitude):
+            return False
+        _means(total, magnitude, int(count_below), v.size, self._two, scales, 0)
+        if x is not v:
+            self._unpack(-scales, words, v, True)
+        return True
+
+    def _refuse(self, v: Array) -> None:
+        first = int(np.flatnonzero(~np.isfinite(v))[0])
+        raise NonFiniteError(f"{self}: value {first} of {v.size} is {v[first]}; only finite values can be encoded")
+
+    def _parts(self, body: Array, numel: int) -> tuple[Array, Array]:
+        count = self._scale_count(numel)
+        return body[: 4 * count].view(np.float32), body[4 * count :].view(np.uint32)
+
+    def decode(self, payload: Tensor, numel: int, *, out: Tensor | None = None) -> Tensor:
+        values = frame.values_for(self, numel, out)
+        self._decode(payload, frame.floats(values, self), False)
+        return values
+
+    def decode_add(self, payload: Tensor, out: Tensor) -> None:
+        self._decode(payload, frame.floats(out, self), True)
+
+    def _decode(self, payload: Tensor, out: Array, add: bool) -> None:
+        body = frame.unseal(payload, self.name, out.size, nbytes=self.max_nbytes(out.size))
+        scales, words = self._parts(body, out.size)
+        if not np.isfinite(scales).all():
+            raise PayloadError(f"{self}: a payload's reconstruction value is not finite")
+        self._unpack(scales, words, out, add)
+
+    def _unpack(self, scales: Array, words: Array, out: Array, add: bool) -> None:
+        bucket = self.bucket or planes.CHUNK
+        threads.run(
+            lambda start, stop: _decode(scales, words, out, add, bucket, self.bucket is None, self._two, start, stop),
+            out.size,
+            align=bucket,
+        )
+
+
+@njit(nogil=True, cache=True)
+def _means(total: float, magnitude: float, count_below: int, count: int, two: bool, scales: Array, bucket: int) -> None:
+    """Write a bucket's float32 values from its float64 sums; the mean of no values is 0."""
+    if two:
+        count_above = count - count_below
+        above, below = (magnitude + total) * 0.5, (total - magnitude) * 0.5
+        scales[2 * bucket] = np.float32(above / count_above) if count_above else np.float32(0)
+        scales[2 * bucket + 1] = np.float32(below / count_below) if count_below else np.float32(0)
+    else:
+        scales[bucket] = np.float32(magnitude / count)
+
+
+@njit(nogil=True, cache=True)
+def _scan(
+    x: Array, v: Array, feedback: bool, lo: int, hi: int, words: Array, lanes: Array, others: Array
+) -> tuple[float, float, int]:
+    """v += x if there is feedback; write the sign bits; returns Σ v, Σ |v| and how many are below zero."""
+    if feedback:
+        planes.add(x, v, lo, hi)
+    _pack(v, lo, hi, words)
+    total, magnitude = planes.sum_and_magnitude(v, lo, hi, lanes, others)
+    return total, magnitude, planes.popcount(words, lo // PLACES, (hi + PLACES - 1) // PLACES)
+
+
+@njit(nogil=True, cache=True)
+def _scan_chunks(x: Array, v: Array, feedback: bool, start: int, stop: int, words: Array, sums: Array) -> None:
+    lanes, others = np.empty(planes.LANES), np.empty(planes.LANES)
+    for lo in range(start, stop, planes.CHUNK):
+        chunk = lo // planes.CHUNK
+        hi = min(lo + planes.CHUNK, stop)
+        sums[0, chunk], sums[1, chunk], sums[2, chunk] = _scan(x, v, feedback, lo, hi, words, lanes, others)
+
+
+@njit(nogil=True, cache=True)
+def _pack(v: Array, lo: int, hi: int, words: Array) -> None:
+    """The sign bits of v[lo:hi] into the words from lo / 32 on."""
+    for start in range(lo, hi, GROUP):
+        count = min(GROUP, hi - start)
+        width = (count + PLACES - 1) // PLACES
+        w = np.uint64(start // PLACES)
+        for j in range(width):
+            words[w + np.uint64(j)] = 0
+        for place in range((count + width - 1) // width):
+            first = start + place * width
+            bit = np.uint32(1 << place)
+            for j in range(min(width, start + count - first)):
+                below = v[np.uint64(first) + np.uint64(j)] < np.float32(0)
+                words[w + np.uint64(j)] |= bit if below else np.uint32(0)
+
+
+@njit(nogil=True, cache=True)
+def _unpack(words: Array, above: float, below: float, add: bool, out: Array, lo: int, hi: int) -> None:
+    """out[lo:hi] = (out +) above or below, as the bits say."""
+    for start in range(lo, hi, GROUP):
+        count = min(GROUP, hi - start)
+        width = (count + PLACES - 1) // PLACES
+        w = np.uint64(start // PLACES)
+        for place in range((count + width - 1) // width):
+            first = start + place * width
+            bit = np.uint32(1 << place)
+            for j in range(min(width, start + count - first)):
+                i = np.uint64(first) + np.uint64(j)
+                value = below if words[w + np.uint64(j)] & bit else above
+                out[i] = out[i] + value if add else value
+
+
+@njit(nogil=True, cache=True)
+def _values(scales: Array, bucket: int, two: bool) -> tuple[float, float]:
+    if two:
+        return scales[2 * bucket], scales[2 * bucket + 1]
+    return scales[bucket], -scales[bucket]
+
+
+@njit(nogil=True, cache=True)
+def _encode(
+    x: Array, v: Array, feedback: bool, bucket: int, two: bool, start: int, stop: int, scales: Array, words: Array
+) -> int:
+    """Buckets of start … stop, each while it is in cache; returns how many buckets are not finite."""
+    lanes, others = np.empty(planes.LANES), np.empty(planes.LANES)
+    bad = 0
+    for lo in range(start, stop, bucket):
+        hi = min(lo + bucket, stop)
+        b = lo // bucket
+        total, magnitude, count_below = _scan(x, v, feedback, lo, hi, words, lanes, others)
+        if not np.isfinite(magnitude):
+            bad += 1
+            continue
+        _means(total, magnitude, count_below, hi - lo, two, scales, b)
+        if feedback:
+            high, low = _values(scales, b, two)
+            _unpack(words, -high, -low, True, v, lo, hi)
+    return bad
+
+
+@njit(nogil=True, cache=True)
+def _decode(
+    scales: Array, words: Array, out: Array, add: bool, bucket: int, whole: bool, two: bool, start: int, stop: int
+) -> None:
+    for lo in range(start, stop, bucket):
+        high, low = _values(scales, 0 if whole else lo // bucket, two)
+        _unpack(words, high, low, add, out, lo, min(lo + bucket, stop))
