@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import random
+import re
 
 import numpy as np
 import pytest
@@ -27,9 +28,16 @@ EDGES = [torch.zeros(0), torch.zeros(1), torch.tensor([-1.5]), torch.full((33,),
 # Casts whose documented policy is to carry NaN and infinity through (checked in their own tests).
 CARRIES_NON_FINITE = ("none", "fp16", "bf16", "fp8")
 # Codecs of a range fixed in advance rather than scaled to the input: finite input beyond it has a documented fate.
-FIXED_RANGE = ("fp16", "fp8", "mantissa8", "static8")
+FIXED_RANGE = ("bf16", "fp16", "fp8", "mantissa8", "static8")
+# Codecs whose feedback uses x and the residual apart, so that its payload is not that of their sum (documented there).
+FEEDBACK_LOOKS_AHEAD = ("adacomp",)
 # (numel, index of the bad value): first, last, in a later block, in the tail after many blocks.
 PLACES = [(1, 0), (10, 9), (513, 512), (5000, 0), (5000, 4500), (1_100_003, 1_100_002)]
+
+
+def bare(spec):
+    """The names without their options: topk+qsgd."""
+    return re.sub(r"\([^)]*\)", "", spec)
 
 
 def edges(test):
@@ -138,13 +146,14 @@ def test_given_buffers_are_used(spec, x, step):
 @edges
 @given(x=tensors(kinds=("normal", "uniform", "zeros", "constant", "sparse", "one_hot", "denormal")), step=steps)
 def test_feedback_keeps_what_was_not_sent(spec, x, step):
-    """residual_after == (residual_before + x) − decode(payload), in float32, and the payload is encode's."""
+    """residual_after == (residual_before + x) − decode(payload), in float32, and the payload is that of the sum."""
     codec = codecs.codec(spec)
     residual = values("normal", x.numel(), 3).mul_(0.1)
     carried = residual + x
     kept = x.clone()
     payload = codec.encode_feedback(x, residual, step=step)
-    assert same_bits(payload, codec.encode(carried, step=step))
+    if codec.name not in FEEDBACK_LOOKS_AHEAD:
+        assert same_bits(payload, codec.encode(carried, step=step))
     assert same_bits(residual, carried - codec.decode(payload, x.numel()))
     assert same_bits(x, kept)
     room = torch.zeros(codec.max_nbytes(x.numel()), dtype=torch.uint8)
@@ -183,6 +192,8 @@ def test_non_finite_input_is_refused(spec, bad, numel, where):
     kept = x.clone()
     with pytest.raises(NonFiniteError, match=codec.name):
         codec.encode(x)
+    with pytest.raises(NonFiniteError, match=codec.name):
+        codec.encode_feedback(x, torch.zeros(numel))
     assert same_bits(x, kept)
 
 
@@ -270,11 +281,11 @@ def test_damaged_payloads_are_refused_and_the_sum_is_untouched(spec, x, data):
 def test_payloads_of_other_codecs_are_refused(spec):
     codec = codecs.codec(spec)
     x = values("normal", 600, 8)
-    others = [other for other in map(codecs.codec, ALL) if other.name != codec.name]
+    others = [other for other in ALL if bare(other) != bare(spec)]
     assert others
     for other in others:
         with pytest.raises(PayloadError):
-            codec.decode(other.encode(x), 600)
+            codec.decode(codecs.codec(other).encode(x), 600)
 
 
 @every_codec
