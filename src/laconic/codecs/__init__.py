@@ -15,13 +15,15 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from laconic.codecs.base import Codec, build, get, names, register
+from laconic.codecs.base import Codec, get, names, register
 from laconic.errors import BadInput
 
 __all__ = ["Codec", "codec", "get", "names", "register"]
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
+
+from laconic.codecs.compose import parse  # noqa: E402  (a composition may name any codec imported above)
 
 
 def codec(spec: str | Codec) -> Codec:
@@ -41,4 +43,4 @@ def codec(spec: str | Codec) -> Codec:
         return spec
     if not isinstance(spec, str):
         raise BadInput(f"a codec is given as a spec string or a Codec, got {type(spec).__name__}")
-    return build(spec)
+    return parse(spec)
