@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 
 import numpy as np
 import torch
@@ -16,26 +17,30 @@ from hypothesis import strategies as st
 from laconic import codecs
 from laconic.codecs import Codec
 
-VECTOR_KINDS = ("quantiser", "selector")
+VECTOR_KINDS = ("quantiser", "selector", "lossless")
 COMPOSITIONS = (
-    "topk(0.05)+qsgd(4)",
-    "topk(16, bucket=512)+linear8",
-    "randomk(0.1)+ternary",
-    "dynamic8+entropy",
+    "topk(0.05)+sign(64)",
+    "topk(16, bucket=512)+bf16",
+    "randomk(0.1)+fp16",
+    "sign+entropy",
     "onebit+entropy",
-    "topk(0.05)+qsgd(4)+entropy",
+    "topk(0.05)+onebit+entropy",
 )
 
 
 def specs_of(name: str) -> list[str]:
     """The specs under which a registered codec is tested; at least one, or the suite does not even collect."""
-    examples = getattr(codecs.get(name), "examples", ())
-    specs = list(dict.fromkeys([*examples] if examples else [name]))
+    specs = list(getattr(codecs.get(name), "examples", ()) or (name,))
     for spec in specs:
         built = codecs.codec(spec)
         if built.name != name:
             raise ValueError(f"{spec!r} is an example of codec {name!r} but builds {built.name!r}")
     return specs
+
+
+def parts(spec: str) -> list[str]:
+    """The names in a spec, without their options: ["topk", "qsgd"]. `entropy` alone is that of plain floats."""
+    return re.sub(r"\([^)]*\)", "", str(codecs.codec(spec))).split("+")
 
 
 SINGLE = [spec for name in codecs.names() if codecs.get(name).kind in VECTOR_KINDS for spec in specs_of(name)]
