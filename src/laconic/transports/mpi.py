@@ -1,0 +1,374 @@
+"""MPI ranks: a schedule's rounds as Isend and Irecv on a duplicated communicator.
+
+Callers: `laconic.init` under mpiexec, the executor. Two communicators of our own: one for data, one for what ranks
+say about each other (stalled in this call, failed, left), because in MPI nobody else reports that a peer is elsewhere.
+
+Invariants: a slice is sent from, and received into, its own memory; every wait polls and ends within `timeout_s`; MPI's
+errors come back as ours and never abort; after a failure every later call raises that failure at once.
+
+Differs from the other engines: what becomes of the job when a rank dies is up to the MPI launcher, and most end it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+import torch
+from torch import Tensor
+
+from laconic.errors import BadInput, CollectiveTimeout, Mismatch, MissingExtra, PeerLost, TransportError
+from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Call, Incoming, Outgoing, Posted, Transport
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# How a wait backs off, for more ranks than cores: first poll (a small message takes a few µs), then give the core away
+# between polls, longer for large messages since MPI moves them only while somebody polls; then sleep.
+_SPIN_S = 5e-6
+_YIELD_S = 2e-3
+_YIELD_S_PER_BYTE = 2e-9
+_SLEEP_S = (50e-6, 1e-3)
+_CLOSE_S = 2.0
+_CALLS_KEPT = 256
+_TORCH_TO_MPI = {
+    torch.float32: "FLOAT",
+    torch.float64: "DOUBLE",
+    torch.uint8: "UINT8_T",
+    torch.int8: "INT8_T",
+    torch.int16: "INT16_T",
+    torch.int32: "INT32_T",
+    torch.int64: "INT64_T",
+}
+_OP_TO_MPI = {"sum": "SUM", "mean": "SUM", "product": "PROD", "max": "MAX", "min": "MIN"}
+
+
+def _mpi() -> Any:
+    """The mpi4py.MPI module, which starts MPI when first imported."""
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise MissingExtra("mpi4py", "mpi") from error
+    except RuntimeError as error:  # mpi4py is there, the MPI library it loads is not
+        raise MissingExtra("an MPI library", "mpi") from error
+    return MPI
+
+
+class MpiTransport(Transport):
+    """One MPI rank.
+
+    Args:
+        comm: the communicator to duplicate; COMM_WORLD when None. Collective: every rank of it must construct one.
+        timeout_s: the longest any one wait may take.
+
+    Raises:
+        MissingExtra: mpi4py or the MPI library is not installed.
+        CollectiveTimeout: not every rank of `comm` constructed its transport in time.
+
+    Example (also right for one process alone):
+        >>> import torch
+        >>> from laconic.schedules import ring
+        >>> from laconic.transports.executor import run
+        >>> with MpiTransport() as transport:  # doctest: +SKIP
+        ...     run(ring(transport.world_size, 3), torch.ones(3), transport)
+    """
+
+    engine: ClassVar[str] = "mpi"
+
+    def __init__(self, comm: MPI.Intracomm | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self.mpi = _mpi()
+        parent = self.mpi.COMM_WORLD if comm is None else comm
+        super().__init__(parent.Get_rank(), parent.Get_size(), timeout_s)
+        self.arena = Arena()
+        self._failure: TransportError | None = None
+        self._closed = False
+        self._left: set[int] = set()  # peers that have closed
+        self._signatures: dict[int, str] = {}  # our latest calls by sequence
+        self._claims: dict[int, tuple[int, str]] = {}  # what a peer says call n is, before we have come to it
+        self._announced = 0  # the last call we have told the others we are stalled in
+        self._notices: list[tuple[Any, Any]] = []  # control messages under way: request, buffer
+        self._round: _MpiRound | None = None
+        self._abandoned: list[Any] = []  # MPI may still touch these buffers after a failure: kept alive
+        self._control: MPI.Intracomm | None = None
+        self.comm = self._duplicate(parent)
+        self._control = self._duplicate(parent)
+        self._tag_count = int(self.comm.Get_attr(self.mpi.TAG_UB) or 32767) + 1
+
+    def begin(self, collective: str, algorithm: str, numel: int, dtype: str, detail: str = "", rounds: int = 0) -> Call:
+        self._refuse_if_broken()
+        call = super().begin(collective, algorithm, numel, dtype, detail, rounds)
+        self._signatures[call.sequence] = call.signature
+        self._signatures.pop(call.sequence - _CALLS_KEPT, None)
+        self._listen(None)
+        peer, claimed = self._claims.pop(call.sequence, (self.rank, call.signature))
+        if claimed != call.signature:
+            self._mismatch(peer, claimed, call.sequence, None)
+        return call
+
+    def post(self, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
+        self._refuse_if_broken()
+        assert self.call is not None
+        self.arena.recycle()
+        # A collision of tags is harmless: between two ranks MPI keeps the order, and ranks keep the order of rounds.
+        tag = (self.call.code + round * 40503) % self._tag_count
+        self._round = _MpiRound(self, sends, recvs, round, tag)
+        return self._round
+
+    def native_all_reduce(self, tensor: Tensor, op: str) -> bool:
+        """Reduce by MPI_Iallreduce in place; False for what MPI cannot add (half, bfloat16, bool, complex).
+
+        Ranks first agree on the call by reducing its code, since MPI gives garbage where counts or types differ.
+        """
+        datatype, operation = _TORCH_TO_MPI.get(tensor.dtype), _OP_TO_MPI.get(op)
+        if datatype is None or operation is None:
+            return False
+        _check_cpu(tensor)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        call = self.call or self.begin("all_reduce", "native", tensor.numel(), dtype, op, 1)
+        agreed = torch.tensor([call.code, -call.code])
+        self._reduce(agreed, "INT64_T", "MAX")
+        if agreed[0] != call.code or agreed[1] != -call.code:
+            self._announce(call)
+            self._poll(lambda: False, "a rank that is in another call", None, 0, 0)
+        if tensor.numel():
+            self._reduce(tensor, datatype, operation)
+        self.end()
+        return True
+
+    def close(self) -> None:
+        """Say that we leave, wait a little for the others to say so too, and only then free the communicators.
+
+        Freeing is collective: after a failure, or when a peer does not leave, they stay until MPI is finalised.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self.mpi.Is_finalized():
+            return
+        peers = set(range(self.world_size)) - {self.rank}
+        self._tell(peers - self._left, kind="left")
+        deadline = time.monotonic() + min(_CLOSE_S, self.timeout_s)
+        while self._failure is None and not self._quiet(peers) and time.monotonic() < deadline:
+            time.sleep(_SLEEP_S[0])
+        self._give_up_round()
+        if self._failure is None and self._quiet(peers):
+            assert self._control is not None
+            self.comm.Free()
+            self._control.Free()
+        self._failure = self._failure or PeerLost(f"{self.where()}: the transport is closed", rank=self.rank)
+
+    def wait_for(self, request: MPI.Request, peer: int, round: int, nbytes: int) -> int:
+        """Wait for one request of a round to or from `peer`; returns the bytes that moved."""
+        status = self.mpi.Status()
+        self._poll(lambda: request.Test(status), f"peer {peer}", peer, round, nbytes)
+        return int(status.Get_count(self.mpi.BYTE))
+
+    def fail(self, error: TransportError, sequence: int = 0) -> NoReturn:
+        """Break the transport: tell every peer why, and raise; `sequence` is the call two ranks disagree on."""
+        self._failure = error
+        self._give_up_round()
+        others = set(range(self.world_size)) - {self.rank} - self._left
+        mismatch = [sequence, self._signatures.get(sequence, self.signature)] if isinstance(error, Mismatch) else None
+        self._tell(others, kind="failed", peer=error.peer, text=str(error), mismatch=mismatch)
+        raise error
+
+    def _poll(self, ready: Callable[[], bool], whom: str, peer: int | None, round: int | None, nbytes: int) -> None:
+        """Wait until `ready`, backing off; compare notes with the other ranks when it takes long."""
+        try:
+            if ready():
+                return
+            stalled_s = min(1.0, self.timeout_s / 4)
+            yield_s = min(stalled_s, _YIELD_S + nbytes * _YIELD_S_PER_BYTE)
+            started = time.perf_counter()
+            while not ready():
+                waited_s = time.perf_counter() - started
+                if waited_s < _SPIN_S:
+                    continue
+                if waited_s < yield_s:
+                    os.sched_yield()
+                    continue
+                self._listen(round)
+                if waited_s > stalled_s:
+                    self._stalled(peer, round)
+                if waited_s > self.timeout_s:
+                    text = f"{self.where(round)}: nothing from or for {whom} in {self.timeout_s:g} s"
+                    self.fail(CollectiveTimeout(text, rank=self.rank, peer=peer, round=round))
+                # A sixteenth of the wait so far: late by at most 6 %, and an idle rank costs next to nothing.
+                time.sleep(min(_SLEEP_S[1], max(_SLEEP_S[0], waited_s / 16)))
+        except self.mpi.Exception as error:
+            self.fail(self._translated(error, whom, peer, round))
+
+    def _translated(self, error: Any, whom: str, peer: int | None, round: int | None) -> TransportError:
+        if error.Get_error_class() == self.mpi.ERR_TRUNCATE:
+            text = f"{self.where(round)}: {whom} sent more than this call of {self.signature} expects"
+            return Mismatch(text, rank=self.rank, peer=peer, round=round)
+        return PeerLost(f"{self.where(round)}: {whom}: {error}", rank=self.rank, peer=peer, round=round)
+
+    @property
+    def signature(self) -> str:
+        """The signature of the call we are in."""
+        return "no call" if self.call is None else self.call.signature
+
+    # What ranks tell each other
+
+    def _tell(self, peers: Iterable[int], **notice: Any) -> None:
+        if self._control is None:
+            return
+        self._notices = [(request, buffer) for request, buffer in self._notices if not request.Test()]
+        buffer = json.dumps(notice).encode()
+        for peer in peers:
+            self._notices.append((self._control.Isend([buffer, self.mpi.BYTE], peer, 0), buffer))
+
+    def _announce(self, call: Call) -> None:
+        """Tell everyone, once per call, which call we wait in."""
+        if self._announced != call.sequence:
+            self._announced = call.sequence
+            others = set(range(self.world_size)) - {self.rank}
+            self._tell(others, kind="stalled", sequence=call.sequence, signature=call.signature)
+
+    def _stalled(self, peer: int | None, round: int | None) -> None:
+        if self.call is not None:
+            self._announce(self.call)
+        # The peer's data may come after its word of leaving, so that only counts once we are stalled.
+        if peer in self._left:
+            text = f"{self.where(round)}: peer {peer} has left"
+            self.fail(PeerLost(text, rank=self.rank, peer=peer, round=round))
+
+    def _listen(self, round: int | None) -> None:
+        """Read what has come on the control communicator, and raise what follows from it."""
+        for source, notice in self._arrived():
+            if notice["kind"] == "left":
+                self._left.add(source)
+            elif notice["kind"] == "failed":
+                self._heard_failure(source, notice, round)
+            else:
+                sequence, signature = notice["sequence"], notice["signature"]
+                if sequence > self._sequence:
+                    self._claims.setdefault(sequence, (source, signature))
+                elif self._signatures.get(sequence, signature) != signature:
+                    self._mismatch(source, signature, sequence, round)
+
+    def _arrived(self) -> Iterable[tuple[int, dict[str, Any]]]:
+        if self._control is None:
+            return
+        status = self.mpi.Status()
+        while (message := self._control.Improbe(status=status)) is not None:
+            buffer = bytearray(status.Get_count(self.mpi.BYTE))
+            message.Recv([buffer, self.mpi.BYTE])
+            yield status.Get_source(), json.loads(buffer)
+
+    def _mismatch(self, peer: int, theirs: str, sequence: int, round: int | None) -> NoReturn:
+        ours = self._signatures[sequence]
+        text = f"{self.where(round)}: this rank called {ours}, rank {peer} called {theirs} (call {sequence})"
+        self.fail(Mismatch(text, rank=self.rank, peer=peer, round=round), sequence)
+
+    def _heard_failure(self, source: int, notice: dict[str, Any], round: int | None) -> NoReturn:
+        """A peer has failed: so do we, blaming whom it blames unless that is ourselves."""
+        peer = source if notice["peer"] in (None, self.rank) else notice["peer"]
+        kind: type[TransportError] = PeerLost
+        if notice["mismatch"] is not None:
+            kind = Mismatch
+            sequence, signature = notice["mismatch"]
+            if self._signatures.get(sequence, signature) != signature:
+                peer = source  # of the two that disagree, the one that disagrees with us
+        self._left.add(source)
+        text = f"{self.where(round)}: rank {source} gave up: {notice['text']}"
+        self._failure = kind(text, rank=self.rank, peer=peer, round=round)
+        self._give_up_round()
+        raise self._failure
+
+    # Housekeeping
+
+    def _duplicate(self, parent: Any) -> Any:
+        new, request = parent.Idup()
+        self._poll(request.Test, "all ranks, which must open the transport together", None, None, 0)
+        new.Set_errhandler(self.mpi.ERRORS_RETURN)
+        return new
+
+    def _reduce(self, tensor: Tensor, datatype: str, operation: str) -> None:
+        specification = [_memory(self.mpi, tensor), getattr(self.mpi, datatype)]
+        request = self.comm.Iallreduce(self.mpi.IN_PLACE, specification, op=getattr(self.mpi, operation))
+        self._abandoned.append((request, tensor))  # only for as long as the wait may fail
+        self._poll(request.Test, "the other ranks", None, 0, tensor.nbytes)
+        self._abandoned.pop()
+
+    def _quiet(self, peers: set[int]) -> bool:
+        """Whether all peers have left and all our notices have gone out."""
+        for source, notice in self._arrived():
+            if notice["kind"] == "failed" and self._failure is None:
+                self._failure = PeerLost(notice["text"], rank=self.rank, peer=source)
+            if notice["kind"] != "stalled":
+                self._left.add(source)
+        self._notices = [(request, buffer) for request, buffer in self._notices if not request.Test()]
+        return peers <= self._left and not self._notices
+
+    def _give_up_round(self) -> None:
+        if self._round is not None:
+            self._abandoned.append(self._round)
+            self._round.cancel()
+            self._round = None
+
+    def _refuse_if_broken(self) -> None:
+        if self._failure is not None:
+            failed = self._failure
+            raise type(failed)(str(failed), rank=failed.rank, peer=failed.peer, round=failed.round)
+
+
+class _MpiRound(Posted):
+    """The requests of one round, with the tensors they read and write."""
+
+    def __init__(
+        self, owner: MpiTransport, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int, tag: int
+    ) -> None:
+        self.owner = owner
+        self.round = round
+        mpi, comm = owner.mpi, owner.comm
+        self.sends = sends
+        self.peers = [incoming.peer for incoming in recvs]
+        self.targets = [owner.arena.take(r) if r.into is None else r.into for r in recvs]
+        for tensor in (*self.targets, *(send.data for send in sends)):
+            _check_cpu(tensor)
+        # Receives first, so that a message that is already here lands where it belongs at once.
+        self.incoming = [
+            comm.Irecv([_memory(mpi, target), mpi.BYTE], peer, tag)
+            for peer, target in zip(self.peers, self.targets, strict=True)
+        ]
+        self.outgoing = [comm.Isend([_memory(mpi, send.data), mpi.BYTE], send.peer, tag) for send in sends]
+        for send in sends:
+            owner.counters.count_sent(send.peer, send.data.nbytes)
+
+    def received(self, index: int) -> Tensor:
+        owner, peer, target = self.owner, self.peers[index], self.targets[index]
+        nbytes = owner.wait_for(self.incoming[index], peer, self.round, target.nbytes)
+        if nbytes != target.nbytes:
+            text = f"{owner.where(self.round)}: peer {peer} sent {nbytes} bytes, {owner.signature} has {target.nbytes}"
+            owner.fail(Mismatch(text, rank=owner.rank, peer=peer, round=self.round))
+        owner.counters.count_received(peer, nbytes)
+        return target
+
+    def sent(self) -> None:
+        for send, request in zip(self.sends, self.outgoing, strict=True):
+            self.owner.wait_for(request, send.peer, self.round, send.data.nbytes)
+
+    def cancel(self) -> None:
+        """Withdraw the receives that nothing has matched; what is under way stays, and its memory with it."""
+        for request in self.incoming:
+            try:
+                if not request.Test():
+                    request.Cancel()
+                    request.Test()
+            except self.owner.mpi.Exception:  # the failure that brought us here is what the user must see
+                continue
+
+
+def _memory(mpi: Any, tensor: Tensor) -> Any:
+    """The tensor's bytes as a buffer: 0.4 µs against 2.7 µs by way of NumPy, and for every dtype."""
+    return mpi.memory.fromaddress(tensor.data_ptr(), tensor.nbytes)
+
+
+def _check_cpu(tensor: Tensor) -> None:
+    if tensor.device.type != "cpu":
+        raise BadInput(f"the mpi engine takes tensors in main memory, got one on {tensor.device}; use engine 'nccl'")

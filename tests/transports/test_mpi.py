@@ -1,0 +1,73 @@
+"""MPI ranks, for real: each test runs mpi_program.py under the mpiexec that is installed beside this Python."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from laconic.errors import MissingExtra
+from laconic.transports import mpi
+
+MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+PROGRAM = Path(__file__).parent / "mpi_program.py"
+
+pytestmark = pytest.mark.processes
+needs_mpi = pytest.mark.skipif(
+    MPIEXEC is None or importlib.util.find_spec("mpi4py") is None, reason="mpi4py or mpiexec is not installed"
+)
+
+
+def mpiexec(world_size: int, checks: list[str], folder: Path) -> None:
+    """Run some checks on `world_size` ranks; a failure carries the first traceback."""
+    assert MPIEXEC is not None
+    command = [MPIEXEC, "-n", str(world_size), sys.executable, str(PROGRAM), *checks]
+    environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, env=environment, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        _, errors = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        _, errors = process.communicate()
+        pytest.fail(f"{checks} on {world_size} ranks did not end in 60 s\n{errors[:4000]}")
+    first = errors[errors.find("Traceback") :].split("\nTraceback")[0] if "Traceback" in errors else errors
+    assert process.returncode == 0, f"{checks} on {world_size} ranks: exit code {process.returncode}\n{first[:4000]}"
+
+
+# Starting a world costs seconds (every rank imports torch), so one world makes several checks.
+
+
+@needs_mpi
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_conformance_and_native_all_reduce(world_size: int, tmp_path: Path) -> None:
+    mpiexec(world_size, ["conformance", "native"], tmp_path)
+
+
+@needs_mpi
+def test_mismatch_is_an_error_on_every_rank(tmp_path: Path) -> None:
+    mpiexec(3, [f"mismatch:{what}" for what in ("numel", "dtype", "algorithm", "native", "native-numel")], tmp_path)
+
+
+@needs_mpi
+def test_a_rank_that_is_late_or_has_left_is_named(tmp_path: Path) -> None:
+    mpiexec(3, ["timeout", "leave"], tmp_path)
+
+
+@needs_mpi
+def test_a_failed_check_reaches_the_test(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="KeyError: 'no such check'"):
+        mpiexec(2, ["no such check"], tmp_path)
+
+
+def test_without_mpi4py_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(MissingExtra, match=r"laconic\[mpi\]"):
+        mpi.MpiTransport()
