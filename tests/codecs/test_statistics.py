@@ -67,25 +67,27 @@ def test_unbiased_codec_has_no_bias_on_equal_values(spec, value):
 @pytest.mark.parametrize("spec", STOCHASTIC_ROUNDING)
 @pytest.mark.parametrize("value", [0.013, 0.1, -0.29, 0.61])
 def test_rounding_is_independent_across_elements_of_equal_value(spec, value):
-    """var(mean over m elements) = σ²/m. One threshold per call, as in a known peer, would give σ²: m times as much."""
+    """var(mean over m elements) = Σσᵢ²/m². One threshold per call, as in a known peer, would give m times as much."""
     x = plateau(value)
     arrived = decoded_over_steps(codecs.codec(spec), x)[:, x == value]
-    sigma_squared = float(arrived.var())
-    if sigma_squared < 1e-12:
+    deviations = arrived - arrived.mean(dim=0)
+    variances = deviations.square().sum(dim=0) / (STEPS - 1)
+    if float(variances.max()) < 1e-12:
         pytest.skip("this value is on the codec's grid: nothing is rounded")
-    m = arrived.shape[1]
-    ratio = float(arrived.mean(dim=1).var()) * m / sigma_squared
+    ratio = float(deviations.sum(dim=1).var()) / float(variances.sum())
     assert abs(ratio - 1) < 5 * math.sqrt(2 / (STEPS - 1))
-    for lag, other in (("next element", arrived.roll(1, dims=1)), ("next step", arrived.roll(1, dims=0))):
-        centred, moved = arrived - arrived.mean(), other - arrived.mean()
-        correlation = float((centred * moved).mean()) / sigma_squared
-        assert abs(correlation) < 5 / math.sqrt(arrived.numel()), lag
+    # Subtracting each element's sample mean makes its steps correlate by −1/(n − 1).
+    varied = int((variances > 1e-12).sum())
+    limit = 5 / math.sqrt(varied * STEPS) + 1 / (STEPS - 1)
+    for lag, other in (("next element", deviations.roll(1, dims=1)), ("next step", deviations.roll(1, dims=0))):
+        correlation = float((deviations * other).sum() / deviations.square().sum())
+        assert abs(correlation) < limit, lag
 
 
 @pytest.mark.parametrize("spec", STOCHASTIC_ROUNDING)
 def test_seed_and_step_both_change_the_draws(spec):
     codec = codecs.codec(spec)
-    x = plateau(0.29)
+    x = values("normal", NUMEL, 22)
     other = type(codec)(**{**vars(codec), "seed": 1})
     assert not torch.equal(codec.encode(x, step=0), other.encode(x, step=0))
     assert not torch.equal(codec.encode(x, step=0), codec.encode(x, step=1))
@@ -95,6 +97,82 @@ def squared_errors(codec: codecs.Codec, x: torch.Tensor) -> tuple[float, float]:
     """Mean over the steps of ‖Q(x) − x‖², and the standard error of that mean."""
     errors = (decoded_over_steps(codec, x) - x.double()).square().sum(dim=1)
     return float(errors.mean()), float(errors.std()) / math.sqrt(STEPS)
+
+
+def buckets(x: torch.Tensor, bucket: int | None) -> list[torch.Tensor]:
+    return list(x.double().split(bucket or x.numel()))
+
+
+@pytest.mark.parametrize("kind", ["normal", "uniform", "sparse"])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bucket", [64, 512, None])
+def test_qsgd_variance_is_within_the_papers_bound(bits, bucket, kind):
+    """E‖Q(x) − x‖² ≤ min(d/s², √d/s)·‖x‖² in every bucket of d values (Alistarh et al. 2017, Lemma 3.1)."""
+    codec = codecs.codec(f"qsgd({bits}, bucket={str(bucket).lower()})")
+    x = values(kind, NUMEL, 31)
+    s = 2 ** (bits - 1) - 1
+    bound = sum(min(len(b) / s**2, math.sqrt(len(b)) / s) * float(b.square().sum()) for b in buckets(x, bucket))
+    mean, error = squared_errors(codec, x)
+    assert 0 < mean <= bound + 5 * error
+
+
+@pytest.mark.parametrize("kind", ["normal", "uniform", "sparse"])
+def test_qsgd_variance_with_the_maximum_norm(kind):
+    """Two neighbouring levels max|x|/s apart: at most a quarter of the square of that for each value."""
+    x = values(kind, NUMEL, 32)
+    bound = sum(len(b) / 4 * (float(b.abs().max()) / 7) ** 2 for b in buckets(x, 512))
+    mean, error = squared_errors(codecs.codec("qsgd(4, norm=max)"), x)
+    assert 0 < mean <= bound + 5 * error
+
+
+@pytest.mark.parametrize("kind", ["normal", "uniform", "sparse"])
+@pytest.mark.parametrize("bucket", [500, None])
+def test_ternary_variance_is_the_papers(bucket, kind):
+    """E‖Q(x) − x‖² = Σ (s|xᵢ| − xᵢ²), neither more nor less (Wen et al. 2017)."""
+    x = values(kind, NUMEL, 33)
+    expected = sum(float(b.abs().max() * b.abs().sum() - b.square().sum()) for b in buckets(x, bucket))
+    mean, error = squared_errors(codecs.codec(f"ternary(bucket={str(bucket).lower()})"), x)
+    assert abs(mean - expected) <= 5 * error
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_dorefa_error_stays_below_a_step(bits):
+    x = values("normal", NUMEL, 34)
+    step = 2 * float(x.abs().max()) / (2**bits - 1)
+    arrived = decoded_over_steps(codecs.codec(f"dorefa({bits})"), x, steps=16)
+    assert float((arrived - x).abs().max()) < step * (1 + 1e-5)
+
+
+CONTRACTIONS = {
+    # ‖x − C(x)‖² ≤ (1 − δ)‖x‖², what is left of ‖x‖² as each codec's docstring gives it
+    "topk(0.1)": lambda x: (1 - max(1, round(0.1 * len(x))) / len(x)) * x.square().sum(),
+    "topk(16, bucket=512)": lambda x: sum((1 - min(16, len(b)) / len(b)) * b.square().sum() for b in buckets(x, 512)),
+    "sign(64)": lambda x: x.square().sum() - sum(b.abs().sum().square() / len(b) for b in buckets(x, 64)),
+    "sign(none)": lambda x: x.square().sum() - x.abs().sum().square() / len(x),
+    "onebit(64)": lambda x: sum(_within_signs(b) for b in buckets(x, 64)),
+    "fp16": lambda x: 2.0**-22 * x.square().sum() + len(x) * 2.0**-50,
+    "bf16": lambda x: 2.0**-16 * x.square().sum(),
+}
+
+
+def _within_signs(bucket: torch.Tensor) -> torch.Tensor:
+    """The squared distance of each sign's values to their mean."""
+    sides = (bucket[bucket >= 0], bucket[bucket < 0])
+    return sum((side - side.mean()).square().sum() for side in sides if len(side))
+
+
+@pytest.mark.parametrize("spec", CONTRACTIONS)
+@few
+@given(x=tensors(kinds=("normal", "uniform", "constant", "sparse", "one_hot")))
+def test_claimed_contraction_holds(spec, x):
+    codec = codecs.codec(spec)
+    if x.numel() == 0:
+        return
+    if spec == "fp16":
+        x = x.clamp(-6e4, 6e4)
+    left = float(CONTRACTIONS[spec](x.double()))
+    error = float((codec.decode(codec.encode(x), x.numel()).double() - x.double()).square().sum())
+    assert error <= left + 1e-6 * float(x.double().square().sum())
 
 
 @pytest.mark.parametrize("spec", BIASED)
