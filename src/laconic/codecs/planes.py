@@ -27,8 +27,6 @@ ROWS = 4  # rows of lanes added per store of the lanes: the sum is the same, wit
 TRITS = 20  # per word
 CHUNK = 1 << 16  # whole-tensor sums: chunk sums in order, so that chunks can be summed by different threads
 
-INFINITE = 0x7F800000  # absolute bits of an infinity; those of a NaN are larger
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -45,14 +43,14 @@ def add(x: Array, v: Array, lo: int, hi: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def absmax_bits(v: Array, lo: int, hi: int) -> Any:
-    """The bits of max |v|, as an integer that orders like it; ≥ INFINITE if any is not finite."""
+def absmax(v: Array, lo: int, hi: int) -> Any:
+    """max |v| over lo … hi as float32; infinity or NaN if any is not finite: as integers, the bits order so."""
     u = v.view(np.int32)
     most = np.int32(0)
     for i in range(np.uint64(lo), np.uint64(hi)):
         bits = np.int32(u[i] & np.int32(0x7FFFFFFF))
         most = bits if bits > most else most
-    return most
+    return np.array([most]).view(np.float32)[0]
 
 
 @njit(nogil=True, cache=True)

@@ -68,3 +68,14 @@ def bits32(key: Any, index: Any) -> Any:
     v = multiply(v, np.uint32(0xC2B2AE35))
     v = multiply(xorshift(v, np.uint32(16)), np.uint32(0x846CA68B))
     return xorshift(v, np.uint32(15))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def key_at(key: Any, index: Any) -> Any:
+    """The key under which `np.uint32(index)` draws what `index` draws under `key`.
+
+    A loop within one stretch of 2³² elements takes it once and then stays in 32-bit arithmetic:
+    `bits32(key_at(k, i), np.uint32(i)) == bits32(k, i)`.
+    """
+    carry = np.uint64(np.uint32(np.uint32(np.int64(index) >> 32) * np.uint32(0x7FEB352D))) << np.uint64(32)
+    return np.uint64(np.uint64(key) + carry)

@@ -1,0 +1,326 @@
+"""Unbiased rounding to equally spaced levels: what `qsgd`, `ternary` and `dorefa` share.
+
+A bucket of scale s (its norm) is mapped to top + 1 levels from −s to s. With u uniform in [0, 1), drawn per element,
+
+    code = ⌊top/2 · (x/s + 1) + u⌋,        x' = (code − top/2) · (2s/top)        so that E[x'] = x for |x| ≤ s.
+
+Computed in 31-bit fixed point, f = 31 − bits fractional bits: code = (trunc(x·c) + top·2^(f−1) + (draw ≫ (32 − f))) ≫ f
+with c = top·2^(f−1)/s in float32 and the product kept within ±top·2^(f−1). The bias of a code is thus below 2^−f levels
+(the truncation) plus the float32 rounding of x·c, 2^−23 of its own size; nothing else is rounded on the way.
+
+Body: the buckets' scales (float32), then the codes packed as in `planes.py`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+from numba import njit
+from torch import Tensor
+
+from laconic.codecs import frame, planes, random, threads
+from laconic.codecs.base import Codec
+from laconic.codecs.planes import Array
+from laconic.errors import BadInput, NonFiniteError, PayloadError
+
+TRITS = planes.TRITS
+MAX, L2, CLIPPED = 0, 1, 2  # a bucket's scale: max |x|, ‖x‖₂, or min(max |x|, clip·σ), σ² = Σx²/n
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+class LevelsCodec(Codec):
+    """Base of the codecs that round to levels; subclasses have the fields `bucket` and `seed` and say the rest."""
+
+    bucket: int | None
+    seed: int
+
+    stochastic: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def _top(self) -> int:
+        """The highest code."""
+
+    @property
+    @abstractmethod
+    def _places(self) -> int:
+        """Codes per 32-bit word; 20 for trits."""
+
+    @property
+    def _norm(self) -> int:
+        return MAX
+
+    @property
+    def _clip(self) -> float:
+        return 0.0
+
+    def _check(self) -> None:
+        bucket, places = self.bucket, self._places
+        if bucket is not None and (not isinstance(bucket, int) or bucket < places or bucket % places):
+            raise BadInput(f"{self.name}: bucket must be none or a positive multiple of {places}, got {bucket}")
+        if not isinstance(self.seed, int):
+            raise BadInput(f"{self.name}: seed must be an integer, got {self.seed}")
+
+    def _scale_count(self, numel: int) -> int:
+        return -(-numel // self.bucket) if self.bucket else min(numel, 1)
+
+    def max_nbytes(self, numel: int) -> int:
+        return frame.HEADER_NBYTES + 4 * (self._scale_count(numel) + planes.words_for(numel, self._places))
+
+    def encode(self, x: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
+        array = frame.floats(x, self)
+        return self._encode(array, array, step, out)
+
+    def encode_feedback(self, x: Tensor, residual: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
+        array, carried = frame.floats(x, self), frame.floats(residual, self)
+        if array.size != carried.size:
+            raise BadInput(f"{self}: residual has {carried.size} values, x has {array.size}")
+        return self._encode(array, carried, step, out)
+
+    def _encode(self, x: Array, v: Array, step: int, out: Tensor | None) -> Tensor:
+        """Encode v, or with feedback, when v is not x: v += x; encode v; v −= decoded."""
+        numel = v.size
+        key = random.key(self.seed, step)
+        buffer = frame.buffer_for(self, numel, out)
+        nbytes = self.max_nbytes(numel)
+        scales, words = self._parts(buffer[frame.HEADER_NBYTES : nbytes].numpy(), numel)
+        feedback, whole = x is not v, self.bucket is None
+        if whole and numel:
+            scales[0] = self._whole_scale(x, v)
+        bucket, norm, clip = self._stride, self._norm, self._clip
+        bad = threads.run(
+            lambda start, stop: _encode(
+                x, v, feedback, bucket, whole, norm, clip, self._top, self._places, key, start, stop, scales, words
+            ),
+            numel,
+            align=bucket,
+        )
+        if any(bad):
+            self._refuse(v)
+        return frame.seal(buffer, self.name, numel, nbytes)
+
+    @property
+    def _stride(self) -> int:
+        """What a kernel works on at a time: a bucket, or a group where the whole tensor is one bucket."""
+        return self.bucket or planes.GROUP_WORDS * self._places
+
+    def _whole_scale(self, x: Array, v: Array) -> Any:
+        """The scale of a single bucket, after v += x where there is feedback; chunk sums are added in order."""
+        stats = np.zeros((2, -(-v.size // planes.CHUNK)))
+        feedback, norm = x is not v, self._norm
+        threads.run(
+            lambda start, stop: _chunk_stats(x, v, feedback, norm, start, stop, stats), v.size, align=planes.CHUNK
+        )
+        if not np.isfinite(stats).all():
+            self._refuse(v)
+        return _scale(stats[0].max(), np.add.accumulate(stats[1])[-1], v.size, norm, self._clip)
+
+    def _refuse(self, v: Array) -> None:
+        first = int(np.flatnonzero(~np.isfinite(v))[0])
+        raise NonFiniteError(f"{self}: value {first} of {v.size} is {v[first]}; only finite values can be encoded")
+
+    def _parts(self, body: Array, numel: int) -> tuple[Array, Array]:
+        count = self._scale_count(numel)
+        return body[: 4 * count].view(np.float32), body[4 * count :].view(np.uint32)
+
+    def decode(self, payload: Tensor, numel: int, *, out: Tensor | None = None) -> Tensor:
+        values = frame.values_for(self, numel, out)
+        self._decode(payload, frame.floats(values, self), False)
+        return values
+
+    def decode_add(self, payload: Tensor, out: Tensor) -> None:
+        self._decode(payload, frame.floats(out, self), True)
+
+    def _decode(self, payload: Tensor, out: Array, add: bool) -> None:
+        body = frame.unseal(payload, self.name, out.size, nbytes=self.max_nbytes(out.size))
+        scales, words = self._parts(body, out.size)
+        if not (np.isfinite(scales) & (scales >= 0)).all():
+            raise PayloadError(f"{self}: a payload's scale is negative or not finite")
+        bucket, whole = self._stride, self.bucket is None
+        threads.run(
+            lambda start, stop: _decode(scales, words, out, add, bucket, whole, self._top, self._places, start, stop),
+            out.size,
+            align=bucket,
+        )
+
+
+@njit(nogil=True, cache=True)
+def _stats(v: Array, lo: int, hi: int, norm: int, lanes: Array) -> tuple[float, float]:
+    """(max |v|, Σ v²), 0 for what `norm` does not need; one of them is not finite if and only if a value is not."""
+    squares = 0.0 if norm == MAX else planes.sum_squares(v, lo, hi, lanes)
+    return 0.0 if norm == L2 else planes.absmax(v, lo, hi), squares
+
+
+@njit(nogil=True, cache=True)
+def _scale(most: float, squares: float, count: int, norm: int, clip: float) -> Any:
+    """A bucket's float32 scale. ‖x‖₂ may exceed float32; its largest value still bounds every |x|, which is enough."""
+    if norm == L2:
+        return np.float32(min(np.sqrt(squares), FLOAT32_MAX))
+    if norm == CLIPPED:
+        return np.float32(min(most, clip * np.sqrt(squares / count)))
+    return np.float32(most)
+
+
+@njit(nogil=True, cache=True)
+def _chunk_stats(x: Array, v: Array, feedback: bool, norm: int, start: int, stop: int, stats: Array) -> None:
+    lanes = np.empty(planes.LANES)
+    for lo in range(start, stop, planes.CHUNK):
+        hi = min(lo + planes.CHUNK, stop)
+        if feedback:
+            planes.add(x, v, lo, hi)
+        chunk = lo // planes.CHUNK
+        stats[0, chunk], stats[1, chunk] = _stats(v, lo, hi, norm, lanes)
+
+
+@njit(nogil=True, cache=True)
+def _weight(place: int, places: int) -> Any:
+    """What a code is multiplied by at a place of its word."""
+    if places == planes.TRITS:
+        return np.uint32(3 ** (place % 5) << (8 * (place // 5)))
+    return np.uint32(1 << (32 // places * place))
+
+
+@njit(nogil=True, cache=True)
+def _round(
+    v: Array, first: int, count: int, shrink: Any, c: Any, top: int, key: Any, weight: int, words: Array, w: int
+) -> None:
+    """Add the codes of v[first:first + count], times weight, to the words from w on."""
+    bits = 0
+    while top >> bits:
+        bits += 1
+    # `& 31` tells LLVM that 32-bit shifts are enough.
+    f, drop = np.uint32((31 - bits) & 31), np.uint32((bits + 1) & 31)
+    middle = np.int32(top << (30 - bits))
+    limit = np.float32(middle)
+    here = random.key_at(key, first)
+    for j in range(count):
+        y = np.float32(np.float32(v[np.uint64(first) + np.uint64(j)] * shrink) * c)
+        y = y if y < limit else limit
+        y = y if y > -limit else -limit
+        draw = random.bits32(here, np.uint32(np.uint32(first) + np.uint32(j))) >> (drop & np.uint32(31))
+        level = np.uint32(np.uint32(np.int32(np.int32(y) + middle)) + np.uint32(draw)) >> (f & np.uint32(31))
+        words[np.uint64(w) + np.uint64(j)] += np.uint32(np.uint32(level) * np.uint32(weight))
+
+
+@njit(nogil=True, cache=True)
+def _pack(v: Array, lo: int, hi: int, scale: float, top: int, places: int, key: Any, words: Array) -> None:
+    """The codes of v[lo:hi] into the words from lo / places on."""
+    bits = 0
+    while top >> bits:
+        bits += 1
+    # A scale below 2⁻⁶⁰ is first brought up by a power of two, or c would overflow.
+    shrink = np.float32(2.0**96) if scale < 2.0**-60 else np.float32(1)
+    c = np.float32(top * 2.0 ** (30 - bits) / (np.float64(scale) * np.float64(shrink))) if scale > 0 else np.float32(0)
+    group = planes.GROUP_WORDS * places
+    for start in range(lo, hi, group):
+        count = min(group, hi - start)
+        width = (count + places - 1) // places
+        w = start // places
+        for j in range(width):
+            words[np.uint64(w) + np.uint64(j)] = 0
+        for place in range((count + width - 1) // width):
+            first = start + place * width
+            length = min(width, start + count - first)
+            # The 32-bit index of the draws must not wrap within a call.
+            part = min(length, (((first >> 32) + 1) << 32) - first)
+            _round(v, first, part, shrink, c, top, key, _weight(place, places), words, w)
+            if part < length:
+                _round(v, first + part, length - part, shrink, c, top, key, _weight(place, places), words, w + part)
+
+
+@njit(nogil=True, cache=True)
+def _unpack(words: Array, step: float, top: int, places: int, add: bool, out: Array, lo: int, hi: int) -> None:
+    """out[lo:hi] = (out +) (code − top/2)·step."""
+    half = np.float32(top * 0.5)
+    group = planes.GROUP_WORDS * places
+    for start in range(lo, hi, group):
+        count = min(group, hi - start)
+        width = (count + places - 1) // places
+        w = np.uint64(start // places)
+        for place in range((count + width - 1) // width):
+            first = start + place * width
+            length = min(width, start + count - first)
+            if places == planes.TRITS:
+                # Byte b holds Σ tₖ·3ᵏ: the digit tₖ is 3 × the fraction of b / 3^(k+1), here in 16-bit fixed point.
+                shift, third = np.uint32(8 * (place // 5)), np.uint32(65536 // 3 ** (place % 5 + 1) + 1)
+                for j in range(length):
+                    i = np.uint64(first) + np.uint64(j)
+                    byte = np.uint32((words[w + np.uint64(j)] >> (shift & np.uint32(31))) & np.uint32(255))
+                    fraction = np.uint32(np.uint32(byte * third) & np.uint32(65535))
+                    trit = np.int32(np.uint32(fraction * np.uint32(3)) >> np.uint32(16))
+                    value = (np.float32(trit) - half) * step
+                    out[i] = out[i] + value if add else value
+            else:
+                shift, mask = np.uint32(32 // places * place), np.uint32((1 << (32 // places)) - 1)
+                for j in range(length):
+                    i = np.uint64(first) + np.uint64(j)
+                    code = np.int32((words[w + np.uint64(j)] >> (shift & np.uint32(31))) & mask)
+                    value = (np.float32(code) - half) * step
+                    out[i] = out[i] + value if add else value
+
+
+@njit(nogil=True, cache=True)
+def _encode(
+    x: Array,
+    v: Array,
+    feedback: bool,
+    bucket: int,
+    whole: bool,
+    norm: int,
+    clip: float,
+    top: int,
+    places: int,
+    key: Any,
+    start: int,
+    stop: int,
+    scales: Array,
+    words: Array,
+) -> int:
+    """Buckets of start … stop, each while it is in cache; returns how many buckets are not finite."""
+    lanes = np.empty(planes.LANES)
+    bad = 0
+    for lo in range(start, stop, bucket):
+        hi = min(lo + bucket, stop)
+        b = 0 if whole else lo // bucket
+        if not whole:
+            if feedback:
+                planes.add(x, v, lo, hi)
+            most, squares = _stats(v, lo, hi, norm, lanes)
+            if not np.isfinite(most + squares):
+                bad += 1
+                continue
+            scales[b] = _scale(most, squares, hi - lo, norm, clip)
+        _pack(v, lo, hi, scales[b], top, places, key, words)
+        if feedback:
+            _unpack(words, -_step(scales[b], top), top, places, True, v, lo, hi)
+    return bad
+
+
+@njit(nogil=True, cache=True)
+def _step(scale: float, top: int) -> Any:
+    """The distance of two levels, float32; a little less where rounding would push the last level past float32."""
+    step = np.float32(2.0 * np.float64(scale) / top)
+    if np.isinf(np.float32(np.float32(top * 0.5) * step)):
+        step = np.float32(np.float64(step) * (1 - 2.0**-23))
+    return step
+
+
+@njit(nogil=True, cache=True)
+def _decode(
+    scales: Array,
+    words: Array,
+    out: Array,
+    add: bool,
+    bucket: int,
+    whole: bool,
+    top: int,
+    places: int,
+    start: int,
+    stop: int,
+) -> None:
+    """Buckets of start … stop; whatever the words hold, a code lies within 0 … 2^bits − 1."""
+    for lo in range(start, stop, bucket):
+        step = _step(scales[0 if whole else lo // bucket], top)
+        _unpack(words, step, top, places, add, out, lo, min(lo + bucket, stop))
