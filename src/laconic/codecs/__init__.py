@@ -4,9 +4,9 @@ Importing this package imports every module beside it, so a codec is known as so
 inside are compiled at their first call, not here.
 
 >>> import torch, laconic.codecs
->>> dynamic8 = laconic.codecs.codec("dynamic8")
->>> payload = dynamic8.encode(torch.tensor([0.0, -1.0]))
->>> dynamic8.decode(payload, 2).tolist()
+>>> top1 = laconic.codecs.codec("topk(1)+fp16")
+>>> payload = top1.encode(torch.tensor([0.5, -1.0]))
+>>> top1.decode(payload, 2).tolist()
 [0.0, -1.0]
 """
 
