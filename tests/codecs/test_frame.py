@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -20,6 +22,7 @@ def sealed(body: bytes, name: str = "none", numel: int = 5) -> torch.Tensor:
     return frame.seal(buffer, name, numel, frame.HEADER_NBYTES + len(body))
 
 
+@dataclass(frozen=True)
 class Fixed(Codec):
     """Two bytes per value; only its sizes are used."""
 

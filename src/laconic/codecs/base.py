@@ -26,9 +26,8 @@ _REGISTRY: dict[str, type[Codec]] = {}
 C = TypeVar("C", bound="type[Codec]")
 
 
-@dataclasses.dataclass(frozen=True)
 class Codec(ABC):
-    """Turns a 1-D float32 tensor into bytes and back.
+    """Turns a 1-D float32 tensor into bytes and back. Every subclass that can be built is a frozen dataclass.
 
     Class attributes say what a user must know before choosing one; instances may override by property where it
     depends on parameters.
@@ -106,7 +105,7 @@ def build(part: str) -> Codec:
     if not match:
         raise BadInput(f"codec spec '{part}' is not of the form name or name(arg, key=value)")
     cls = get(match[1])
-    fields = [f.name for f in dataclasses.fields(cls) if f.init]
+    fields = [f.name for f in _options(cls)]
     values: dict[str, Any] = {}
     for position, item in enumerate(filter(None, (s.strip() for s in (match[2] or "").split(",")))):
         key, equals, text = item.partition("=")
@@ -127,6 +126,11 @@ def build(part: str) -> Codec:
         raise BadInput(f"codec '{part}': {error}; its options: {', '.join(fields) or 'none'}") from error
 
 
+def _options(codec: Any) -> list[dataclasses.Field[Any]]:
+    """The options of a codec class or codec, in the order of its own file."""
+    return [f for f in dataclasses.fields(codec) if f.init]
+
+
 def _literal(text: str) -> int | float | bool | str | None:
     """A number, true/false/none, or a bare word."""
     words: dict[str, bool | None] = {"true": True, "false": False, "none": None}
@@ -143,7 +147,7 @@ def _literal(text: str) -> int | float | bool | str | None:
 def spec_of(codec: Codec) -> str:
     """The spec string that builds an equal codec: first field bare, the others by name, defaults left out."""
     parts = []
-    for position, field in enumerate(f for f in dataclasses.fields(codec) if f.init):
+    for position, field in enumerate(_options(codec)):
         value = getattr(codec, field.name)
         if value == field.default and not (isinstance(value, bool) ^ isinstance(field.default, bool)):
             continue
