@@ -22,9 +22,8 @@ def encode_two(g: np.ndarray, gradient: np.ndarray, bin: int, scale: str) -> np.
     for start in range(0, g.size, bin):
         most = np.abs(g[start : start + bin]).max()
         maxima.append(most)
-        for i in range(start, min(g.size, start + bin)):
-            if most > 0 and g[i] != 0 and abs(h[i]) >= most:
-                chosen.append(i)
+        places = range(start, min(g.size, start + bin))
+        chosen += [i for i in places if most > 0 and g[i] != 0 and abs(h[i]) >= most]
     s = mean(list(np.abs(g[chosen])) if scale == "sent" else maxima)
     return index_packing.body(chosen, g.size, s.tobytes() + index_packing.signs(g[chosen]))
 

@@ -63,7 +63,8 @@ def decompress(body: bytes) -> bytes:
     if mode == 0:
         return rest
     tables = 1 if mode == 1 else 4
-    lengths = [[half for byte in rest[128 * t : 128 * t + 128] for half in (byte % 16, byte // 16)] for t in range(tables)]
+    halves = [half for byte in rest[: 128 * tables] for half in (byte % 16, byte // 16)]
+    lengths = [halves[256 * t : 256 * t + 256] for t in range(tables)]
     rest = rest[128 * tables :]
     sizes = [4 * int.from_bytes(rest[8 * s : 8 * s + 8], "little") for s in range(4)]
     position = 32
@@ -82,10 +83,10 @@ def decompress(body: bytes) -> bytes:
     return bytes(data)
 
 
-def encode_body(x: np.ndarray) -> np.ndarray:
-    """entropy alone: the body of `none` is the floats themselves."""
+def encode_body(x: np.ndarray, inner: object) -> np.ndarray:
+    """entropy alone: inner is `none`, whose body is the floats themselves."""
     return np.frombuffer(compress(x.astype("<f4").tobytes()), dtype=np.uint8)
 
 
-def decode_body(body: np.ndarray, numel: int) -> np.ndarray:
-    return np.frombuffer(decompress(body.tobytes()), dtype="<f4")
+def decode_body(body: np.ndarray, numel: int, inner: object) -> np.ndarray:
+    return np.frombuffer(decompress(body.tobytes()), dtype="<f4").copy()

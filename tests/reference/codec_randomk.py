@@ -25,6 +25,7 @@ def encode_body(x: np.ndarray, fraction: float, scaled: bool, key: int) -> np.nd
     if scaled and count:
         with np.errstate(over="ignore"):
             values = values * np.float32(x.size / count)
+        values = np.clip(values, -np.finfo(np.float32).max, np.finfo(np.float32).max)
     raw = count.to_bytes(8, "little") + int(key).to_bytes(8, "little") + values.tobytes()
     return np.frombuffer(raw, dtype=np.uint8)
 

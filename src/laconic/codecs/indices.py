@@ -33,7 +33,7 @@ def layout(numel: int, count: int) -> tuple[int, int]:
     """How `count` of `numel` indices are stored: (ℓ or BITMAP, bytes).
 
     >>> layout(1000, 10), layout(1000, 900), layout(1000, 0)
-    ((6, 11), (-1, 125), (-1, 0))
+    ((6, 12), (-1, 125), (-1, 0))
     """
     if count == 0:
         return BITMAP, 0

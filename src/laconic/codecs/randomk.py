@@ -15,6 +15,7 @@ from laconic.codecs.selector import Array, Selector, collect
 from laconic.codecs.topk import check_fraction, share
 from laconic.errors import BadInput, PayloadError
 
+_MOST = np.finfo(np.float32).max
 _ALL = 0x7FFFFFFF  # above every finite key: collect nothing, but check (and add) everything
 
 
@@ -35,7 +36,8 @@ class RandomK(Selector):
 
     Args:
         fraction: the share of elements, in (0, 1), or a whole number of them.
-        scaled: multiply by n/k, for an unbiased codec; do not combine with error feedback.
+        scaled: multiply by n/k (saturating at the largest float32), for an unbiased codec; not for error
+            feedback.
         seed: the seed of the draws, the same on every rank.
 
     Raises:
@@ -87,7 +89,9 @@ class RandomK(Selector):
     def gather(self, array: Array, chosen: Array) -> Array:
         values = super().gather(array, chosen)
         if self.scaled and chosen.size:
-            values *= np.float32(array.size / chosen.size)
+            with np.errstate(over="ignore"):
+                values *= np.float32(array.size / chosen.size)
+            np.clip(values, -_MOST, _MOST, out=values)
         return values
 
     def indices_nbytes(self, numel: int, count: int) -> int:
