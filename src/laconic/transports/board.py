@@ -92,8 +92,13 @@ class Board:
         """
         time.sleep(max(0.0, since + OBSERVE_S - time.monotonic()))
         after = self.notices()
-        missing = set(range(self.world_size)) - {self.rank}
-        return {r for r in missing if r not in after or (r in before and after[r].beats <= before[r].beats)}
+
+        def quiet(rank: int) -> bool:
+            if rank not in after:
+                return True
+            return not after[rank].left and rank in before and after[rank].beats <= before[rank].beats
+
+        return {rank for rank in range(self.world_size) if rank != self.rank and quiet(rank)}
 
     def close(self) -> None:
         """Stop beating; joins the thread."""

@@ -1,0 +1,160 @@
+"""Starts N local processes as one job: the default on one machine, without torchrun.
+
+Callers: the command line, the demo, benchmarks and tests. The parent holds the store, so it outlives any rank. The first
+error of any rank reaches the caller with its traceback, and the other ranks are then stopped.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, Generic, TypeVar, cast
+
+import torch.distributed as dist
+
+from laconic.errors import LaconicError
+
+T = TypeVar("T")
+
+
+class RankFailed(LaconicError):
+    """A local rank raised, died or ran out of time; carries the first traceback."""
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T]):
+    """What became of one rank: its value, or the error text, or the exit code of a process that said nothing."""
+
+    rank: int
+    value: T | None = None
+    error: str | None = None
+    error_type: str | None = None
+    exitcode: int | None = None
+
+
+def _child(
+    rank: int, function: Callable[..., Any], args: tuple[Any, ...], environment: Mapping[str, str], pipe: Connection
+) -> None:
+    os.environ.update(environment)
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        value = function(*args)
+    except BaseException as error:
+        pipe.send((False, (type(error).__name__, str(error), traceback.format_exc())))
+        raise SystemExit(1) from None
+    pipe.send((True, value))
+
+
+class LocalJob(Generic[T]):
+    """N processes that run `function(*args)` under RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
+
+    Args:
+        environment: further variables for every rank.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        function: Callable[..., T],
+        args: tuple[Any, ...] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        # A fork server imports torch once for all ranks, and forks before any thread exists.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch.distributed", "laconic"])
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        shared = {
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self.store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "OMP_NUM_THREADS": "1",
+            **(environment or {}),
+        }
+        self.pipes: list[Connection] = []
+        self.processes = []
+        for rank in range(world_size):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_child, args=(rank, function, args, shared, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def outcomes(self, timeout_s: float, ranks: Collection[int] | None = None) -> list[Outcome[T]]:
+        """Wait for `ranks` (all when None), then end the job; a rank silent by then is killed and has exit code −9."""
+        deadline = time.monotonic() + timeout_s
+        found: dict[int, Outcome[T]] = {}
+        wanted = range(len(self.pipes)) if ranks is None else ranks
+        open_pipes = {self.pipes[rank]: rank for rank in wanted}
+        while open_pipes and time.monotonic() < deadline:
+            for pipe in wait(list(open_pipes), timeout=max(0.0, deadline - time.monotonic())):
+                rank = open_pipes.pop(cast(Connection, pipe))
+                found[rank] = self._read(rank)
+        self.stop()
+        for rank in open_pipes.values():
+            found[rank] = Outcome(rank, exitcode=self.processes[rank].exitcode)
+        return [found[rank] for rank in sorted(found)]
+
+    def results(self, timeout_s: float) -> list[T]:
+        """Every rank's value; RankFailed with the first traceback as soon as one fails, the rest being stopped."""
+        deadline = time.monotonic() + timeout_s
+        values: dict[int, T] = {}
+        open_pipes = dict(zip(self.pipes, range(len(self.pipes)), strict=True))
+        try:
+            while open_pipes:
+                ready = wait(list(open_pipes), timeout=max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    raise RankFailed(f"ranks {sorted(open_pipes.values())} did not finish in {timeout_s:g} s")
+                for pipe in ready:
+                    rank = open_pipes.pop(cast(Connection, pipe))
+                    outcome = self._read(rank)
+                    if outcome.error is not None or outcome.exitcode is not None:
+                        raise RankFailed(f"rank {rank}: {outcome.error or f'exited with {outcome.exitcode}'}")
+                    values[rank] = cast(T, outcome.value)
+        finally:
+            self.stop()
+        return [values[rank] for rank in range(len(self.processes))]
+
+    def _read(self, rank: int) -> Outcome[T]:
+        try:
+            fine, value = self.pipes[rank].recv()
+        except EOFError:
+            self.processes[rank].join(timeout=5)
+            return Outcome(rank, exitcode=self.processes[rank].exitcode)
+        if fine:
+            return Outcome(rank, value=value)
+        kind, message, trace = value
+        return Outcome(rank, error=f"{kind}: {message}\n{trace}", error_type=kind)
+
+    def stop(self) -> None:
+        """End every process of this job."""
+        for process in self.processes:
+            process.join(timeout=0.2)
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+            process.join(timeout=5)
+
+
+def run_local(
+    world_size: int,
+    function: Callable[..., T],
+    args: tuple[Any, ...] = (),
+    timeout_s: float = 120.0,
+    environment: Mapping[str, str] | None = None,
+) -> list[T]:
+    """Run `function(*args)` in `world_size` local processes; returns every rank's value, by rank.
+
+    `function` must be importable (a module's top level), as for multiprocessing.
+    """
+    return LocalJob(world_size, function, args, environment).results(timeout_s)
