@@ -60,7 +60,7 @@ class TopK(Selector):
 
     def __post_init__(self) -> None:
         check_fraction("topk", self.fraction, whole=True)
-        if self.bucket is not None and (isinstance(self.bucket, bool) or int(self.bucket) != self.bucket):
+        if self.bucket is not None and (isinstance(self.bucket, bool) or not isinstance(self.bucket, int)):
             raise BadInput(f"topk: bucket must be a whole number or none, got {self.bucket}")
         least = self.fraction if self.fraction >= 1 else 1
         if self.bucket is not None and not least <= self.bucket < 1 << 31:
