@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import re
 
 import numpy as np
@@ -19,12 +20,13 @@ from laconic.codecs import Codec
 
 VECTOR_KINDS = ("quantiser", "selector", "lossless")
 COMPOSITIONS = (
-    "topk(0.05)+sign(64)",
-    "topk(16, bucket=512)+bf16",
-    "randomk(0.1)+fp16",
-    "sign+entropy",
+    "topk(0.05)+qsgd(4)",
+    "topk(16, bucket=512)+linear8",
+    "randomk(0.1)+ternary",
+    "threshold(0.5)+onebit",
+    "dynamic8+entropy",
     "onebit+entropy",
-    "topk(0.05)+onebit+entropy",
+    "topk(0.05)+qsgd(4)+entropy",
 )
 
 
@@ -99,7 +101,12 @@ def reference(codec: Codec, step: int, numel: int):
     parameters = {f.name: getattr(codec, f.name) for f in dataclasses.fields(codec) if f.init and f.name != "seed"}
     extra = {}
     if codec.stochastic:
-        extra["draws"] = importlib.import_module("reference.counter_random").draws(codec.seed, step, numel)
+        twin = importlib.import_module("reference.counter_random")
+        # A reference that needs other than one draw per element asks for the key itself.
+        if "key" in inspect.signature(module.encode_body).parameters:
+            extra["key"] = twin.key(codec.seed, step)
+        else:
+            extra["draws"] = twin.draws(codec.seed, step, numel)
     return (
         lambda x: module.encode_body(x, **parameters, **extra),
         lambda body: module.decode_body(body, numel, **parameters),

@@ -5,7 +5,9 @@ Registering a codec is enough to be tested: see `subjects.py`.
 
 from __future__ import annotations
 
+import doctest
 import importlib
+import pkgutil
 import random
 
 import numpy as np
@@ -341,3 +343,17 @@ def test_unknown_codec_lists_the_valid_ones():
         codecs.codec("dynamci8")
     with pytest.raises(BadInput, match="spec string"):
         codecs.codec(8)  # type: ignore[arg-type]
+
+
+MODULES = ["laconic.codecs", *(f"laconic.codecs.{module.name}" for module in pkgutil.iter_modules(codecs.__path__))]
+
+
+@pytest.mark.parametrize("module", [*MODULES, "laconic.lab.codec_bench", "laconic.lab.approximation"])
+def test_examples_in_docstrings_run(module):
+    failed, _ = doctest.testmod(importlib.import_module(module))
+    assert failed == 0
+
+
+def test_every_registered_codec_has_a_runnable_example():
+    for name in codecs.names():
+        assert ">>> " in (codecs.get(name).__doc__ or ""), name
