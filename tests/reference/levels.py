@@ -31,7 +31,7 @@ def encode(x: np.ndarray, scales: list, top: int, bits: int, bucket: int | None,
 
 
 def decode(body: np.ndarray, numel: int, top: int, bits: int, bucket: int | None) -> np.ndarray:
-    """(code − top/2)·(2·scale/top), the step rounded to float32 first, and lowered where the last level would overflow."""
+    """(code − top/2)·(2·scale/top), the step rounded to float32 and lowered where the last level would overflow."""
     count = -(-numel // bucket) if bucket else min(numel, 1)
     scales = body[: 4 * count].view("<f4")
     steps = (2.0 * scales.astype(np.float64) / top).astype(np.float32)
