@@ -1,0 +1,419 @@
+"""Ranks over ZeroMQ: TCP between processes or hosts, deaths noticed outside the collective, keys, join and leave.
+
+Callers: `executor.run` through the Transport interface; asynchronous modes through `send_to` and `recv_any`.
+
+ZeroMQ's I/O thread moves the bytes and answers heartbeats even while Python computes; whatever waits here also takes in
+what other peers send, so no order of sends and receives can lock up. Messages of one peer keep their order, so the next
+one must be what the schedule expects: anything else is a Mismatch. A rank that fails tells the others why, so that
+all name the same culprit. Used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, ClassVar, NoReturn
+
+import torch
+import zmq
+from torch import Tensor
+
+from laconic.errors import BadInput, CollectiveTimeout, Mismatch, NotAuthorised, PeerLost, TransportError
+from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Call, Incoming, Outgoing, Posted, Transport
+from laconic.transports.zeromq_keys import KEY_VARIABLE, host_to_bind, is_loopback
+from laconic.transports.zeromq_mesh import TICK_S, Mesh, Patience
+from laconic.transports.zeromq_peer import Arrival, Peer
+from laconic.transports.zeromq_wire import (
+    CHUNK_NBYTES,
+    Address,
+    Fault,
+    Header,
+    Kind,
+    dtype_code,
+    frames,
+)
+
+_REFUSALS_BELIEVED = 3
+_LINGER_S = 5.0
+_FAULTS: dict[type[TransportError], Fault] = {
+    PeerLost: Fault.LOST,
+    Mismatch: Fault.MISMATCH,
+    CollectiveTimeout: Fault.TIMEOUT,
+}
+_ERRORS = {int(fault): error for error, fault in _FAULTS.items()}
+
+Trackers = list[tuple[Peer, zmq.MessageTracker]]
+
+
+class ZmqTransport(Transport):
+    """One rank of a ZeroMQ world.
+
+    Args:
+        store: a torch.distributed Store with a prefix of this world's own; addresses are exchanged through it. None
+            for a rank that joins by `add_peer`.
+        bind: the address or interface to listen on and to advertise.
+        key: the job's key (see `zeromq_keys`): traffic is then encrypted, and only its holders may take part.
+        insecure: allow plain traffic beyond loopback.
+        heartbeat_s: how often a connection is asked for a sign of life.
+        silence_s: without any for so long a peer counts as lost; None: timeout_s / 3, at most 5 s.
+
+    Raises:
+        NotAuthorised: no key and not on loopback, or a peer has another key.
+        CollectiveTimeout: not every rank came within `timeout_s`.
+
+    Attributes:
+        address: what other ranks need to reach this one, `host:port:token`.
+    """
+
+    engine: ClassVar[str] = "zmq"
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        world_size: int,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        *,
+        bind: str = "127.0.0.1",
+        key: bytes | None = None,
+        insecure: bool = False,
+        heartbeat_s: float = 0.5,
+        silence_s: float | None = None,
+    ) -> None:
+        super().__init__(rank, world_size, timeout_s)
+        host = host_to_bind(bind)
+        if key is None and not insecure and not is_loopback(host):
+            raise NotAuthorised(
+                f"{self.where()} zmq: {bind} is open to the network and the job has no key; set {KEY_VARIABLE} or give "
+                "a key file (or insecure=True on a network you trust)",
+                rank=rank,
+            )
+        self.arena = Arena()
+        self._parcels: deque[tuple[int, int, Tensor]] = deque()
+        self._failure: TransportError | None = None
+        self._bad_news: tuple[type[TransportError], str, int, bool] | None = None
+        silence_s = min(timeout_s / 3, 5.0) if silence_s is None else silence_s
+        patience = Patience(heartbeat_s, silence_s, min(_LINGER_S, timeout_s))
+        self._mesh: Mesh | None = Mesh(rank, host, key, patience, self._deliver)
+        self.address = str(self._mesh.address)
+        try:
+            if store is not None:
+                self._meet(store)
+        except BaseException:
+            self.close()
+            raise
+
+    def _meet(self, store: Any) -> None:
+        """Exchange addresses through the store, connect to all, and wait until all have said hello."""
+        others = [peer for peer in range(self.world_size) if peer != self.rank]
+        store.set(f"zmq/{self.rank}", self.address)
+        if not others:
+            return
+        try:
+            store.wait([f"zmq/{peer}" for peer in others], timedelta(seconds=self.timeout_s))
+        except RuntimeError as error:  # the time is up, or the store is gone
+            missing = [peer for peer in others if not _has(store, f"zmq/{peer}")]
+            raise self._absent("no address", missing or others) from error
+        for rank in others:
+            self.add_peer(rank, store.get(f"zmq/{rank}").decode())
+        deadline = time.monotonic() + self.timeout_s
+        peers = self._open_mesh().peers
+        while missing := [rank for rank in others if not peers[rank].greeted]:
+            self._open_mesh().take_in()
+            for rank in missing:
+                self._check_hope(peers[rank], None)
+            if time.monotonic() > deadline:
+                raise self._absent("no hello", missing)
+
+    def _absent(self, what: str, missing: list[int]) -> CollectiveTimeout:
+        names = ", ".join(map(str, missing))
+        text = f"{self.where()} zmq: {what} from rank {names} in {self.timeout_s:g} s; were all ranks started?"
+        return CollectiveTimeout(text, rank=self.rank, peer=missing[0])
+
+    def close(self) -> None:
+        mesh, self._mesh = self._mesh, None
+        if mesh is not None:
+            mesh.close()
+
+    # peers that come and go
+
+    @property
+    def peers(self) -> list[int]:
+        """The ranks that can be reached, as far as known."""
+        mesh = self._open_mesh()
+        return sorted(rank for rank, peer in mesh.peers.items() if peer.dealer is not None and not peer.left)
+
+    @property
+    def rejected(self) -> int:
+        """Messages dropped because they were malformed or not from a rank of the job."""
+        return self._open_mesh().rejected
+
+    def add_peer(self, rank: int, address: str) -> None:
+        """Connect to a rank by its `address` and say hello, upon which it connects to us; does not wait.
+
+        Raises:
+            PayloadError: not an address.
+        """
+        self._open_mesh().add(rank, Address.parse(address))
+
+    def drop_peer(self, rank: int) -> None:
+        """Say goodbye to a rank and forget it; what it sent and nobody asked for is dropped."""
+        self._open_mesh().drop(rank)
+
+    # collectives
+
+    def begin(self, collective: str, algorithm: str, numel: int, dtype: str, detail: str = "", rounds: int = 0) -> Call:
+        mesh = self._usable_mesh()
+        call = super().begin(collective, algorithm, numel, dtype, detail, rounds)
+        for peer in mesh.peers.values():
+            if peer.queue:
+                self._compare(peer, peer.queue[0])
+        self._raise_bad_news(None)
+        return call
+
+    def post(self, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
+        self._usable_mesh()
+        assert self.call is not None
+        self.arena.recycle()
+        trackers: Trackers = []
+        for send in sends:
+            peer = self._peer(send.peer, round)
+            text = ""
+            if peer.signed != self.call.sequence:
+                peer.signed, text = self.call.sequence, self.call.signature
+            header = Header(Kind.DATA, self.call.sequence, self.call.code, round, 0, send.data.nbytes)
+            trackers += self._send(peer, header, text, send.data, round)
+            self.counters.count_sent(send.peer, send.data.nbytes)
+        return _ZmqRound(self, trackers, recvs, round)
+
+    def next_payload(self, rank: int, round: int, nbytes: int, chunk: int) -> memoryview:
+        """Wait for the next chunk from a peer, which must be the one described."""
+        peer = self._peer(rank, round)
+        deadline = time.monotonic() + self.timeout_s
+        while not peer.queue:
+            self._progress(peer, round, deadline)
+        arrival, call = peer.queue.popleft(), self.call
+        assert call is not None
+        header = arrival.header
+        if header.code != call.code:
+            self._fail(Mismatch, self._difference(peer, arrival, call), rank, round)
+        if (header.round, header.nbytes, header.chunk) != (round, nbytes, chunk):
+            came = f"{header.nbytes} bytes in round {header.round + 1}, expected {nbytes} in round {round + 1}"
+            self._fail(Mismatch, f"rank {rank} sent {came}, both being in {call.signature}", rank, round)
+        return arrival.payload
+
+    def wait_sent(self, trackers: Trackers, round: int | None) -> None:
+        """Wait until ZeroMQ has passed on every tracked slice."""
+        for peer, tracker in trackers:
+            deadline = time.monotonic() + self.timeout_s
+            while not tracker.done:
+                try:
+                    tracker.wait(TICK_S / 4)
+                except zmq.NotDone:
+                    # The peer may be waiting for us to take in what it sends.
+                    self._progress(peer, round, deadline, block=False)
+                    if peer.dealer is None:
+                        self._fail(PeerLost, peer.obituary, peer.rank, round)
+
+    # messages outside collectives
+
+    def send_to(self, peer: int, payload: Tensor, tag: int) -> Posted:
+        """Send a contiguous 1-D tensor to a peer, which gets it from `recv_any` with `tag` (0 … 2³²−1).
+
+        Returns at once; `sent()` of the result waits until the payload may be written to again.
+
+        Raises:
+            PeerLost: the peer was never added, has left or is lost; other peers can still be sent to.
+        """
+        mesh = self._usable_mesh()
+        if not 0 <= tag < 1 << 32 or payload.dim() != 1 or not payload.is_contiguous():
+            raise BadInput(f"send_to wants a contiguous 1-D tensor and 0 ≤ tag < 2³², got {payload.shape} and {tag}")
+        if peer not in self.peers:
+            known = mesh.peers.get(peer)
+            why = known.obituary if known else f"rank {peer} is not a peer; the peers: {self.peers}"
+            raise PeerLost(f"{self.where()} send_to: {why}", rank=self.rank, peer=peer)
+        header = Header(Kind.PARCEL, 0, tag, dtype_code(payload.dtype), 0, payload.nbytes)
+        trackers = self._send(mesh.peers[peer], header, "", payload, None)
+        self.counters.count_sent(peer, payload.nbytes)
+        return _ZmqRound(self, trackers, (), None)
+
+    def recv_any(self, timeout_s: float | None = None) -> tuple[int, int, Tensor]:
+        """The next tensor sent by `send_to` from any peer: (peer, tag, tensor).
+
+        Peers that leave or die do not end the wait as long as one can be reached.
+
+        Raises:
+            CollectiveTimeout: nothing came within `timeout_s` (None: the transport's own).
+            PeerLost: nobody is left to send anything.
+        """
+        mesh = self._usable_mesh()
+        wait_s = self.timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + wait_s
+        while not self._parcels:
+            if mesh.take_in():
+                continue
+            if mesh.peers and all(mesh.is_over(peer) for peer in mesh.peers.values()) and not mesh.take_in():
+                raise PeerLost(f"{self.where()} recv_any: every peer has left or is lost", rank=self.rank)
+            if time.monotonic() > deadline:
+                raise CollectiveTimeout(f"{self.where()} recv_any: nothing came in {wait_s:g} s", rank=self.rank)
+        peer, tag, tensor = self._parcels.popleft()
+        self.counters.count_received(peer, tensor.nbytes)
+        return peer, tag, tensor
+
+    def _send(self, peer: Peer, header: Header, text: str, data: Tensor, round: int | None) -> Trackers:
+        """Hand a slice to ZeroMQ, in chunks when long; the trackers tell when its memory is free again."""
+        trackers: Trackers = []
+        for head, piece in frames(header, text, data):
+            deadline = time.monotonic() + self.timeout_s
+            while peer.dealer is not None:
+                try:
+                    tracker = self._open_mesh().offer(peer.dealer, head, piece)
+                    break
+                except zmq.Again:  # its queue is full: take in what is under way, so that nobody waits for us
+                    self._progress(peer, round, deadline)
+            else:
+                self._fail(PeerLost, peer.obituary, peer.rank, round)
+            if tracker is not None:
+                trackers.append((peer, tracker))
+        return trackers
+
+    # receiving
+
+    def _deliver(self, peer: Peer, arrival: Arrival) -> None:
+        """Put a checked message where it is waited for."""
+        header = arrival.header
+        if header.kind == Kind.DATA:
+            peer.signature = arrival.text or peer.signature
+            peer.queue.append(arrival)
+            self._compare(peer, arrival)
+        elif header.kind == Kind.PARCEL:
+            tensor = peer.grow(header, arrival.payload)
+            if tensor is not None:
+                self._parcels.append((peer.rank, header.code, tensor))
+        elif header.kind == Kind.FAULT and header.code in _ERRORS and self._bad_news is None:
+            error, culprit, text = _ERRORS[header.code], header.round, f"{arrival.text} (told by rank {peer.rank})"
+            if culprit == self.rank:
+                culprit = peer.rank
+                text = f"rank {peer.rank} has given this rank up as lost" if error is PeerLost else text
+            self._bad_news = (error, text, culprit, False)
+
+    # liveness and errors
+
+    def _progress(self, peer: Peer, round: int | None, deadline: float, *, block: bool = True) -> None:
+        """Take in a message or wait a tick for one; raise when there is no hope for `peer`, or no time left."""
+        took = self._open_mesh().take_in(block=block)
+        self._raise_bad_news(round)
+        if not took:
+            self._check_hope(peer, round)
+            deaf = self._open_mesh().half_open()
+            if deaf is not None:
+                self._fail(PeerLost, f"peer {deaf.rank} broke the connection to this rank", deaf.rank, round)
+        if time.monotonic() > deadline and not peer.queue:
+            reason = f"nothing from or for peer {peer.rank} in {self.timeout_s:g} s, though it seems alive"
+            self._fail(CollectiveTimeout, reason, peer.rank, round)
+
+    def _check_hope(self, peer: Peer, round: int | None) -> None:
+        """Raise when nothing more can come from `peer`: it left, died or refuses us, and all it sent is taken in."""
+        if peer.queue:
+            return
+        if peer.refusals >= _REFUSALS_BELIEVED:
+            text = f"peer {peer.rank} refuses this rank's key; do all ranks have the same {KEY_VARIABLE} or key file?"
+            self._failure = NotAuthorised(f"{self.where(round)}: {text}", rank=self.rank, peer=peer.rank, round=round)
+            raise self._failure
+        if self._open_mesh().is_over(peer):
+            while self._open_mesh().take_in(block=False):
+                self._raise_bad_news(round)
+            if not peer.queue:
+                self._fail(PeerLost, peer.obituary, peer.rank, round)
+
+    def _compare(self, peer: Peer, arrival: Arrival) -> None:
+        """Notice at once that a peer is in another call than we are with the same sequence number."""
+        header, call = arrival.header, self.call
+        if call is not None and header.sequence == call.sequence and header.code != call.code:
+            self._bad_news = self._bad_news or (Mismatch, self._difference(peer, arrival, call), peer.rank, True)
+
+    def _difference(self, peer: Peer, arrival: Arrival, call: Call) -> str:
+        theirs = arrival.text or peer.signature or "another call"
+        if arrival.header.sequence != call.sequence:
+            theirs += f" (its call {arrival.header.sequence}, not {call.sequence})"
+        return f"rank {peer.rank} is in {theirs}, rank {self.rank} in {call.signature}"
+
+    def _raise_bad_news(self, round: int | None) -> None:
+        if self._bad_news is not None and self.call is not None:
+            error, reason, culprit, tell = self._bad_news
+            self._fail(error, reason, culprit, round, tell=tell)
+
+    def _fail(
+        self, error: type[TransportError], reason: str, culprit: int, round: int | None, *, tell: bool = True
+    ) -> NoReturn:
+        """Raise; in a collective also break this transport and tell the others why."""
+        failure = error(f"{self.where(round)}: {reason}", rank=self.rank, peer=culprit, round=round)
+        if self.call is not None:
+            self._failure = failure
+            mesh = self._open_mesh()
+            for peer in mesh.peers.values() if tell else ():
+                mesh.say(peer, Header(Kind.FAULT, 0, _FAULTS[error], culprit), reason)
+        raise failure
+
+    def _peer(self, rank: int, round: int | None) -> Peer:
+        peer = self._open_mesh().peers.get(rank)
+        if peer is None:
+            self._fail(PeerLost, f"rank {rank} is not a peer", rank, round)
+        return peer
+
+    def _open_mesh(self) -> Mesh:
+        if self._mesh is None:
+            raise TransportError(f"{self.where()}: this transport is closed", rank=self.rank)
+        return self._mesh
+
+    def _usable_mesh(self) -> Mesh:
+        if self._failure is not None:
+            old = self._failure
+            raise type(old)(str(old), rank=old.rank, peer=old.peer, round=old.round) from old
+        return self._open_mesh()
+
+
+class _ZmqRound(Posted):
+    def __init__(self, owner: ZmqTransport, trackers: Trackers, recvs: Sequence[Incoming], round: int | None) -> None:
+        self.owner = owner
+        self.trackers = trackers
+        self.recvs = recvs
+        self.round = round
+
+    def received(self, index: int) -> Tensor:
+        owner, incoming = self.owner, self.recvs[index]
+        assert self.round is not None
+        nbytes = incoming.numel * incoming.dtype.itemsize
+        payload = owner.next_payload(incoming.peer, self.round, nbytes, 0)
+        target = incoming.into
+        if target is None and payload.nbytes == nbytes and nbytes and incoming.device.type == "cpu":
+            # The frame itself will do; only small ones lie where ZeroMQ happened to read them.
+            data = torch.frombuffer(payload, dtype=torch.uint8)
+            if data.data_ptr() % incoming.dtype.itemsize == 0:
+                owner.counters.count_received(incoming.peer, nbytes)
+                return data.view(incoming.dtype)
+        if target is None:
+            target = owner.arena.take(incoming)
+        room = target.view(torch.uint8)
+        done = 0
+        while nbytes:
+            room[done : done + payload.nbytes].copy_(torch.frombuffer(payload, dtype=torch.uint8))
+            done += payload.nbytes
+            if done == nbytes:
+                break
+            payload = owner.next_payload(incoming.peer, self.round, nbytes, done // CHUNK_NBYTES)
+        owner.counters.count_received(incoming.peer, nbytes)
+        return target
+
+    def sent(self) -> None:
+        self.owner.wait_sent(self.trackers, self.round)
+        self.trackers = []
+
+
+def _has(store: Any, key: str) -> bool:
+    try:
+        return bool(store.check([key]))
+    except RuntimeError:
+        return False

@@ -1,0 +1,236 @@
+"""A rank's sockets and peers: who is there, what they send, and whether they still live. Knows nothing of collectives.
+
+Caller: `zeromq.py`, which hands in where checked messages go.
+
+One ROUTER takes what all peers send; one DEALER a peer carries what we send. Anything that is malformed, or not from a
+rank of the job, is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+
+from laconic.errors import BadInput, PayloadError
+from laconic.transports.zeromq_keys import Guard
+from laconic.transports.zeromq_peer import Arrival, Context, Peer, Socket, set_heartbeat
+from laconic.transports.zeromq_wire import (
+    MAX_FRAME_NBYTES,
+    TOKEN_NBYTES,
+    Address,
+    Header,
+    Kind,
+    chunk_nbytes,
+    speaker,
+    unpack,
+)
+
+# How long one look at the ROUTER lasts before monitors and deadlines are looked at again.
+TICK_S = 0.01
+# Below this, letting ZeroMQ copy a slice is cheaper than hearing from it when the slice is free again.
+_COPY_NBYTES = 65536
+# Chunks that wait unread per connection: what a stranger can make us hold is 64 MiB a connection.
+_RECEIVE_QUEUE = 64
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How often a connection is asked for a sign of life, after how long without one it is given up, and how long
+    closing waits for what is still queued."""
+
+    heartbeat_s: float
+    silence_s: float
+    linger_s: float
+
+
+class Mesh:
+    """The sockets of one rank.
+
+    Attributes:
+        peers: by rank, the lost and the departed included until they are dropped.
+        rejected: messages dropped.
+    """
+
+    def __init__(
+        self, rank: int, host: str, key: bytes | None, patience: Patience, deliver: Callable[[Peer, Arrival], None]
+    ) -> None:
+        self.rank = rank
+        self.peers: dict[int, Peer] = {}
+        self.rejected = 0
+        self._patience = patience
+        self._deliver = deliver
+        self._token = secrets.token_bytes(TOKEN_NBYTES)
+        self._watched_at = 0.0
+        self._context: Context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        try:
+            self._guard = Guard(self._context, key)
+            self._bind(host)
+        except BaseException:
+            self._router.close()
+            self._context.term()
+            raise
+
+    def _bind(self, host: str) -> None:
+        router = self._router
+        router.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.RCVTIMEO, int(TICK_S * 1000))
+        router.setsockopt(zmq.RCVHWM, _RECEIVE_QUEUE)
+        router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_NBYTES)
+        router.setsockopt(zmq.BACKLOG, 1024)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending tells whether a peer's connection still stands
+        router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a rank that comes back replaces its old connection
+        router.setsockopt(zmq.IPV6, ":" in host)
+        set_heartbeat(router, self._patience.heartbeat_s, self._patience.silence_s)
+        self._guard.server(router)
+        try:
+            router.bind(f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*")
+        except zmq.ZMQError as error:
+            self._guard.close()
+            raise BadInput(f"cannot bind to '{host}': {error.strerror}") from None
+
+    @property
+    def address(self) -> Address:
+        """Where this rank listens."""
+        host, port = self._router.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://").rsplit(":", 1)
+        return Address(host.strip("[]"), int(port), self._token)
+
+    def add(self, rank: int, address: Address) -> Peer:
+        """Connect to a rank and say hello; an older acquaintance of that number is dropped."""
+        self.drop(rank)
+        peer = Peer(rank, address, self.rank, self._token)
+        wait = self._patience
+        peer.connect(self._context, self._guard, wait.heartbeat_s, wait.silence_s, wait.linger_s)
+        self.peers[rank] = peer
+        self.say(peer, Header(Kind.HELLO), str(self.address))
+        return peer
+
+    def drop(self, rank: int) -> None:
+        """Say goodbye to a rank and forget it."""
+        peer = self.peers.pop(rank, None)
+        if peer is not None:
+            self.say(peer, Header(Kind.BYE))
+            peer.disconnect()
+
+    def close(self) -> None:
+        """Say goodbye to all; ends when that is out, after patience.linger_s at the latest."""
+        for rank in list(self.peers):
+            self.drop(rank)
+        self._router.close()
+        self._guard.close()
+        self._context.term()
+
+    # sending
+
+    def say(self, peer: Peer, header: Header, text: str = "") -> bool:
+        """Tell a peer something if that is possible at once; False when it is not."""
+        if peer.dealer is None:
+            return False
+        try:
+            peer.dealer.send(header.pack(text), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def offer(self, dealer: Socket, head: bytes, piece: memoryview | None) -> zmq.MessageTracker | None:
+        """Hand a message to ZeroMQ; the tracker, if any, tells when `piece` may be written to again.
+
+        Raises:
+            zmq.Again: the queue to this peer is full.
+        """
+        if piece is None:
+            dealer.send(head, zmq.NOBLOCK)
+            return None
+        dealer.send(head, zmq.NOBLOCK | zmq.SNDMORE)
+        if piece.nbytes < _COPY_NBYTES:
+            dealer.send(piece)
+            return None
+        return dealer.send(piece, copy=False, track=True)
+
+    # receiving
+
+    def take_in(self, *, block: bool = True) -> bool:
+        """Take in one message, waiting a tick at most; False when none came. Looks at the monitors in passing."""
+        router = self._router
+        try:
+            name = router.recv(0 if block else zmq.NOBLOCK)
+        except zmq.Again:
+            self._watch()
+            return False
+        head = router.recv() if router.getsockopt(zmq.RCVMORE) else b""
+        body: zmq.Frame | None = None
+        parts = 0
+        while router.getsockopt(zmq.RCVMORE):
+            body = router.recv(copy=False)
+            parts += 1
+        try:
+            if parts > 1:
+                raise PayloadError("a message has one payload")
+            self._file(name, head, body)
+        except PayloadError:
+            self.rejected += 1
+        if time.monotonic() - self._watched_at > TICK_S:
+            self._watch()
+        return True
+
+    def _file(self, name: bytes, head: bytes, body: zmq.Frame | None) -> None:
+        """Check one message and pass it on; PayloadError for what no rank of this job would send."""
+        rank = speaker(name, self._token)
+        if rank is None or rank == self.rank:
+            raise PayloadError("from a stranger")
+        header, text, inline = unpack(head)
+        payload = inline if body is None else body.buffer
+        if payload.nbytes != chunk_nbytes(header):
+            raise PayloadError("a chunk of the wrong length")
+        peer = self.peers.get(rank)
+        if header.kind == Kind.HELLO:
+            # A rank we do not know, or know at an older address, joins.
+            if peer is None or str(peer.address) != text:
+                peer = self.add(rank, Address.parse(text))
+            peer.greeted = True
+        if peer is None:
+            raise PayloadError("from a rank that is not a peer")
+        peer.heard_at = time.monotonic()
+        if header.kind == Kind.BYE:
+            peer.left = True
+        elif header.kind != Kind.HELLO:
+            self._deliver(peer, Arrival(header, text, payload))
+
+    # liveness
+
+    def _watch(self) -> None:
+        self._watched_at = time.monotonic()
+        for peer in self.peers.values():
+            peer.watch()
+
+    def is_over(self, peer: Peer) -> bool:
+        """Whether nothing can come from a peer any more, once what has come is taken in."""
+        if peer.left:
+            return True
+        if peer.cut_at is None:
+            return False
+        if time.monotonic() - max(peer.heard_at, peer.cut_at) > self._patience.silence_s:
+            return True
+        try:
+            self._router.send_multipart([peer.name, b""], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError:  # EHOSTUNREACH: its connection to us is gone as well
+            return True
+        return False
+
+    def half_open(self) -> Peer | None:
+        """A peer that no longer takes what we send although its own connection to us stands, if there is one."""
+        now = time.monotonic()
+        for peer in self.peers.values():
+            if peer.cut_at is not None and not peer.left and now - peer.cut_at > self._patience.silence_s:
+                try:
+                    self._router.send_multipart([peer.name, b""], zmq.NOBLOCK)
+                except zmq.ZMQError:
+                    continue
+                return peer
+        return None
