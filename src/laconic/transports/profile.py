@@ -1,0 +1,232 @@
+"""A link profile: what the network between these ranks costs, as measured, saved as JSON.
+
+Callers: `probe` makes one; `auto`, the simulator and the planner read it. Immutable; the same on every rank.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import itertools
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from laconic import schedules
+from laconic.errors import BadInput, LaconicError, ProfileError
+from laconic.schedules import Link
+
+FORMAT = "laconic link profile"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Residual:
+    """One measurement behind the fit: a round of `messages` messages of `nbytes` to one peer, and what the fit says."""
+
+    messages: int
+    nbytes: int
+    measured_s: float
+    fitted_s: float
+
+    @property
+    def relative(self) -> float:
+        """(fitted − measured) / measured."""
+        return self.fitted_s / self.measured_s - 1.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What `probe` found.
+
+    Attributes:
+        engine: the engine it was measured on.
+        world_size: the ranks that took part.
+        link: the fitted LogGP parameters with the reduction cost.
+        residuals: each measurement beside its fit.
+        measured: for each all-reduce algorithm, and `native`, its (nbytes, seconds), by rising nbytes.
+        hosts: the host of each rank.
+        created: when, in UTC (ISO 8601).
+        versions: of Python, torch and Laconic.
+    """
+
+    engine: str
+    world_size: int
+    link: Link
+    residuals: tuple[Residual, ...] = ()
+    measured: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    hosts: tuple[str, ...] = ()
+    created: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def relative_rms(self) -> float:
+        """The root of the mean squared relative residual: 0.1 means that the fit is typically 10 % off."""
+        if not self.residuals:
+            return 0.0
+        return math.sqrt(sum(r.relative**2 for r in self.residuals) / len(self.residuals))
+
+    def seconds(self, algorithm: str, world_size: int, nbytes: int) -> float:
+        """The time of an all-reduce of `nbytes` by `algorithm`, measured where possible, else by the closed form.
+
+        Between measured sizes log-log linear; below the smallest constant (latency rules there); beyond the largest
+        linear in bytes (bandwidth rules). `native` that was not measured is taken for a ring.
+
+        Raises:
+            UnknownName: no such algorithm.
+        """
+        points = self.measured.get(algorithm, ())
+        if points and world_size == self.world_size:
+            return _interpolated(points, nbytes)
+        name = "ring" if algorithm == "native" else algorithm
+        return schedules.get("all_reduce", name).seconds(world_size, nbytes, self.link)
+
+    def cheapest(self, world_size: int, nbytes: int, candidates: Iterable[str]) -> str:
+        """The candidate with the least `seconds`; of equals, the one named first.
+
+        >>> Profile("gloo", 4, Link.parse("1gbit,50us")).cheapest(8, 100_000_000, ["tree", "ring", "butterfly"])
+        'ring'
+        """
+        names = list(candidates)
+        if not names:
+            raise BadInput("there are no algorithms to choose from")
+        return min(names, key=lambda name: self.seconds(name, world_size, nbytes))
+
+    def to_json(self) -> str:
+        """The profile as JSON text; `from_json` gives back an equal one."""
+        body = {
+            **asdict(self),
+            "format": FORMAT,
+            "version": VERSION,
+            "relative_rms": self.relative_rms,
+        }
+        return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Profile:
+        """Read `to_json`'s text.
+
+        Raises:
+            ProfileError: not JSON, not a link profile, from another version, or with a wrong field.
+        """
+        try:
+            body = json.loads(text)
+        except ValueError as error:
+            raise ProfileError(f"the link profile is not JSON: {error}") from error
+        if not isinstance(body, dict) or body.get("format") != FORMAT:
+            raise ProfileError("this JSON is not a link profile; make one with: laconic probe")
+        if body.get("version") != VERSION:
+            raise ProfileError(
+                f"the link profile has version {body.get('version')}, this Laconic reads version {VERSION}; "
+                "make a new one with: laconic probe"
+            )
+        try:
+            return cls(
+                engine=_text(body["engine"]),
+                world_size=_whole(body["world_size"], least=1),
+                link=Link(**{name: _number(value) for name, value in body["link"].items()}),
+                residuals=tuple(_residual(r) for r in body["residuals"]),
+                measured={_text(name): _points(points) for name, points in body["measured"].items()},
+                hosts=tuple(_text(host) for host in body["hosts"]),
+                created=_text(body["created"]),
+                versions={_text(name): _text(version) for name, version in body["versions"].items()},
+            )
+        except KeyError as error:
+            raise ProfileError(f"the link profile has no field {error}") from error
+        except (TypeError, ValueError, AttributeError, LaconicError) as error:
+            raise ProfileError(f"the link profile has a wrong value: {error}") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to `path`: whoever reads it sees the old file or the new one, never a part."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(self.to_json())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Profile:
+        """Read a saved profile.
+
+        Raises:
+            ProfileError: naming the file and what is wrong with it.
+        """
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ProfileError(f"there is no link profile at {path}; make one with: laconic probe") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise ProfileError(f"{path} cannot be read: {error}") from error
+        except ProfileError as error:
+            raise ProfileError(f"{path}: {error}") from error
+
+
+def _interpolated(points: tuple[tuple[int, float], ...], nbytes: int) -> float:
+    sizes = [size for size, _ in points]
+    after = bisect.bisect_left(sizes, nbytes)
+    if after == 0:
+        return points[0][1]
+    size0, seconds0 = points[after - 1]
+    if after < len(points):
+        size1, seconds1 = points[after]
+        share = math.log(nbytes / size0) / math.log(size1 / size0)
+        return seconds0 * math.exp(share * math.log(seconds1 / seconds0))
+    slope = 0.0
+    if len(points) > 1:
+        size_before, seconds_before = points[-2]
+        slope = (seconds0 - seconds_before) / (size0 - size_before)
+    if slope <= 0:  # one point, or noise: then in proportion
+        slope = seconds0 / size0
+    return seconds0 + slope * (nbytes - size0)
+
+
+def _points(points: Any) -> tuple[tuple[int, float], ...]:
+    pairs = tuple((_whole(nbytes, least=1), _number(seconds)) for nbytes, seconds in points)
+    if any(seconds <= 0 for _, seconds in pairs):
+        raise ValueError("a measured time is not above zero")
+    if any(a[0] >= b[0] for a, b in itertools.pairwise(pairs)):
+        raise ValueError("measured sizes do not rise")
+    return pairs
+
+
+def _residual(values: Mapping[str, Any]) -> Residual:
+    residual = Residual(
+        _whole(values["messages"], least=1),
+        _whole(values["nbytes"]),
+        _number(values["measured_s"]),
+        _number(values["fitted_s"]),
+    )
+    if residual.measured_s <= 0:
+        raise ValueError("a measured time is not above zero")
+    return residual
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is not a finite number")
+    return float(value)
+
+
+def _whole(value: Any, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{value!r} is not a whole number of at least {least}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a text")
+    return value
