@@ -1,1 +1,96 @@
-"""Train PyTorch models over networks slower than the model."""
+"""Laconic trains PyTorch models over networks slower than the model.
+
+    import laconic
+    world = laconic.init()                      # torchrun, mpiexec, or alone: same script
+    laconic.all_reduce(tensor)                  # the cheapest algorithm for this link and size
+
+Names are imported on first use, so that `import laconic` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from laconic import codecs, errors, schedules
+    from laconic.codecs import Codec, codec
+    from laconic.errors import LaconicError
+    from laconic.exchange.collectives import (
+        all_gather,
+        all_reduce,
+        all_to_all,
+        barrier,
+        broadcast,
+        reduce,
+        reduce_scatter,
+    )
+    from laconic.schedules.link import Link
+    from laconic.transports.loggp import Network, Simulation, simulate
+    from laconic.transports.probe import probe
+    from laconic.transports.profile import Profile
+    from laconic.transports.world import World, init
+
+_HOME = {
+    "Codec": "codecs",
+    "LaconicError": "errors",
+    "Link": "schedules.link",
+    "Network": "transports.loggp",
+    "Profile": "transports.profile",
+    "Simulation": "transports.loggp",
+    "World": "transports.world",
+    "all_gather": "exchange.collectives",
+    "all_reduce": "exchange.collectives",
+    "all_to_all": "exchange.collectives",
+    "barrier": "exchange.collectives",
+    "broadcast": "exchange.collectives",
+    "codec": "codecs",
+    "codecs": "",
+    "errors": "",
+    "init": "transports.world",
+    "probe": "transports.probe",
+    "reduce": "exchange.collectives",
+    "reduce_scatter": "exchange.collectives",
+    "schedules": "",
+    "simulate": "transports.loggp",
+}
+
+__all__ = [
+    "Codec",
+    "LaconicError",
+    "Link",
+    "Network",
+    "Profile",
+    "Simulation",
+    "World",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "codec",
+    "codecs",
+    "errors",
+    "init",
+    "probe",
+    "reduce",
+    "reduce_scatter",
+    "schedules",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'laconic' has no attribute '{name}'")
+    home = _HOME[name]
+    module = importlib.import_module(f"laconic.{home or name}")
+    value = getattr(module, name) if home else module
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -61,13 +61,22 @@ class _Key:
         return isinstance(other, _Key) and other.schedule is self.schedule and other.rank == self.rank
 
 
-def run(schedule: Schedule, buffer: Tensor, transport: Transport, op: str = "sum") -> None:
+def run(
+    schedule: Schedule,
+    buffer: Tensor,
+    transport: Transport,
+    op: str = "sum",
+    *,
+    claim: tuple[str, str, int, str] | None = None,
+) -> None:
     """Run `schedule` in place on `buffer`, a contiguous 1-D tensor of schedule.numel values.
 
     Adds are applied in schedule order, so equal inputs give equal bits in every run.
 
     Args:
         op: what "add" means: sum, mean (sum here; the caller divides), max, min or product.
+        claim: the call the ranks must agree on, when it is not this schedule itself: (collective, algorithm, numel,
+            dtype).
 
     Raises:
         PeerLost, Mismatch, CollectiveTimeout: naming rank, round and peer.
@@ -78,7 +87,8 @@ def run(schedule: Schedule, buffer: Tensor, transport: Transport, op: str = "sum
         raise BadInput(f"the schedule is for {schedule.world_size} ranks, the transport has {transport.world_size}")
     combine = _combiner(op)
     dtype = str(buffer.dtype).removeprefix("torch.")
-    transport.begin(schedule.collective, schedule.algorithm, schedule.numel, dtype, op, schedule.rounds)
+    called = claim or (schedule.collective, schedule.algorithm, schedule.numel, dtype)
+    transport.begin(*called, detail=op, rounds=schedule.rounds)
     for step in _compiled(_Key(schedule, transport.rank)):
         outgoing = [Outgoing(s.peer, buffer[s.start : s.stop]) for s in step.sends]
         incoming = [

@@ -7,13 +7,12 @@ failure notes, never gradients.
 from __future__ import annotations
 
 import os
-import socket
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
 
-from laconic.errors import BadInput
+from laconic.errors import BadInput, MissingExtra
 
 _MPI_RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 _LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -75,15 +74,8 @@ def _from_torchrun(timeout_s: float) -> Place:
 
 
 def _from_mpi() -> Place:
-    from laconic.transports.mpi import world_of_mpi
-
-    rank, world_size = world_of_mpi()
-    return Place(rank, world_size, "mpiexec", None)
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise MissingExtra("mpi4py", "mpi") from error
+    return Place(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), "mpiexec", None)

@@ -1,0 +1,1 @@
+"""Where codec, schedule and transport meet: the collectives a user calls."""

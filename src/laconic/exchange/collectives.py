@@ -1,0 +1,211 @@
+"""The collectives as a user calls them: any tensor, any engine, the algorithm by name or by `auto`.
+
+Callers: users (`laconic.all_reduce`), the DDP hook and everything above. Tensors are changed in place where torch
+changes them in place; non-contiguous, half, integer and empty tensors work as with torch.distributed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from laconic.errors import BadInput, UnknownName
+from laconic.exchange import auto
+from laconic.schedules import registry
+from laconic.schedules.schedule import bounds
+from laconic.transports.executor import REDUCTIONS, run
+from laconic.transports.rendezvous import find_place
+from laconic.transports.torchdist import TorchTransport
+from laconic.transports.world import World, current
+
+Group = World | dist.ProcessGroup | None
+_wrapped: dict[int, tuple[dist.ProcessGroup, World]] = {}
+
+
+def all_reduce(
+    tensor: Tensor, op: str = "sum", *, algorithm: str = "auto", group: Group = None, **parameters: Any
+) -> Tensor:
+    """Combine `tensor` over all ranks, in place on every rank; returns it.
+
+    Args:
+        op: sum, mean, max, min or product.
+        algorithm: auto, native (the engine's own), or a schedule's name; see `laconic.schedules.names()`.
+        group: a World or a torch process group; the default world when None.
+        parameters: the algorithm's own, e.g. segment= for ring, hosts= for hierarchical.
+
+    Raises:
+        UnknownName: no such algorithm or reduction.
+        PeerLost, Mismatch, CollectiveTimeout: on every rank, naming rank, round and peer.
+
+    Example:
+        >>> import torch, laconic
+        >>> laconic.all_reduce(torch.ones(3), algorithm="ring")
+        tensor([1., 1., 1.])
+    """
+    world = world_of(group)
+    valid = {"auto", *auto.candidates(world)}
+    if algorithm not in valid:
+        raise UnknownName("all_reduce algorithm", algorithm, valid)
+    flat = _flat(tensor, op, world)
+    if world.world_size > 1:
+        if algorithm == "auto":
+            algorithm = auto.pick(world, flat.nbytes)
+        if flat.numel() == 0 or algorithm == auto.NATIVE:
+            _agree(world, f"all_reduce {op}", algorithm, flat)
+        if flat.numel() > 0:
+            if algorithm == auto.NATIVE:
+                if not world.transport.native_all_reduce(flat, op):
+                    run(registry.build("all_reduce", "ring", world.world_size, flat.numel()), flat, world.transport, op)
+            else:
+                schedule = registry.build("all_reduce", algorithm, world.world_size, flat.numel(), **parameters)
+                run(schedule, flat, world.transport, op)
+        if op == "mean":
+            flat.div_(world.world_size)
+    return _restore(tensor, flat)
+
+
+def broadcast(tensor: Tensor, root: int = 0, *, algorithm: str = "tree", group: Group = None) -> Tensor:
+    """Copy the root's `tensor` to every rank, in place; returns it."""
+    return _rooted("broadcast", tensor, root, "sum", algorithm, group)
+
+
+def reduce(tensor: Tensor, root: int = 0, op: str = "sum", *, algorithm: str = "tree", group: Group = None) -> Tensor:
+    """Combine `tensor` over all ranks into the root's; the other ranks' tensors are scratch afterwards."""
+    return _rooted("reduce", tensor, root, op, algorithm, group)
+
+
+def reduce_scatter(
+    tensor: Tensor, op: str = "sum", *, algorithm: str = "ring", group: Group = None, **parameters: Any
+) -> Tensor:
+    """Combine `tensor` over all ranks and return this rank's share of the flattened result.
+
+    Rank r gets values ⌊r·numel/P⌋ to ⌊(r+1)·numel/P⌋; `tensor` itself is left alone.
+    """
+    world = world_of(group)
+    registry.get("reduce_scatter", algorithm)
+    flat = _flat(tensor, op, world, fresh=True)
+    if world.world_size > 1:
+        run(_schedule("reduce_scatter", algorithm, world, flat, **parameters), flat, world.transport, op)
+        if op == "mean":
+            flat.div_(world.world_size)
+    edges = bounds(flat.numel(), world.world_size)
+    mine = flat[int(edges[world.rank]) : int(edges[world.rank + 1])]
+    return mine.clone().to(tensor.device)
+
+
+def all_gather(tensor: Tensor, *, algorithm: str = "ring", group: Group = None, **parameters: Any) -> Tensor:
+    """Every rank's `tensor`, stacked by rank: shape (P, *tensor.shape) on every rank."""
+    world = world_of(group)
+    registry.get("all_gather", algorithm)
+    mine = _flat(tensor, "copy", world)
+    everything = torch.empty(world.world_size * mine.numel(), dtype=mine.dtype, device=mine.device)
+    everything[world.rank * mine.numel() : (world.rank + 1) * mine.numel()] = mine
+    if world.world_size > 1:
+        run(_schedule("all_gather", algorithm, world, everything, **parameters), everything, world.transport)
+    return _shaped(everything, (world.world_size, *tensor.shape), tensor)
+
+
+def all_to_all(tensor: Tensor, *, algorithm: str = "direct", group: Group = None) -> Tensor:
+    """Block j of rank i's `tensor` (cut along dim 0 into P equal blocks) becomes block i of rank j's result."""
+    world = world_of(group)
+    registry.get("all_to_all", algorithm)
+    if tensor.dim() == 0 or tensor.shape[0] % world.world_size:
+        raise BadInput(f"all_to_all: dim 0 of {tuple(tensor.shape)} is not a multiple of {world.world_size} ranks")
+    flat = _flat(tensor, "copy", world, fresh=True)
+    if world.world_size > 1:
+        run(_schedule("all_to_all", algorithm, world, flat), flat, world.transport)
+    return _shaped(flat, tuple(tensor.shape), tensor)
+
+
+def barrier(*, group: Group = None) -> None:
+    """Return once every rank has called it."""
+    world = world_of(group)
+    if world.world_size > 1:
+        _agree(world, "barrier", "butterfly", torch.empty(0))
+
+
+def world_of(group: Group) -> World:
+    """The World behind `group`: itself, the default one, or one made for a torch process group (by all its ranks)."""
+    if group is None:
+        return current()
+    if isinstance(group, World):
+        return group
+    if not isinstance(group, dist.ProcessGroup):
+        raise BadInput(f"group must be a laconic World or a torch process group, got {type(group).__name__}")
+    found = _wrapped.get(id(group))
+    if found is None or found[0] is not group:
+        place = find_place(60.0)
+        store = dist.PrefixStore(f"laconic/group/{group.group_name}", cast(dist.Store, place.store))
+        found = (group, World(TorchTransport(store, group.rank(), group.size())))
+        _wrapped[id(group)] = found
+    return found[1]
+
+
+def _rooted(collective: str, tensor: Tensor, root: int, op: str, algorithm: str, group: Group) -> Tensor:
+    world = world_of(group)
+    registry.get(collective, algorithm)
+    if not 0 <= root < world.world_size:
+        raise BadInput(f"{collective}: root must be a rank from 0 to {world.world_size - 1}, got {root}")
+    flat = _flat(tensor, op if collective == "reduce" else "copy", world)
+    if world.world_size > 1:
+        run(_schedule(collective, algorithm, world, flat, root=root), flat, world.transport, op)
+        if op == "mean":
+            flat.div_(world.world_size)
+    return _restore(tensor, flat)
+
+
+def _schedule(collective: str, algorithm: str, world: World, flat: Tensor, **parameters: Any) -> Any:
+    if flat.numel() == 0:
+        _agree(world, collective, algorithm, flat)
+    return registry.build(collective, algorithm, world.world_size, flat.numel(), **parameters)
+
+
+def _agree(world: World, what: str, algorithm: str, flat: Tensor) -> None:
+    """One byte round the butterfly, under the true call's name: a barrier that notices when calls differ.
+
+    An empty tensor has no messages to notice it by, and gloo's own all-reduce aborts on unequal sizes.
+    """
+    schedule = registry.build("all_reduce", "butterfly", world.world_size, 1)
+    claim = (what, algorithm, flat.numel(), str(flat.dtype).removeprefix("torch."))
+    run(schedule, torch.zeros(1, dtype=torch.uint8), world.transport, "max", claim=claim)
+
+
+def _flat(tensor: Tensor, op: str, world: World, fresh: bool = False) -> Tensor:
+    """`tensor` as a contiguous 1-D tensor the engine can run on: a view where possible, a copy where not."""
+    if op not in (*REDUCTIONS, "copy"):
+        raise UnknownName("reduction", op, REDUCTIONS)
+    if tensor.layout is not torch.strided:
+        raise BadInput(f"a dense tensor is needed, got layout {tensor.layout}; use .to_dense()")
+    values = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    if tensor.is_complex() and op not in ("sum", "mean", "copy"):
+        raise BadInput(f"{op} of complex tensors is not defined")
+    if tensor.dtype == torch.bool and op != "copy":
+        values = values.view(torch.uint8)
+        if op in ("sum", "mean"):
+            raise BadInput(f"{op} of bool tensors is not defined; use max for 'any', min for 'all', or an integer dtype")
+    if op == "mean" and not (values.is_floating_point() or tensor.is_complex()):
+        raise BadInput(f"mean of {tensor.dtype} is not defined; use sum, or a floating dtype")
+    if values.device.type != "cpu" and world.engine != "nccl":
+        values = values.cpu()
+    flat = values.contiguous().view(-1)
+    return flat.clone() if fresh and flat.data_ptr() == tensor.data_ptr() else flat
+
+
+def _restore(tensor: Tensor, flat: Tensor) -> Tensor:
+    """Put the result back into `tensor` unless `flat` was a view of it."""
+    if flat.data_ptr() != tensor.data_ptr() and tensor.numel():
+        with torch.no_grad():
+            tensor.copy_(_shaped(flat, tuple(tensor.shape), tensor))
+    return tensor
+
+
+def _shaped(flat: Tensor, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """`flat` in `shape`, with the dtype and device of `like`."""
+    if like.is_complex():
+        return torch.view_as_complex(flat.view(*shape, 2)).to(like.device)
+    if like.dtype == torch.bool:
+        flat = flat.view(torch.bool)
+    return flat.view(shape).to(like.device)

@@ -1,0 +1,190 @@
+"""`laconic.init()`: one script for torchrun, mpiexec, Laconic's own launcher, or alone.
+
+A World is this process's rank, its transport, and what is known about the link.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch.distributed as dist
+
+from laconic.errors import BadInput, UnknownName
+from laconic.transports.base import DEFAULT_TIMEOUT_S, Transport
+from laconic.transports.profile import Profile
+from laconic.transports.rendezvous import Place, find_place
+
+_current: World | None = None
+_generations = 0
+
+
+@dataclass
+class World:
+    """One rank's view of the job.
+
+    Attributes:
+        transport: the engine that carries messages.
+        profile: what the link costs; measured on the first `algorithm="auto"` when not given.
+    """
+
+    transport: Transport
+    profile: Profile | None = None
+    _closed: bool = field(default=False, repr=False)
+
+    @property
+    def rank(self) -> int:
+        return self.transport.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.transport.world_size
+
+    @property
+    def engine(self) -> str:
+        return self.transport.engine
+
+    def close(self) -> None:
+        """Close the transport; safe to call twice."""
+        global _current
+        if not self._closed:
+            self._closed = True
+            self.transport.close()
+        if _current is self:
+            _current = None
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def init(
+    engine: str | None = None,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    profile: Profile | str | Path | None = None,
+    key_file: str | Path | None = None,
+    bind: str | None = None,
+    insecure: bool = False,
+) -> World:
+    """Join the job this process was started in, and make it the default for every collective.
+
+    Under torchrun (or an initialised torch.distributed) the ranks are torchrun's; under mpiexec they are MPI's; otherwise
+    the world has one rank. Communication runs on a process group, communicator or sockets of Laconic's own.
+
+    Args:
+        engine: gloo, nccl, mpi or zmq; by default mpi under mpiexec, else gloo. `LACONIC_ENGINE` sets it too.
+        timeout_s: the longest any wait may take.
+        profile: a link profile or its path (`laconic probe` writes one); `LACONIC_LINK` names one too.
+        key_file: the job's key for zmq; `LACONIC_KEY` holds one too.
+        bind: the address zmq listens on; loopback by default.
+        insecure: let zmq speak plainly beyond loopback.
+
+    Example:
+        >>> world = init()
+        >>> world.rank, world.world_size
+        (0, 1)
+        >>> world.close()
+    """
+    global _current, _generations
+    if _current is not None:
+        if engine in (None, _current.engine) and profile is None:
+            return _current
+        raise BadInput(f"laconic.init was called before with engine '{_current.engine}'; close that world first")
+    if timeout_s <= 0:
+        raise BadInput(f"timeout_s must be above zero, got {timeout_s}")
+    name = engine or os.environ.get("LACONIC_ENGINE")
+    if name is not None and name not in _ENGINES:
+        raise UnknownName("engine", name, _ENGINES)
+    known = _load(profile or os.environ.get("LACONIC_LINK"))
+    place = find_place(timeout_s)
+    if name is None:
+        name = "mpi" if place.launcher == "mpiexec" else "gloo"
+    _generations += 1
+    options = Options(timeout_s, key_file, bind, insecure, _generations)
+    _current = World(_ENGINES[name](place, options), known)
+    atexit.register(_current.close)
+    return _current
+
+
+def current() -> World:
+    """The default world; joins the job when `init` was not called yet."""
+    return _current if _current is not None else init()
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `init` was asked for, for the engine's opener."""
+
+    timeout_s: float
+    key_file: str | Path | None
+    bind: str | None
+    insecure: bool
+    generation: int
+
+
+def _load(profile: Profile | str | Path | None) -> Profile | None:
+    return profile if profile is None or isinstance(profile, Profile) else Profile.load(profile)
+
+
+def _store(place: Place, options: Options, engine: str) -> dist.Store:
+    """The store under a prefix that no other generation uses."""
+    if place.store is None:
+        raise BadInput(f"engine '{engine}' needs torchrun's store; under mpiexec use engine 'mpi'")
+    return dist.PrefixStore(f"{engine}/g{options.generation}", place.store)
+
+
+def _open_gloo(place: Place, options: Options) -> Transport:
+    from laconic.transports.torchdist import TorchTransport
+
+    store = _store(place, options, "gloo")
+    return TorchTransport(store, place.rank, place.world_size, options.timeout_s, store_host=place.store_host)
+
+
+def _open_nccl(place: Place, options: Options) -> Transport:
+    from datetime import timedelta
+
+    from laconic.transports.torchdist import TorchTransport
+
+    if not dist.is_initialized():
+        raise BadInput("engine 'nccl' needs torch.distributed.init_process_group to have been called")
+    group = dist.new_group(backend="nccl", timeout=timedelta(seconds=options.timeout_s))
+    store = _store(place, options, "nccl")
+    return TorchTransport(
+        store, place.rank, place.world_size, options.timeout_s, group=group, store_host=place.store_host
+    )
+
+
+def _open_mpi(place: Place, options: Options) -> Transport:
+    from laconic.transports.mpi import MpiTransport
+
+    return MpiTransport(timeout_s=options.timeout_s)
+
+
+def _open_zmq(place: Place, options: Options) -> Transport:
+    from laconic.transports.zeromq import ZmqTransport
+    from laconic.transports.zeromq_keys import read_key
+
+    return ZmqTransport(
+        _store(place, options, "zmq"),
+        place.rank,
+        place.world_size,
+        options.timeout_s,
+        bind=options.bind or "127.0.0.1",
+        key=read_key(options.key_file),
+        insecure=options.insecure,
+    )
+
+
+_ENGINES: dict[str, Callable[[Place, Options], Transport]] = {
+    "gloo": _open_gloo,
+    "mpi": _open_mpi,
+    "nccl": _open_nccl,
+    "zmq": _open_zmq,
+}
+ENGINES = tuple(sorted(_ENGINES))
