@@ -46,7 +46,7 @@ class FlexPoint(Codec):
     >>> import torch
     >>> codec = FlexPoint(8)
     >>> codec.decode(codec.encode(torch.tensor([1.0, 0.5, -0.004])), 3)
-    tensor([ 1.0000,  0.5000, -0.0000])
+    tensor([1.0000, 0.5000, 0.0000])
 
     Source: Köster et al., Flexpoint, NeurIPS 2017, §3.
     Differs: the exponent is a 32-bit integer instead of 5 bits with a bias; the state of Autoflex is the caller's.
@@ -148,7 +148,7 @@ def predict_exponent(peaks: Sequence[float], exponent: int, bits: int = 16) -> i
     >>> predict_exponent([0.9, 1.0, 1.1], exponent=-14)
     -13
     >>> predict_exponent([1.0, 32767 * 2.0**-14], exponent=-14)  # saturated: make room
-    -12
+    -11
 
     Source: Köster et al., Flexpoint, NeurIPS 2017, the Autoflex algorithm with α = 2, β = 3, γ = 100.
     """
