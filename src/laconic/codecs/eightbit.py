@@ -128,6 +128,12 @@ class BlockScaled(Codec):
             raise NonFiniteError(f"{self.name}: x[{index}] is {x[index]}; only finite values can be encoded")
 
 
+def check_offset(name: str, offset: int | None) -> None:
+    """An exponent offset: None, or a whole number for which 15 · 10^offset and its inverse are float32."""
+    if offset is not None and (type(offset) is not int or not -30 <= offset <= 30):
+        raise BadInput(f"{name}: offset must be a whole number from -30 to 30, or none, got {offset!r}")
+
+
 @njit(nogil=True, cache=True)
 def largest(x: Array) -> np.uint32:
     """The bits of the largest magnitude; NaN and infinity are larger than any finite one."""
