@@ -125,10 +125,10 @@ def _round_at_random(
     """q = ⌊v⌋ + (r < v − ⌊v⌋) with r uniform in [0, 1), a multiple of 2⁻²⁴."""
     for i in range(codes.size):
         v = np.float32(np.float32(values[i] * power) * inverse)
-        floor = np.floor(v)
+        floor = np.float32(np.floor(v))
         r = np.float32(np.float32(np.int32(bits32(key, first + i) >> np.uint32(8))) * np.float32(2.0**-24))
-        up = np.int32(1) if r < np.float32(v - floor) else np.int32(0)
-        codes[i] = np.int8(min(np.int32(floor) + up, np.int32(127)))
+        q = np.float32(floor + np.float32(1)) if r < np.float32(v - floor) else floor
+        codes[i] = np.int8(np.int32(min(q, np.float32(127))))
 
 
 @njit(nogil=True, cache=True)
