@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laconic.codecs import codec, entropy
+from laconic.codecs import codec, huffman
 from laconic.errors import BadInput, PayloadError
 from reference import codec_entropy
 
@@ -36,7 +36,7 @@ def symbols(draw):
 
 def compressed(data):
     room = np.empty(data.size + 8, np.uint8)
-    return room[: entropy.compress(data, room)]
+    return room[: huffman.compress(data, room)]
 
 
 @few
@@ -45,14 +45,14 @@ def test_bytes_are_the_references_and_come_back(data):
     body = compressed(data)
     assert body.tobytes() == codec_entropy.compress(data.tobytes())
     assert body.size <= data.size + 8
-    assert entropy.decompress(body, data.size).tobytes() == data.tobytes()
+    assert huffman.decompress(body, data.size).tobytes() == data.tobytes()
     assert codec_entropy.decompress(body.tobytes()) == data.tobytes()
 
 
 @few
 @given(counts=st.lists(st.integers(0, 2**20), min_size=256, max_size=256), limit=st.integers(8, 11))
 def test_code_lengths_are_a_complete_code_within_the_limit(counts, limit):
-    lengths = entropy.code_lengths(np.array(counts), limit)
+    lengths = huffman.code_lengths(np.array(counts), limit)
     assert lengths.tolist() == codec_entropy.code_lengths(counts, limit)
     used = lengths[lengths > 0].astype(int)
     assert used.size == np.count_nonzero(counts)
@@ -63,7 +63,7 @@ def test_code_lengths_are_a_complete_code_within_the_limit(counts, limit):
 def test_lengths_are_huffmans_where_the_limit_does_not_bind():
     counts = np.zeros(256, np.int64)
     counts[[65, 66, 67, 68, 69, 70]] = [45, 13, 12, 16, 9, 5]
-    assert entropy.code_lengths(counts, 11)[65:71].tolist() == [1, 3, 3, 3, 4, 4]
+    assert huffman.code_lengths(counts, 11)[65:71].tolist() == [1, 3, 3, 3, 4, 4]
 
 
 def test_a_limit_that_binds_costs_little():
@@ -72,7 +72,7 @@ def test_a_limit_that_binds_costs_little():
     counts[:2] = 1
     for i in range(2, 25):
         counts[i] = counts[i - 1] + counts[i - 2]
-    lengths = entropy.code_lengths(counts, 11)
+    lengths = huffman.code_lengths(counts, 11)
     heap, unlimited = counts[:25].tolist(), 0
     heapq.heapify(heap)
     while len(heap) > 1:  # Huffman's algorithm: merging the two rarest adds a bit to all that they hold
@@ -108,7 +108,7 @@ def test_any_bytes_give_symbols_or_payload_error(data, where):
     cut = body[: where.draw(st.integers(0, body.size))]
     for damaged in (body, cut):
         try:
-            found = entropy.decompress(damaged, data.size)
+            found = huffman.decompress(damaged, data.size)
         except PayloadError:
             continue
         assert found.size <= data.size
@@ -118,26 +118,26 @@ def test_a_table_that_is_no_code_is_refused():
     body = compressed(np.zeros(1000, np.uint8)).copy()
     body[8:136] = 0x11  # 256 codes of one bit
     with pytest.raises(PayloadError, match="code lengths"):
-        entropy.decompress(body, 1000)
+        huffman.decompress(body, 1000)
     body[8:136] = 0xFF  # 15 bits
     with pytest.raises(PayloadError, match="code lengths"):
-        entropy.decompress(body, 1000)
+        huffman.decompress(body, 1000)
     body[8:136] = 0  # no code at all
     with pytest.raises(PayloadError, match="do not hold"):
-        entropy.decompress(body, 1000)
+        huffman.decompress(body, 1000)
 
 
 def test_a_stream_of_another_length_is_refused():
     body = compressed(np.zeros(1000, np.uint8)).copy()
     body[0] ^= 0x80  # 1000 symbols become 872, each stream a word longer than it needs
     with pytest.raises(PayloadError, match="do not hold 872"):
-        entropy.decompress(body, 1000)
+        huffman.decompress(body, 1000)
 
 
 def test_more_symbols_than_the_inner_codec_can_have_are_refused():
     body = compressed(np.zeros(1000, np.uint8))
     with pytest.raises(PayloadError, match="at most 999"):
-        entropy.decompress(body, 999)
+        huffman.decompress(body, 999)
 
 
 @pytest.mark.parametrize("spec", ["entropy+entropy", "entropy(3)", "powersgd+entropy", "entropy+fp16"])
