@@ -31,8 +31,6 @@ from laconic.transports.zeromq_wire import (
 
 # How long one look at the ROUTER lasts before monitors and deadlines are looked at again.
 TICK_S = 0.01
-# Below this, letting ZeroMQ copy a slice is cheaper than hearing from it when the slice is free again.
-_COPY_NBYTES = 65536
 # Chunks that wait unread per connection: what a stranger can make us hold is 64 MiB a connection.
 _RECEIVE_QUEUE = 64
 
@@ -104,7 +102,7 @@ class Mesh:
         self.drop(rank)
         peer = Peer(rank, address, self.rank, self._token)
         wait = self._patience
-        peer.connect(self._context, self._guard, wait.heartbeat_s, wait.silence_s, wait.linger_s)
+        peer.connect(self._context, self._guard, wait.heartbeat_s, wait.silence_s)
         self.peers[rank] = peer
         self.say(peer, Header(Kind.HELLO), str(self.address))
         return peer
@@ -113,16 +111,28 @@ class Mesh:
         """Say goodbye to a rank and forget it."""
         peer = self.peers.pop(rank, None)
         if peer is not None:
-            self.say(peer, Header(Kind.BYE))
-            peer.disconnect()
+            self._leave([peer])
 
     def close(self) -> None:
-        """Say goodbye to all; ends when that is out, after patience.linger_s at the latest."""
-        for rank in list(self.peers):
-            self.drop(rank)
+        """Say goodbye to all, release every socket and thread; takes patience.linger_s at most."""
+        self._leave(list(self.peers.values()))
         self._router.close()
         self._guard.close()
         self._context.term()
+
+    def _leave(self, peers: list[Peer]) -> None:
+        """Say goodbye and wait until that is out; to a peer that is gone nothing is out, so it is not waited for."""
+        deadline = time.monotonic() + self._patience.linger_s
+        while self.take_in(block=False) and time.monotonic() < deadline:
+            pass  # a peer may have left before us
+        waiting = [peer for peer in peers if not peer.left]
+        for peer in waiting:
+            peer.bid_farewell()
+        while any(peer.is_leaving for peer in waiting) and time.monotonic() < deadline:
+            if not self.take_in(block=False):
+                time.sleep(TICK_S / 10)
+        for peer in peers:
+            peer.disconnect(linger=peer in waiting and not peer.is_leaving)
 
     # sending
 
@@ -146,9 +156,6 @@ class Mesh:
             dealer.send(head, zmq.NOBLOCK)
             return None
         dealer.send(head, zmq.NOBLOCK | zmq.SNDMORE)
-        if piece.nbytes < _COPY_NBYTES:
-            dealer.send(piece)
-            return None
         return dealer.send(piece, copy=False, track=True)
 
     # receiving

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from laconic.errors import PayloadError
 from laconic.transports.zeromq_keys import Guard
-from laconic.transports.zeromq_wire import CHUNK_NBYTES, Address, Header, dtype_of, identity
+from laconic.transports.zeromq_wire import CHUNK_NBYTES, Address, Header, Kind, dtype_of, identity
 
 _EVENT = struct.Struct("=hi")
 _REFUSALS = int(
@@ -29,6 +29,8 @@ _REFUSALS = int(
 _WATCHED = _REFUSALS | int(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED)
 # Kernel memory per connection. Heartbeats wait behind it: 1 MiB is 0.8 s at 10 Mbit/s.
 _SOCKET_NBYTES = 1 << 20
+# Below this, letting ZeroMQ copy a slice is cheaper than hearing from it when the slice is free again.
+_COPY_NBYTES = 65536
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
@@ -71,16 +73,18 @@ class Peer:
         self.signed = -1
         self._parcel: Tensor | None = None
         self._grown = 0
+        self._farewell: zmq.MessageTracker | None = None
         self.dealer: Socket | None = None
         self._monitor: Socket | None = None
         self._own_name = identity(address.token, own_rank)
 
-    def connect(self, context: Context, guard: Guard, heartbeat_s: float, silence_s: float, linger_s: float) -> None:
+    def connect(self, context: Context, guard: Guard, heartbeat_s: float, silence_s: float) -> None:
         """Open the DEALER and its monitor; ZeroMQ connects, and connects again, in the background."""
         dealer = context.socket(zmq.DEALER)
         self.dealer = dealer
         dealer.setsockopt(zmq.ROUTING_ID, self._own_name)
-        dealer.setsockopt(zmq.LINGER, int(linger_s * 1000))
+        dealer.setsockopt(zmq.LINGER, 200)  # for the kernel; the farewell is waited for before closing
+        dealer.copy_threshold = _COPY_NBYTES
         dealer.setsockopt(zmq.SNDBUF, _SOCKET_NBYTES)
         set_heartbeat(dealer, heartbeat_s, silence_s)
         dealer.setsockopt(zmq.IPV6, ":" in self.address.host)
@@ -108,6 +112,21 @@ class Peer:
             elif self.established:
                 self.cut_at = time.monotonic()
                 self.disconnect(linger=False)
+
+    def bid_farewell(self) -> None:
+        """Send the last message, and track it."""
+        if self.dealer is not None:
+            self.dealer.copy_threshold = 0
+            try:
+                self._farewell = self.dealer.send(Header(Kind.BYE).pack(), zmq.NOBLOCK, copy=False, track=True)
+            except zmq.Again:
+                self._farewell = None
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the farewell, and so all before it, is still on its way to a peer that may take it."""
+        pending = self._farewell is not None and not self._farewell.done
+        return pending and self.dealer is not None and not self.left and self.refusals == 0
 
     @property
     def obituary(self) -> str:
