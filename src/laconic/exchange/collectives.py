@@ -16,7 +16,7 @@ from laconic.errors import BadInput, UnknownName
 from laconic.exchange import auto
 from laconic.schedules import registry
 from laconic.schedules.schedule import bounds
-from laconic.transports.executor import REDUCTIONS, run
+from laconic.transports.executor import REDUCTIONS, agree, run, run_native
 from laconic.transports.rendezvous import find_place
 from laconic.transports.torchdist import TorchTransport
 from laconic.transports.world import World, current
@@ -53,15 +53,13 @@ def all_reduce(
     if world.world_size > 1:
         if algorithm == "auto":
             algorithm = auto.pick(world, flat.nbytes)
-        if flat.numel() == 0 or algorithm == auto.NATIVE:
-            _agree(world, f"all_reduce {op}", algorithm, flat)
-        if flat.numel() > 0:
-            if algorithm == auto.NATIVE:
-                if not world.transport.native_all_reduce(flat, op):
-                    run(registry.build("all_reduce", "ring", world.world_size, flat.numel()), flat, world.transport, op)
-            else:
-                schedule = registry.build("all_reduce", algorithm, world.world_size, flat.numel(), **parameters)
-                run(schedule, flat, world.transport, op)
+        if flat.numel() == 0:
+            agree(world.transport, "all_reduce", algorithm, flat, op)
+        elif algorithm == auto.NATIVE:
+            run_native(flat, world.transport, op)
+        else:
+            schedule = registry.build("all_reduce", algorithm, world.world_size, flat.numel(), **parameters)
+            run(schedule, flat, world.transport, op)
         if op == "mean":
             flat.div_(world.world_size)
     return _restore(tensor, flat)
@@ -124,7 +122,7 @@ def barrier(*, group: Group = None) -> None:
     """Return once every rank has called it."""
     world = world_of(group)
     if world.world_size > 1:
-        _agree(world, "barrier", "butterfly", torch.empty(0))
+        agree(world.transport, "barrier", "butterfly", torch.empty(0))
 
 
 def world_of(group: Group) -> World:
@@ -159,18 +157,8 @@ def _rooted(collective: str, tensor: Tensor, root: int, op: str, algorithm: str,
 
 def _schedule(collective: str, algorithm: str, world: World, flat: Tensor, **parameters: Any) -> Any:
     if flat.numel() == 0:
-        _agree(world, collective, algorithm, flat)
+        agree(world.transport, collective, algorithm, flat)
     return registry.build(collective, algorithm, world.world_size, flat.numel(), **parameters)
-
-
-def _agree(world: World, what: str, algorithm: str, flat: Tensor) -> None:
-    """One byte round the butterfly, under the true call's name: a barrier that notices when calls differ.
-
-    An empty tensor has no messages to notice it by, and gloo's own all-reduce aborts on unequal sizes.
-    """
-    schedule = registry.build("all_reduce", "butterfly", world.world_size, 1)
-    claim = (what, algorithm, flat.numel(), str(flat.dtype).removeprefix("torch."))
-    run(schedule, torch.zeros(1, dtype=torch.uint8), world.transport, "max", claim=claim)
 
 
 def _flat(tensor: Tensor, op: str, world: World, fresh: bool = False) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import BadInput, UnknownName
+from laconic.schedules.registry import build
 from laconic.schedules.schedule import Recv, Schedule, Send
 from laconic.transports.base import Incoming, Outgoing, Transport
 
@@ -111,6 +112,29 @@ def run(
             posted.sent()
         transport.counters.rounds += 1
     transport.end()
+
+
+def agree(transport: Transport, collective: str, algorithm: str, values: Tensor, op: str = "sum") -> None:
+    """One byte round the butterfly, under the name of another call: a barrier that notices when calls differ.
+
+    For calls whose own messages cannot tell: an empty tensor has none, and gloo's all-reduce aborts on unequal sizes.
+    """
+    schedule = build("all_reduce", "butterfly", transport.world_size, 1)
+    claim = (f"{collective} {op}", algorithm, values.numel(), str(values.dtype).removeprefix("torch."))
+    run(schedule, torch.zeros(1, dtype=torch.uint8), transport, "max", claim=claim)
+
+
+def run_native(buffer: Tensor, transport: Transport, op: str = "sum") -> None:
+    """Reduce `buffer` by the engine's own all-reduce, after making sure that every rank is in the same call.
+
+    Where the engine has none for this dtype, the ring does it.
+    """
+    agree(transport, "all_reduce", "native", buffer, op)
+    transport.begin("all_reduce", "native", buffer.numel(), str(buffer.dtype).removeprefix("torch."), op, rounds=1)
+    done = transport.native_all_reduce(buffer, op)
+    transport.end()
+    if not done:
+        run(build("all_reduce", "ring", transport.world_size, buffer.numel()), buffer, transport, op)
 
 
 def _apply(buffer: Tensor, recv: Recv, data: Tensor, combine: str) -> None:

@@ -33,7 +33,7 @@ from torch import Tensor
 from laconic import schedules
 from laconic.schedules import Link
 from laconic.transports.base import Incoming, Outgoing, Transport
-from laconic.transports.executor import run
+from laconic.transports.executor import run, run_native
 from laconic.transports.profile import Profile, Residual
 
 Floats = npt.NDArray[np.float64]
@@ -347,11 +347,7 @@ def _all_reduce(transport: Transport, name: str, values: Tensor) -> Callable[[],
     if name != "native":
         schedule = schedules.build("all_reduce", name, transport.world_size, values.numel())
         return lambda: run(schedule, values, transport)
-
-    def native() -> None:
-        transport.native_all_reduce(values, "sum")
-
-    return native
+    return lambda: run_native(values, transport)
 
 
 def _hosts(transport: Transport) -> tuple[str, ...]:

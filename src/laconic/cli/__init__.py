@@ -1,0 +1,68 @@
+"""The command line: thin commands, no logic. `laconic --help` lists them.
+
+Each command is a function in a module of its own, imported only when it is called, so that `laconic simulate` does not
+wait for torch. Bad input ends in exit code 2 and one sentence.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+
+import typer
+
+from laconic import __version__
+from laconic.errors import LaconicError, UnknownName
+
+COMMANDS: Mapping[str, str | Mapping[str, str]] = {
+    "bench": {
+        "approximation": "laconic.cli.bench_codecs:approximation",
+        "codecs": "laconic.cli.bench_codecs:codecs",
+        "collectives": "laconic.cli.bench_collectives:collectives",
+    },
+    "codecs": "laconic.cli.codecs:codecs",
+    "demo": "laconic.cli.demo:demo",
+    "key": "laconic.cli.key:key",
+    "probe": "laconic.cli.probe:probe",
+    "schedule": "laconic.cli.schedule:schedule",
+    "simulate": "laconic.cli.simulate:simulate",
+}
+HELP = {
+    "laconic": "Laconic trains PyTorch models over networks slower than the model.",
+    "bench": "Measure codecs and collectives on this machine, beside their peers and their limits.",
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the `laconic` command."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if words == ["--version"]:
+        typer.echo(f"laconic {__version__}")
+        return
+    try:
+        _group("laconic", COMMANDS, words)(args=words, prog_name="laconic")
+    except LaconicError as error:
+        typer.echo(f"laconic: {error}", err=True)
+        sys.exit(2)
+
+
+def _group(name: str, table: Mapping[str, str | Mapping[str, str]], words: list[str]) -> typer.Typer:
+    """The commands of `table` that `words` may need: the one they name, or all of them for the help text."""
+    group = typer.Typer(name=name, help=HELP[name], add_completion=False, no_args_is_help=True, rich_markup_mode=None,
+                        pretty_exceptions_enable=False)  # fmt: skip
+    group.callback()(_nothing)
+    if words and not words[0].startswith("-") and words[0] not in table:
+        raise UnknownName("command", words[0], table)
+    for command in [words[0]] if words and words[0] in table else table:
+        entry = table[command]
+        if isinstance(entry, str):
+            module, function = entry.split(":")
+            group.command(command)(getattr(importlib.import_module(module), function))
+        else:
+            group.add_typer(_group(command, entry, words[1:]), name=command)
+    return group
+
+
+def _nothing() -> None:
+    """A callback makes Typer keep the group even when it has one command."""

@@ -1,0 +1,46 @@
+"""`laconic probe`: measure the link and save its profile."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from laconic.lab.jobs import run_job
+from laconic.lab.link_probe import measure
+from laconic.transports.profile import Profile
+
+
+def probe(
+    ranks: Annotated[int, typer.Option("-n", "--ranks", help="Local ranks; ignored under torchrun or mpiexec.")] = 4,
+    engine: Annotated[str | None, typer.Option(help="gloo, mpi or zmq.")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to save the profile.")] = Path("link.json"),
+    quick: Annotated[bool, typer.Option("--quick", help="About 2 s instead of 15.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
+) -> None:
+    """Measure and fit L, o, g, G and the cost of adding, and save them for auto, the simulator and the planner."""
+    text = run_job(ranks, engine, measure, (quick,))
+    if text is None:
+        return
+    profile = Profile.from_json(text)
+    profile.save(output)
+    if json:
+        typer.echo(json_module.dumps(json_module.loads(text), indent=2))
+        return
+    link = profile.link
+    bandwidth = f"{1e-9 / link.s_per_byte:.3g} GB/s" if link.s_per_byte else "no limit seen"
+    typer.echo(f"{profile.engine}, {profile.world_size} ranks, all talking at once")
+    typer.echo(f"  L latency            {link.latency_s * 1e6:10.1f} µs")
+    typer.echo(f"  o overhead           {link.overhead_s * 1e6:10.1f} µs per message")
+    typer.echo(f"  g gap                {link.gap_s * 1e6:10.1f} µs between messages")
+    typer.echo(f"  G per byte           {link.s_per_byte * 1e9:10.3f} ns  ({bandwidth})")
+    typer.echo(f"  γ adding             {link.reduce_s_per_byte * 1e9:10.3f} ns per byte")
+    typer.echo(f"  residual of the fit  {100 * profile.relative_rms:10.1f} % (root mean square, relative)")
+    for residual in profile.residuals:
+        typer.echo(
+            f"    {residual.messages:>3} × {residual.nbytes:>9} B   measured {residual.measured_s * 1e6:10.1f} µs   "
+            f"fitted {residual.fitted_s * 1e6:10.1f} µs   {100 * residual.relative:+6.1f} %"
+        )
+    typer.echo(f"saved to {output}; use it by LACONIC_LINK={output} or laconic.init(profile=…)")

@@ -1,0 +1,141 @@
+"""Measures every all-reduce algorithm beside the engine's own, and what `auto` would have picked.
+
+Callers: `laconic bench collectives` and `laconic demo`. Repeats of all algorithms are interleaved, so that drift hits all
+alike; a time is the largest over the ranks; results are medians with a 95 % interval by ranks.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from laconic import schedules
+from laconic.exchange import auto
+from laconic.exchange.collectives import all_reduce
+from laconic.transports.probe import probe
+from laconic.transports.world import World, init
+
+NUMELS = (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)
+CLOSE = 1.15  # `auto` is near enough when it takes at most this many times the best
+
+
+def measure(numels: list[int], seconds_per_size: float, quick_probe: bool) -> dict[str, Any]:
+    """Join the job, probe its link, then measure: the record that `laconic bench collectives --json` prints."""
+    with init() as world:
+        profile = probe(world.transport, quick=quick_probe)
+        world.profile = profile
+        names = auto.candidates(world)
+        results, picks = [], []
+        for numel in numels:
+            rows = _measure_size(world, numel, names, seconds_per_size)
+            results += rows
+            picks.append(_judge(auto.pick(world, 4 * numel), numel, rows))
+        return {
+            "engine": world.engine,
+            "world_size": world.world_size,
+            "link": profile.link.to_dict(),
+            "fit_relative_rms": profile.relative_rms,
+            "results": results,
+            "auto": picks,
+            "summary": _summary(picks),
+            "environment": {
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "machine": platform.machine(),
+                "cores": os.cpu_count(),
+            },
+        }
+
+
+def _measure_size(world: World, numel: int, names: list[str], budget_s: float) -> list[dict[str, Any]]:
+    values = torch.full((numel,), float(world.rank + 1))
+    expected = world.world_size * (world.world_size + 1) / 2
+    work = torch.empty_like(values)
+    for name in names:  # warm-up, and every result checked
+        work.copy_(values)
+        all_reduce(work, algorithm=name, group=world)
+        if not bool((work == expected).all()):
+            raise ArithmeticError(f"[rank {world.rank}] {name} gave a wrong sum at {numel} values")
+    (once,) = _largest(world, [sum(_timed(world, name, work, values) for name in names)])
+    repeats = int(min(101, max(5, budget_s / once)))
+    times = [[_timed(world, name, work, values) for name in names] for _ in range(repeats)]
+    flat = _largest(world, [t for row in times for t in row])
+    return [_row(world, name, numel, flat[i :: len(names)]) for i, name in enumerate(names)]
+
+
+def _timed(world: World, name: str, work: torch.Tensor, values: torch.Tensor) -> float:
+    work.copy_(values)
+    all_reduce(torch.zeros(1), algorithm="butterfly", group=world)  # ranks start together
+    begun = time.perf_counter()
+    all_reduce(work, algorithm=name, group=world)
+    return time.perf_counter() - begun
+
+
+def _largest(world: World, values: list[float]) -> list[float]:
+    """Each value's largest over the ranks."""
+    return all_reduce(torch.tensor(values, dtype=torch.float64), "max", algorithm="tree", group=world).tolist()
+
+
+def _row(world: World, name: str, numel: int, times: list[float]) -> dict[str, Any]:
+    assert world.profile is not None
+    low, high = median_interval(times)
+    row: dict[str, Any] = {
+        "engine": world.engine,
+        "algorithm": name,
+        "numel": numel,
+        "seconds": statistics.median(times),
+        "seconds_interval": [low, high],
+        "predicted_seconds": world.profile.seconds(name, world.world_size, 4 * numel),
+        "repeats": len(times),
+        "sent_nbytes": None,
+        "rounds": None,
+        "model_seconds": None,
+    }
+    if name != auto.NATIVE:
+        schedule = schedules.build("all_reduce", name, world.world_size, numel)
+        row["sent_nbytes"], row["rounds"] = 4 * schedule.sent_numel, schedule.rounds
+        row["model_seconds"] = schedule.cost(world.profile.link)
+    return row
+
+
+def median_interval(times: list[float], z: float = 1.96) -> tuple[float, float]:
+    """The 95 % interval of the median by ranks ⌊(n − z√n)/2⌋ and ⌈1 + (n + z√n)/2⌉.
+
+    >>> median_interval([float(i) for i in range(1, 101)])
+    (40.0, 61.0)
+
+    Source: Hoefler & Belli, Scientific Benchmarking of Parallel Computing Systems, SC 2015, §3.1.3.
+    """
+    ordered, n = sorted(times), len(times)
+    low = max(1, math.floor((n - z * math.sqrt(n)) / 2))
+    high = min(n, math.ceil(1 + (n + z * math.sqrt(n)) / 2))
+    return ordered[low - 1], ordered[high - 1]
+
+
+def _judge(pick: str, numel: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """How `auto`'s pick compares with the best measured algorithm, and with the engine's own."""
+    seconds = {row["algorithm"]: row["seconds"] for row in rows}
+    best = min(seconds, key=lambda name: seconds[name])
+    native = seconds.get(auto.NATIVE)
+    return {
+        "numel": numel,
+        "pick": pick,
+        "best": best,
+        "ratio_to_best": seconds[pick] / seconds[best],
+        "ratio_to_native": None if native is None else seconds[pick] / native,
+    }
+
+
+def _summary(picks: list[dict[str, Any]]) -> dict[str, Any]:
+    close = sum(pick["ratio_to_best"] <= CLOSE for pick in picks)
+    large = [p["ratio_to_native"] for p in picks if p["numel"] >= 1_000_000 and p["ratio_to_native"] is not None]
+    return {
+        "auto_within_15_percent_of_best": f"{close} of {len(picks)}",
+        "auto_worst_ratio_to_native_from_1e6": max(large) if large else None,
+    }
