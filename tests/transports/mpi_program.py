@@ -50,13 +50,15 @@ def native() -> None:
 
 def mismatch(what: str) -> None:
     """Rank 1 calls something else: every rank raises Mismatch, quoting both calls, and the transport is broken."""
-    transport = MpiTransport(timeout_s=8)
+    transport = MpiTransport(timeout_s=30)
     odd = transport.rank == 1
     numel = 300_001 if odd and what == "numel" else 300_000
     dtype = torch.int32 if odd and what == "dtype" else torch.float32
     algorithm = "tree" if odd and what in ("algorithm", "native") else "ring"
     x, started = torch.ones(numel, dtype=dtype), time.monotonic()
     schedule = schedules.build("all_reduce", algorithm, transport.world_size, numel)
+    if odd and what == "algorithm":
+        time.sleep(1.5)  # it comes when the others have compared notes, and must not set them against each other
     native = what.startswith("native") and algorithm == "ring"
     with pytest.raises(Mismatch) as caught:
         transport.native_all_reduce(x[1:] if odd else x, "sum") if native else run(schedule, x, transport)
@@ -65,7 +67,7 @@ def mismatch(what: str) -> None:
     assert (peer != 1) if odd else (peer == 1), (peer, text)
     assert text.count("all_reduce by ") == 2, text
     assert text.startswith(f"[rank {transport.rank}/{transport.world_size}]"), text
-    assert time.monotonic() - started < 7, "the time-out was waited out"
+    assert time.monotonic() - started < 20, "the time-out was waited out"
     refused(transport, Mismatch)
     transport.close()
 
@@ -73,13 +75,14 @@ def mismatch(what: str) -> None:
 def timeout() -> None:
     """Rank 1 comes late: the others name it in time, and it learns that they gave up."""
     transport = MpiTransport(timeout_s=0.5)
-    if transport.rank == 1:
-        time.sleep(1.5)
+    while transport.rank == 1 and not Path("gave up").exists():
+        time.sleep(0.01)
     started = time.monotonic()
     with pytest.raises((CollectiveTimeout, PeerLost)) as caught:
         run(schedules.direct(transport.world_size, 1000), torch.ones(1000), transport)
     seen = caught.value
-    assert time.monotonic() - started < 1.4
+    Path("gave up").touch()
+    assert time.monotonic() - started < 10
     if transport.rank == 1:
         assert isinstance(seen, PeerLost)
         assert "gave up" in str(seen)
@@ -92,7 +95,7 @@ def timeout() -> None:
 
 def leave() -> None:
     """Rank 1 closes before a call the others make: PeerLost naming it, long before the time-out."""
-    transport = MpiTransport(timeout_s=20)
+    transport = MpiTransport(timeout_s=40)
     run(schedules.ring(transport.world_size, 10), torch.ones(10), transport)
     if transport.rank != 1:
         started = time.monotonic()
@@ -100,7 +103,7 @@ def leave() -> None:
             run(schedules.direct(transport.world_size, 1000), torch.ones(1000), transport)
         assert caught.value.peer == 1, caught.value
         assert caught.value.round is not None
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 20
     transport.close()
 
 

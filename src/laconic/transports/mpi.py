@@ -32,7 +32,7 @@ _SPIN_S = 5e-6
 _YIELD_S = 2e-3
 _YIELD_S_PER_BYTE = 2e-9
 _SLEEP_S = (50e-6, 1e-3)
-_CLOSE_S = 2.0
+_CLOSE_S = 5.0
 _CALLS_KEPT = 256
 _TORCH_TO_MPI = {
     torch.float32: "FLOAT",
@@ -127,7 +127,7 @@ class MpiTransport(Transport):
             return False
         _check_cpu(tensor)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        call = self.call or self.begin("all_reduce", "native", tensor.numel(), dtype, op, 1)
+        call = self.begin("all_reduce", "native", tensor.numel(), dtype, op, 1)
         agreed = torch.tensor([call.code, -call.code])
         self._reduce(agreed, "INT64_T", "MAX")
         if agreed[0] != call.code or agreed[1] != -call.code:
@@ -148,13 +148,12 @@ class MpiTransport(Transport):
         self._closed = True
         if self.mpi.Is_finalized():
             return
-        peers = set(range(self.world_size)) - {self.rank}
-        self._tell(peers - self._left, kind="left")
+        self._tell(kind="left")  # also to those who have left, and wait for our word before they free
         deadline = time.monotonic() + min(_CLOSE_S, self.timeout_s)
-        while self._failure is None and not self._quiet(peers) and time.monotonic() < deadline:
+        while self._failure is None and not self._quiet() and time.monotonic() < deadline:
             time.sleep(_SLEEP_S[0])
         self._give_up_round()
-        if self._failure is None and self._quiet(peers):
+        if self._failure is None and self._quiet():
             assert self._control is not None
             self.comm.Free()
             self._control.Free()
@@ -170,9 +169,8 @@ class MpiTransport(Transport):
         """Break the transport: tell every peer why, and raise; `sequence` is the call two ranks disagree on."""
         self._failure = error
         self._give_up_round()
-        others = set(range(self.world_size)) - {self.rank} - self._left
         mismatch = [sequence, self._signatures.get(sequence, self.signature)] if isinstance(error, Mismatch) else None
-        self._tell(others, kind="failed", peer=error.peer, text=str(error), mismatch=mismatch)
+        self._tell(kind="failed", peer=error.peer, text=str(error), mismatch=mismatch)
         raise error
 
     def _poll(self, ready: Callable[[], bool], whom: str, peer: int | None, round: int | None, nbytes: int) -> None:
@@ -214,20 +212,20 @@ class MpiTransport(Transport):
 
     # What ranks tell each other
 
-    def _tell(self, peers: Iterable[int], **notice: Any) -> None:
+    def _tell(self, **notice: Any) -> None:
+        """Send a notice to every peer."""
         if self._control is None:
             return
         self._notices = [(request, buffer) for request, buffer in self._notices if not request.Test()]
         buffer = json.dumps(notice).encode()
-        for peer in peers:
+        for peer in set(range(self.world_size)) - {self.rank}:
             self._notices.append((self._control.Isend([buffer, self.mpi.BYTE], peer, 0), buffer))
 
     def _announce(self, call: Call) -> None:
         """Tell everyone, once per call, which call we wait in."""
         if self._announced != call.sequence:
             self._announced = call.sequence
-            others = set(range(self.world_size)) - {self.rank}
-            self._tell(others, kind="stalled", sequence=call.sequence, signature=call.signature)
+            self._tell(kind="stalled", sequence=call.sequence, signature=call.signature)
 
     def _stalled(self, peer: int | None, round: int | None) -> None:
         if self.call is not None:
@@ -295,7 +293,7 @@ class MpiTransport(Transport):
         self._poll(request.Test, "the other ranks", None, 0, tensor.nbytes)
         self._abandoned.pop()
 
-    def _quiet(self, peers: set[int]) -> bool:
+    def _quiet(self) -> bool:
         """Whether all peers have left and all our notices have gone out."""
         for source, notice in self._arrived():
             if notice["kind"] == "failed" and self._failure is None:
@@ -303,7 +301,7 @@ class MpiTransport(Transport):
             if notice["kind"] != "stalled":
                 self._left.add(source)
         self._notices = [(request, buffer) for request, buffer in self._notices if not request.Test()]
-        return peers <= self._left and not self._notices
+        return len(self._left) == self.world_size - 1 and not self._notices
 
     def _give_up_round(self) -> None:
         if self._round is not None:
