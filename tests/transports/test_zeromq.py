@@ -131,6 +131,7 @@ def test_a_rank_that_dies_or_stops_is_named(sign: signal.Signals) -> None:
         assert round is not None
         assert "peer 2 is lost" in text
         assert when - struck < timeout_s, text
+        print(f"{sign.name}: rank {outcome.rank} knew after {when - struck:.2f} s: {text}")
 
 
 def _leave_early() -> str:
@@ -154,7 +155,7 @@ def test_a_rank_that_closes_has_left() -> None:
 def test_a_rank_that_never_comes_is_named_and_nothing_is_left_behind() -> None:
     before = threading.active_count()
     for key in (None, new_key()):
-        with pytest.raises(CollectiveTimeout, match="no address from rank 1 in 0.2 s"):
+        with pytest.raises(CollectiveTimeout, match=r"no address from rank 1 in 0\.2 s"):
             ZmqTransport(dist.HashStore(), 0, 2, 0.2, key=key)
     alone = ZmqTransport(dist.HashStore(), 0, 1, 5.0, key=new_key())
     alone.close()
@@ -179,7 +180,7 @@ def test_keys_come_from_a_private_file_or_the_environment(tmp_path: Path, monkey
     file.chmod(0o600)
     assert read_key(file) == b"another key of the job"
     file.chmod(0o644)
-    with pytest.raises(BadInput, match="open to every user.*chmod 600"):
+    with pytest.raises(BadInput, match=r"open to every user.*chmod 600"):
         read_key(file)
     with pytest.raises(BadInput, match="cannot be read"):
         read_key(tmp_path / "none")
@@ -194,7 +195,7 @@ def test_plain_traffic_stays_on_loopback() -> None:
     assert not is_loopback("10.0.0.1")
     with pytest.raises(NotAuthorised, match="LACONIC_KEY"):
         ZmqTransport(dist.HashStore(), 0, 1, 5.0, bind="192.0.2.1")
-    with pytest.raises(BadInput, match="0.0.0.0"):
+    with pytest.raises(BadInput, match=r"0\.0\.0\.0"):
         host_to_bind("0.0.0.0")
     with pytest.raises(BadInput, match="cannot bind"):  # allowed, but not an address of this machine
         ZmqTransport(dist.HashStore(), 0, 1, 5.0, bind="192.0.2.1", insecure=True)
@@ -222,8 +223,10 @@ def test_a_rank_with_another_key_is_refused(odd: bytes | None) -> None:
 
 # strangers
 
+_FRAMES = 9_000
 
-def _strain(key: bytes | None, seconds: float) -> tuple[int, int, int]:
+
+def _strain(key: bytes | None) -> tuple[int, int, int]:
     """All-reduce while strangers are at work; returns (calls, rejected messages, growth of memory in bytes)."""
     with _open(timeout_s=20, key=key) as transport:
         store = find_place(20).store
@@ -237,8 +240,9 @@ def _strain(key: bytes | None, seconds: float) -> tuple[int, int, int]:
             for algorithm in ("ring", "butterfly"):
                 _all_reduce(transport, 20_000, algorithm)
                 calls += 1
-            # rank 0 says when the strangers are done
-            over.fill_(float(transport.rank == 0 and bool(store.check(["strangers done"]))))
+            # rank 0 says when the strangers are done and, where they could speak, heard
+            heard = key is not None or transport.rejected >= _FRAMES
+            over.fill_(float(transport.rank == 0 and heard and bool(store.check(["strangers done"]))))
             run(schedules.ring(transport.world_size, 1), over, transport)
         growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
         return calls, transport.rejected, growth
@@ -253,14 +257,14 @@ def _raw_garbage(host: str, port: int, count: int) -> None:
             connection.sendall(noise if number % 2 else b"\xff" + bytes(8) + b"\x7f\x03" + noise)
 
 
-def _stranger_frames(address: Address, count: int) -> None:
+def _stranger_frames(address: Address, count: int, patience_s: float) -> None:
     """Speak ZMTP well, but without the token, or with it and a broken header."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     good = Header(Kind.DATA, 1, 1, 0, 0, 8).pack("ring") + bytes(8)
     for name in (b"", identity(bytes(16), 1), identity(address.token, 77)):
         dealer = context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.LINGER, 3000)
-        dealer.setsockopt(zmq.SNDTIMEO, 3000)
+        dealer.setsockopt(zmq.LINGER, int(patience_s * 1000))
+        dealer.setsockopt(zmq.SNDTIMEO, int(patience_s * 1000))
         if name:
             dealer.setsockopt(zmq.ROUTING_ID, name)
         dealer.connect(address.endpoint)
@@ -276,13 +280,13 @@ def _stranger_frames(address: Address, count: int) -> None:
 def test_strangers_do_not_disturb(secret: bool) -> None:
     key = new_key() if secret else None
     world_size = 3
-    job = LocalJob(world_size, _strain, (key, 8.0))
+    job = LocalJob(world_size, _strain, (key,))
     store = dist.PrefixStore("laconic/r0", job.store)
     addresses = [Address.parse(store.get(f"address/{rank}").decode()) for rank in range(world_size)]
     target = addresses[0]
     idle = [socket.create_connection((target.host, target.port), timeout=5) for _ in range(200)]
     _raw_garbage(target.host, target.port, 1000)
-    _stranger_frames(target, 9_000)
+    _stranger_frames(target, _FRAMES, patience_s=0.3 if secret else 30)  # none gets through a CURVE handshake
     store.set("strangers done", b"1")
     results = job.results(timeout_s=60)
     for connection in idle:
@@ -290,10 +294,7 @@ def test_strangers_do_not_disturb(secret: bool) -> None:
     calls, rejected, growth = results[0]
     assert calls >= 2
     assert growth < 100e6, growth
-    if secret:
-        assert rejected == 0, "a stranger got past the handshake"
-    else:
-        assert rejected >= 6_000, rejected
+    assert rejected == (0 if secret else _FRAMES)
     assert results[1][1] == results[2][1] == 0
 
 
@@ -326,7 +327,8 @@ def test_join_send_receive_and_leave(key: bytes | None) -> None:
         server.send_to(1, large[:0], tag=0)
         assert torch.equal(worker.recv_any(10)[2], large)
         assert worker.recv_any(10)[2].numel() == 0
-        assert server.counters.sent_nbytes == {1: large.nbytes} == worker.counters.received_nbytes | {}
+        assert server.counters.sent_nbytes == {1: large.nbytes}
+        assert worker.counters.received_nbytes == {0: large.nbytes}
         with ZmqTransport(None, 2, 3, 10.0, key=key) as late:
             late.add_peer(0, server.address)
             late.add_peer(1, worker.address)

@@ -35,7 +35,6 @@ from laconic.transports.zeromq_wire import (
     frames,
 )
 
-_REFUSALS_BELIEVED = 3
 _LINGER_S = 5.0
 _FAULTS: dict[type[TransportError], Fault] = {
     PeerLost: Fault.LOST,
@@ -318,7 +317,7 @@ class ZmqTransport(Transport):
         """Raise when nothing more can come from `peer`: it left, died or refuses us, and all it sent is taken in."""
         if peer.queue:
             return
-        if peer.refusals >= _REFUSALS_BELIEVED:
+        if peer.refuses:
             text = f"peer {peer.rank} refuses this rank's key; do all ranks have the same {KEY_VARIABLE} or key file?"
             self._failure = NotAuthorised(f"{self.where(round)}: {text}", rank=self.rank, peer=peer.rank, round=round)
             raise self._failure

@@ -66,6 +66,7 @@ class Peer:
         self.greeted = False
         self.established = False
         self.refusals = 0
+        self._refused_at = 0.0
         self.cut_at: float | None = None
         self.left = False
         self.heard_at = time.monotonic()
@@ -107,11 +108,17 @@ class Peer:
             number, _ = _EVENT.unpack(event)
             if number & _REFUSALS:
                 self.refusals += 1
+                self._refused_at = time.monotonic()
             elif number == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self.established, self.refusals = True, 0
             elif self.established:
                 self.cut_at = time.monotonic()
                 self.disconnect(linger=False)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it will not have our key: it refused several times, or once and was not seen again."""
+        return self.refusals > 2 or (self.refusals > 0 and time.monotonic() - self._refused_at > 1.0)
 
     def bid_farewell(self) -> None:
         """Send the last message, and track it."""

@@ -120,7 +120,7 @@ _KINDS = {int(kind): kind for kind in Kind}
 
 
 def frames(header: Header, text: str, data: Tensor) -> Iterator[tuple[bytes, memoryview | None]]:
-    """The messages that carry `data`, contiguous and 1-D: (first frame, second frame or None when all is in the first)."""
+    """The messages that carry `data`, contiguous and 1-D: (first frame, second frame, or None when all is in one)."""
     array: Any = data.detach().cpu().view(torch.uint8).numpy()
     raw = memoryview(array)
     if header.nbytes <= INLINE_NBYTES:
