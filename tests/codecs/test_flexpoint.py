@@ -69,6 +69,18 @@ def test_prediction_leaves_headroom_of_two_over_the_largest_peak():
         assert 2 * peak <= 2.0 ** (exponent + 15) < 4.1 * peak
 
 
+def test_prediction_allows_for_the_spread_of_the_history():
+    """2·(5 + 3·1.886 + 100·2⁻¹²) = 21.4 < 2⁵; of equal peaks 2·(5 + 100·2⁻¹²) = 10.05 < 2⁴."""
+    assert predict_exponent([1.0, 1.0, 5.0], -12) == 5 - 15
+    assert predict_exponent([5.0, 5.0, 5.0], -12) == 4 - 15
+
+
+def test_prediction_after_saturation_forgets_the_past_and_doubles():
+    """2·(2·2 + 100·2⁻¹⁴) = 8.01 < 2⁴, whatever came before; undoubled it would be 4.01 < 2³."""
+    top = 32767 * 2.0**-14
+    assert predict_exponent([top], -14) == predict_exponent([1e-9, 1e6, top], -14) == 4 - 15
+
+
 @pytest.mark.parametrize("peaks", [[], [float("nan")], [1.0, -1.0], [float("inf")]])
 def test_prediction_refuses_what_is_no_history(peaks):
     with pytest.raises(BadInput, match="peaks"):
