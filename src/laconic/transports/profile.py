@@ -75,16 +75,19 @@ class Profile:
         """The time of an all-reduce of `nbytes` by `algorithm`, measured where possible, else by the closed form.
 
         Between measured sizes log-log linear; below the smallest constant (latency rules there); beyond the largest
-        linear in bytes (bandwidth rules). `native` that was not measured is taken for a ring.
+        it grows as the closed form does. `native` is taken for a ring where it was not measured.
 
         Raises:
             UnknownName: no such algorithm.
         """
         points = self.measured.get(algorithm, ())
-        if points and world_size == self.world_size:
+        closed_form = schedules.get("all_reduce", "ring" if algorithm == "native" else algorithm).seconds
+        if not points or world_size != self.world_size:
+            return closed_form(world_size, nbytes, self.link)
+        largest, seconds = points[-1]
+        if nbytes <= largest:
             return _interpolated(points, nbytes)
-        name = "ring" if algorithm == "native" else algorithm
-        return schedules.get("all_reduce", name).seconds(world_size, nbytes, self.link)
+        return seconds + closed_form(world_size, nbytes, self.link) - closed_form(world_size, largest, self.link)
 
     def cheapest(self, world_size: int, nbytes: int, candidates: Iterable[str]) -> str:
         """The candidate with the least `seconds`; of equals, the one named first.
@@ -175,22 +178,14 @@ class Profile:
 
 
 def _interpolated(points: tuple[tuple[int, float], ...], nbytes: int) -> float:
+    """Log-log linear between the measured sizes around `nbytes`, which is not above the largest."""
     sizes = [size for size, _ in points]
     after = bisect.bisect_left(sizes, nbytes)
     if after == 0:
         return points[0][1]
-    size0, seconds0 = points[after - 1]
-    if after < len(points):
-        size1, seconds1 = points[after]
-        share = math.log(nbytes / size0) / math.log(size1 / size0)
-        return seconds0 * math.exp(share * math.log(seconds1 / seconds0))
-    slope = 0.0
-    if len(points) > 1:
-        size_before, seconds_before = points[-2]
-        slope = (seconds0 - seconds_before) / (size0 - size_before)
-    if slope <= 0:  # one point, or noise: then in proportion
-        slope = seconds0 / size0
-    return seconds0 + slope * (nbytes - size0)
+    (size0, seconds0), (size1, seconds1) = points[after - 1], points[after]
+    share = math.log(nbytes / size0) / math.log(size1 / size0)
+    return seconds0 * math.exp(share * math.log(seconds1 / seconds0))
 
 
 def _points(points: Any) -> tuple[tuple[int, float], ...]:

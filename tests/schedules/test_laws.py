@@ -1,0 +1,213 @@
+"""Laws every registered schedule keeps: right on all ranks, bytes and rounds by the formula, time by the closed form."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from laconic import schedules
+from laconic.errors import BadInput, ScheduleError, UnknownName
+from laconic.schedules.bound import lower_bound_s
+from laconic.schedules.link import Link, parse_nbytes
+from laconic.schedules.schedule import Messages, Recv, Schedule, Send
+from laconic.transports.loggp import Network, simulate
+
+EVERY = [(c, name) for c in schedules.collectives() for name in schedules.names(c)]
+ALL_REDUCE = schedules.names("all_reduce")
+WORLDS = st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 9])
+
+
+def _build(collective: str, name: str, world_size: int, numel: int) -> Schedule:
+    size = numel * world_size if collective == "all_to_all" else numel
+    return schedules.build(collective, name, world_size, size)
+
+
+@pytest.mark.parametrize(("collective", "name"), EVERY)
+@settings(max_examples=60, deadline=None)
+@given(world_size=WORLDS, numel=st.integers(0, 200))
+def test_right_and_as_counted(collective: str, name: str, world_size: int, numel: int) -> None:
+    schedule = _build(collective, name, world_size, numel).validate()
+    formula = schedules.get(collective, name)
+    assert schedule.sent_numel == formula.sent_numel(world_size, schedule.numel)
+    assert schedule.rounds == (formula.rounds(world_size) if numel else 0)
+    assert schedule.sent_numel_by_rank().sum() == schedule.sent_numel
+
+
+@pytest.mark.parametrize(("collective", "name"), EVERY)
+@pytest.mark.parametrize("world_size", [16, 33])
+def test_larger_worlds(collective: str, name: str, world_size: int) -> None:
+    schedule = _build(collective, name, world_size, 101).validate()
+    assert schedule.sent_numel == schedules.get(collective, name).sent_numel(world_size, schedule.numel)
+    assert simulate(schedule, Link(1e-6, 1e-9)).sent_nbytes == 4 * schedule.sent_numel
+
+
+@settings(max_examples=100, deadline=None)
+@given(world_size=WORLDS, numel=st.integers(0, 100), segment=st.integers(1, 40))
+def test_ring_segments(world_size: int, numel: int, segment: int) -> None:
+    schedule = schedules.ring(world_size, numel, segment).validate()
+    assert schedule.sent_numel == 2 * (world_size - 1) * numel
+    assert (schedule.messages.stop - schedule.messages.start).max(initial=0) <= segment
+    assert schedule.rounds == (2 * (world_size - 1) if numel else 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    hosts=st.lists(st.integers(0, 3), min_size=1, max_size=9).map(tuple),
+    numel=st.integers(0, 50),
+    inner=st.sampled_from(["tree", "direct"]),
+    outer=st.sampled_from([name for name in ALL_REDUCE if name != "hierarchical"]),
+)
+def test_hierarchical_over_any_hosts(hosts: tuple[int, ...], numel: int, inner: str, outer: str) -> None:
+    schedule = schedules.hierarchical(len(hosts), numel, inner, outer, hosts).validate()
+    formula = schedules.get("all_reduce", "hierarchical")
+    assert schedule.sent_numel == formula.sent_numel(len(hosts), numel, inner=inner, outer=outer, hosts=hosts)
+    assert schedule.rounds <= formula.rounds(len(hosts), inner=inner, outer=outer, hosts=hosts)
+
+
+@settings(max_examples=40, deadline=None)
+@given(world_size=WORLDS, round_=st.integers(0, 100), seed=st.integers(0, 5))
+def test_gossip(world_size: int, round_: int, seed: int) -> None:
+    pairs = schedules.random_pairs(world_size, 10, round_, seed).validate()
+    assert pairs.sources is not None
+    for rank, sources in enumerate(pairs.sources):  # pairs are mutual
+        assert all(sources == pairs.sources[other] for other in sources)
+        assert rank in sources
+    schedules.one_peer_exponential(world_size, 10, round_).validate()
+    schedules.neighbourhood(world_size, 10, schedules.exponential_graph(world_size)).validate()
+
+
+def test_gossip_averages_exactly_after_log_p_rounds() -> None:
+    values = np.random.default_rng(0).normal(size=8)
+    state = values.copy()
+    for round_ in range(3):
+        sources = schedules.one_peer_exponential(8, 1, round_).sources
+        assert sources is not None
+        state = np.array([state[list(s)].mean() for s in sources])
+    np.testing.assert_allclose(state, values.mean())
+
+
+LINK = Link(latency_s=5e-6, s_per_byte=8e-10)
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8, 16, 32])
+@pytest.mark.parametrize("numel", [32 * 1, 32 * 1000])
+def test_simulated_time_is_the_closed_form(world_size: int, numel: int) -> None:
+    nbytes, levels, share = 4 * numel, math.log2(world_size), (world_size - 1) / world_size
+    latency, per_byte = LINK.latency_s, LINK.s_per_byte
+    closed = {
+        "tree": 2 * latency * levels + 2 * nbytes * per_byte * levels,
+        "butterfly": latency * levels + nbytes * per_byte * levels,
+        "ring": 2 * latency * (world_size - 1) + 2 * nbytes * per_byte * share,
+        "rabenseifner": 2 * latency * levels + 2 * nbytes * per_byte * share,
+        "direct": 2 * latency + 2 * nbytes * per_byte * share,
+    }
+    for name, expected in closed.items():
+        schedule = schedules.build("all_reduce", name, world_size, numel)
+        assert simulate(schedule, LINK).seconds == pytest.approx(expected, rel=1e-9), name
+        assert schedule.cost(LINK) == pytest.approx(expected, rel=1e-9), name
+
+
+@pytest.mark.parametrize("name", ALL_REDUCE)
+@pytest.mark.parametrize("world_size", [*range(1, 20), 33, 64, 100])
+def test_never_beats_the_lower_bound(name: str, world_size: int) -> None:
+    for numel in (1, 50, 100_003):
+        schedule = schedules.build("all_reduce", name, world_size, numel)
+        assert simulate(schedule, LINK).seconds >= lower_bound_s(schedule, LINK) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("name", ["tree", "butterfly", "ring", "rabenseifner"])
+def test_one_peer_at_a_time_means_the_textbook_bound(name: str) -> None:
+    schedule = schedules.build("all_reduce", name, 8, 1000)
+    textbook = LINK.latency_s * 3 + 2 * 4000 * LINK.s_per_byte * 7 / 8
+    assert lower_bound_s(schedule, LINK) == pytest.approx(textbook)
+
+
+@pytest.mark.parametrize("name", ["tree", "butterfly", "ring", "rabenseifner"])
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_closed_form_with_overhead_and_reduction(name: str, world_size: int) -> None:
+    full = Link(5e-6, 8e-10, overhead_s=1e-6, gap_s=2e-6, reduce_s_per_byte=1e-10)
+    schedule = schedules.build("all_reduce", name, world_size, 8 * 10_000)
+    assert simulate(schedule, full).seconds == pytest.approx(schedule.cost(full), rel=1e-6)
+
+
+def test_links_that_differ() -> None:
+    slow, fast = Link(1e-3, 1e-7), Link(1e-6, 1e-10)
+    flat = schedules.ring(8, 80_000)
+    hosts = (0, 0, 0, 0, 1, 1, 1, 1)
+    network = Network(fast, between=slow, hosts=hosts)
+    assert simulate(flat, fast).seconds < simulate(flat, network).seconds <= simulate(flat, slow).seconds
+    two_levels = schedules.hierarchical(8, 80_000, outer="butterfly", hosts=2)
+    assert simulate(two_levels, network).seconds < simulate(flat, network).seconds
+    one = Network(fast, pairs={(0, 1): slow})
+    assert simulate(flat, one).seconds > simulate(flat, fast).seconds
+    with pytest.raises(BadInput, match="host of every rank"):
+        simulate(flat, Network(fast, hosts=(0, 1)))
+
+
+def _messages(*rows: tuple[int, int, int, int, int, int, bool]) -> Messages:
+    columns = [np.array(column, dtype=np.int64) for column in list(zip(*rows, strict=True))[:6]]
+    return Messages(*columns, np.array([row[6] for row in rows]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([(0, 0, 1, 0, 4, 0, True)], "rank 0 ends"),  # rank 0 never hears of rank 1
+        ([(0, 0, 1, 0, 4, 0, True), (0, 1, 0, 0, 4, 0, True), (1, 0, 1, 0, 4, 0, True)], "2 times instead of 1"),
+        ([(0, 0, 1, 0, 4, 0, True), (0, 1, 0, 0, 3, 0, True)], "3:4"),  # one value short
+        ([(0, 0, 2, 0, 4, 0, True)], "does not fit"),
+        ([(0, 0, 1, 2, 9, 2, True)], "does not fit"),
+        ([(0, 0, 0, 0, 4, 0, True)], "does not fit"),
+        ([(0, 0, 1, 0, 4, 0, False), (0, 0, 1, 2, 4, 2, True)], "depend on the order"),
+    ],
+)
+def test_wrong_schedules_are_found(rows: list[tuple[int, int, int, int, int, int, bool]], why: str) -> None:
+    with pytest.raises(ScheduleError, match=why):
+        Schedule("all_reduce", "custom", 2, 4, _messages(*rows)).validate()
+
+
+def test_programs() -> None:
+    exchange = [[(Send(1, 0, 3), Recv(1, 0, 3, "add"))], [(Send(0, 0, 3), Recv(0, 0, 3, "add"))]]
+    schedule = Schedule.from_programs("all_reduce", exchange, 3).validate()
+    assert [[set(ops) for ops in schedule.program(r)] for r in range(2)] == [[set(p[0])] for p in exchange]
+    waiting = [[(Recv(1, 0, 3, "add"),), (Send(1, 0, 3),)], [(Recv(0, 0, 3, "add"),), (Send(0, 0, 3),)]]
+    with pytest.raises(ScheduleError, match="wait for ever"):
+        Schedule.from_programs("all_reduce", waiting, 3)
+    with pytest.raises(ScheduleError, match="sends 3 values to rank 1, which expects 2"):
+        Schedule.from_programs("broadcast", [[(Send(1, 0, 3),)], [(Recv(0, 0, 2, "copy"),)]], 3)
+    for world_size in (3, 4):
+        built = schedules.ring(world_size, 10)
+        again = Schedule.from_programs("all_reduce", [built.program(r) for r in range(world_size)], 10).validate()
+        assert again.sent_numel == built.sent_numel
+
+
+def test_bad_input() -> None:
+    with pytest.raises(UnknownName, match=r"did you mean 'ring'.*butterfly"):
+        schedules.all_reduce(4, 10, "rign")
+    with pytest.raises(UnknownName, match="inner algorithm of hierarchical 'ring'; the valid ones: direct, tree"):
+        schedules.hierarchical(4, 10, inner="ring")
+    for wrong in (lambda: schedules.ring(0, 1), lambda: schedules.ring(2, -1), lambda: schedules.ring(2, 1, 0),
+                  lambda: schedules.broadcast(2, 1, root=2), lambda: schedules.all_to_all(2, 3),
+                  lambda: schedules.hierarchical(4, 1, hosts=0), lambda: schedules.hierarchical(4, 1, hosts=(0, 1)),
+                  lambda: schedules.neighbourhood(2, 1, [[0], []]), lambda: Link.parse("fast"),
+                  lambda: Link.parse("1gbit,2m"), lambda: Link(-1.0, 0.0), lambda: parse_nbytes("3 parsecs")):  # fmt: skip
+        with pytest.raises(BadInput):
+            wrong()
+
+
+def test_sizes_and_links_as_typed() -> None:
+    assert parse_nbytes("100MB") == 10**8
+    assert parse_nbytes("64KiB") == 65536
+    assert Link.parse("1gbit").latency_s == pytest.approx(50e-6)
+    assert Link.parse("100mbit,2ms") == Link(latency_s=2e-3, s_per_byte=8e-8)
+
+
+def test_drawing() -> None:
+    lines = str(schedules.butterfly(8, 10)).splitlines()
+    assert lines[1] == "round   1  0⇄1  2⇄3  4⇄5  6⇄7   adds everything"
+    assert "0→1+[" in str(schedules.ring(4, 8))
+    assert "more" in str(schedules.direct(64, 64))
