@@ -9,6 +9,8 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -240,9 +242,10 @@ def _strain(key: bytes | None) -> tuple[int, int, int]:
             for algorithm in ("ring", "butterfly"):
                 _all_reduce(transport, 20_000, algorithm)
                 calls += 1
-            # rank 0 says when the strangers are done and, where they could speak, heard
-            heard = key is not None or transport.rejected >= _FRAMES
-            over.fill_(float(transport.rank == 0 and heard and bool(store.check(["strangers done"]))))
+            # rank 0 says when all strangers have spoken and, where they can be, were heard
+            if transport.rejected >= _FRAMES:
+                store.set("heard", b"1")
+            over.fill_(float(transport.rank == 0 and bool(store.check(["strangers done"]))))
             run(schedules.ring(transport.world_size, 1), over, transport)
         growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
         return calls, transport.rejected, growth
@@ -257,8 +260,8 @@ def _raw_garbage(host: str, port: int, count: int) -> None:
             connection.sendall(noise if number % 2 else b"\xff" + bytes(8) + b"\x7f\x03" + noise)
 
 
-def _stranger_frames(address: Address, count: int, patience_s: float) -> None:
-    """Speak ZMTP well, but without the token, or with it and a broken header."""
+def _stranger_frames(address: Address, count: int, patience_s: float) -> Iterator[None]:
+    """Speak ZMTP well, but without the token, or as nobody; hang up on the second call."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     good = Header(Kind.DATA, 1, 1, 0, 0, 8).pack("ring") + bytes(8)
     for name in (b"", identity(bytes(16), 1), identity(address.token, 77)):
@@ -272,8 +275,8 @@ def _stranger_frames(address: Address, count: int, patience_s: float) -> None:
             for number in range(count // 3):
                 frames = [good, good[: number % len(good)], b"", bytes(2000), good + b"x"]
                 dealer.send_multipart([frames[number % 5]] * (1 + number % 3))
-        dealer.close()
-    context.term()
+    yield
+    context.destroy()
 
 
 @pytest.mark.parametrize("secret", [False, True], ids=["plain", "curve"])
@@ -286,7 +289,11 @@ def test_strangers_do_not_disturb(secret: bool) -> None:
     target = addresses[0]
     idle = [socket.create_connection((target.host, target.port), timeout=5) for _ in range(200)]
     _raw_garbage(target.host, target.port, 1000)
-    _stranger_frames(target, _FRAMES, patience_s=0.3 if secret else 30)  # none gets through a CURVE handshake
+    speech = _stranger_frames(target, _FRAMES, patience_s=0.3 if secret else 30)
+    next(speech)
+    if not secret:  # nobody gets through a CURVE handshake without the key
+        store.wait(["heard"], timedelta(seconds=60))
+    list(speech)
     store.set("strangers done", b"1")
     results = job.results(timeout_s=60)
     for connection in idle:
@@ -294,11 +301,29 @@ def test_strangers_do_not_disturb(secret: bool) -> None:
     calls, rejected, growth = results[0]
     assert calls >= 2
     assert growth < 100e6, growth
-    assert rejected == (0 if secret else _FRAMES)
+    # noise can by chance be a message of ZMTP 1.0
+    assert rejected == 0 if secret else rejected >= _FRAMES
     assert results[1][1] == results[2][1] == 0
 
 
 # messages outside collectives
+
+
+def _talk_and_go() -> int:
+    """Rank 0 says much and closes at once; rank 1 listens late."""
+    with _open() as transport:
+        count = 500
+        for number in range(count):
+            x = torch.full((20_000,), float(number if transport.rank == 0 else -1))
+            if transport.rank == 1 and number == 0:
+                time.sleep(1.5)
+            run(schedules.broadcast(2, x.numel(), 0, "tree"), x, transport)
+            assert x[0] == x[-1] == number
+        return count
+
+
+def test_what_was_sent_before_closing_arrives() -> None:
+    assert run_local(2, _talk_and_go) == [500, 500]
 
 
 def _pump(*transports: ZmqTransport) -> None:
@@ -314,7 +339,8 @@ def _pump(*transports: ZmqTransport) -> None:
 
 @pytest.mark.parametrize("key", [None, new_key()], ids=["plain", "curve"])
 def test_join_send_receive_and_leave(key: bytes | None) -> None:
-    with ZmqTransport(None, 0, 3, 10.0, key=key) as server, ZmqTransport(None, 1, 3, 10.0, key=key) as worker:
+    options: dict[str, Any] = {"key": key, "linger_s": 0.3}  # these ranks share a thread: nobody listens to a farewell
+    with ZmqTransport(None, 0, 3, 10.0, **options) as server, ZmqTransport(None, 1, 3, 10.0, **options) as worker:
         worker.add_peer(0, server.address)  # the server learns of the worker by its hello
         _pump(server, worker)
         for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
@@ -329,7 +355,7 @@ def test_join_send_receive_and_leave(key: bytes | None) -> None:
         assert worker.recv_any(10)[2].numel() == 0
         assert server.counters.sent_nbytes == {1: large.nbytes}
         assert worker.counters.received_nbytes == {0: large.nbytes}
-        with ZmqTransport(None, 2, 3, 10.0, key=key) as late:
+        with ZmqTransport(None, 2, 3, 10.0, **options) as late:
             late.add_peer(0, server.address)
             late.add_peer(1, worker.address)
             _pump(server, worker, late)

@@ -35,7 +35,6 @@ from laconic.transports.zeromq_wire import (
     frames,
 )
 
-_LINGER_S = 5.0
 _FAULTS: dict[type[TransportError], Fault] = {
     PeerLost: Fault.LOST,
     Mismatch: Fault.MISMATCH,
@@ -57,6 +56,7 @@ class ZmqTransport(Transport):
         insecure: allow plain traffic beyond loopback.
         heartbeat_s: how often a connection is asked for a sign of life.
         silence_s: without any for so long a peer counts as lost; None: timeout_s / 3, at most 5 s.
+        linger_s: how long `close` waits at most until the others have taken in what was sent.
 
     Raises:
         NotAuthorised: no key and not on loopback, or a peer has another key.
@@ -80,6 +80,7 @@ class ZmqTransport(Transport):
         insecure: bool = False,
         heartbeat_s: float = 0.5,
         silence_s: float | None = None,
+        linger_s: float = 5.0,
     ) -> None:
         super().__init__(rank, world_size, timeout_s)
         host = host_to_bind(bind)
@@ -94,7 +95,7 @@ class ZmqTransport(Transport):
         self._failure: TransportError | None = None
         self._bad_news: tuple[type[TransportError], str, int, bool] | None = None
         silence_s = min(timeout_s / 3, 5.0) if silence_s is None else silence_s
-        patience = Patience(heartbeat_s, silence_s, min(_LINGER_S, timeout_s))
+        patience = Patience(heartbeat_s, silence_s, min(linger_s, timeout_s))
         self._mesh: Mesh | None = Mesh(rank, host, key, patience, self._deliver)
         self.address = str(self._mesh.address)
         try:

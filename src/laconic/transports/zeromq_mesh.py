@@ -38,7 +38,7 @@ _RECEIVE_QUEUE = 64
 @dataclass(frozen=True)
 class Patience:
     """How often a connection is asked for a sign of life, after how long without one it is given up, and how long
-    closing waits for what is still queued."""
+    closing waits for the others to take in what was sent."""
 
     heartbeat_s: float
     silence_s: float
@@ -111,28 +111,32 @@ class Mesh:
         """Say goodbye to a rank and forget it."""
         peer = self.peers.pop(rank, None)
         if peer is not None:
-            self._leave([peer])
+            self._leave([peer], thanks=False)
 
     def close(self) -> None:
         """Say goodbye to all, release every socket and thread; takes patience.linger_s at most."""
-        self._leave(list(self.peers.values()))
+        self._leave(list(self.peers.values()), thanks=True)
         self._router.close()
         self._guard.close()
         self._context.term()
 
-    def _leave(self, peers: list[Peer]) -> None:
-        """Say goodbye and wait until that is out; to a peer that is gone nothing is out, so it is not waited for."""
+    def _leave(self, peers: list[Peer], *, thanks: bool) -> None:
+        """Say goodbye and wait until that is out, or taken in; a peer that is gone is not waited for.
+
+        What is out may still be lost: once we have closed, a heartbeat of the peer makes the kernel drop what the peer
+        has not read yet.
+        """
         deadline = time.monotonic() + self._patience.linger_s
         while self.take_in(block=False) and time.monotonic() < deadline:
             pass  # a peer may have left before us
         waiting = [peer for peer in peers if not peer.left]
         for peer in waiting:
             peer.bid_farewell()
-        while any(peer.is_leaving for peer in waiting) and time.monotonic() < deadline:
+        while any(peer.is_taking_leave(thanks=thanks) for peer in waiting) and time.monotonic() < deadline:
             if not self.take_in(block=False):
                 time.sleep(TICK_S / 10)
         for peer in peers:
-            peer.disconnect(linger=peer in waiting and not peer.is_leaving)
+            peer.disconnect(linger=peer in waiting and not peer.is_taking_leave(thanks=False))
 
     # sending
 
@@ -204,6 +208,9 @@ class Mesh:
         peer.heard_at = time.monotonic()
         if header.kind == Kind.BYE:
             peer.left = True
+            self.say(peer, Header(Kind.THANKS))
+        elif header.kind == Kind.THANKS:
+            peer.thanked = True
         elif header.kind != Kind.HELLO:
             self._deliver(peer, Arrival(header, text, payload))
 

@@ -54,6 +54,7 @@ class Peer:
         refusals: handshakes it refused in a row.
         cut_at: when our connection to it broke, or None.
         left: it said goodbye.
+        thanked: it has taken in our goodbye.
         signature: the last collective it was known to be in.
         signed: the last of our calls whose signature it was sent.
     """
@@ -74,6 +75,7 @@ class Peer:
         self.signed = -1
         self._parcel: Tensor | None = None
         self._grown = 0
+        self.thanked = False
         self._farewell: zmq.MessageTracker | None = None
         self.dealer: Socket | None = None
         self._monitor: Socket | None = None
@@ -129,11 +131,11 @@ class Peer:
             except zmq.Again:
                 self._farewell = None
 
-    @property
-    def is_leaving(self) -> bool:
-        """Whether the farewell, and so all before it, is still on its way to a peer that may take it."""
-        pending = self._farewell is not None and not self._farewell.done
-        return pending and self.dealer is not None and not self.left and self.refusals == 0
+    def is_taking_leave(self, *, thanks: bool) -> bool:
+        """Whether the farewell is on its way to a peer that may take it, or has not been thanked for."""
+        if self._farewell is None or self.dealer is None or self.left or self.refusals:
+            return False
+        return not self._farewell.done or (thanks and not self.thanked)
 
     @property
     def obituary(self) -> str:

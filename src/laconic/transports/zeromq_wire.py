@@ -52,8 +52,9 @@ class Kind(IntEnum):
     HELLO = 1  # text: the sender's address
     DATA = 2  # a slice of a collective; text, in the first of a call to a peer: the call's signature
     FAULT = 3  # the sender fails; code: a Fault, round: the culprit's rank, text: the reason
-    BYE = 4  # the sender closes
+    BYE = 4  # the sender leaves
     PARCEL = 5  # a tensor outside collectives; code: its tag, round: its dtype
+    THANKS = 6  # the receiver's goodbye, and so all before it, has been taken in
 
 
 class Fault(IntEnum):
