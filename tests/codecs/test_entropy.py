@@ -127,6 +127,14 @@ def test_a_table_that_is_no_code_is_refused():
         huffman.decompress(body, 1000)
 
 
+def test_bits_that_are_no_code_are_refused():
+    """One symbol has the code 0, so a 1 means nothing, here in a word that is read anyway."""
+    body = compressed(np.zeros(1000, np.uint8)).copy()
+    body[-2] ^= 1
+    with pytest.raises(PayloadError, match="do not hold"):
+        huffman.decompress(body, 1000)
+
+
 def test_a_stream_of_another_length_is_refused():
     body = compressed(np.zeros(1000, np.uint8)).copy()
     body[0] ^= 0x80  # 1000 symbols become 872, each stream a word longer than it needs

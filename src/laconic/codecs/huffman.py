@@ -249,28 +249,32 @@ def _read(words: Array, ends: Array, lookup: Array, symbols: Array) -> bool:
     p0, p1, p2, p3 = np.uint64(0), z0, z1, z2
     b0 = b1 = b2 = b3 = np.uint64(0)
     f0 = f1 = f2 = f3 = np.uint64(0)
-    mask, one, five, eight, word = np.uint64((1 << LIMIT) - 1), np.uint64(1), np.uint64(5), np.uint64(8), np.uint64(32)
+    mask, one, eight, word = np.uint64((1 << LIMIT) - 1), np.uint64(1), np.uint64(8), np.uint64(32)
     t1, t2, t3 = np.uint64(1 << LIMIT), np.uint64(2 << LIMIT), np.uint64(3 << LIMIT)
     shortest = np.uint64(0xFFFF)
     pairs = symbols.size // 8
     for pair in range(pairs):
-        # Top up to 32 bits, without a branch: whether a stream needs it is as good as random.
-        low = np.uint64(f0 < word)
-        b0 |= ((np.uint64(words[p0]) if p0 < z0 else np.uint64(0)) * low) << f0
-        f0 += low << five
-        p0 += low
-        low = np.uint64(f1 < word)
-        b1 |= ((np.uint64(words[p1]) if p1 < z1 else np.uint64(0)) * low) << f1
-        f1 += low << five
-        p1 += low
-        low = np.uint64(f2 < word)
-        b2 |= ((np.uint64(words[p2]) if p2 < z2 else np.uint64(0)) * low) << f2
-        f2 += low << five
-        p2 += low
-        low = np.uint64(f3 < word)
-        b3 |= ((np.uint64(words[p3]) if p3 < z3 else np.uint64(0)) * low) << f3
-        f3 += low << five
-        p3 += low
+        # Top up to 32 bits. With branches: without them it measures 10 to 45 % slower.
+        if f0 < word:
+            if p0 < z0:
+                b0 |= np.uint64(words[p0]) << f0
+            f0 += word
+            p0 += one
+        if f1 < word:
+            if p1 < z1:
+                b1 |= np.uint64(words[p1]) << f1
+            f1 += word
+            p1 += one
+        if f2 < word:
+            if p2 < z2:
+                b2 |= np.uint64(words[p2]) << f2
+            f2 += word
+            p2 += one
+        if f3 < word:
+            if p3 < z3:
+                b3 |= np.uint64(words[p3]) << f3
+            f3 += word
+            p3 += one
         for half in range(2):  # two codes are at most 22 bits
             i = np.uint64(8 * pair + 4 * half)
             e0 = np.uint64(lookup[b0 & mask])
