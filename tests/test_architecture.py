@@ -1,4 +1,4 @@
-"""The promises of ARCHITECTURE.md that a machine can check: imports point down, public names are listed, files are short."""
+"""The promises of ARCHITECTURE.md that a machine can check: imports point down, public names are listed."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def _every_kind_of_tensor() -> str:
         assert laconic.all_reduce(torch.ones(2, dtype=torch.complex64) * 1j).tolist() == [size * 1j] * 2
         flags = torch.tensor([rank == 0, False])
         assert laconic.all_reduce(flags, "max").tolist() == [True, False]
-        with pytest.raises(BadInput, match="mean of torch.int64"):
+        with pytest.raises(BadInput, match=r"mean of torch\.int64"):
             laconic.all_reduce(torch.ones(2, dtype=torch.int64), "mean")
         with pytest.raises(UnknownName, match=r"did you mean 'ring'.*butterfly.*native"):
             laconic.all_reduce(torch.ones(2), algorithm="rign")

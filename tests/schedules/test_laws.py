@@ -1,4 +1,4 @@
-"""Laws every registered schedule keeps: right on all ranks, bytes and rounds by the formula, time by the closed form."""
+"""Laws every schedule keeps: right on all ranks, bytes and rounds by the formula, time by the closed form."""
 
 from __future__ import annotations
 
@@ -194,7 +194,8 @@ def test_bad_input() -> None:
                   lambda: schedules.broadcast(2, 1, root=2), lambda: schedules.all_to_all(2, 3),
                   lambda: schedules.hierarchical(4, 1, hosts=0), lambda: schedules.hierarchical(4, 1, hosts=(0, 1)),
                   lambda: schedules.neighbourhood(2, 1, [[0], []]), lambda: Link.parse("fast"),
-                  lambda: Link.parse("1gbit,2m"), lambda: Link(-1.0, 0.0), lambda: parse_nbytes("3 parsecs")):  # fmt: skip
+                  lambda: Link.parse("1gbit,2m"), lambda: Link(-1.0, 0.0),
+                  lambda: parse_nbytes("3 parsecs")):  # fmt: skip
         with pytest.raises(BadInput):
             wrong()
 

@@ -33,8 +33,8 @@ def demo(
 
 def _table(record: dict[str, Any]) -> list[str]:
     lines = [
-        f"gradients of a digits network, {record['numel']} float32 values, summed over {record['world_size']} processes "
-        f"on {record['engine']}",
+        f"gradients of a digits network, {record['numel']} float32 values, summed over {record['world_size']} "
+        f"processes on {record['engine']}",
         f"{'algorithm':<13} {'sum':<6} {'measured':>12} {'predicted':>12} {'bytes sent':>12} {'by formula':>12}",
     ]
     for row in record["rows"]:

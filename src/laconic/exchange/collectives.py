@@ -173,7 +173,7 @@ def _flat(tensor: Tensor, op: str, world: World, fresh: bool = False) -> Tensor:
     if tensor.dtype == torch.bool and op != "copy":
         values = values.view(torch.uint8)
         if op in ("sum", "mean"):
-            raise BadInput(f"{op} of bool tensors is not defined; use max for 'any', min for 'all', or an integer dtype")
+            raise BadInput(f"{op} of bool tensors is not defined; use max for any, min for all, or integers")
     if op == "mean" and not (values.is_floating_point() or tensor.is_complex()):
         raise BadInput(f"mean of {tensor.dtype} is not defined; use sum, or a floating dtype")
     if values.device.type != "cpu" and world.engine != "nccl":

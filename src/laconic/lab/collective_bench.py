@@ -1,7 +1,7 @@
 """Measures every all-reduce algorithm beside the engine's own, and what `auto` would have picked.
 
-Callers: `laconic bench collectives` and `laconic demo`. Repeats of all algorithms are interleaved, so that drift hits all
-alike; a time is the largest over the ranks; results are medians with a 95 % interval by ranks.
+Callers: `laconic bench collectives`. Repeats of all algorithms are interleaved, so that drift hits all alike;
+ a time is the largest over the ranks; results are medians with a 95 % interval by ranks.
 """
 
 from __future__ import annotations

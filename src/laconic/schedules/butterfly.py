@@ -60,7 +60,7 @@ def _seconds(world_size: int, nbytes: float, link: Link, **_: Any) -> float:
 def butterfly(world_size: int, numel: int) -> Schedule:
     """Exchange the whole buffer with a partner twice as far each round: fewest rounds, for small buffers.
 
-    Time L log₂P + m G log₂P for powers of two, 2(L + mG) more otherwise; p·log₂p + 2(P−p) times m values, where p is the
+    Time L log₂P + m G log₂P for powers of two, 2(L + mG) more otherwise; p·log₂p + 2(P−p) times m values, p being the
     largest power of two not above P.
 
     >>> butterfly(8, 100).rounds, butterfly(8, 100).sent_numel

@@ -1,4 +1,4 @@
-"""The other collectives by name: broadcast, reduce, reduce_scatter, all_gather, all_to_all, each by a chosen algorithm."""
+"""Every collective by name (all_reduce, broadcast, reduce, reduce_scatter, …), each by a chosen algorithm."""
 
 from __future__ import annotations
 

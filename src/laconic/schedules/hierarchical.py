@@ -5,6 +5,7 @@ Only one rank of a host speaks to the slow network. Any algorithm serves at each
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,10 +28,10 @@ def members(world_size: int, hosts: Hosts) -> list[list[int]]:
     ([[0, 1], [2, 3, 4]], [[0, 2], [1, 3]])
     """
     if isinstance(hosts, int):
-        if not 1 <= hosts:
+        if hosts < 1:
             raise BadInput(f"hierarchical: hosts must be at least 1, got {hosts}")
         edges = bounds(world_size, min(hosts, world_size)).tolist()
-        return [list(range(a, b)) for a, b in zip(edges, edges[1:], strict=False)]
+        return [list(range(a, b)) for a, b in itertools.pairwise(edges)]
     if len(hosts) != world_size:
         raise BadInput(f"hierarchical: hosts names {len(hosts)} ranks, the world has {world_size}")
     groups: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Which algorithms there are. `@algorithm(...)` beside a builder is all it takes to be listed, tested and tried by auto.
+"""Which algorithms there are: `@algorithm(...)` beside a builder is all it takes to be listed, tested and picked.
 
 Callers: `auto`, the command line, the conformance suite. An entry holds the builder and its closed forms.
 """
@@ -6,6 +6,7 @@ Callers: `auto`, the command line, the conformance suite. An entry holds the bui
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec
@@ -49,10 +50,12 @@ def algorithm(
     """Decorator: register a builder under (collective, name) with its closed forms."""
 
     def add(build: Callable[P, Schedule]) -> Callable[P, Schedule]:
+        signature = inspect.signature(build)
+
         @functools.wraps(build)
         def checked(*args: P.args, **kwargs: P.kwargs) -> Schedule:
-            world_size, numel, *_ = (*args, *(kwargs[k] for k in ("world_size", "numel") if k in kwargs))
-            check_sizes(int(world_size), int(numel))  # type: ignore[call-overload]
+            sizes = signature.bind(*args, **kwargs).arguments
+            check_sizes(sizes["world_size"], sizes["numel"])
             schedule = build(*args, **kwargs)
             return replace(schedule, algorithm=name) if schedule.algorithm != name else schedule
 
@@ -86,7 +89,9 @@ def get(collective: str, name: str) -> Algorithm:
 
 
 @functools.lru_cache(maxsize=256)
-def _cached(collective: str, name: str, world_size: int, numel: int, parameters: tuple[tuple[str, Any], ...]) -> Schedule:
+def _cached(
+    collective: str, name: str, world_size: int, numel: int, parameters: tuple[tuple[str, Any], ...]
+) -> Schedule:
     return get(collective, name).build(world_size, numel, **dict(parameters))
 
 

@@ -25,7 +25,14 @@ def _half_sent(world_size: int, numel: int, **_: Any) -> int:
 
 
 def _half_seconds(
-    world_size: int, nbytes: float, link: Link, *, reduced: bool, segment: int | None = None, itemsize: int = 4, **_: Any
+    world_size: int,
+    nbytes: float,
+    link: Link,
+    *,
+    reduced: bool,
+    segment: int | None = None,
+    itemsize: int = 4,
+    **_: Any,
 ) -> float:
     chunk = nbytes / world_size
     pieces = 1 if segment is None else max(1, -(-int(chunk) // (segment * itemsize)))

@@ -209,10 +209,10 @@ class Schedule:
             ScheduleError: a send without its receive in the same round (or the other way round), which under
                 rendezvous would wait for ever, or a pair of different lengths.
         """
-        rows = [row for row in _matched(programs)]
-        columns = [np.array([row[i] for row in rows], dtype=np.int64) for i in range(6)]
-        add = np.array([row[6] for row in rows], dtype=np.bool_)
-        return cls(collective, algorithm, len(programs), numel, Messages(*columns, add))
+        table = np.array(list(_matched(programs)), dtype=np.int64).reshape(-1, 7).T
+        round_, src, dst, start, stop, at, add = table
+        messages = Messages(round_, src, dst, start, stop, at, add.astype(np.bool_))
+        return cls(collective, algorithm, len(programs), numel, messages)
 
     def renamed(self, algorithm: str, **parameters: Any) -> Schedule:
         """The same messages under another name."""

@@ -6,6 +6,8 @@ schedule on counts instead of numbers shows double or missing contributions that
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 
@@ -105,8 +107,8 @@ def _check_result(schedule: Schedule) -> None:
     begin, finish = np.searchsorted(cuts, m.start), np.searchsorted(cuts, m.stop)
     into = np.searchsorted(cuts, m.at)
     order = np.argsort(m.round, kind="stable")
-    edges = np.flatnonzero(np.diff(m.round[order], prepend=-1, append=-1)) if len(order) else []
-    for first, last in zip(edges, edges[1:], strict=False):
+    edges = np.flatnonzero(np.diff(m.round[order], prepend=-1, append=-1))
+    for first, last in itertools.pairwise(edges.tolist()):
         rows = order[first:last].tolist()
         flights = [counts[m.src[row], begin[row] : finish[row]].copy() for row in rows]
         for row, flight in zip(rows, flights, strict=True):

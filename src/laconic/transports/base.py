@@ -2,8 +2,8 @@
 
 Callers: `executor.py` drives every engine through this interface; `exchange` will post compressed payloads through it.
 
-Invariants: a posted slice is not copied by us; every wait ends within `timeout_s` in data or a TransportError that names
-rank, round and peer; bytes and messages are counted per peer; one thread uses one transport.
+Invariants: a posted slice is not copied by us; every wait ends within `timeout_s` in data or a TransportError that
+names rank, round and peer; bytes and messages are counted per peer; one thread uses one transport.
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ class Board:
         Args:
             doing: called on the beating thread; returns (sequence, signature) of the present call.
         """
-        self._store = store.clone()
+        clone = getattr(store, "clone", None)  # newer torch: a connection of our own
+        self._store: dist.Store = clone() if clone is not None else store
         self._store.set_timeout(timedelta(seconds=2))
         self.rank = rank
         self.world_size = world_size

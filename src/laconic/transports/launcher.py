@@ -1,7 +1,7 @@
 """Starts N local processes as one job: the default on one machine, without torchrun.
 
-Callers: the command line, the demo, benchmarks and tests. The parent holds the store, so it outlives any rank. The first
-error of any rank reaches the caller with its traceback, and the other ranks are then stopped.
+Callers: the command line, the demo, benchmarks and tests. The parent holds the store, so it outlives any rank. The
+first error of any rank reaches the caller with its traceback, and the other ranks are then stopped.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _child(
 
 
 class LocalJob(Generic[T]):
-    """N processes that run `function(*args)` under RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
+    """N processes that run `function(*args)` under RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as under torchrun.
 
     Args:
         environment: further variables for every rank.

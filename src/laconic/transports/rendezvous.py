@@ -1,7 +1,7 @@
 """Who am I, and where is the store: torchrun, mpiexec, Laconic's own launcher, or alone.
 
-Callers: `laconic.init`. The store (a torch.distributed Store) is where ranks first meet: it carries addresses, beats and
-failure notes, never gradients.
+Callers: `laconic.init`. The store (a torch.distributed Store) is where ranks first meet: it carries addresses, beats
+and failure notes, never gradients.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The torch.distributed engine: gloo on processors, NCCL on GPUs, always on a process group of our own.
 
 gloo aborts the process when a message is longer than its receive, and takes messages of the wrong call without a
-word. So every message carries a tag made from the call (see `Call.code`) and the round: messages of different calls never
-match, the wait runs out instead, and the notice board then says who called what, who stopped, or who left.
+word. So every message carries a tag made from the call (see `Call.code`) and the round: messages of different calls
+never match, the wait runs out instead, and the notice board then says who called what, who stopped, or who left.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class TorchTransport(Transport):
         if self.broken is not None:
             raise self.broken
         options = dist.AllreduceOptions()
-        options.reduceOp = _NATIVE_OPS[op]
+        options.reduceOp = dist.ReduceOp(_NATIVE_OPS[op])
         try:
             self.group.allreduce([tensor], options).wait()
         except RuntimeError as error:
@@ -171,7 +171,7 @@ class TorchTransport(Transport):
                 self.group.shutdown()
             self.group = None
         if self.broken is None:
-            self.broken = TransportError(f"[rank {self.rank}/{self.world_size}]: the transport is closed", rank=self.rank)
+            self.broken = TransportError(f"{self.where()}: the transport is closed", rank=self.rank)
 
 
 class _TorchRound(Posted):

@@ -74,7 +74,7 @@ def init(
 ) -> World:
     """Join the job this process was started in, and make it the default for every collective.
 
-    Under torchrun (or an initialised torch.distributed) the ranks are torchrun's; under mpiexec they are MPI's; otherwise
+    Under torchrun (or an initialised torch.distributed) the ranks are torchrun's; under mpiexec they are MPI's; else
     the world has one rank. Communication runs on a process group, communicator or sockets of Laconic's own.
 
     Args:
