@@ -30,7 +30,7 @@ def test_codecs_lists_every_codec_on_one_line():
         spec, bits, bias, rounding, source, summary = line.split("\t")
         assert spec.startswith(name)
         assert bits
-        assert bias in ("biased", "unbiased")
+        assert bias in ("biased", "unbiased", "exact")
         assert rounding in ("stochastic", "deterministic")
         assert source
         assert summary
@@ -44,6 +44,7 @@ def test_codecs_json_counts_real_bits():
     assert 1.6 <= entries["ternary"]["bits_per_element"] < 1.7
     assert entries["qsgd"]["unbiased"]
     assert not entries["dynamic8"]["unbiased"]
+    assert entries["entropy"]["bits_per_element"] is None
 
 
 def test_bench_codecs_json_is_the_record():

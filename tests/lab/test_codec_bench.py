@@ -17,8 +17,8 @@ from laconic.lab.codec_bench import Timing
 
 def test_median_interval_follows_the_ranks():
     """n = 100, z = 1.96: ranks ⌊40.2⌋ = 40 and ⌈60.8⌉ = 61, of the values 1 … 100."""
-    assert Timing.of([float(v) for v in range(100, 0, -1)]) == Timing(50.5, 40.0, 61.0)
-    assert Timing.of([2.0]) == Timing(2.0, 2.0, 2.0)
+    assert Timing.of([float(v) for v in range(100, 0, -1)]) == Timing(50.5, 40.0, 61.0, 1.0)
+    assert Timing.of([2.0]) == Timing(2.0, 2.0, 2.0, 2.0)
 
 
 def test_mean_errors_skip_zeros_in_the_relative_one_only():

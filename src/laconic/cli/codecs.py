@@ -50,7 +50,7 @@ def _cells(entry: dict[str, Any]) -> list[str]:
     return [
         entry["spec"],
         entry["kind"] if bits is None else f"{'' if entry['fixed_size'] else '≤ '}{bits:.3g} bits",
-        "unbiased" if entry["unbiased"] else "biased",
+        "exact" if entry["kind"] == "lossless" else "unbiased" if entry["unbiased"] else "biased",
         "stochastic" if entry["stochastic"] else "deterministic",
         entry["source"],
         entry["summary"],
