@@ -10,9 +10,11 @@ all name the same culprit. Used by one thread at a time.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, ClassVar, NoReturn
 
@@ -25,22 +27,7 @@ from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Call, Incoming, Ou
 from laconic.transports.zeromq_keys import KEY_VARIABLE, host_to_bind, is_loopback
 from laconic.transports.zeromq_mesh import TICK_S, Mesh, Patience
 from laconic.transports.zeromq_peer import Arrival, Peer
-from laconic.transports.zeromq_wire import (
-    CHUNK_NBYTES,
-    Address,
-    Fault,
-    Header,
-    Kind,
-    dtype_code,
-    frames,
-)
-
-_FAULTS: dict[type[TransportError], Fault] = {
-    PeerLost: Fault.LOST,
-    Mismatch: Fault.MISMATCH,
-    CollectiveTimeout: Fault.TIMEOUT,
-}
-_ERRORS = {int(fault): error for error, fault in _FAULTS.items()}
+from laconic.transports.zeromq_wire import CHUNK_NBYTES, ERRORS, FAULTS, Address, Header, Kind, dtype_code, frames
 
 Trackers = list[tuple[Peer, zmq.MessageTracker]]
 
@@ -91,6 +78,7 @@ class ZmqTransport(Transport):
                 rank=rank,
             )
         self.arena = Arena()
+        self._code = 0
         self._parcels: deque[tuple[int, int, Tensor]] = deque()
         self._failure: TransportError | None = None
         self._bad_news: tuple[type[TransportError], str, int, bool] | None = None
@@ -114,8 +102,9 @@ class ZmqTransport(Transport):
         try:
             store.wait([f"zmq/{peer}" for peer in others], timedelta(seconds=self.timeout_s))
         except RuntimeError as error:  # the time is up, or the store is gone
-            missing = [peer for peer in others if not _has(store, f"zmq/{peer}")]
-            raise self._absent("no address", missing or others) from error
+            with contextlib.suppress(RuntimeError):
+                others = [peer for peer in others if not store.check([f"zmq/{peer}"])] or others
+            raise self._absent("no address", others) from error
         for rank in others:
             self.add_peer(rank, store.get(f"zmq/{rank}").decode())
         deadline = time.monotonic() + self.timeout_s
@@ -171,6 +160,7 @@ class ZmqTransport(Transport):
             if peer.queue:
                 self._compare(peer, peer.queue[0])
         self._raise_bad_news(None)
+        self._code = call.code
         return call
 
     def post(self, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
@@ -183,10 +173,19 @@ class ZmqTransport(Transport):
             text = ""
             if peer.signed != self.call.sequence:
                 peer.signed, text = self.call.sequence, self.call.signature
-            header = Header(Kind.DATA, self.call.sequence, self.call.code, round, 0, send.data.nbytes)
+            header = Header(Kind.DATA, self.call.sequence, self._code, round, 0, send.data.nbytes)
             trackers += self._send(peer, header, text, send.data, round)
             self.counters.count_sent(send.peer, send.data.nbytes)
         return _ZmqRound(self, trackers, recvs, round)
+
+    def announced_nbytes(self, rank: int, round: int, most: int) -> int:
+        """The length of the next message from a peer, when it is of this round and not above `most`."""
+        peer = self._peer(rank, round)
+        deadline = time.monotonic() + self.timeout_s
+        while not peer.queue:
+            self._progress(peer, round, deadline)
+        header = peer.queue[0].header
+        return header.nbytes if header.round == round and header.nbytes <= most else most
 
     def next_payload(self, rank: int, round: int, nbytes: int, chunk: int) -> memoryview:
         """Wait for the next chunk from a peer, which must be the one described."""
@@ -197,7 +196,7 @@ class ZmqTransport(Transport):
         arrival, call = peer.queue.popleft(), self.call
         assert call is not None
         header = arrival.header
-        if header.code != call.code:
+        if header.code != self._code:
             self._fail(Mismatch, self._difference(peer, arrival, call), rank, round)
         if (header.round, header.nbytes, header.chunk) != (round, nbytes, chunk):
             came = f"{header.nbytes} bytes in round {header.round + 1}, expected {nbytes} in round {round + 1}"
@@ -292,8 +291,8 @@ class ZmqTransport(Transport):
             tensor = peer.grow(header, arrival.payload)
             if tensor is not None:
                 self._parcels.append((peer.rank, header.code, tensor))
-        elif header.kind == Kind.FAULT and header.code in _ERRORS and self._bad_news is None:
-            error, culprit, text = _ERRORS[header.code], header.round, f"{arrival.text} (told by rank {peer.rank})"
+        elif header.kind == Kind.FAULT and header.code in ERRORS and self._bad_news is None:
+            error, culprit, text = ERRORS[header.code], header.round, f"{arrival.text} (told by rank {peer.rank})"
             if culprit == self.rank:
                 culprit = peer.rank
                 text = f"rank {peer.rank} has given this rank up as lost" if error is PeerLost else text
@@ -354,7 +353,7 @@ class ZmqTransport(Transport):
             self._failure = failure
             mesh = self._open_mesh()
             for peer in mesh.peers.values() if tell else ():
-                mesh.say(peer, Header(Kind.FAULT, 0, _FAULTS[error], culprit), reason)
+                mesh.say(peer, Header(Kind.FAULT, 0, FAULTS[error], culprit), reason)
         raise failure
 
     def _peer(self, rank: int, round: int | None) -> Peer:
@@ -386,13 +385,17 @@ class _ZmqRound(Posted):
         owner, incoming = self.owner, self.recvs[index]
         assert self.round is not None
         nbytes = incoming.numel * incoming.dtype.itemsize
+        if incoming.at_most:
+            nbytes = owner.announced_nbytes(incoming.peer, self.round, nbytes)
+            incoming = replace(incoming, numel=nbytes // incoming.dtype.itemsize)
         payload = owner.next_payload(incoming.peer, self.round, nbytes, 0)
         target = incoming.into
         if target is None and payload.nbytes == nbytes and nbytes and incoming.device.type == "cpu":
             # The frame itself will do; only small ones lie where ZeroMQ happened to read them.
             data = torch.frombuffer(payload, dtype=torch.uint8)
             if data.data_ptr() % incoming.dtype.itemsize == 0:
-                owner.counters.count_received(incoming.peer, nbytes)
+                if not incoming.at_most:
+                    owner.counters.count_received(incoming.peer, nbytes)
                 return data.view(incoming.dtype)
         if target is None:
             target = owner.arena.take(incoming)
@@ -404,16 +407,10 @@ class _ZmqRound(Posted):
             if done == nbytes:
                 break
             payload = owner.next_payload(incoming.peer, self.round, nbytes, done // CHUNK_NBYTES)
-        owner.counters.count_received(incoming.peer, nbytes)
-        return target
+        if not incoming.at_most:
+            owner.counters.count_received(incoming.peer, nbytes)
+        return target if target.nbytes == nbytes else target[: incoming.numel]
 
     def sent(self) -> None:
         self.owner.wait_sent(self.trackers, self.round)
         self.trackers = []
-
-
-def _has(store: Any, key: str) -> bool:
-    try:
-        return bool(store.check([key]))
-    except RuntimeError:
-        return False

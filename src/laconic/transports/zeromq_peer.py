@@ -27,8 +27,6 @@ _REFUSALS = int(
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 )
 _WATCHED = _REFUSALS | int(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED)
-# Kernel memory per connection. Heartbeats wait behind it: 1 MiB is 0.8 s at 10 Mbit/s.
-_SOCKET_NBYTES = 1 << 20
 # Below this, letting ZeroMQ copy a slice is cheaper than hearing from it when the slice is free again.
 _COPY_NBYTES = 65536
 
@@ -88,7 +86,6 @@ class Peer:
         dealer.setsockopt(zmq.ROUTING_ID, self._own_name)
         dealer.setsockopt(zmq.LINGER, 200)  # for the kernel; the farewell is waited for before closing
         dealer.copy_threshold = _COPY_NBYTES
-        dealer.setsockopt(zmq.SNDBUF, _SOCKET_NBYTES)
         set_heartbeat(dealer, heartbeat_s, silence_s)
         dealer.setsockopt(zmq.IPV6, ":" in self.address.host)
         guard.client(dealer)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from laconic.errors import BadInput, PayloadError
+from laconic.errors import BadInput, CollectiveTimeout, Mismatch, PayloadError, PeerLost, TransportError
 
 TOKEN_NBYTES = 16
 # Heartbeats wait behind the chunk being written, so a chunk must pass well within the silence that means death:
@@ -63,6 +63,14 @@ class Fault(IntEnum):
     LOST = 1
     MISMATCH = 2
     TIMEOUT = 3
+
+
+FAULTS: dict[type[TransportError], Fault] = {
+    PeerLost: Fault.LOST,
+    Mismatch: Fault.MISMATCH,
+    CollectiveTimeout: Fault.TIMEOUT,
+}
+ERRORS = {int(fault): error for error, fault in FAULTS.items()}
 
 
 class Header(NamedTuple):
