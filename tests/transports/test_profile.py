@@ -50,7 +50,7 @@ def test_relative_rms() -> None:
         (4000, math.sqrt(2e-3 * 3e-3)),  # half way between 400 and 40,000 on the log scale
         (40_000, 3e-3),
         (4_000_000, 30e-3),
-        (7_960_000, 57e-3),  # beyond the largest: as much again as from 40,000 to 4,000,000
+        (8_000_000, 30e-3 + 4e6 * (2 * 1e-9 + 1e-10) * 3 / 4),  # beyond the largest: 2(P−1)/P·nG and (P−1)/P·nγ more
     ],
 )
 def test_measured_seconds(nbytes: int, seconds: float) -> None:
@@ -59,8 +59,8 @@ def test_measured_seconds(nbytes: int, seconds: float) -> None:
 
 def test_beyond_the_largest_size_noise_does_not_make_time_fall() -> None:
     falling = replace(PROFILE, measured={"ring": ((400, 3e-3), (800, 2e-3)), "tree": ((400, 1e-3),)})
-    assert falling.seconds("ring", 4, 1600) == pytest.approx(4e-3)
-    assert falling.seconds("tree", 4, 1200) == pytest.approx(3e-3)
+    assert falling.seconds("ring", 4, 1600) > 2e-3
+    assert falling.seconds("tree", 4, 1200) > 1e-3
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**9))
