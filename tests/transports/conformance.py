@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from laconic import schedules
-from laconic.transports.base import Transport
+from laconic.transports.base import Incoming, Outgoing, Transport
 from laconic.transports.executor import run
 
 NUMELS = (0, 1, 5, 1000, 70_001)
@@ -21,6 +21,7 @@ def run_conformance(transport: Transport) -> None:
     check_reductions(transport)
     check_counts(transport)
     check_back_to_back(transport)
+    check_shorter_messages(transport)
 
 
 def contribution(rank: int, numel: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -122,3 +123,21 @@ def check_back_to_back(transport: Transport) -> None:
         x = contribution(transport.rank, numel)
         run(schedules.build("all_reduce", name, transport.world_size, numel), x, transport)
         assert torch.equal(x, total(transport.world_size, numel)), (name, numel)
+
+
+def check_shorter_messages(transport: Transport) -> None:
+    """A receive of at most n bytes takes a shorter message; its length stands in its first byte."""
+    if transport.world_size == 1:
+        return
+    right, left = (transport.rank + 1) % transport.world_size, (transport.rank - 1) % transport.world_size
+    for longest in (40, 100_000):
+        mine = torch.full((transport.rank + 3,), transport.rank + 3, dtype=torch.uint8)
+        transport.begin("test", "shorter", longest, "uint8", rounds=1)
+        incoming = Incoming(left, longest, torch.uint8, torch.device("cpu"), at_most=True)
+        posted = transport.post([Outgoing(right, mine)], [incoming], 0)
+        data = posted.received(0)
+        length = int(data[0])
+        assert length == left + 3
+        assert data[:length].tolist() == [left + 3] * length
+        posted.sent()
+        transport.end()

@@ -59,7 +59,9 @@ class Outgoing:
 class Incoming:
     """A message to receive: into `into`, or into memory of the engine's own when that is None.
 
-    The engine's own memory is valid until the next round is posted.
+    The engine's own memory is valid until the next round is posted. With `at_most` a shorter message may come, whose
+    true length stands in the message itself (gloo does not tell it); the receiver gets at least that much, and whoever
+    reads the message counts it.
     """
 
     peer: int
@@ -67,6 +69,7 @@ class Incoming:
     dtype: torch.dtype
     device: torch.device
     into: Tensor | None = None
+    at_most: bool = False
 
 
 @dataclass

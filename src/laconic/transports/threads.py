@@ -110,9 +110,12 @@ class _ThreadRound(Posted):
                     round=self.round,
                 )
             target = owner.arena.take(incoming) if incoming.into is None else incoming.into
+            if incoming.at_most:
+                target = target[: letter.data.numel()]
+            else:
+                owner.counters.count_received(incoming.peer, letter.data.nbytes)
             target.copy_(letter.data)
             letter.taken = True
-            owner.counters.count_received(incoming.peer, letter.data.nbytes)
             owner.hub.changed.notify_all()
         return target
 

@@ -220,7 +220,8 @@ class _TorchRound(Posted):
     def received(self, index: int) -> Tensor:
         incoming = self.recvs[index]
         self._wait(self.recv_works[index], incoming.peer)
-        self.owner.counters.count_received(incoming.peer, self.targets[index].nbytes)
+        if not incoming.at_most:
+            self.owner.counters.count_received(incoming.peer, self.targets[index].nbytes)
         return self.targets[index]
 
     def sent(self) -> None:

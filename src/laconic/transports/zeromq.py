@@ -278,8 +278,6 @@ class ZmqTransport(Transport):
                 trackers.append((peer, tracker))
         return trackers
 
-    # receiving
-
     def _deliver(self, peer: Peer, arrival: Arrival) -> None:
         """Put a checked message where it is waited for."""
         header = arrival.header
