@@ -28,6 +28,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 BITMAP = -1
 
+# Where a word's only bit stands: 64 different windows of six bits, one for each shift of the number.
+_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
+_PLACE = np.zeros(64, np.int64)
+_PLACE[[((0x03F79D71B4CB0A89 << bit) & (2**64 - 1)) >> 58 for bit in range(64)]] = range(64)
+
 
 def layout(numel: int, count: int) -> tuple[int, int]:
     """How `count` of `numel` indices are stored: (ℓ or BITMAP, bytes).
@@ -78,10 +83,10 @@ def unpack(section: Array, numel: int, count: int) -> Array:
         raise PayloadError(f"indices: {count} of {numel} take {size} bytes, got {section.size}")
     indices = np.empty(count, np.int64)
     if width == BITMAP:
-        good = _unpack_bitmap(section, numel, indices)
+        good = _unpack_bitmap(_words(section), numel, indices)
     else:
         low_nbytes = -(-count * width // 8)
-        good = _unpack_split(section[:low_nbytes], section[low_nbytes:], width, numel, indices)
+        good = _unpack_split(_words(section[:low_nbytes]), _words(section[low_nbytes:]), width, numel, indices)
     if not good:
         raise PayloadError(f"indices: the section does not hold {count} increasing indices below {numel}")
     return indices
@@ -94,21 +99,27 @@ def _pack_bitmap(indices: Array, out: Array) -> None:
         out[indices[j] >> 3] |= np.uint8(1 << (indices[j] & 7))
 
 
+def _words(section: Array) -> Array:
+    """`section` as 64-bit words, with zeros up to a whole word and one word more."""
+    words = np.zeros(section.size // 8 + 2, np.uint64)
+    words.view(np.uint8)[: section.size] = section
+    return words
+
+
 @njit(nogil=True, cache=True)
 @no_type_check
-def _unpack_bitmap(section: Array, numel: int, indices: Array) -> bool:
+def _unpack_bitmap(words: Array, numel: int, indices: Array) -> bool:
     j = 0
-    for b in range(section.size):
-        byte = np.int64(section[b])
-        if byte == 0:
-            continue
-        for bit in range(8):
-            if (byte >> bit) & 1:
-                index = 8 * b + bit
-                if j == indices.size or index >= numel:
-                    return False
-                indices[j] = index
-                j += 1
+    for w in range(words.size):
+        word = words[w]
+        while word != np.uint64(0):
+            lowest = word & (~word + np.uint64(1))
+            word ^= lowest
+            index = 64 * w + _PLACE[(lowest * _DE_BRUIJN) >> np.uint64(58)]
+            if j == indices.size or index >= numel:
+                return False
+            indices[j] = index
+            j += 1
     return j == indices.size
 
 
@@ -139,29 +150,24 @@ def _pack_split(indices: Array, width: int, low: Array, high: Array) -> None:
 @no_type_check
 def _unpack_split(low: Array, high: Array, width: int, numel: int, indices: Array) -> bool:
     mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
-    pending = np.uint64(0)
-    filled = 0
-    position = 0
     previous = -1
+    position = 0  # of the next low part, in bits
     j = 0
-    for b in range(high.size):
-        byte = np.int64(high[b])
-        for bit in range(8):
-            if not (byte >> bit) & 1:
-                continue
+    for w in range(high.size):
+        word = high[w]
+        while word != np.uint64(0):
             if j == indices.size:
                 return False
-            # At most ⌈count·width/8⌉ bytes are read in all: exactly low.size.
-            while filled < width:
-                pending |= np.uint64(low[position]) << np.uint64(filled)
-                filled += 8
-                position += 1
-            index = ((8 * b + bit - j) << width) | np.int64(pending & mask)
-            pending >>= np.uint64(width)
-            filled -= width
+            lowest = word & (~word + np.uint64(1))
+            word ^= lowest
+            bit = 64 * w + _PLACE[(lowest * _DE_BRUIJN) >> np.uint64(58)]
+            first, skip = position >> 6, np.uint64(position & 63)
+            part = (low[first] >> skip) | ((low[first + 1] << np.uint64(1)) << (np.uint64(63) - skip))
+            index = ((bit - j) << width) | np.int64(part & mask)
             if index <= previous or index >= numel:
                 return False
             previous = index
             indices[j] = index
+            position += width
             j += 1
     return j == indices.size
