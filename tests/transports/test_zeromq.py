@@ -310,8 +310,8 @@ def test_strangers_do_not_disturb(secret: bool) -> None:
 
 
 def _talk_and_go() -> int:
-    """Rank 0 says much and closes at once; rank 1 listens late."""
-    with _open() as transport:
+    """Rank 0 says much and closes at once; rank 1 listens late, long after heartbeats would have been missed."""
+    with _open(silence_s=0.5, heartbeat_s=0.1) as transport:
         count = 500
         for number in range(count):
             x = torch.full((20_000,), float(number if transport.rank == 0 else -1))

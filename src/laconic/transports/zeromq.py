@@ -306,7 +306,7 @@ class ZmqTransport(Transport):
             self._check_hope(peer, round)
             deaf = self._open_mesh().half_open()
             if deaf is not None:
-                self._fail(PeerLost, f"peer {deaf.rank} broke the connection to this rank", deaf.rank, round)
+                self._fail(PeerLost, deaf.obituary, deaf.rank, round)
         if time.monotonic() > deadline and not peer.queue:
             reason = f"nothing from or for peer {peer.rank} in {self.timeout_s:g} s, though it seems alive"
             self._fail(CollectiveTimeout, reason, peer.rank, round)

@@ -17,7 +17,7 @@ import zmq
 
 from laconic.errors import BadInput, PayloadError
 from laconic.transports.zeromq_keys import Guard
-from laconic.transports.zeromq_peer import Arrival, Context, Peer, Socket, set_heartbeat
+from laconic.transports.zeromq_peer import Arrival, Context, Peer, Socket
 from laconic.transports.zeromq_wire import (
     MAX_FRAME_NBYTES,
     TOKEN_NBYTES,
@@ -33,6 +33,8 @@ from laconic.transports.zeromq_wire import (
 TICK_S = 0.01
 # Chunks that wait unread per connection: what a stranger can make us hold is 64 MiB a connection.
 _RECEIVE_QUEUE = 64
+# What a peer sent before its connection broke, and is still on the way, must arrive within this.
+_GRACE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,6 @@ class Mesh:
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending tells whether a peer's connection still stands
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a rank that comes back replaces its old connection
         router.setsockopt(zmq.IPV6, ":" in host)
-        set_heartbeat(router, self._patience.heartbeat_s, self._patience.silence_s)
         self._guard.server(router)
         try:
             router.bind(f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*")
@@ -227,24 +228,22 @@ class Mesh:
             return True
         if peer.cut_at is None:
             return False
-        if time.monotonic() - max(peer.heard_at, peer.cut_at) > self._patience.silence_s:
-            return True
-        try:
-            self._router.send_multipart([peer.name, b""], zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        except zmq.ZMQError:  # EHOSTUNREACH: its connection to us is gone as well
-            return True
-        return False
+        return time.monotonic() - max(peer.heard_at, peer.cut_at) > _GRACE_S or not self._is_connected(peer)
 
     def half_open(self) -> Peer | None:
         """A peer that no longer takes what we send although its own connection to us stands, if there is one."""
         now = time.monotonic()
         for peer in self.peers.values():
-            if peer.cut_at is not None and not peer.left and now - peer.cut_at > self._patience.silence_s:
-                try:
-                    self._router.send_multipart([peer.name, b""], zmq.NOBLOCK)
-                except zmq.ZMQError:
-                    continue
+            if peer.cut_at is not None and not peer.left and now - peer.cut_at > _GRACE_S and self._is_connected(peer):
                 return peer
         return None
+
+    def _is_connected(self, peer: Peer) -> bool:
+        """Whether the peer's connection to us stands: ROUTER refuses to send where there is none."""
+        try:
+            self._router.send_multipart([peer.name, b""], zmq.NOBLOCK)
+        except zmq.Again:
+            return True
+        except zmq.ZMQError:
+            return False
+        return True

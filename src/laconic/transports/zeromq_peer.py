@@ -1,10 +1,12 @@
-"""One rank's knowledge of one peer: the DEALER to it, the monitor of that DEALER, and what came from it.
+"""One rank's knowledge of one peer: the connections to it, whether they stand, and what came from it.
 
-Caller: `zeromq.py`. Everything runs on the transport's thread.
+Callers: `zeromq_mesh.py` and `zeromq.py`. Everything runs on the transport's thread.
 
-Two connections join a pair of ranks, one per direction. Ours to the peer has a monitor: when it breaks, by a dead
-process or by missed heartbeats, the peer is `cut`. What the peer sent before may still be on its way over the other
-connection, so it counts as lost only when that one has ended too.
+A rank has two connections to a peer: one for its messages, and a pulse that carries heartbeats only. ZeroMQ stops
+reading a connection whose messages nobody takes, heartbeats included, so a rank that computes for long with a full
+queue would look dead; on a slow link a heartbeat would wait behind the data. When either connection breaks, by a dead
+process or by missed heartbeats, the peer is `cut`. What it sent before may still be on its way over its own connections
+to us, so it counts as lost only when they have ended too.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import struct
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -48,7 +51,6 @@ class Peer:
     Attributes:
         queue: chunks of collectives, in the order sent.
         greeted: its hello has come.
-        established: our connection to it stood.
         refusals: handshakes it refused in a row.
         cut_at: when our connection to it broke, or None.
         left: it said goodbye.
@@ -63,7 +65,6 @@ class Peer:
         self.name = identity(own_token, rank)
         self.queue: deque[Arrival] = deque()
         self.greeted = False
-        self.established = False
         self.refusals = 0
         self._refused_at = 0.0
         self.cut_at: float | None = None
@@ -76,43 +77,36 @@ class Peer:
         self.thanked = False
         self._farewell: zmq.MessageTracker | None = None
         self.dealer: Socket | None = None
-        self._monitor: Socket | None = None
+        self._lines: list[_Line] = []
         self._own_name = identity(address.token, own_rank)
 
     def connect(self, context: Context, guard: Guard, heartbeat_s: float, silence_s: float) -> None:
-        """Open the DEALER and its monitor; ZeroMQ connects, and connects again, in the background."""
-        dealer = context.socket(zmq.DEALER)
-        self.dealer = dealer
-        dealer.setsockopt(zmq.ROUTING_ID, self._own_name)
-        dealer.setsockopt(zmq.LINGER, 200)  # for the kernel; the farewell is waited for before closing
-        dealer.copy_threshold = _COPY_NBYTES
-        set_heartbeat(dealer, heartbeat_s, silence_s)
-        dealer.setsockopt(zmq.IPV6, ":" in self.address.host)
-        guard.client(dealer)
-        place = f"inproc://peer-{id(self)}"
-        dealer.monitor(place, _WATCHED)
-        self._monitor = context.socket(zmq.PAIR)
-        self._monitor.setsockopt(zmq.RCVHWM, 0)  # a full monitor would stop ZeroMQ's I/O thread
-        self._monitor.setsockopt(zmq.LINGER, 0)
-        self._monitor.connect(place)
-        dealer.connect(self.address.endpoint)
+        """Open the DEALER and the pulse; ZeroMQ connects, and connects again, in the background."""
+        line, pulse = _Line(context, guard), _Line(context, guard)
+        self._lines = [line, pulse]
+        self.dealer = line.socket
+        self.dealer.setsockopt(zmq.ROUTING_ID, self._own_name)
+        self.dealer.setsockopt(zmq.LINGER, 200)  # for the kernel; the farewell is waited for before closing
+        self.dealer.copy_threshold = _COPY_NBYTES
+        pulse.socket.setsockopt(zmq.LINGER, 0)
+        pulse.socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(heartbeat_s * 1000)))
+        pulse.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, int(silence_s * 1000)))
+        for each in self._lines:
+            each.connect(self.address)
 
     def watch(self) -> None:
-        """Read what the monitor has seen; an established connection that broke is given up at once."""
-        while self._monitor is not None:
-            try:
-                event, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            number, _ = _EVENT.unpack(event)
-            if number & _REFUSALS:
-                self.refusals += 1
-                self._refused_at = time.monotonic()
-            elif number == zmq.Event.HANDSHAKE_SUCCEEDED:
-                self.established, self.refusals = True, 0
-            elif self.established:
-                self.cut_at = time.monotonic()
-                self.disconnect(linger=False)
+        """Read what the monitors have seen; when an established connection broke, both are given up at once."""
+        for line in self._lines:
+            for event in line.events():
+                if event & _REFUSALS:
+                    self.refusals += 1
+                    self._refused_at = time.monotonic()
+                elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
+                    line.established, self.refusals = True, 0
+                elif line.established:
+                    self.cut_at = time.monotonic()
+        if self.cut_at is not None:
+            self.disconnect(linger=False)
 
     @property
     def refuses(self) -> bool:
@@ -163,20 +157,41 @@ class Peer:
         self._parcel = None
         return whole.view(dtype)
 
-    def disconnect(self, *, linger: bool = True) -> None:
-        """Close the DEALER; without linger what is queued is dropped and its memory released."""
-        if self.dealer is None or self._monitor is None:
-            return
-        self.dealer.disable_monitor()
+    def disconnect(self, *, linger: bool) -> None:
+        """Close both connections; without linger what is queued is dropped and its memory released."""
+        lines, self._lines, self.dealer = self._lines, [], None
+        for line in lines:
+            line.close(linger=linger)
+
+
+class _Line:
+    """A DEALER with the monitor that sees it connect and break."""
+
+    def __init__(self, context: Context, guard: Guard) -> None:
+        self.socket: Socket = context.socket(zmq.DEALER)
+        self.established = False
+        guard.client(self.socket)
+        place = f"inproc://line-{id(self)}"
+        self.socket.monitor(place, _WATCHED)
+        self._monitor: Socket = context.socket(zmq.PAIR)
+        self._monitor.setsockopt(zmq.RCVHWM, 0)  # a full monitor would stop ZeroMQ's I/O thread
+        self._monitor.setsockopt(zmq.LINGER, 0)
+        self._monitor.connect(place)
+
+    def connect(self, address: Address) -> None:
+        self.socket.setsockopt(zmq.IPV6, ":" in address.host)
+        self.socket.connect(address.endpoint)
+
+    def events(self) -> Iterator[int]:
+        """What was seen since the last look."""
+        while True:
+            try:
+                event, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            yield _EVENT.unpack(event)[0]
+
+    def close(self, *, linger: bool) -> None:
+        self.socket.disable_monitor()
         self._monitor.close()
-        if linger:
-            self.dealer.close()
-        else:
-            self.dealer.close(0)
-        self.dealer = self._monitor = None
-
-
-def set_heartbeat(sock: Socket, heartbeat_s: float, silence_s: float) -> None:
-    """Let ZeroMQ's I/O thread ask every `heartbeat_s` and give a connection up after `silence_s` without any answer."""
-    sock.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(heartbeat_s * 1000)))
-    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, int(silence_s * 1000)))
+        self.socket.close(None if linger else 0)

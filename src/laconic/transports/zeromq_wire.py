@@ -23,8 +23,8 @@ from torch import Tensor
 from laconic.errors import BadInput, CollectiveTimeout, Mismatch, PayloadError, PeerLost, TransportError
 
 TOKEN_NBYTES = 16
-# Heartbeats wait behind the chunk being written, so a chunk must pass well within the silence that means death:
-# 1 MiB takes 0.8 s at 10 Mbit/s. On loopback 0.5–4 MiB are equally fast.
+# Every chunk that comes shows that a long slice gets on: 1 MiB takes 0.8 s at 10 Mbit/s. Longer frames would also let
+# strangers fill more memory. On loopback 0.5–4 MiB are equally fast.
 CHUNK_NBYTES = 1 << 20
 # A second frame costs more than copying this much.
 INLINE_NBYTES = 4096
