@@ -343,8 +343,6 @@ class _MpiRound(Posted):
         nbytes = owner.wait_for(self.incoming[index], peer, self.round)
         if self.recvs[index].at_most:
             return target.view(torch.uint8)[:nbytes].view(target.dtype)
-        if self.recvs[index].at_most:
-            return target[: nbytes // target.itemsize]
         if nbytes != target.nbytes:
             text = f"{owner.where(self.round)}: peer {peer} sent {nbytes} bytes, {owner.signature} has {target.nbytes}"
             owner.fail(Mismatch(text, rank=owner.rank, peer=peer, round=self.round))
