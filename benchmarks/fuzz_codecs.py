@@ -44,6 +44,7 @@ class Fuzzer:
         self.random = random.Random(f"{seed} {spec}")
         self.originals = [self._payload(numel, sparse) for numel in SIZES for sparse in (False, True)]
         self.outcomes: Counter[str] = Counter()
+        self.slow: set[tuple[bytes, int]] = set()
 
     def _payload(self, numel: int, sparse: bool) -> tuple[int, bytes]:
         rng = np.random.default_rng(self.random.randrange(2**32))
@@ -68,11 +69,13 @@ class Fuzzer:
         numel, original = self.random.choice(self.originals)
         resealed = self.random.random() < 0.5
         asked, damaged = self._resealed(numel, original) if resealed else (numel, self._raw(original))
+        return self._check(asked, damaged, resealed=resealed, add=self.random.random() < 0.5)
+
+    def _check(self, asked: int, damaged: bytes, *, resealed: bool, add: bool) -> str | None:
         guarded = torch.full((asked + 2 * GUARD,), 3.0)
         out = guarded[GUARD : GUARD + asked]
         payload = torch.from_numpy(np.frombuffer(damaged, dtype=np.uint8).copy())
-        add = self.random.random() < 0.5
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             if add:
                 self.codec.decode_add(payload, out)
@@ -83,11 +86,14 @@ class Fuzzer:
             outcome = "refused"
         except Exception as error:
             return self._finding(f"raised {type(error).__name__}: {error}", asked, damaged)
-        taken = time.perf_counter() - start
-        self.outcomes[f"{'valid' if resealed else 'stale'} checksum, {outcome}"] += 1
+        taken = time.process_time() - start
         if not bool((guarded[:GUARD] == 3).all() and (guarded[GUARD + asked :] == 3).all()):
             return self._finding("wrote outside out", asked, damaged)
-        if taken > 1 and sum(self.outcomes.values()) > 100:  # the first calls compile
+        if taken > 1 and (damaged, asked) not in self.slow:  # perhaps a kernel was compiled: once more
+            self.slow.add((damaged, asked))
+            return self._check(asked, damaged, resealed=resealed, add=add)
+        self.outcomes[f"{'valid' if resealed else 'stale'} checksum, {outcome}"] += 1
+        if taken > 1:
             return self._finding(f"took {taken:.1f} s", asked, damaged)
         if outcome == "refused" and add and not bool((out == 3).all()):
             return self._finding("refused the payload but had written to out", asked, damaged)
