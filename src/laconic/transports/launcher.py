@@ -1,23 +1,26 @@
 """Starts N local processes as one job: the default on one machine, without torchrun.
 
 Callers: the command line, the demo, benchmarks and tests. The parent holds the store, so it outlives any rank. The
-first error of any rank reaches the caller with its traceback, and the other ranks are then stopped.
+first error of any rank reaches the caller with its traceback, and the other ranks are then stopped. Ranks do not
+outlive the parent.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar, cast
 
 import torch.distributed as dist
 
 from laconic.errors import LaconicError
+from laconic.transports import namespace
 
 T = TypeVar("T")
 
@@ -37,15 +40,36 @@ class Outcome(Generic[T]):
     exitcode: int | None = None
 
 
-def _child(
-    rank: int, function: Callable[..., Any], args: tuple[Any, ...], environment: Mapping[str, str], pipe: Connection
-) -> None:
-    os.environ.update(environment)
-    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
-    import torch
+@dataclass(frozen=True)
+class Host:
+    """Where a rank runs: an emulated host of this machine.
 
-    torch.set_num_threads(1)
+    Attributes:
+        number: ranks with the same number are on the same host.
+        environment: variables for the ranks of this host.
+        network: the path of the network namespace they run in; None is this process's own.
+    """
+
+    number: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    network: str | None = None
+
+
+def _child(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    environment: Mapping[str, str],
+    network: str | None,
+    pipe: Connection,
+) -> None:
     try:
+        if network is not None:
+            namespace.enter(network)  # before any thread or socket exists
+        os.environ.update(environment)
+        threading.Thread(target=_end_with_parent, name="laconic-parent", daemon=True).start()
+        import torch
+
+        torch.set_num_threads(1)
         value = function(*args)
     except BaseException as error:
         pipe.send((False, (type(error).__name__, str(error), traceback.format_exc())))
@@ -53,11 +77,20 @@ def _child(
     pipe.send((True, value))
 
 
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
 class LocalJob(Generic[T]):
     """N processes that run `function(*args)` under RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as under torchrun.
 
     Args:
         environment: further variables for every rank.
+        store: where the ranks meet, when not on this machine's loopback.
+        hosts: each rank's host; by default all are on this one.
     """
 
     def __init__(
@@ -66,15 +99,18 @@ class LocalJob(Generic[T]):
         function: Callable[..., T],
         args: tuple[Any, ...] = (),
         environment: Mapping[str, str] | None = None,
+        *,
+        store: dist.TCPStore | None = None,
+        hosts: Sequence[Host] | None = None,
     ) -> None:
         # A fork server imports torch once for all ranks, and forks before any thread exists.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch.distributed", "laconic"])
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.store = store or dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        hosts = hosts or [Host()] * world_size
         shared = {
             "WORLD_SIZE": str(world_size),
-            "LOCAL_WORLD_SIZE": str(world_size),
-            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_ADDR": self.store.host,
             "MASTER_PORT": str(self.store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "OMP_NUM_THREADS": "1",
@@ -82,9 +118,17 @@ class LocalJob(Generic[T]):
         }
         self.pipes: list[Connection] = []
         self.processes = []
-        for rank in range(world_size):
+        numbers = [host.number for host in hosts]
+        for rank, host in enumerate(hosts):
+            own = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(numbers[:rank].count(host.number)),
+                "LOCAL_WORLD_SIZE": str(numbers.count(host.number)),
+                "GROUP_RANK": str(host.number),
+            }
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_child, args=(rank, function, args, shared, theirs), daemon=True)
+            place = ({**host.environment, **shared, **own}, host.network)
+            process = context.Process(target=_child, args=(function, args, *place, theirs), daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(ours)
@@ -140,6 +184,10 @@ class LocalJob(Generic[T]):
         """End every process of this job."""
         for process in self.processes:
             process.join(timeout=0.2)
+        self.kill()
+
+    def kill(self) -> None:
+        """End every process of this job without waiting for it to finish."""
         for process in self.processes:
             if process.is_alive():
                 process.kill()

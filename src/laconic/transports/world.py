@@ -82,8 +82,8 @@ def init(
         timeout_s: the longest any wait may take.
         profile: a link profile or its path (`laconic probe` writes one); `LACONIC_LINK` names one too.
         key_file: the job's key for zmq; `LACONIC_KEY` holds one too.
-        bind: the address zmq listens on; loopback by default.
-        insecure: let zmq speak plainly beyond loopback.
+        bind: the address zmq listens on; `LACONIC_BIND` sets it too; loopback by default.
+        insecure: let zmq speak plainly beyond loopback; `LACONIC_INSECURE=1` does too.
 
     Example:
         >>> world = init()
@@ -175,9 +175,9 @@ def _open_zmq(place: Place, options: Options) -> Transport:
         place.rank,
         place.world_size,
         options.timeout_s,
-        bind=options.bind or "127.0.0.1",
+        bind=options.bind or os.environ.get("LACONIC_BIND") or "127.0.0.1",
         key=read_key(options.key_file),
-        insecure=options.insecure,
+        insecure=options.insecure or os.environ.get("LACONIC_INSECURE") == "1",
     )
 
 

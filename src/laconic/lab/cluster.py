@@ -1,0 +1,266 @@
+"""Clusters you do not have: hosts are network namespaces of this machine, joined by links of a given speed.
+
+Callers: `train`, `compare` and the benchmarks with `--link`. Real processes, real TCP, real engines; only the wire is
+emulated, and all hosts share this machine's cores. Nothing is added to the machine's own network: hosts, links and
+switch live in namespaces that the kernel removes together with the last process that uses them (see
+`transports/namespace.py`), so that nothing is left behind however the owner ends.
+
+    host 0 [rate]── port0 ┐                        ┌ port2 ──[rate] host 2
+                          site0 ──[rate between]── site1              a link of one rate has one site only
+    host 1 [rate]── port1 ┘                        └ port3 ──[rate] host 3
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from laconic.errors import BadInput
+from laconic.transports import namespace
+from laconic.transports.launcher import Host, LocalJob
+
+T = TypeVar("T")
+
+INTERFACE = "laconic0"  # every host's; a name of its own, since /sys still shows the machine's interfaces
+MAX_HOSTS = 64
+_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_FRAME_NBYTES = 1514  # Ethernet's largest frame without its checksum, as tbf counts it
+_MAX_SEGMENT_NBYTES = 65536
+# A bucket of 1 ms is the smallest that lets TCP fill the link (94 to 96 % goodput at 0.1 and 1 Gbit/s with all cores
+# busy; half of it reaches 60 % at 1 Gbit/s, since a late timer loses what does not fit). An idle link thus lets the
+# first millisecond of a message pass at once.
+_BURST_S = 1e-3
+_QUEUE_S = 50e-3  # how much a port holds back before it drops
+_CURE = "`laconic simulate` predicts the same without it"
+
+
+@dataclass(frozen=True)
+class Link:
+    """How fast hosts are joined, in bits per second; None is as fast as the machine.
+
+    >>> Link.parse("1gbit,100mbit")
+    Link(rate_bps=1000000000.0, between_sites_bps=100000000.0, sites=2)
+    >>> Link.parse("unlimited")
+    Link(rate_bps=None, between_sites_bps=None, sites=1)
+    """
+
+    rate_bps: float | None
+    between_sites_bps: float | None = None
+    sites: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Link:
+        """A rate for every host's link, and optionally a second one between two sites.
+
+        Raises:
+            BadInput: not one or two rates.
+        """
+        rates = [_rate(text, part.strip()) for part in text.split(",")]
+        if len(rates) > 2:
+            raise BadInput(f"a link has one rate, or two for two sites ('1gbit,100mbit'), got '{text}'")
+        return cls(rates[0]) if len(rates) == 1 else cls(rates[0], rates[1], sites=2)
+
+
+def _rate(text: str, part: str) -> float | None:
+    if part == "unlimited":
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", part)
+    rate = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    if not 1e5 <= rate <= 1e12:
+        raise BadInput(f"a link is 'unlimited' or a rate from 100kbit to 1000gbit such as '100mbit', got '{text}'")
+    return rate
+
+
+class Cluster:
+    """Emulated hosts, each in its own network namespace behind a link of the given speed; a context manager.
+
+    Both directions of every host's link are limited to the rate by a token bucket (`tc tbf`), so a host sends and
+    receives at the rate at once, as on a switch with full-duplex ports. There is no added latency. Ranks on one host
+    reach each other through its loopback, unlimited.
+
+    Args:
+        hosts: how many, 1 to 64.
+        link: "1gbit", "100mbit", …, "unlimited"; "1gbit,100mbit": two sites of half the hosts each, with the second
+            rate between the sites.
+
+    Raises:
+        BadInput: not root, not Linux, no `ip` and `tc`, or a value that cannot be used.
+
+    Example::
+
+        with Cluster(hosts=4, link="100mbit") as cluster:
+            results = cluster.run(train, args=(seed,), timeout_s=60)
+    """
+
+    def __init__(self, hosts: int = 4, link: str = "1gbit") -> None:
+        if not 1 <= hosts <= MAX_HOSTS:
+            raise BadInput(f"a cluster has 1 to {MAX_HOSTS} hosts, got {hosts}")
+        self.link = Link.parse(link)
+        if self.link.sites > hosts:
+            raise BadInput(f"two sites need at least 2 hosts, got {hosts}")
+        _check_machine()
+        self.hosts = hosts
+        self.store_address = "10.77.255.254"
+        self._switch = -1
+        self._descriptors: list[int] = []
+        self._jobs: list[LocalJob[Any]] = []
+
+    def address(self, host: int) -> str:
+        """The host's address, seen from the others."""
+        return f"10.77.0.{host + 1}"
+
+    def site(self, host: int) -> int:
+        """Which site the host belongs to: the first half of the hosts, rounded up, to site 0."""
+        return host * self.link.sites // self.hosts if self.link.sites > 1 else 0
+
+    def __enter__(self) -> Cluster:
+        try:
+            self._switch = self._new_namespace()
+            self._build_switch()
+            for host in range(self.hosts):
+                self._connect(host, self._new_namespace())
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop what still runs on the cluster and let go of it; safe to call twice."""
+        for job in self._jobs:
+            job.kill()
+        self._jobs.clear()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def start(
+        self,
+        function: Callable[..., T],
+        args: tuple[Any, ...] = (),
+        ranks_per_host: int = 1,
+        environment: Mapping[str, str] | None = None,
+    ) -> LocalJob[T]:
+        """Start `function(*args)` on every host; rank r runs on host ⌊r / ranks_per_host⌋.
+
+        Args:
+            function: importable (a module's top level), as for `launcher.run_local`.
+            environment: further variables for every rank.
+        """
+        if not self._descriptors:
+            raise BadInput("the cluster is not open; use it in a with statement")
+        if ranks_per_host < 1:
+            raise BadInput(f"ranks_per_host must be at least 1, got {ranks_per_host}")
+        store = namespace.inside(
+            self._switch, lambda: dist.TCPStore(self.store_address, 0, is_master=True, wait_for_workers=False)
+        )
+        hosts = [self._host(host) for host in range(self.hosts) for _ in range(ranks_per_host)]
+        job = LocalJob(len(hosts), function, args, environment, store=store, hosts=hosts)
+        self._jobs.append(job)
+        return job
+
+    def run(
+        self,
+        function: Callable[..., T],
+        args: tuple[Any, ...] = (),
+        ranks_per_host: int = 1,
+        timeout_s: float = 120.0,
+        environment: Mapping[str, str] | None = None,
+    ) -> list[T]:
+        """Every rank's value of `function(*args)`, by rank; see `start`.
+
+        Raises:
+            RankFailed: a rank raised, died or was not done in `timeout_s`; all others are then stopped.
+        """
+        return self.start(function, args, ranks_per_host, environment).results(timeout_s)
+
+    def _host(self, host: int) -> Host:
+        environment = {
+            "GLOO_SOCKET_IFNAME": INTERFACE,
+            "LACONIC_BIND": self.address(host),
+            "LACONIC_INSECURE": "1",  # nobody else is on this network
+        }
+        return Host(host, environment, namespace.path_of(self._descriptors[1 + host]))
+
+    def _new_namespace(self) -> int:
+        try:
+            descriptor = namespace.create()
+        except OSError as error:
+            raise BadInput(
+                f"this system does not let us make network namespaces ({error.strerror}); {_CURE}"
+            ) from error
+        self._descriptors.append(descriptor)
+        return descriptor
+
+    def _build_switch(self) -> None:
+        lines = ["link set lo up"]
+        for site in range(self.link.sites):
+            lines += [f"link add site{site} type bridge mcast_snooping 0", f"link set site{site} addrgenmode none up"]
+        lines.append(f"address add {self.store_address}/16 dev site0")
+        if self.link.sites > 1:
+            lines.append("link add between0 type veth peer name between1")
+            lines += [f"link set between{site} addrgenmode none master site{site} up" for site in (0, 1)]
+        _batch("ip", self._switch, lines)
+        if self.link.sites > 1:
+            for site in (0, 1):
+                _limit(self._switch, f"between{site}", self.link.between_sites_bps)
+
+    def _connect(self, host: int, descriptor: int) -> None:
+        port = f"port{host}"
+        _batch("ip", self._switch, [
+            f"link add {port} type veth peer name {INTERFACE} netns {namespace.path_of(descriptor)}",
+            f"link set {port} addrgenmode none master site{self.site(host)} up",
+        ])  # fmt: skip
+        _batch("ip", descriptor, [
+            "link set lo up",
+            f"link set {INTERFACE} addrgenmode none up",
+            f"address add {self.address(host)}/16 dev {INTERFACE}",
+        ])  # fmt: skip
+        _limit(self._switch, port, self.link.rate_bps)
+        _limit(descriptor, INTERFACE, self.link.rate_bps)
+
+
+def _check_machine() -> None:
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if not sys.platform.startswith("linux"):
+        raise BadInput(f"an emulated cluster needs Linux, this is {sys.platform}; {_CURE}")
+    if os.geteuid() != 0:
+        raise BadInput(f"an emulated cluster needs root; {_CURE}")
+    if missing:
+        raise BadInput(f"an emulated cluster needs {' and '.join(missing)} (package iproute2); {_CURE}")
+
+
+def _limit(descriptor: int, interface: str, rate_bps: float | None) -> None:
+    """Limit what leaves through `interface`; None leaves it as it is."""
+    if rate_bps is None:
+        return
+    burst_nbytes = int(rate_bps / 8 * _BURST_S)
+    # Segments larger than the bucket would be cut up by tbf, which costs more than the transfer itself.
+    segment_nbytes = min(_MAX_SEGMENT_NBYTES, max(_FRAME_NBYTES, burst_nbytes))
+    queue_nbytes = int(rate_bps / 8 * _QUEUE_S) + burst_nbytes + _MAX_SEGMENT_NBYTES
+    _batch("ip", descriptor, [f"link set {interface} gso_max_size {segment_nbytes}"])
+    bucket = f"rate {rate_bps:.0f}bit burst {burst_nbytes + _FRAME_NBYTES} limit {queue_nbytes}"
+    _batch("tc", descriptor, [f"qdisc add dev {interface} root tbf {bucket}"])
+
+
+def _batch(tool: str, descriptor: int, lines: Sequence[str]) -> None:
+    """Run lines of `ip` or `tc` inside a namespace."""
+    text = "\n".join(lines) + "\n"
+    done = namespace.inside(
+        descriptor, lambda: subprocess.run([tool, "-batch", "-"], input=text, text=True, capture_output=True)
+    )
+    if done.returncode:
+        # the tools name the line that failed, as "Command failed -:2"
+        line = re.search(r"-:(\d+)", done.stderr)
+        command = lines[int(line[1]) - 1] if line else "; ".join(lines)
+        raise BadInput(f"`{tool} {command}` failed: {done.stderr.splitlines()[0] if done.stderr else ''}; {_CURE}")
