@@ -20,7 +20,7 @@ from subjects import ALL, SINGLE, parts, reference, same_bits, tensors, values
 from laconic import codecs
 from laconic.errors import BadInput, NonFiniteError, PayloadError
 
-few = settings(settings.get_profile("codecs"), max_examples=25)
+few = settings(settings.get_profile("codecs"), max_examples=12)
 every_codec = pytest.mark.parametrize("spec", ALL)
 every_single_codec = pytest.mark.parametrize("spec", SINGLE)
 steps = st.integers(0, 2**40)
@@ -239,7 +239,7 @@ def test_buffers_that_do_not_fit_are_refused(spec):
 
 
 @every_codec
-@settings(few, max_examples=10)
+@settings(few, max_examples=6)
 @given(x=tensors(kinds=("normal", "sparse"), sizes=(1, 2, 9, 65, 513, 4097)), data=st.data())
 def test_damaged_payloads_are_refused_and_the_sum_is_untouched(spec, x, data):
     codec = codecs.codec(spec)

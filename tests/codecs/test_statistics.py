@@ -22,7 +22,7 @@ STOCHASTIC_ROUNDING = [
     spec for spec in SINGLE if codecs.codec(spec).stochastic and codecs.codec(spec).kind == "quantiser"
 ]
 BIASED = [spec for spec in ALL if not codecs.codec(spec).unbiased and not codecs.codec(spec).stochastic]
-few = settings(settings.get_profile("codecs"), max_examples=25)
+few = settings(settings.get_profile("codecs"), max_examples=15)
 
 
 def decoded_over_steps(codec: codecs.Codec, x: torch.Tensor, steps: int = STEPS) -> torch.Tensor:
@@ -38,7 +38,7 @@ def plateau(value: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("spec", UNBIASED)
-@pytest.mark.parametrize("kind", ["normal", "uniform", "sparse"])
+@pytest.mark.parametrize("kind", ["normal", "sparse"])
 def test_unbiased_codec_has_no_bias_in_any_element(spec, kind):
     """|mean − x| ≤ 5σ/√n for each element, σ from the sample or, where no rounding was seen, from one step of the grid.
 
@@ -52,7 +52,7 @@ def test_unbiased_codec_has_no_bias_in_any_element(spec, kind):
 
 
 @pytest.mark.parametrize("spec", UNBIASED)
-@pytest.mark.parametrize("value", [0.003, 0.1, -0.27, 0.5, -0.77, 0.99])
+@pytest.mark.parametrize("value", [0.003, -0.27, 0.77])
 def test_unbiased_codec_has_no_bias_on_equal_values(spec, value):
     """Half a million roundings of one value: a bias of a thousandth of a grid step shows."""
     x = plateau(value)
@@ -65,7 +65,7 @@ def test_unbiased_codec_has_no_bias_on_equal_values(spec, value):
 
 
 @pytest.mark.parametrize("spec", STOCHASTIC_ROUNDING)
-@pytest.mark.parametrize("value", [0.013, 0.1, -0.29, 0.61])
+@pytest.mark.parametrize("value", [0.1, -0.29])
 def test_rounding_is_independent_across_elements_of_equal_value(spec, value):
     """var(mean over m elements) = Σσᵢ²/m². One threshold per call, as in a known peer, would give m times as much."""
     x = plateau(value)

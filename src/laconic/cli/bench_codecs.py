@@ -21,7 +21,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def codecs(
-    numel: Annotated[int, typer.Option(help="Elements of the tensor.")] = 16_777_216,
+    numel: Annotated[int, typer.Option(help="Elements of the tensor.")] = codec_bench.TARGET_NUMEL,
     threads: Annotated[int, typer.Option(help="Threads of torch and of the kernels.")] = 1,
     repeats: Annotated[int, typer.Option(help="Timed repeats, after one untimed.")] = 9,
     codec: Annotated[list[str] | None, typer.Option(help="A codec spec; repeat it for more. Default: all.")] = None,
@@ -39,7 +39,7 @@ def codecs(
     headings = ["codec", *codec_bench.OPERATIONS, "bits", "mean rel. error", "mean abs. error"]
     _show(headings, [_codec_cells(row) for row in [*record["results"], *record["peers"]]])
     typer.echo(f"ns per element (multiple of memcpy); memcpy of {numel:,} floats: {record['memcpy_ns']:.3f} ns")
-    for sentence in codec_bench.missed_targets(record):
+    for sentence in codec_bench.missed_targets(record) if numel >= codec_bench.TARGET_NUMEL else ():
         typer.echo(f"target missed: {sentence}")
 
 
