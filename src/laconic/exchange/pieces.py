@@ -1,0 +1,166 @@
+"""Which slices of a schedule are encoded where: the plan of a compressed collective.
+
+Callers: `coded.py`. In the adding half of a schedule every send encodes what the sender holds. In the copying half a
+slice is encoded once, by its owner, and then travels as the same bytes: a rank that passes it on forwards the payload,
+and the owner itself adopts what the payload decodes to. So all ranks end with the same bits.
+
+Sums that several ranks have computed alike (after a butterfly) cannot be encoded by one of them alone; they are passed
+on in float32.
+
+A *piece* is a slice with one payload. Pieces are worked out for all ranks at once from the message table, so that sender
+and receiver agree on them without a word.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from laconic.errors import ScheduleError
+from laconic.schedules.schedule import Schedule
+
+Slice = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A slice that travels as one payload; exact where it stays inside a host or is already everyone's."""
+
+    start: int
+    stop: int
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Encode a piece before the sends of its round.
+
+    `adopt`: the sender replaces the slice by what the payload decodes to. `stream`: ranks that encode the same sum draw
+    the same random numbers; others draw their own.
+    """
+
+    piece: Piece
+    adopt: bool
+    stream: int
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """The pieces one message carries, in order."""
+
+    peer: int
+    pieces: tuple[Piece, ...]
+    add: bool
+
+
+@dataclass(frozen=True)
+class CodedStep:
+    """One round of one rank: encode, send (payloads made now or received earlier), receive."""
+
+    encodings: tuple[Encoding, ...] = ()
+    sends: tuple[Parcel, ...] = ()
+    recvs: tuple[Parcel, ...] = ()
+
+
+@functools.lru_cache(maxsize=128)
+def coded_program(key: PlanKey) -> dict[int, CodedStep]:
+    """The rounds of one rank, by number; the codec serves ranks of different hosts (all ranks when hosts is None)."""
+    schedule, hosts = key.schedule, key.hosts
+    m = schedule.messages
+    held: list[set[Piece]] = [set() for _ in range(schedule.world_size)]  # payloads each rank can pass on
+    alike: list[list[Slice]] = [[] for _ in range(schedule.world_size)]  # sums that other ranks computed too
+    stream = list(range(schedule.world_size))  # the smallest rank that holds the same sum
+    steps: dict[int, CodedStep] = {}
+    for number, rows in _by_round(schedule):
+        encodings: dict[tuple[int, Piece], Encoding] = {}
+        sends: list[Parcel] = []
+        recvs: list[Parcel] = []
+        arrivals: list[tuple[int, Piece]] = []
+        joined = list(stream)
+        for row in rows:
+            src, dst, start, stop = int(m.src[row]), int(m.dst[row]), int(m.start[row]), int(m.stop[row])
+            if int(m.at[row]) != start:
+                raise ScheduleError(f"{schedule.algorithm}: a codec cannot serve a schedule that moves slices")
+            exact = hosts is not None and hosts[src] == hosts[dst]
+            if bool(m.add[row]):
+                pieces: tuple[Piece, ...] = (Piece(start, stop, exact),)
+                adopt = not exact and _is_added_to(schedule, rows, src, start, stop)
+                encodings[src, pieces[0]] = Encoding(pieces[0], adopt, stream[src])
+                if adopt:
+                    alike[src].append((start, stop))
+                    joined[src] = min(joined[src], stream[dst])
+            else:
+                exact = exact or any(a < stop and start < b for a, b in alike[src])
+                pieces, fresh = _tiles(held[src], start, stop, exact)
+                for piece in fresh:
+                    encodings[src, piece] = Encoding(piece, not exact, stream[src])
+                arrivals += [(src, piece) for piece in fresh] + [(dst, piece) for piece in pieces]
+            if src == key.rank:
+                sends.append(Parcel(dst, pieces, bool(m.add[row])))
+            if dst == key.rank:
+                recvs.append(Parcel(src, pieces, bool(m.add[row])))
+        stream = joined
+        for rank, piece in arrivals:
+            held[rank].add(piece)
+        mine = tuple(encoding for (rank, _), encoding in encodings.items() if rank == key.rank)
+        if mine or sends or recvs:
+            steps[number] = CodedStep(mine, tuple(sends), tuple(recvs))
+    return steps
+
+
+class PlanKey:
+    """A schedule by identity, a rank and the host of each rank: what a coded program depends on."""
+
+    __slots__ = ("hosts", "rank", "schedule")
+
+    def __init__(self, schedule: Schedule, rank: int, hosts: tuple[int, ...] | None) -> None:
+        self.schedule = schedule
+        self.rank = rank
+        self.hosts = hosts
+
+    def __hash__(self) -> int:
+        return hash((id(self.schedule), self.rank, self.hosts))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, PlanKey)
+            and other.schedule is self.schedule
+            and (other.rank, other.hosts) == (self.rank, self.hosts)
+        )
+
+
+def _by_round(schedule: Schedule) -> list[tuple[int, list[int]]]:
+    rounds = schedule.messages.round
+    groups: dict[int, list[int]] = {}
+    for row in np.argsort(rounds, kind="stable").tolist():
+        groups.setdefault(int(rounds[row]), []).append(row)
+    return list(groups.items())
+
+
+def _is_added_to(schedule: Schedule, rows: list[int], rank: int, start: int, stop: int) -> bool:
+    """Whether `rank` adds something into [start, stop) in this round: then both sides must add decoded values."""
+    m = schedule.messages
+    return any(
+        int(m.dst[row]) == rank and bool(m.add[row]) and int(m.start[row]) < stop and start < int(m.stop[row])
+        for row in rows
+    )
+
+
+def _tiles(held: set[Piece], start: int, stop: int, exact: bool) -> tuple[tuple[Piece, ...], list[Piece]]:
+    """[start, stop) as pieces: those held as payloads, and the gaps between them, which are new."""
+    inside = sorted((p.start, p.stop) for p in held if p.exact == exact and p.start < stop and start < p.stop)
+    pieces: list[Piece] = []
+    fresh: list[Piece] = []
+    at = start
+    for a, b in [*inside, (stop, stop)]:
+        if a < at or b > stop:
+            raise ScheduleError("a piece that was encoded whole would have to be sent in part")
+        if a > at:
+            fresh.append(Piece(at, a, exact))
+            pieces.append(fresh[-1])
+        if b > a:
+            pieces.append(Piece(a, b, exact))
+        at = b
+    return tuple(pieces), fresh
