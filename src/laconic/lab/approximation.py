@@ -173,8 +173,8 @@ def write_plot(record: dict[str, Any], path: Path) -> None:
         barmode="group",
         template="plotly_white",
         height=900,
-        legend={"orientation": "h", "y": 1.09},
-        margin={"b": 110},
+        legend={"orientation": "h", "y": 1.07},
+        margin={"b": 110, "t": 150},
     )
     figure.update_yaxes(type="log", row=2, col=1)
     figure.add_annotation(
