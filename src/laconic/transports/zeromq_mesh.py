@@ -124,8 +124,7 @@ class Mesh:
     def _leave(self, peers: list[Peer], *, thanks: bool) -> None:
         """Say goodbye and wait until that is out, or taken in; a peer that is gone is not waited for.
 
-        What is out may still be lost: once we have closed, a heartbeat of the peer makes the kernel drop what the peer
-        has not read yet.
+        To a peer that has yet to read, over a slow link, our closed sockets would look like death.
         """
         deadline = time.monotonic() + self._patience.linger_s
         while self.take_in(block=False) and time.monotonic() < deadline:
