@@ -211,7 +211,7 @@ class _Rounds:
 
     def packed(self, stream: SparseStream | None, numel: int | None = None) -> Tensor:
         """The stream's message, or one that says that there is none."""
-        if stream is None or self.failure is not None:
+        if stream is None:
             return wire.empty_message(wire.SPOILT, self.numel if numel is None else numel)
         return stream.pack()
 
