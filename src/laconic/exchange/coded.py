@@ -1,4 +1,4 @@
-"""A compressed all-reduce over any schedule: encode per slice, decode_add into float32, feed the error back on every leg.
+"""A compressed all-reduce over any schedule: encode per slice, decode_add into float32, feedback on every leg.
 
 Callers: `collectives.all_reduce(codec=…)` and the DDP hook.
 

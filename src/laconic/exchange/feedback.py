@@ -1,7 +1,7 @@
 """Error feedback: what a codec left out this time is added next time.
 
-Callers: the compressed collectives, one `Feedback` per bucket. A *site* is a place where something is encoded: a slice of
-the bucket in one round of the schedule, so the second leg of an all-reduce has residuals as well as the first.
+Callers: the compressed collectives, one `Feedback` per lane. A *site* is a place where something is encoded: a slice
+of the lane in one round of the schedule, so the second leg of an all-reduce has residuals as well as the first.
 Invariant: sent + residual_after = input + residual_before, exactly as the codec's encode_feedback defines it.
 
 Source: Seide et al., 1-Bit Stochastic Gradient Descent, 2014; Karimireddy et al., Error Feedback Fixes SignSGD, 2019.
@@ -26,7 +26,7 @@ Mode = Literal["off", "selection", "full"]
 
 
 def mode_for(codec: Codec) -> Mode:
-    """What to feed back: nothing for unbiased codecs, what was not selected when the selected is sent unbiased, else all.
+    """What to feed back: nothing for unbiased codecs, what was not selected where the rest is unbiased, else all.
 
     The noise of an unbiased quantiser averages out by itself. Fed back, it need not stay bounded: QSGD with 7 levels on
     buckets of 512 has up to 3.2 times the variance of its input, and the residual would grow at every step.

@@ -7,8 +7,8 @@ and the owner itself adopts what the payload decodes to. So all ranks end with t
 Sums that several ranks have computed alike (after a butterfly) cannot be encoded by one of them alone; they are passed
 on in float32.
 
-A *piece* is a slice with one payload. Pieces are worked out for all ranks at once from the message table, so that sender
-and receiver agree on them without a word.
+A *piece* is a slice with one payload. Pieces are worked out for all ranks at once from the message table, so that
+sender and receiver agree on them without a word.
 """
 
 from __future__ import annotations

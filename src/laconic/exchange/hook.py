@@ -1,0 +1,199 @@
+"""`laconic.compress(ddp, codec)`: one line on an existing DDP script.
+
+A DDP communication hook: DDP hands over each bucket as its gradients are ready; the bucket is exchanged on the
+communication thread, through the codec, on a transport of our own, while backward goes on. Also usable by itself, as
+`ddp.register_comm_hook(state, hook)` and in Lightning's DDPStrategy(ddp_comm_state=state, ddp_comm_hook=hook).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from laconic.errors import BadInput, UnknownName
+from laconic.exchange.bucket import Bucket, Entry
+from laconic.exchange.coded import Timings
+from laconic.exchange.policy import CodecPlan, CodecSchedule, Exemptions, exemptions
+from laconic.exchange.worker import Worker
+from laconic.schedules.registry import names
+from laconic.transports.world import World, current
+
+
+@dataclass(frozen=True)
+class BucketRecord:
+    """One bucket of one step: what was sent, how, and where the time went (on the communication thread)."""
+
+    step: int
+    bucket: int
+    numel: int
+    codec: str
+    algorithm: str
+    seconds: float
+    encode_s: float
+    wait_s: float
+    decode_s: float
+    sent_nbytes: int
+    messages: int
+
+
+class CompressionState:
+    """What the hook keeps: codec schedule, residuals by parameter, the communication thread, records.
+
+    Args:
+        codec: a spec, a codec, {first step: codec}, or a function of the step.
+        named_parameters: the model's, so that state is kept by name through DDP's rebuilding of buckets.
+        algorithm: auto (gather or direct, whichever is cheaper), gather, or any all-reduce algorithm.
+        exempt: names (regular expressions) sent exactly besides biases, norms and small tensors; or Exemptions.
+        feedback: feed the codec's error back; None as the codec needs it.
+        hosts: the host of each rank: float32 inside, the codec between.
+        world: where to communicate; the default world when None.
+    """
+
+    def __init__(
+        self,
+        codec: CodecPlan,
+        named_parameters: Iterable[tuple[str, nn.Parameter]] | None = None,
+        *,
+        algorithm: str = "auto",
+        exempt: Exemptions | Sequence[str] | None = None,
+        feedback: bool | None = None,
+        hosts: tuple[int, ...] | None = None,
+        world: World | None = None,
+    ) -> None:
+        valid = {"auto", "gather", *names("all_reduce")}
+        if algorithm not in valid:
+            raise UnknownName("compressed all-reduce algorithm", algorithm, valid)
+        self.schedule = CodecSchedule(codec)
+        self.names = {id(parameter): name for name, parameter in named_parameters or ()}
+        self.exempt = exemptions(exempt)
+        self.algorithm = algorithm
+        self.feedback = feedback
+        self.hosts = hosts
+        self.world = world or current()
+        self.step = 0
+        self.buckets: dict[int, Bucket] = {}
+        self.records: list[BucketRecord] = []
+        self.keep_steps = 100
+        self._owed: dict[str, Tensor] = {}
+        self._worker: Worker | None = None
+        atexit.register(self.close)
+
+    def submit(self, bucket: dist.GradBucket) -> Any:
+        """Start the exchange of one bucket; returns the future DDP waits for."""
+        if self._worker is None:
+            self._worker = Worker()
+        buffer, index, last = bucket.buffer(), bucket.index(), bucket.is_last()
+        parameters = bucket.parameters()
+        return self._worker.submit(lambda: self._exchange(buffer, index, parameters, last))
+
+    def _exchange(self, buffer: Tensor, index: int, parameters: list[Tensor], last: bool) -> Tensor:
+        begun = time.perf_counter()
+        bucket = self._bucket(index, parameters, buffer.numel())
+        chosen = self.schedule.at(self.step)
+        bucket.use(chosen)
+        values = buffer if buffer.dtype == torch.float32 and buffer.device.type == "cpu" else buffer.float().cpu()
+        link = self.world.profile.link if self.world.profile is not None else None
+        timings, algorithm = bucket.exchange(
+            values, self.world.transport, algorithm=self.algorithm, hosts=self.hosts, step=self.step, link=link
+        )
+        if values is not buffer:
+            buffer.copy_(values)
+        self._record(index, buffer.numel(), str(chosen), algorithm, time.perf_counter() - begun, timings)
+        if last:
+            self.step += 1
+        return buffer
+
+    def _bucket(self, index: int, parameters: list[Tensor], numel: int) -> Bucket:
+        """The bucket's state; a new layout (DDP rebuilds buckets after the first step) takes the residuals along."""
+        entries, at = [], 0
+        for position, parameter in enumerate(parameters):
+            name = self.names.get(id(parameter), f"bucket{index}.{position}")
+            entries.append(Entry(name, at, at + parameter.numel(), self.exempt.covers(name, parameter)))
+            at += parameter.numel()
+        found = self.buckets.get(index)
+        if found is None or found.entries != tuple(entries) or found.numel != numel:
+            if found is not None:
+                for bucket in self.buckets.values():
+                    self._owed.update(bucket.owed())
+                self.buckets.clear()
+            found = self.buckets[index] = Bucket(entries, numel, self.feedback)
+            found.use(self.schedule.at(self.step))
+            found.owe({e.name: self._owed.pop(e.name) for e in entries if e.name in self._owed})
+        return found
+
+    def _record(self, bucket: int, numel: int, codec: str, algorithm: str, seconds: float, timings: Timings) -> None:
+        record = BucketRecord(self.step, bucket, numel, codec, algorithm, seconds, **asdict(timings))
+        self.records.append(record)
+        while self.records and self.records[0].step < self.step - self.keep_steps:
+            self.records.pop(0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step and what this rank still owes, by parameter name: survives new buckets, codecs and world sizes."""
+        owed = {name: value.clone() for name, value in self._owed.items()}
+        for bucket in self.buckets.values():
+            owed.update({name: value.clone() for name, value in bucket.owed().items()})
+        return {"step": self.step, "owed": owed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another state left off; the exchange must be idle (between steps)."""
+        self.step = int(state["step"])
+        self.buckets.clear()
+        self._owed = {name: value.clone() for name, value in state["owed"].items()}
+
+    def close(self) -> None:
+        """Join the communication thread; safe to call twice."""
+        if self._worker is not None:
+            self._worker.close()
+        with contextlib.suppress(Exception):
+            atexit.unregister(self.close)
+
+
+def merge_state_dicts(states: Sequence[Mapping[str, Any]], world_size: int) -> list[dict[str, Any]]:
+    """State dicts of all old ranks as those of `world_size` new ranks, owing the same sum: nothing is dropped.
+
+    A mean over P ranks pays each rank's debt with weight 1/P, so every new rank owes the mean of the old debts.
+    """
+    if not states or world_size < 1:
+        raise BadInput("merge_state_dicts needs the state of every old rank and a new world size of at least 1")
+    owed: dict[str, Tensor] = {}
+    for state in states:
+        for name, value in state["owed"].items():
+            owed[name] = owed[name] + value if name in owed else value.clone()
+    share = {name: value / len(states) for name, value in owed.items()}
+    return [
+        {"step": states[0]["step"], "owed": {name: value.clone() for name, value in share.items()}}
+        for _ in range(world_size)
+    ]
+
+
+def hook(state: CompressionState, bucket: dist.GradBucket) -> Any:
+    """The communication hook itself: `ddp.register_comm_hook(state, laconic.hook)`."""
+    return state.submit(bucket)
+
+
+# DDP looks at the annotations themselves, which are strings in this file.
+hook.__annotations__.update(bucket=dist.GradBucket, **{"return": torch.futures.Future[torch.Tensor]})
+
+
+def compress(ddp: DistributedDataParallel, codec: CodecPlan = "dynamic8", **options: Any) -> CompressionState:
+    """Send the gradients of a DDP model through `codec` from now on; returns the state (records, state_dict).
+
+    Args:
+        ddp: a DistributedDataParallel model that has no communication hook yet.
+        codec: a spec such as "dynamic8" or "topk(0.01)+qsgd(4)", {first step: spec}, or a function of the step.
+        options: as for CompressionState: algorithm, exempt, feedback, hosts, world.
+    """
+    if not isinstance(ddp, DistributedDataParallel):
+        raise BadInput(f"compress takes a DistributedDataParallel model, got {type(ddp).__name__}")
+    state = CompressionState(codec, ddp.module.named_parameters(), **options)
+    ddp.register_comm_hook(state, hook)
+    return state

@@ -1,0 +1,88 @@
+"""Which parameters a codec may touch, and which codec is in force at which step.
+
+Callers: the DDP hook and `distribute`. Biases, norms and small tensors stay exact by default: they are a fraction of a
+percent of the bytes, and the ones whose errors hurt most.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from laconic.codecs import Codec, codec
+from laconic.errors import BadInput
+
+CodecPlan = str | Codec | Mapping[int, str | Codec] | Callable[[int], str | Codec]
+
+
+@dataclass(frozen=True)
+class Exemptions:
+    """A parameter is exempt, i.e. sent in float32, when it is a vector, small, or its name matches.
+
+    Args:
+        vectors: exempt parameters with fewer than two dimensions (biases, norms).
+        smaller_than: exempt parameters with fewer values than this.
+        names: regular expressions; a parameter whose name one of them finds is exempt.
+    """
+
+    vectors: bool = True
+    smaller_than: int = 1024
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for pattern in self.names:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise BadInput(f"exempt: '{pattern}' is not a regular expression: {error}") from error
+
+    def covers(self, name: str, parameter: Tensor) -> bool:
+        """Whether this parameter is sent exactly."""
+        if (self.vectors and parameter.dim() < 2) or parameter.numel() < self.smaller_than:
+            return True
+        return any(re.search(pattern, name) for pattern in self.names)
+
+
+class CodecSchedule:
+    """The codec of each step: one for all, a table {first step: codec}, or a function of the step.
+
+    >>> plan = CodecSchedule({0: "none", 100: "dynamic8"})
+    >>> str(plan.at(99)), str(plan.at(100))
+    ('none', 'dynamic8')
+    """
+
+    def __init__(self, plan: CodecPlan) -> None:
+        self._function: Callable[[int], str | Codec] | None = None
+        self._table: list[tuple[int, Codec]] = []
+        if callable(plan) and not isinstance(plan, Codec):
+            self._function = plan
+        elif isinstance(plan, Mapping):
+            if not plan or min(plan) != 0:
+                raise BadInput("a codec schedule needs an entry for step 0, e.g. {0: 'none', 100: 'dynamic8'}")
+            self._table = [(step, flat_codec(spec)) for step, spec in sorted(plan.items())]
+        else:
+            self._table = [(0, flat_codec(plan))]
+
+    def at(self, step: int) -> Codec:
+        """The codec in force at `step`."""
+        if self._function is not None:
+            return flat_codec(self._function(step))
+        return [entry for first, entry in self._table if first <= step][-1]
+
+
+def flat_codec(spec: str | Codec) -> Codec:
+    """A codec for flat vectors; matrix codecs need an exchange of their own."""
+    built = codec(spec)
+    if built.kind == "matrix":
+        raise BadInput(f"codec '{built}' works on matrices; it has an exchange of its own")
+    return built
+
+
+def exemptions(exempt: Exemptions | Sequence[str] | None) -> Exemptions:
+    """Exemptions from what a user gives: None for the defaults, a list of names to add to them, or the whole."""
+    if isinstance(exempt, Exemptions):
+        return exempt
+    return Exemptions(names=tuple(exempt or ()))
