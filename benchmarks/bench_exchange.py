@@ -238,6 +238,7 @@ def read_idx(path: Path) -> Tensor:
 
 def measure_link(link: str, hosts: int, task: Task, timeout_s: float) -> dict[str, Any]:
     """The rows of one link."""
+    load = os.getloadavg()[0]
     with Cluster(hosts, link) as cluster:
         ranks = cluster.run(run_rank, (task,), timeout_s=timeout_s)
     rows = [summary(name, [rank["results"][name] for rank in ranks]) for name in task.configurations]
@@ -253,6 +254,7 @@ def measure_link(link: str, hosts: int, task: Task, timeout_s: float) -> dict[st
         "hosts": hosts,
         "data": ranks[0]["data"],
         "parameters": ranks[0]["parameters"],
+        "load_average_before": load,
         "task": asdict(task),
         "fp32_ring_nbytes": wire_nbytes,
         "fp32_ring_wire_seconds": None if rate is None else 8 * wire_nbytes / rate,
@@ -281,6 +283,7 @@ def table(record: dict[str, Any]) -> str:
     wire = record["fp32_ring_wire_seconds"]
     lines = [
         f"link {record['link']}, {record['hosts']} hosts, data {record['data']}, "
+        f"load before {record['load_average_before']:.1f}, "
         + (f"fp32 ring at wire speed {1e3 * wire:.0f} ms" if wire else "no wire limit"),
         f"{'configuration':24} {'step ms':>9} {'95 % interval':>17} {'×ddp':>6} {'×fp16':>6} {'/no comm':>8} "
         f"{'MB sent':>8} {'loss':>7} replicas",
