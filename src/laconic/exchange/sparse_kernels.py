@@ -33,16 +33,20 @@ def merge_pairs(
     """Write the union of two streams, low + high where both have an index; returns how many pairs it has.
 
     `indices` and `values` have room for both. Every step writes one pair and moves one or both readers on by the
-    outcome of two comparisons: no branch depends on the data, which random patterns would mispredict every other time.
+    outcome of two comparisons. No branch depends on the data, which random patterns would mispredict every other time:
+    who has no value to add takes −0, which changes no number, from a table, since a conditional value becomes a branch
+    (7 instead of 3 ns per pair at 1 %, 16 instead of 6 at 10 %).
     """
+    low, high = np.full(2, np.float32(-0.0)), np.full(2, np.float32(-0.0))
     i, j, count = 0, 0, 0
     while i < low_indices.size and j < high_indices.size:
         x, y = low_indices[i], high_indices[j]
-        a, b = low_values[i], high_values[j]
-        indices[count] = min(x, y)
-        values[count] = a if x < y else (b if y < x else a + b)
-        i += x <= y
-        j += y <= x
+        from_low, from_high = np.int64(x <= y), np.int64(y <= x)
+        low[1], high[1] = low_values[i], high_values[j]
+        indices[count] = y ^ ((x ^ y) & -from_low)
+        values[count] = low[from_low] + high[from_high]
+        i += from_low
+        j += from_high
         count += 1
     while i < low_indices.size:
         indices[count] = low_indices[i]
