@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         reduce,
         reduce_scatter,
     )
+    from laconic.exchange.hook import CompressionState, compress, hook
     from laconic.schedules.link import Link
     from laconic.transports.loggp import Network, Simulation, simulate
     from laconic.transports.probe import probe
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Codec": "codecs",
+    "CompressionState": "exchange.hook",
     "LaconicError": "errors",
     "Link": "schedules.link",
     "Network": "transports.loggp",
@@ -48,7 +50,9 @@ _HOME = {
     "broadcast": "exchange.collectives",
     "codec": "codecs",
     "codecs": "",
+    "compress": "exchange.hook",
     "errors": "",
+    "hook": "exchange.hook",
     "init": "transports.world",
     "probe": "transports.probe",
     "reduce": "exchange.collectives",
@@ -59,6 +63,7 @@ _HOME = {
 
 __all__ = [
     "Codec",
+    "CompressionState",
     "LaconicError",
     "Link",
     "Network",
@@ -72,7 +77,9 @@ __all__ = [
     "broadcast",
     "codec",
     "codecs",
+    "compress",
     "errors",
+    "hook",
     "init",
     "probe",
     "reduce",

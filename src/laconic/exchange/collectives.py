@@ -12,8 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from laconic.codecs import Codec
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange import auto
+from laconic.exchange.bucket import GUESS, cheapest_form
+from laconic.exchange.coded import Lane, run_coded
+from laconic.exchange.gather import run_gather
+from laconic.exchange.policy import flat_codec
 from laconic.schedules import registry
 from laconic.schedules.schedule import bounds
 from laconic.transports.executor import REDUCTIONS, agree, run, run_native
@@ -26,12 +31,19 @@ _wrapped: dict[int, tuple[dist.ProcessGroup, World]] = {}
 
 
 def all_reduce(
-    tensor: Tensor, op: str = "sum", *, algorithm: str = "auto", group: Group = None, **parameters: Any
+    tensor: Tensor,
+    op: str = "sum",
+    *,
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    group: Group = None,
+    **parameters: Any,
 ) -> Tensor:
     """Combine `tensor` over all ranks, in place on every rank; returns it.
 
     Args:
         op: sum, mean, max, min or product.
+        codec: send through this codec (sum and mean of floating tensors; lossy, without feedback between calls).
         algorithm: auto, native (the engine's own), or a schedule's name; see `laconic.schedules.names()`.
         group: a World or a torch process group; the default world when None.
         parameters: the algorithm's own, e.g. segment= for ring, hosts= for hierarchical.
@@ -46,6 +58,8 @@ def all_reduce(
         tensor([1., 1., 1.])
     """
     world = world_of(group)
+    if codec is not None:
+        return _all_reduce_coded(tensor, op, flat_codec(codec), algorithm, world)
     valid = {"auto", *auto.candidates(world)}
     if algorithm not in valid:
         raise UnknownName("all_reduce algorithm", algorithm, valid)
@@ -62,6 +76,28 @@ def all_reduce(
             run(schedule, flat, world.transport, op)
         if op == "mean":
             flat.div_(world.world_size)
+    return _restore(tensor, flat)
+
+
+def _all_reduce_coded(tensor: Tensor, op: str, codec: Codec, algorithm: str, world: World) -> Tensor:
+    valid = {"auto", "gather", *registry.names("all_reduce")}
+    if algorithm not in valid:
+        raise UnknownName("compressed all-reduce algorithm", algorithm, valid)
+    if op not in ("sum", "mean") or not tensor.is_floating_point():
+        raise BadInput(f"a codec serves sum and mean of floating tensors, not {op} of {tensor.dtype}")
+    flat = _flat(tensor, op, world)
+    lane = Lane(flat if flat.dtype == torch.float32 else flat.float(), codec)
+    if world.world_size > 1:
+        link = world.profile.link if world.profile is not None else GUESS
+        name = cheapest_form([lane], world.world_size, link) if algorithm == "auto" else algorithm
+        if name == "gather":
+            run_gather([lane], world.transport)
+        else:
+            run_coded([lane], world.transport, algorithm=name)
+        if op == "mean":
+            lane.buffer.div_(world.world_size)
+    if lane.buffer is not flat:
+        flat.copy_(lane.buffer)
     return _restore(tensor, flat)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import threading
 import time
 import traceback
@@ -72,9 +73,10 @@ def _child(
         torch.set_num_threads(1)
         value = function(*args)
     except BaseException as error:
-        pipe.send((False, (type(error).__name__, str(error), traceback.format_exc())))
+        pipe.send_bytes(pickle.dumps((False, (type(error).__name__, str(error), traceback.format_exc()))))
         raise SystemExit(1) from None
-    pipe.send((True, value))
+    # By value: torch's own way of sending tensors needs the sender to be alive when they are read.
+    pipe.send_bytes(pickle.dumps((True, value)))
 
 
 def _end_with_parent() -> None:
@@ -171,8 +173,8 @@ class LocalJob(Generic[T]):
 
     def _read(self, rank: int) -> Outcome[T]:
         try:
-            fine, value = self.pipes[rank].recv()
-        except EOFError:
+            fine, value = pickle.loads(self.pipes[rank].recv_bytes())
+        except (EOFError, ConnectionResetError):
             self.processes[rank].join(timeout=5)
             return Outcome(rank, exitcode=self.processes[rank].exitcode)
         if fine:

@@ -1,0 +1,211 @@
+"""Compressed all-reduce: the same bits on every rank, the sum of what was sent, feedback on every leg, poison, faults."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import laconic
+from laconic import schedules
+from laconic.errors import BadInput, PayloadError, UnknownName
+from laconic.exchange.coded import Lane, _pack, _unpack, run_coded
+from laconic.exchange.feedback import Feedback, mode_for
+from laconic.exchange.gather import run_gather
+from laconic.transports.base import Transport
+from laconic.transports.threads import run_threads
+from laconic.transports.world import World
+
+FORMS = [*schedules.names("all_reduce"), "gather"]
+SPECS = ["none", "dynamic8", "onebit", "qsgd(4)", "topk(0.1)+qsgd(8)", "topk(0.05)+entropy"]
+
+
+def _run(lanes: list[Lane], transport: Transport, form: str, step: int = 0, **options: object) -> None:
+    if form == "gather":
+        run_gather(lanes, transport, step=step)
+    else:
+        run_coded(lanes, transport, algorithm=form, step=step, **options)  # type: ignore[arg-type]
+
+
+def _values(world_size: int, numel: int, seed: int = 0) -> list[torch.Tensor]:
+    return [torch.randn(numel, generator=torch.Generator().manual_seed(seed * 100 + r)) for r in range(world_size)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=12, deadline=None)
+@given(world_size=st.integers(1, 7), numel=st.sampled_from([0, 1, 5, 700]), spec=st.sampled_from(SPECS))
+def test_all_ranks_end_with_the_same_bits(form: str, world_size: int, numel: int, spec: str) -> None:
+    xs = _values(world_size, numel)
+
+    def work(transport: Transport) -> torch.Tensor:
+        coded, exact = Lane(xs[transport.rank].clone(), laconic.codec(spec)), Lane(xs[transport.rank][:3].clone(), EXACT)
+        _run([coded, exact], transport, form)
+        torch.testing.assert_close(exact.buffer, torch.stack(xs).sum(0)[:3])
+        return coded.buffer
+
+    results = run_threads(world_size, work)
+    assert all(torch.equal(result, results[0]) for result in results)
+    if spec == "none":
+        torch.testing.assert_close(results[0], torch.stack(xs).sum(0))
+
+
+EXACT = laconic.codec("none")
+
+
+def test_gather_is_exactly_the_sum_of_what_was_sent() -> None:
+    xs, codec = _values(4, 1000), laconic.codec("topk(0.1)+qsgd(4)")
+    expected = torch.zeros(1000)
+    for rank, x in enumerate(xs):
+        codec.decode_add(codec.encode(x, step=3 * 4 + rank), expected)
+
+    def work(transport: Transport) -> torch.Tensor:
+        lane = Lane(xs[transport.rank].clone(), codec)
+        run_gather([lane], transport, step=3)
+        return lane.buffer
+
+    assert all(torch.equal(result, expected) for result in run_threads(4, work))
+
+
+# In a butterfly several ranks owe the same sums, computed alike, so that adding up the debts counts them twice.
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "butterfly"])
+@pytest.mark.parametrize("spec", ["dynamic8", "onebit", "topk(0.1)", "topk(0.1)+qsgd(8)"])
+def test_feedback_sends_in_the_end_what_was_left_out(form: str, spec: str) -> None:
+    """Σ sent + everything owed by all ranks = Σ inputs: nothing is lost on any leg."""
+    xs, steps, codec = _values(4, 400), 8, laconic.codec(spec)
+
+    def work(transport: Transport) -> tuple[torch.Tensor, torch.Tensor]:
+        lane = Lane(torch.empty(0), codec, Feedback(400, "full"))
+        total = torch.zeros(400, dtype=torch.float64)
+        for step in range(steps):
+            lane.buffer = xs[transport.rank] * (step + 1)
+            _run([lane], transport, form, step)
+            total += lane.buffer
+        assert lane.feedback is not None
+        return total, lane.feedback.total().double()
+
+    results = run_threads(4, work)
+    owed = torch.stack([debt for _, debt in results]).sum(0)
+    inputs = torch.stack(xs).sum(0).double() * sum(range(1, steps + 1))
+    torch.testing.assert_close(results[0][0] + owed, inputs, rtol=0, atol=1e-3)
+
+
+def test_two_encodings_whatever_the_world() -> None:
+    """direct's error does not grow with P as ring's does."""
+    codec = laconic.codec("linear8")
+
+    def error(form: str, world_size: int) -> float:
+        xs = _values(world_size, 4000)
+
+        def work(transport: Transport) -> torch.Tensor:
+            lane = Lane(xs[transport.rank].clone(), codec)
+            _run([lane], transport, form)
+            return lane.buffer
+
+        exact = torch.stack(xs).sum(0)
+        return float((run_threads(world_size, work)[0] - exact).norm() / exact.norm())
+
+    assert error("direct", 9) < 0.8 * error("ring", 9)
+
+
+def test_inside_a_host_nothing_is_lost() -> None:
+    """hierarchical with hosts: float32 inside, so two hosts of equal ranks lose what two ranks lose."""
+    xs, hosts = _values(4, 500), (0, 0, 1, 1)
+
+    def work(transport: Transport) -> torch.Tensor:
+        lane = Lane(xs[transport.rank].clone(), laconic.codec("topk(0.01)"))
+        run_coded([lane], transport, algorithm="hierarchical", hosts=hosts)
+        return lane.buffer
+
+    one_host = tuple(0 for _ in range(4))
+
+    def inside(transport: Transport) -> torch.Tensor:
+        lane = Lane(xs[transport.rank].clone(), laconic.codec("topk(0.01)"))
+        run_coded([lane], transport, algorithm="hierarchical", hosts=one_host)
+        return lane.buffer
+
+    assert not torch.allclose(run_threads(4, work)[0], torch.stack(xs).sum(0))
+    for result in run_threads(4, inside):
+        torch.testing.assert_close(result, torch.stack(xs).sum(0))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_infinity_on_one_rank_is_nan_on_all_and_nobody_hangs(form: str) -> None:
+    def work(transport: Transport) -> tuple[bool, bool]:
+        lane = Lane(torch.ones(600), laconic.codec("dynamic8"), Feedback(600))
+        if transport.rank == 1:
+            lane.buffer[17] = float("inf")
+        _run([lane], transport, form)
+        poisoned = bool(lane.buffer[17].isnan())
+        lane.buffer = torch.ones(600)  # the next step is sound again
+        _run([lane], transport, form, 1)
+        return poisoned, bool(lane.buffer.isfinite().all())
+
+    assert run_threads(3, work, timeout_s=10) == [(True, True)] * 3
+
+
+def test_feedback_modes() -> None:
+    assert mode_for(laconic.codec("qsgd(4)")) == "off"
+    assert mode_for(laconic.codec("topk(0.1)+qsgd(4)")) == "selection"
+    assert mode_for(laconic.codec("topk(0.1)+dynamic8")) == "full"
+    assert mode_for(laconic.codec("onebit")) == "full"
+    selection, x = Feedback(1000, "selection"), torch.randn(1000)
+    codec = laconic.codec("topk(0.1)+qsgd(4)")
+    out = torch.empty(codec.max_nbytes(1000), dtype=torch.uint8)
+    payload = selection.encode(codec, x, (0, 0, 1000), step=0, out=out)
+    chosen = torch.zeros(1000, dtype=torch.bool)
+    chosen[codec.decode_sparse(payload, 1000)[0]] = True  # type: ignore[attr-defined]
+    assert torch.equal(selection.total(), torch.where(chosen, torch.tensor(0.0), x))
+
+
+def test_residuals_survive_a_new_layout() -> None:
+    old = Feedback(100)
+    out = torch.empty(laconic.codec("topk(0.1)").max_nbytes(100), dtype=torch.uint8)
+    old.encode(laconic.codec("topk(0.1)"), torch.arange(100.0), (0, 0, 100), step=0, out=out)
+    new = Feedback(100)
+    new.load_state_dict(old.state_dict())
+    assert torch.equal(new.state_dict()["owed"], old.total())
+    owed = new.take_owed()
+    assert owed is not None
+    assert torch.equal(owed, old.total())
+    assert new.take_owed() is None
+    with pytest.raises(BadInput, match="100 values, the bucket 7"):
+        Feedback(7).restart(torch.zeros(100))
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 100)), min_size=1, max_size=5), st.integers(0, 400))
+def test_messages_are_checked(sizes: list[int | None], cut: int) -> None:
+    payloads = [None if size is None else torch.full((size,), i, dtype=torch.uint8) for i, size in enumerate(sizes)]
+    message = _pack(payloads)
+    found, nbytes = _unpack(message, len(payloads))
+    assert nbytes == message.numel()
+    for sent, got in zip(payloads, found, strict=True):
+        assert (sent is None) == (got is None)
+        assert sent is None or got is None or torch.equal(sent, got)
+    shortened = message[: max(0, message.numel() - 1 - cut)]
+    try:
+        again, _ = _unpack(shortened, len(payloads))
+    except PayloadError:
+        return
+    for sent, got in zip(payloads, again, strict=True):  # only padding was cut
+        assert sent is None or got is None or torch.equal(sent, got)
+
+
+def test_all_reduce_with_a_codec() -> None:
+    def work(transport: Transport) -> list[float]:
+        world = World(transport)
+        x = torch.full((3, 50), float(transport.rank)).t()
+        laconic.all_reduce(x, codec="dynamic8", group=world)
+        half = laconic.all_reduce(torch.ones(10, dtype=torch.float16), "mean", codec="fp16", group=world)
+        assert half.dtype == torch.float16
+        with pytest.raises(UnknownName, match="gather"):
+            laconic.all_reduce(x, codec="dynamic8", algorithm="native", group=world)
+        with pytest.raises(BadInput, match="sum and mean of floating"):
+            laconic.all_reduce(x, "max", codec="dynamic8", group=world)
+        with pytest.raises(BadInput, match="works on matrices"):
+            laconic.all_reduce(x, codec="powersgd(2)", group=world)
+        return [x.mean().item(), half.mean().item()]
+
+    for mean, half in run_threads(4, work):
+        assert mean == pytest.approx(6.0, rel=0.02)
+        assert half == 1.0

@@ -1,0 +1,167 @@
+"""`laconic.compress` on real DDP ranks: it trains, ranks agree to the bit, state survives, errors surface in backward."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import laconic
+from laconic.errors import BadInput, UnknownName
+from laconic.exchange.bucket import Bucket, Entry
+from laconic.exchange.hook import CompressionState, merge_state_dicts
+from laconic.exchange.policy import CodecSchedule, Exemptions
+from laconic.exchange.worker import Worker
+from laconic.transports.launcher import run_local
+
+
+def _data() -> tuple[torch.Tensor, torch.Tensor]:
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def _train(ddp: nn.Module, steps: int, x: torch.Tensor, y: torch.Tensor, seed: int) -> float:
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.1, momentum=0.9)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        rows = torch.randint(0, 1400, (32,), generator=generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(ddp(x[rows]), y[rows]).backward()
+        optimizer.step()
+    return float((ddp(x[1400:]).argmax(1) == y[1400:]).float().mean())
+
+
+def _flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def _everything() -> dict[str, Any]:
+    """One world, several checks, because starting processes is the slow part."""
+    dist.init_process_group("gloo")
+    found: dict[str, Any] = {}
+    x, y = _data()
+    for spec in ("none", "dynamic8", "topk(0.05)+qsgd(4)"):
+        model = _model()
+        ddp = DistributedDataParallel(model, bucket_cap_mb=0.02)  # several buckets, rebuilt after the first step
+        state = laconic.compress(ddp, spec)
+        found[spec] = _train(ddp, 90, x, y, dist.get_rank())
+        everyone = laconic.all_gather(_flat(model), algorithm="ring")
+        assert all(torch.equal(row, everyone[0]) for row in everyone), spec
+        found[f"{spec} nbytes"] = sum(r.sent_nbytes for r in state.records if r.step == 60)
+        assert len({r.bucket for r in state.records}) > 1
+        if spec == "topk(0.05)+qsgd(4)":
+            found["owed"] = state.state_dict()
+            names = {name for name, p in model.named_parameters() if p.dim() > 1 and p.numel() >= 1024}
+            assert set(found["owed"]["owed"]) == names  # biases and the small last layer are exact
+            again = CompressionState(spec, model.named_parameters())
+            again.load_state_dict(state.state_dict())
+            for name, value in again.state_dict()["owed"].items():
+                assert torch.equal(value, found["owed"]["owed"][name])
+            again.close()
+        state.close()
+
+    ddp = DistributedDataParallel(_model())
+    state = laconic.compress(ddp, {0: "none", 3: "topk(0.1)", 6: "dynamic8"}, exempt=["2.weight"])
+    _train(ddp, 10, x, y, dist.get_rank())
+    found["codecs"] = [r.codec for r in state.records if r.bucket == 0]
+    state.close()
+    assert not [t for t in threading.enumerate() if t.name == "laconic-exchange"]
+
+    ddp = DistributedDataParallel(_model())
+    state = laconic.compress(ddp, lambda step: "dynamic8" if step < 2 else 1 / 0)  # type: ignore[arg-type,return-value]
+    try:
+        _train(ddp, 5, x, y, dist.get_rank())
+    except ZeroDivisionError as error:
+        found["error"] = repr(error)
+    except RuntimeError as error:
+        found["error"] = str(error)
+    state.close()
+    laconic.init().close()
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.processes
+def test_ddp() -> None:
+    results = run_local(3, _everything, timeout_s=110)
+    for found in results:
+        assert found["dynamic8"] > found["none"] - 0.03
+        assert found["topk(0.05)+qsgd(4)"] > found["none"] - 0.05
+        assert found["topk(0.05)+qsgd(4) nbytes"] < found["dynamic8 nbytes"]
+        assert found["codecs"] == ["none"] * 3 + ["topk(0.1)"] * 3 + ["dynamic8"] * 4
+        assert "division by zero" in found["error"]
+    states = [found["owed"] for found in results]
+    for new_size in (1, 2, 5):
+        merged = merge_state_dicts(states, new_size)
+        for name in states[0]["owed"]:
+            before = torch.stack([s["owed"][name] for s in states]).mean(0)
+            after = torch.stack([s["owed"][name] for s in merged]).mean(0)
+            torch.testing.assert_close(after, before)
+
+
+def test_exemptions() -> None:
+    default, named = Exemptions(), Exemptions(names=("head",))
+    assert default.covers("bias", torch.zeros(5000))
+    assert default.covers("small.weight", torch.zeros(10, 10))
+    assert not default.covers("weight", torch.zeros(100, 100))
+    assert named.covers("head.weight", torch.zeros(100, 100))
+    assert not Exemptions(vectors=False, smaller_than=0).covers("bias", torch.zeros(5))
+    with pytest.raises(BadInput, match="regular expression"):
+        Exemptions(names=("(",))
+
+
+def test_codec_schedules() -> None:
+    with pytest.raises(BadInput, match="entry for step 0"):
+        CodecSchedule({5: "none"})
+    with pytest.raises(UnknownName):
+        CodecSchedule("dynamic9")
+    with pytest.raises(BadInput, match="matrices"):
+        CodecSchedule("powersgd(2)")
+    assert str(CodecSchedule(lambda step: f"topk({0.5 / (step + 1)})").at(1)) == "topk(0.25)"
+
+
+def test_what_is_owed_follows_a_parameter_to_another_bucket() -> None:
+    bucket = Bucket([Entry("a", 0, 2000, False), Entry("b", 2000, 2010, True), Entry("c", 2010, 5000, False)], 5000)
+    bucket.use(laconic.codec("topk(0.1)"))
+    debts = {"a": torch.arange(2000.0), "c": torch.arange(2990.0)}
+    bucket.owe(debts)
+    assert all(torch.equal(bucket.owed()[name], value) for name, value in debts.items())
+    bucket.use(laconic.codec("dynamic8"))  # a new codec takes them along
+    assert all(torch.equal(bucket.owed()[name], value) for name, value in debts.items())
+    bucket.use(laconic.codec("qsgd(4)"))  # an unbiased one feeds nothing back
+    assert bucket.owed() == {}
+
+
+def test_worker_keeps_order_and_passes_errors_on() -> None:
+    worker, seen = Worker(), []
+    futures = [worker.submit(lambda i=i: seen.append(i) or torch.tensor(i)) for i in range(50)]  # type: ignore[misc]
+    assert [int(f.wait()) for f in futures] == list(range(50)) == seen
+    broken = worker.submit(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
+    after = worker.submit(lambda: torch.tensor(1))
+    for future in (broken, after):
+        with pytest.raises(Exception, match="division by zero"):
+            future.wait()
+    worker.close()
+    worker.close()
+    with pytest.raises(Exception, match="closed"):
+        worker.submit(lambda: torch.tensor(1)).wait()
+
+
+def test_wrong_use() -> None:
+    with pytest.raises(BadInput, match="DistributedDataParallel"):
+        laconic.compress(nn.Linear(2, 2))  # type: ignore[arg-type]
+    with pytest.raises(UnknownName, match="gather"):
+        CompressionState("dynamic8", algorithm="star")
+    laconic.init().close()
