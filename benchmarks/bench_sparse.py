@@ -10,8 +10,8 @@ to the rounding of float32.
 
 "dense" starts from a dense tensor that is there already and uses the engine's own all-reduce. The sparse ones end with
 a stream; "to dense" is what writing it out as a tensor takes on top, where that is wanted. auto reckons with the rate
-given (100 Gbit/s for loopback), 100 µs, and work that takes as many times longer as ranks outnumber cores; it knows how
-many values a rank selects, as after top-k.
+given (100 Gbit/s for loopback), the cost per message that a barrier shows, and work that takes as many times longer as
+ranks outnumber cores; it knows how many values a rank selects, as after top-k.
 """
 
 from __future__ import annotations
@@ -52,9 +52,22 @@ def run_rank(numel: int, densities: list[float], repeats: int, seed: int, rate: 
     """One rank's part: measure each density."""
     with laconic.init(timeout_s=60) as world:
         crowd = max(1.0, world.world_size / (os.cpu_count() or 1))
-        link = replace(Link.parse(f"{rate},100us"), overhead_s=50e-6 * crowd, reduce_s_per_byte=0.25e-9 * crowd)
+        overhead_s = _message_s(world) / 2  # both ends are busy with it when ranks share cores
+        link = replace(Link.parse(f"{rate},0us"), overhead_s=overhead_s, reduce_s_per_byte=0.25e-9 * crowd)
         rows = [_measure(world, numel, density, repeats, seed, link) for density in densities]
         return {"link": link.to_dict(), "rows": rows}
+
+
+def _message_s(world: Any) -> float:
+    """The time of one exchange of a byte: a barrier has ⌈log₂P⌉ of them in a row. The same on all ranks."""
+    times = []
+    for _ in range(41):
+        begun = time.perf_counter()
+        laconic.barrier(group=world)
+        times.append(time.perf_counter() - begun)
+    levels = max(1, (world.world_size - 1).bit_length())
+    mine = torch.tensor([statistics.median(times) / levels], dtype=torch.float64)
+    return float(laconic.all_reduce(mine, "max", algorithm="tree", group=world))
 
 
 def _measure(world: Any, numel: int, density: float, repeats: int, seed: int, link: Any) -> dict[str, Any]:
