@@ -42,21 +42,22 @@ def main() -> None:
 
     picks = {pick["numel"]: pick["pick"] for pick in record["auto"]}
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        'font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{LEFT}" y="18" font-size="14">All-reduce over {record["world_size"]} ranks on {record["engine"]}: '
         "time relative to the engine's own (lower is better)</text>",
     ]
-    for ratio in (0.1, 0.2, 0.5, 1, 2, 5, 10):
-        if low <= ratio <= high:
-            parts.append(
-                f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(ratio):.1f}" y2="{y(ratio):.1f}" stroke="#ddd"/>'
-                f'<text x="{LEFT - 8}" y="{y(ratio) + 4:.1f}" text-anchor="end">{ratio:g}×</text>'
-            )
-    for numel in numels:
-        parts.append(
-            f'<text x="{x(numel):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{numel:.0e}</text>'.replace("e+0", "e")
-        )
+    parts += [
+        f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(ratio):.1f}" y2="{y(ratio):.1f}" stroke="#ddd"/>'
+        f'<text x="{LEFT - 8}" y="{y(ratio) + 4:.1f}" text-anchor="end">{ratio:g}×</text>'
+        for ratio in (0.1, 0.2, 0.5, 1, 2, 5, 10)
+        if low <= ratio <= high
+    ]
+    parts += [
+        f'<text x="{x(n):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">1e{round(math.log10(n))}</text>'
+        for n in numels
+    ]
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text x="{middle}" y="{HEIGHT - 12}" text-anchor="middle">float32 values in the buffer</text>')
     for name in names:
@@ -67,7 +68,8 @@ def main() -> None:
             ring = "3.5" if picks.get(n) != name else "7"
             fill = COLOURS[name] if picks.get(n) != name else "none"
             parts.append(
-                f'<circle cx="{x(n):.1f}" cy="{y(r):.1f}" r="{ring}" fill="{fill}" stroke="{COLOURS[name]}" stroke-width="2"/>'
+                f'<circle cx="{x(n):.1f}" cy="{y(r):.1f}" r="{ring}" fill="{fill}" stroke="{COLOURS[name]}" '
+                'stroke-width="2"/>'
             )
     for i, name in enumerate(names):
         top = TOP + 14 + 20 * i

@@ -1,4 +1,4 @@
-"""Compressed all-reduce: the same bits on every rank, the sum of what was sent, feedback on every leg, poison, faults."""
+"""Compressed all-reduce: the same bits on every rank, the sum of what was sent, feedback, poison, faults."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def test_all_ranks_end_with_the_same_bits(form: str, world_size: int, numel: int
     xs = _values(world_size, numel)
 
     def work(transport: Transport) -> torch.Tensor:
-        coded, exact = Lane(xs[transport.rank].clone(), laconic.codec(spec)), Lane(xs[transport.rank][:3].clone(), EXACT)
+        mine = xs[transport.rank]
+        coded, exact = Lane(mine.clone(), laconic.codec(spec)), Lane(mine[:3].clone(), EXACT)
         _run([coded, exact], transport, form)
         torch.testing.assert_close(exact.buffer, torch.stack(xs).sum(0)[:3])
         return coded.buffer

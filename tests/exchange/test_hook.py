@@ -1,4 +1,4 @@
-"""`laconic.compress` on real DDP ranks: it trains, ranks agree to the bit, state survives, errors surface in backward."""
+"""`laconic.compress` on real DDP ranks: it trains, ranks agree to the bit, state survives, errors surface."""
 
 from __future__ import annotations
 

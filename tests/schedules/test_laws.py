@@ -200,6 +200,18 @@ def test_bad_input() -> None:
             wrong()
 
 
+@pytest.mark.parametrize(("collective", "name"), EVERY)
+def test_a_world_too_large_to_write_down_is_refused_at_once(collective: str, name: str) -> None:
+    if collective == "neighbourhood":
+        return  # as large as its graph, which the caller has written down
+    world_size = 70_000
+    if name in ("ring", "direct") and collective not in ("reduce", "broadcast"):
+        with pytest.raises(BadInput, match="too many to write down"):
+            _build(collective, name, world_size, 1)
+    else:
+        assert len(_build(collective, name, world_size, 1).messages.src) < 50 * world_size
+
+
 def test_sizes_and_links_as_typed() -> None:
     assert parse_nbytes("100MB") == 10**8
     assert parse_nbytes("64KiB") == 65536

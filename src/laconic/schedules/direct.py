@@ -47,6 +47,7 @@ def _everyone(world_size: int, numel: int, op: Op, chunk_of: str) -> Messages:
     rounds=_one_round,
     sent_numel=_half_sent,
     seconds=lambda world_size, nbytes, link, **_: _half_seconds(world_size, nbytes, link, reduced=True),
+    dense=True,
 )
 def reduce_scatter_direct(world_size: int, numel: int) -> Schedule:
     """Every rank sends each chunk straight to its owner: one round, (P−1)m values, time L + mG(P−1)/P."""
@@ -60,6 +61,7 @@ def reduce_scatter_direct(world_size: int, numel: int) -> Schedule:
     rounds=_one_round,
     sent_numel=_half_sent,
     seconds=lambda world_size, nbytes, link, **_: _half_seconds(world_size, nbytes, link, reduced=False),
+    dense=True,
 )
 def all_gather_direct(world_size: int, numel: int) -> Schedule:
     """Every owner sends its chunk straight to all: one round, (P−1)m values, time L + mG(P−1)/P."""
@@ -75,6 +77,7 @@ def all_gather_direct(world_size: int, numel: int) -> Schedule:
     seconds=lambda world_size, nbytes, link, **_: (
         _half_seconds(world_size, nbytes, link, reduced=True) + _half_seconds(world_size, nbytes, link, reduced=False)
     ),
+    dense=True,
 )
 def direct(world_size: int, numel: int) -> Schedule:
     """Reduce-scatter and all-gather by direct sends: two rounds whatever P, least bytes, many messages.
@@ -132,6 +135,7 @@ def broadcast_direct(world_size: int, numel: int, root: int = 0) -> Schedule:
     rounds=_one_round,
     sent_numel=_half_sent,
     seconds=lambda world_size, nbytes, link, **_: _half_seconds(world_size, nbytes, link, reduced=False),
+    dense=True,
 )
 def all_to_all_direct(world_size: int, numel: int) -> Schedule:
     """Block j of rank i changes places with block i of rank j: one round, (P−1)m values, time L + mG(P−1)/P.

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec
 
-from laconic.errors import UnknownName
+from laconic.errors import BadInput, UnknownName
 from laconic.schedules.schedule import Schedule, check_sizes
 
 P = ParamSpec("P")
+MOST_DENSE_RANKS = 4096  # 2 · 4096² messages are 2 GB of columns
 _REGISTRY: dict[str, dict[str, Algorithm]] = {}
 
 
@@ -46,8 +47,12 @@ def algorithm(
     rounds: Callable[..., int],
     sent_numel: Callable[..., int],
     seconds: Callable[..., float],
+    dense: bool = False,
 ) -> Callable[[Callable[P, Schedule]], Callable[P, Schedule]]:
-    """Decorator: register a builder under (collective, name) with its closed forms."""
+    """Decorator: register a builder under (collective, name) with its closed forms.
+
+    `dense` marks algorithms with about P² messages, which cannot be written down for very many ranks.
+    """
 
     def add(build: Callable[P, Schedule]) -> Callable[P, Schedule]:
         signature = inspect.signature(build)
@@ -56,6 +61,11 @@ def algorithm(
         def checked(*args: P.args, **kwargs: P.kwargs) -> Schedule:
             sizes = signature.bind(*args, **kwargs).arguments
             check_sizes(sizes["world_size"], sizes["numel"])
+            if dense and sizes["world_size"] > MOST_DENSE_RANKS:
+                raise BadInput(
+                    f"{name} on {sizes['world_size']} ranks has about {2 * sizes['world_size'] ** 2:.1g} messages, too "
+                    f"many to write down; up to {MOST_DENSE_RANKS} ranks can be, its closed form serves any number"
+                )
             schedule = build(*args, **kwargs)
             return replace(schedule, algorithm=name) if schedule.algorithm != name else schedule
 

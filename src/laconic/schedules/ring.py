@@ -65,7 +65,12 @@ def _once_round(world_size: int, numel: int, first_chunk: int, op: Op, segment: 
 
 
 @algorithm(
-    "ring", "reduce_scatter", rounds=_half_rounds, sent_numel=_half_sent, seconds=_reduce_scatter_seconds
+    "ring",
+    "reduce_scatter",
+    rounds=_half_rounds,
+    sent_numel=_half_sent,
+    seconds=_reduce_scatter_seconds,
+    dense=True,
 )
 def reduce_scatter_ring(world_size: int, numel: int, segment: int | None = None) -> Schedule:
     """Each chunk is summed on its way round and ends at its owner: P−1 rounds, (P−1)m values, time (P−1)(L + mG/P)."""
@@ -73,7 +78,9 @@ def reduce_scatter_ring(world_size: int, numel: int, segment: int | None = None)
     return Schedule("reduce_scatter", "ring", world_size, numel, messages, {"segment": segment})
 
 
-@algorithm("ring", "all_gather", rounds=_half_rounds, sent_numel=_half_sent, seconds=_all_gather_seconds)
+@algorithm(
+    "ring", "all_gather", rounds=_half_rounds, sent_numel=_half_sent, seconds=_all_gather_seconds, dense=True
+)
 def all_gather_ring(world_size: int, numel: int, segment: int | None = None) -> Schedule:
     """Each rank's chunk goes once round: P−1 rounds, (P−1)m values, time (P−1)(L + mG/P)."""
     messages = _once_round(world_size, numel, 0, "copy", segment)
@@ -89,6 +96,7 @@ def all_gather_ring(world_size: int, numel: int, segment: int | None = None) -> 
         _reduce_scatter_seconds(world_size, nbytes, link, **parameters)
         + _all_gather_seconds(world_size, nbytes, link, **parameters)
     ),
+    dense=True,
 )
 def ring(world_size: int, numel: int, segment: int | None = None) -> Schedule:
     """Pass chunks round a ring, adding, then round again, copying: least bytes, for large buffers and few ranks.
