@@ -1,6 +1,6 @@
 """Draws docs/collectives.svg from benchmarks/results/collectives-gloo-4.json: each algorithm's time relative to native.
 
-laconic bench collectives -n 4 --json > benchmarks/results/collectives-gloo-4.json && python benchmarks/chart_collectives.py
+laconic bench collectives -n 4 --json > benchmarks/results/collectives-gloo-4.json; then this script.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from datetime import timedelta
 
@@ -45,18 +46,24 @@ def _disagree(what: str) -> tuple[str, str]:
         dtype = torch.int32 if odd and what == "dtype" else torch.float32
         algorithm = "tree" if odd and what == "algorithm" else "ring"
         x = torch.ones(numel, dtype=dtype)
+        size = transport.world_size
+        schedule = schedules.build("all_reduce", algorithm, size, numel)
+        if what == "segment":
+            schedule = schedules.ring(size, numel, segment=2 if odd else 1)
+        if what == "root":
+            schedule = schedules.broadcast(size, numel, root=transport.rank)
         try:
-            run(schedules.build("all_reduce", algorithm, transport.world_size, numel), x, transport)
+            run(schedule, x, transport)
         except TransportError as error:
             return type(error).__name__, str(error)
         return "nothing", ""
 
 
-@pytest.mark.parametrize("what", ["numel", "dtype", "algorithm"])
+@pytest.mark.parametrize("what", ["numel", "dtype", "algorithm", "segment", "root"])
 def test_mismatch_is_an_error_on_every_rank(what: str) -> None:
     for kind, text in run_local(3, _disagree, (what,), timeout_s=60):
         assert kind == "Mismatch", text
-        assert "rank 1 called" in text or "this rank called" in text
+        assert "this rank called" in text
 
 
 def _hammer(timeout_s: float) -> tuple[str, int | None, str]:
@@ -91,3 +98,33 @@ def test_a_rank_that_dies_or_stops_is_named(sign: signal.Signals) -> None:
         assert (kind, peer) == ("PeerLost", 2), text
         assert "peer 2" in text
         assert "round" in text
+
+
+def _hold_the_store() -> tuple[str, int | None, str]:
+    """Rank 0's own process holds the store, as under a plain RANK/MASTER_ADDR start."""
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE")
+    os.environ["MASTER_PORT"] = os.environ["LACONIC_TEST_PORT"]
+    place = find_place(20.0)
+    assert place.store is not None
+    assert place.store_host == 0
+    with TorchTransport(place.store, place.rank, place.world_size, 4.0, store_host=0) as transport:
+        schedule = schedules.ring(transport.world_size, 1000)
+        try:
+            for turn in range(100_000):
+                run(schedule, torch.ones(1000), transport)
+                if turn == 20 and transport.rank == 0:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+        except TransportError as error:
+            return type(error).__name__, error.peer, str(error)
+    return "nothing", None, ""
+
+
+def test_the_rank_that_holds_the_store_stops() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    job = LocalJob(3, _hold_the_store, environment={"LACONIC_TEST_PORT": port})
+    for outcome in job.outcomes(timeout_s=60, ranks=(1, 2)):
+        assert outcome.value is not None, outcome
+        kind, peer, text = outcome.value
+        assert (kind, peer) == ("PeerLost", 0), text

@@ -56,7 +56,7 @@ def table(record: dict[str, Any]) -> list[str]:
 def _sizes(text: str) -> list[int]:
     try:
         sizes = [int(float(part)) for part in text.split(",")]
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise BadInput(f"--numels '{text}': expected numbers with commas, such as 100,1e4,1e6") from error
     if any(size < 1 for size in sizes):
         raise BadInput(f"--numels '{text}': every size must be at least 1")

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from laconic import schedules
-from laconic.errors import BadInput
 
 
 def schedule(
@@ -29,10 +28,7 @@ def schedule(
     if algorithm == "graph":
         collective = "neighbourhood"
     values = ranks if numel is None else numel
-    try:
-        built = schedules.build(collective, algorithm, ranks, values, **parameters).validate()
-    except TypeError as error:
-        raise BadInput(f"{collective} by {algorithm}: {error}") from error
+    built = schedules.build(collective, algorithm, ranks, values, **parameters).validate()
     if not json:
         typer.echo(str(built))
         return

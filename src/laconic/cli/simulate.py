@@ -38,10 +38,7 @@ def simulate(
     numel = -(-parse_nbytes(nbytes) // itemsize)
     wanted: dict[str, Any] = {"hosts": hosts, "segment": segment}
     parameters = {key: value for key, value in wanted.items() if value is not None}
-    try:
-        schedule = schedules.build(name, algorithm, ranks, numel, **parameters)
-    except TypeError as error:
-        raise BadInput(f"{name} by {algorithm}: {error}") from error
+    schedule = schedules.build(name, algorithm, ranks, numel, **parameters)
     cost = _link(link)
     result = run(schedule, cost, itemsize)
     record = {

@@ -6,6 +6,7 @@ changes them in place; non-contiguous, half, integer and empty tensors work as w
 
 from __future__ import annotations
 
+import atexit
 from typing import Any, cast
 
 import torch
@@ -28,6 +29,7 @@ from laconic.transports.world import World, current
 
 Group = World | dist.ProcessGroup | None
 _wrapped: dict[int, tuple[dist.ProcessGroup, World]] = {}
+_generation: dict[str, int] = {}  # worlds made so far for a group of this name
 
 
 def all_reduce(
@@ -58,6 +60,8 @@ def all_reduce(
         tensor([1., 1., 1.])
     """
     world = world_of(group)
+    if parameters and (codec is not None or algorithm in ("auto", auto.NATIVE)):
+        raise BadInput(f"{', '.join(parameters)}: parameters go with a named algorithm, without a codec")
     if codec is not None:
         return _all_reduce_coded(tensor, op, flat_codec(codec), algorithm, world)
     valid = {"auto", *auto.candidates(world)}
@@ -158,7 +162,8 @@ def barrier(*, group: Group = None) -> None:
     """Return once every rank has called it."""
     world = world_of(group)
     if world.world_size > 1:
-        agree(world.transport, "barrier", "butterfly", torch.empty(0))
+        device = "cuda" if world.engine == "nccl" else "cpu"
+        agree(world.transport, "barrier", "butterfly", torch.empty(0, device=device))
 
 
 def world_of(group: Group) -> World:
@@ -170,10 +175,11 @@ def world_of(group: Group) -> World:
     if not isinstance(group, dist.ProcessGroup):
         raise BadInput(f"group must be a laconic World or a torch process group, got {type(group).__name__}")
     found = _wrapped.get(id(group))
-    if found is None or found[0] is not group:
-        place = find_place(60.0)
-        store = dist.PrefixStore(f"laconic/group/{group.group_name}", cast(dist.Store, place.store))
+    if found is None or found[0] is not group or found[1].closed:
+        turn = _generation[group.group_name] = _generation.get(group.group_name, 0) + 1
+        store = dist.PrefixStore(f"laconic/{group.group_name}/g{turn}", cast(dist.Store, find_place(60.0).store))
         found = (group, World(TorchTransport(store, group.rank(), group.size())))
+        atexit.register(found[1].close)
         _wrapped[id(group)] = found
     return found[1]
 

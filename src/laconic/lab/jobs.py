@@ -11,14 +11,20 @@ from typing import Any
 
 from laconic.errors import BadInput, UnknownName
 from laconic.transports.launcher import run_local
-from laconic.transports.rendezvous import find_place
 from laconic.transports.world import ENGINES
 
 
 def is_launched() -> bool:
     """Whether torchrun, mpiexec or our own launcher started this process as one of several."""
-    launched = {"RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"}
-    return bool(launched & os.environ.keys())
+    return launched_rank() is not None
+
+
+def launched_rank() -> int | None:
+    """This process's rank by its launcher's variables; None when nobody launched it."""
+    for name in ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"):
+        if name in os.environ:
+            return int(os.environ[name])
+    return None
 
 
 def run_job(
@@ -37,7 +43,7 @@ def run_job(
         if engine is not None:
             os.environ["LACONIC_ENGINE"] = engine
         value = function(*args)
-        return value if find_place(60.0).rank == 0 else None
+        return value if launched_rank() == 0 else None
     if not 1 <= ranks <= 256:
         raise BadInput(f"between 1 and 256 local ranks can be started, got {ranks}")
     if engine == "mpi":

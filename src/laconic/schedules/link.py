@@ -93,4 +93,7 @@ def _quantity(text: str, units: dict[str, float] | dict[str, int], what: str) ->
     if not match or match[2].lower() not in units:
         names = ", ".join(unit for unit in units if unit)
         raise BadInput(f"{what} should be a number with one of the units {names}")
-    return float(match[1]) * units[match[2].lower()]
+    value = float(match[1]) * units[match[2].lower()]
+    if value == float("inf"):
+        raise BadInput(f"{what} is too large")
+    return value

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec
 
@@ -106,5 +106,21 @@ def _cached(
 
 
 def build(collective: str, name: str, world_size: int, numel: int, **parameters: Any) -> Schedule:
-    """Build, or take from the cache, the schedule of a named algorithm."""
-    return _cached(collective, name, world_size, numel, tuple(sorted(parameters.items())))
+    """Build, or take from the cache, the schedule of a named algorithm.
+
+    Raises:
+        UnknownName: no such algorithm, or no such parameter of it.
+    """
+    valid = list(inspect.signature(get(collective, name).build).parameters)[2:]
+    for parameter in parameters:
+        if parameter not in valid:
+            raise UnknownName(f"parameter of {collective} by {name}", parameter, valid or ["none"])
+    frozen = tuple((key, _hashable(value)) for key, value in sorted(parameters.items()))
+    return _cached(collective, name, world_size, numel, frozen)
+
+
+def _hashable(value: Any) -> Any:
+    """Lists and tables as tuples, so that the cache can tell them apart."""
+    if isinstance(value, Mapping):
+        return tuple(_hashable(value.get(rank, ())) for rank in range(max(value, default=-1) + 1))
+    return tuple(_hashable(item) for item in value) if isinstance(value, list | tuple) else value

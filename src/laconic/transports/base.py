@@ -12,7 +12,6 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -110,7 +109,7 @@ class Posted(ABC):
 class Transport(ABC):
     """One rank's end of an engine."""
 
-    engine: ClassVar[str] = ""
+    engine: str = ""
 
     def __init__(self, rank: int, world_size: int, timeout_s: float) -> None:
         self.rank = rank

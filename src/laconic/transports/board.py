@@ -1,24 +1,34 @@
 """A notice board on the store: every rank's beat and what it is doing, so that a failure can be explained.
 
 Callers: `torchdist.py`, whose engine tells neither who stopped nor who called something else. Liveness is kept outside
-the collective: one small thread per transport beats on a connection of its own, and is joined by `close`.
+the collective: one small thread per transport beats on a connection of its own. Only that thread touches the store,
+because a store whose host is frozen answers never, whatever its time-out; others ask the thread and wait a little.
 """
 
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch.distributed as dist
 
 BEAT_S = 0.25
 # A living rank beats several times in this span even when ranks outnumber cores; a stopped one does not.
 OBSERVE_S = 6 * BEAT_S
+ANSWER_S = 3.0  # a living store answers in milliseconds
 _SEPARATOR = "\x1f"
+T = TypeVar("T")
+
+
+class StoreGone(RuntimeError):
+    """The store does not answer: its host has died, stopped or been cut off."""
 
 
 @dataclass(frozen=True)
@@ -42,67 +52,101 @@ class Board:
         """
         clone = getattr(store, "clone", None)  # newer torch: a connection of our own
         self._store: dist.Store = clone() if clone is not None else store
-        self._store.set_timeout(timedelta(seconds=2))
+        if clone is not None:
+            self._store.set_timeout(timedelta(seconds=2))
         self.rank = rank
         self.world_size = world_size
         self._doing = doing
         self._beats = 0
         self._left = ""
         self._blames = -1
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._beat, name=f"laconic-beat-{rank}", daemon=True)
-        self.publish()
         self._thread.start()
+        with contextlib.suppress(StoreGone):
+            self.publish()
 
     def _beat(self) -> None:
-        while not self._stop.wait(BEAT_S):
-            with contextlib.suppress(RuntimeError):  # a store that is gone is noticed by whoever reads it
-                self.publish()
+        """The only code that uses the store: beats, and in between does what it is asked."""
+        while True:
+            try:
+                task = self._tasks.get(timeout=BEAT_S)
+            except queue.Empty:
+                task = self._write
+            if task is None:
+                return
+            with contextlib.suppress(RuntimeError):  # a store that is gone is noticed by whoever asks
+                task()
+
+    def _ask(self, work: Callable[[], T]) -> T:
+        """Let the beating thread do `work`; StoreGone when it fails or takes too long."""
+        answer: Future[T] = Future()
+
+        def task() -> None:
+            try:
+                answer.set_result(work())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        self._tasks.put(task)
+        try:
+            return answer.result(timeout=ANSWER_S)
+        except (RuntimeError, TimeoutError) as error:
+            raise StoreGone(str(error) or "the store does not answer") from error
+
+    def _write(self) -> None:
+        self._beats += 1
+        sequence, signature = self._doing()
+        fields = (str(self._beats), str(sequence), signature, self._left, str(self._blames))
+        self._store.set(f"notice/{self.rank}", _SEPARATOR.join(fields))
+
+    def _read(self) -> dict[int, Notice]:
+        found = {}
+        for rank in range(self.world_size):
+            key = f"notice/{rank}"
+            if self._store.check([key]):
+                beats, sequence, signature, left, blames = self._store.get(key).decode().split(_SEPARATOR)
+                found[rank] = Notice(int(beats), int(sequence), signature, left, int(blames))
+        return found
 
     def publish(self) -> None:
-        """Write this rank's notice now."""
-        with self._lock:
-            self._beats += 1
-            sequence, signature = self._doing()
-            fields = (str(self._beats), str(sequence), signature, self._left, str(self._blames))
-            self._store.set(f"notice/{self.rank}", _SEPARATOR.join(fields))
+        """Write this rank's notice now. Raises StoreGone."""
+        self._ask(self._write)
+
+    def notices(self) -> dict[int, Notice]:
+        """Everyone's last notice. Raises StoreGone."""
+        return self._ask(self._read)
 
     def leave(self, why: str, blames: int = -1) -> None:
         """Say that this rank leaves, why, and which rank it holds responsible (−1: none)."""
         if not self._left:
             self._left, self._blames = why, blames
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(StoreGone):
                 self.publish()
-
-    def notices(self) -> dict[int, Notice]:
-        """Everyone's last notice. Raises RuntimeError when the store cannot be reached."""
-        found = {}
-        with self._lock:
-            for rank in range(self.world_size):
-                key = f"notice/{rank}"
-                if self._store.check([key]):
-                    beats, sequence, signature, left, blames = self._store.get(key).decode().split(_SEPARATOR)
-                    found[rank] = Notice(int(beats), int(sequence), signature, left, int(blames))
-        return found
 
     def silent(self, before: dict[int, Notice], since: float) -> set[int]:
         """Ranks that have neither beaten nor left since `before` was taken at monotonic time `since`.
 
-        Waits until OBSERVE_S have passed since then.
+        Waits until OBSERVE_S have passed since then; when several seem silent, looks again, for a busy machine may have
+        kept a living one from beating.
         """
+        quiet = self._quiet_since(before, since)
+        if len(quiet) > 1:
+            quiet &= self._quiet_since(self.notices(), time.monotonic())
+        return quiet
+
+    def _quiet_since(self, before: dict[int, Notice], since: float) -> set[int]:
         time.sleep(max(0.0, since + OBSERVE_S - time.monotonic()))
         after = self.notices()
 
-        def quiet(rank: int) -> bool:
+        def is_quiet(rank: int) -> bool:
             if rank not in after:
                 return True
             return not after[rank].left and rank in before and after[rank].beats <= before[rank].beats
 
-        return {rank for rank in range(self.world_size) if rank != self.rank and quiet(rank)}
+        return {rank for rank in range(self.world_size) if rank != self.rank and is_quiet(rank)}
 
     def close(self) -> None:
-        """Stop beating; joins the thread."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=5)
+        """Stop beating; joins the thread, unless a frozen store holds it."""
+        self._tasks.put(None)
+        self._thread.join(timeout=ANSWER_S)

@@ -89,7 +89,7 @@ def run(
     combine = _combiner(op)
     dtype = str(buffer.dtype).removeprefix("torch.")
     called = claim or (schedule.collective, schedule.algorithm, schedule.numel, dtype)
-    transport.begin(*called, detail=op, rounds=schedule.rounds)
+    transport.begin(*called, detail=_detail(schedule, op), rounds=schedule.rounds)
     for step in _compiled(_Key(schedule, transport.rank)):
         outgoing = [Outgoing(s.peer, buffer[s.start : s.stop]) for s in step.sends]
         incoming = [
@@ -114,6 +114,12 @@ def run(
     transport.end()
 
 
+def _detail(schedule: Schedule, op: str) -> str:
+    """What else ranks must agree on: the reduction, the algorithm's parameters, and every message of the schedule."""
+    given = [f"{key}={value}" for key, value in schedule.parameters.items() if value is not None and key != "graph"]
+    return " ".join([op, *given, f"#{schedule.fingerprint}"])
+
+
 def agree(transport: Transport, collective: str, algorithm: str, values: Tensor, op: str = "sum") -> None:
     """One byte round the butterfly, under the name of another call: a barrier that notices when calls differ.
 
@@ -121,7 +127,7 @@ def agree(transport: Transport, collective: str, algorithm: str, values: Tensor,
     """
     schedule = build("all_reduce", "butterfly", transport.world_size, 1)
     claim = (f"{collective} {op}", algorithm, values.numel(), str(values.dtype).removeprefix("torch."))
-    run(schedule, torch.zeros(1, dtype=torch.uint8), transport, "max", claim=claim)
+    run(schedule, torch.zeros(1, dtype=torch.uint8, device=values.device), transport, "max", claim=claim)
 
 
 def run_native(buffer: Tensor, transport: Transport, op: str = "sum") -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import tempfile
 import threading
 import time
 import traceback
@@ -24,6 +25,8 @@ from laconic.errors import LaconicError
 from laconic.transports import namespace
 
 T = TypeVar("T")
+# The fork server's socket lies in the temporary folder, and a socket's path has at most 107 characters.
+LONGEST_SOCKET_FOLDER = 70
 
 
 class RankFailed(LaconicError):
@@ -71,12 +74,12 @@ def _child(
         import torch
 
         torch.set_num_threads(1)
-        value = function(*args)
+        # By value: torch's own way of sending tensors needs the sender to be alive when they are read.
+        answer = pickle.dumps((True, function(*args)))
     except BaseException as error:
         pipe.send_bytes(pickle.dumps((False, (type(error).__name__, str(error), traceback.format_exc()))))
         raise SystemExit(1) from None
-    # By value: torch's own way of sending tensors needs the sender to be alive when they are read.
-    pipe.send_bytes(pickle.dumps((True, value)))
+    pipe.send_bytes(answer)
 
 
 def _end_with_parent() -> None:
@@ -84,6 +87,15 @@ def _end_with_parent() -> None:
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)
+
+
+def _context() -> Any:
+    """How ranks are started: by a fork server, which imports torch once for all and forks before any thread exists."""
+    if len(tempfile.gettempdir()) > LONGEST_SOCKET_FOLDER:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", "laconic"])
+    return context
 
 
 class LocalJob(Generic[T]):
@@ -105,12 +117,11 @@ class LocalJob(Generic[T]):
         store: dist.TCPStore | None = None,
         hosts: Sequence[Host] | None = None,
     ) -> None:
-        # A fork server imports torch once for all ranks, and forks before any thread exists.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", "laconic"])
+        context = _context()
         self.store = store or dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         hosts = hosts or [Host()] * world_size
         shared = {
+            **os.environ,  # the fork server keeps those of its own start
             "WORLD_SIZE": str(world_size),
             "MASTER_ADDR": self.store.host,
             "MASTER_PORT": str(self.store.port),
@@ -129,7 +140,7 @@ class LocalJob(Generic[T]):
                 "GROUP_RANK": str(host.number),
             }
             ours, theirs = context.Pipe(duplex=False)
-            place = ({**host.environment, **shared, **own}, host.network)
+            place = ({**shared, **host.environment, **own}, host.network)
             process = context.Process(target=_child, args=(function, args, *place, theirs), daemon=True)
             process.start()
             theirs.close()

@@ -15,7 +15,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ class MpiTransport(Transport):
         ...     run(ring(transport.world_size, 3), torch.ones(3), transport)
     """
 
-    engine: ClassVar[str] = "mpi"
+    engine = "mpi"
 
     def __init__(self, comm: MPI.Intracomm | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         self.mpi = _mpi()

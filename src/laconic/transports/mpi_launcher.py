@@ -34,13 +34,27 @@ def run_mpi(world_size: int, function: Callable[..., Any], args: tuple[Any, ...]
         answer = Path(folder) / "answer.json"
         task = json.dumps([function.__module__, function.__qualname__, list(args), str(answer)])
         command = [find_mpiexec(), "-n", str(world_size), sys.executable, "-m", __name__, task]
+        job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+            out, err = job.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired as error:
             raise RankFailed(f"the MPI job of {world_size} ranks did not finish in {timeout_s:g} s") from error
-        if done.returncode != 0 or not answer.exists():
-            raise RankFailed(f"mpiexec exited with {done.returncode}:\n{done.stderr or done.stdout}")
+        finally:
+            _end(job)
+        if job.returncode != 0 or not answer.exists():
+            raise RankFailed(f"mpiexec exited with {job.returncode}:\n{err or out}")
         return json.loads(answer.read_text())
+
+
+def _end(job: subprocess.Popen[str]) -> None:
+    """Stop a job that still runs, kindly first: mpiexec then removes its ranks and their shared memory."""
+    if job.poll() is None:
+        job.terminate()
+        try:
+            job.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            job.wait()
 
 
 def _rank_main() -> None:

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from laconic.errors import BadInput, MissingExtra
+from laconic.errors import BadInput, CollectiveTimeout, MissingExtra
 
 _MPI_RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 _LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -61,14 +61,19 @@ def _from_torchrun(timeout_s: float) -> Place:
     except ValueError as error:
         raise BadInput(f"RANK, WORLD_SIZE and MASTER_PORT must be whole numbers: {error}") from error
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        port,
-        world_size,
-        is_master=rank == 0 and not agent,
-        timeout=timedelta(seconds=timeout_s),
-        wait_for_workers=False,
-    )
+    try:
+        store = dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            port,
+            world_size,
+            is_master=rank == 0 and not agent,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+        )
+    except RuntimeError as error:
+        where = f"{os.environ['MASTER_ADDR']}:{port}"
+        text = f"[rank {rank}/{world_size}]: the store at {where} was not reached in {timeout_s:g} s: {error}"
+        raise CollectiveTimeout(text.splitlines()[0], rank=rank) from error
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return Place(rank, world_size, "torchrun", dist.PrefixStore(f"laconic/r{restart}", store), None if agent else 0)
 

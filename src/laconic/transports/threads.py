@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -43,7 +43,7 @@ class Hub:
 class ThreadTransport(Transport):
     """One rank of a thread world."""
 
-    engine: ClassVar[str] = "threads"
+    engine = "threads"
 
     def __init__(self, hub: Hub, rank: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         super().__init__(rank, hub.world_size, timeout_s)

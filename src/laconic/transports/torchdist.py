@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from laconic.errors import CollectiveTimeout, Mismatch, PeerLost, TransportError
 from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Incoming, Outgoing, Posted, Transport
-from laconic.transports.board import Board, Notice
+from laconic.transports.board import Board, Notice, StoreGone
 
 _NATIVE_OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -39,7 +39,7 @@ class TorchTransport(Transport):
         store_host: the rank whose process holds the store, if any: when the store is gone, so is that rank.
     """
 
-    engine: ClassVar[str] = "gloo"
+    engine = "gloo"
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class TorchTransport(Transport):
         self.store_host = store_host
         self.arena = Arena()
         self.broken: TransportError | None = None
-        self.board = Board(dist.PrefixStore("board", store), rank, world_size, self._doing)
         self._last = (0, "")
+        self.board = Board(dist.PrefixStore("board", store), rank, world_size, self._doing)
         try:
             if group is None:
                 meet = dist.PrefixStore("gloo", store)
@@ -69,12 +69,14 @@ class TorchTransport(Transport):
             ) from error
         self.group = group
         self._is_gloo = "gloo" in str(group.name()).lower()
+        if not self._is_gloo:
+            self.engine = str(group.name()).lower()
 
     def _doing(self) -> tuple[int, str]:
         call = self.call
         if call is not None:
             self._last = (call.sequence, call.signature)
-        return self._last if hasattr(self, "_last") else (0, "")
+        return self._last
 
     def post(self, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
         if self.broken is not None:
@@ -110,11 +112,11 @@ class TorchTransport(Transport):
         where = self.where(round)
         try:
             verdict = self._verdict(where, error, peer, round)
-        except RuntimeError:
+        except StoreGone:
             culprit = self.store_host if self.store_host is not None else peer
-            verdict = PeerLost(
-                f"{where}: the store is gone, and with it rank {culprit}", rank=self.rank, peer=culprit, round=round
-            )
+            whose = f", and with it peer {culprit}, which holds it" if self.store_host is not None else ""
+            text = f"{where}: the store does not answer{whose}; waiting for peer {peer}"
+            verdict = PeerLost(text, rank=self.rank, peer=culprit, round=round)
         self.broken = verdict
         self.board.leave(str(verdict), -1 if verdict.peer is None else verdict.peer)
         return verdict
@@ -210,7 +212,10 @@ class _TorchRound(Posted):
             for r, t in zip(self.recvs, self.targets, strict=True)
         ]
         operations += [dist.P2POp(dist.isend, s.data, group=group, tag=tag, group_peer=s.peer) for s in self.sends]
-        works = dist.batch_isend_irecv(operations) if operations else []
+        try:
+            works = dist.batch_isend_irecv(operations) if operations else []
+        except RuntimeError as error:
+            raise self.owner.explain(error, operations[0].group_peer, self.round) from error
         # NCCL hands back one work for the whole batch, other backends one per operation.
         self.recv_works = works[: len(self.recvs)] if len(works) == len(operations) else works * len(self.recvs)
         self.send_works = works[len(self.recvs) :] if len(works) == len(operations) else works * len(self.sends)

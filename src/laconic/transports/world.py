@@ -33,7 +33,7 @@ class World:
 
     transport: Transport
     profile: Profile | None = None
-    _closed: bool = field(default=False, repr=False)
+    closed: bool = field(default=False, repr=False)
 
     @property
     def rank(self) -> int:
@@ -50,8 +50,8 @@ class World:
     def close(self) -> None:
         """Close the transport; safe to call twice."""
         global _current
-        if not self._closed:
-            self._closed = True
+        if not self.closed:
+            self.closed = True
             self.transport.close()
         if _current is self:
             _current = None
@@ -105,6 +105,8 @@ def init(
     place = find_place(timeout_s)
     if name is None:
         name = "mpi" if place.launcher == "mpiexec" else "gloo"
+    if known is not None and known.engine != name:
+        raise BadInput(f"the link profile was measured on engine '{known.engine}', this world runs on '{name}'")
     _generations += 1
     options = Options(timeout_s, key_file, bind, insecure, _generations)
     _current = World(_ENGINES[name](place, options), known)

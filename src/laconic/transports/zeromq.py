@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import zmq
@@ -53,7 +53,7 @@ class ZmqTransport(Transport):
         address: what other ranks need to reach this one, `host:port:token`.
     """
 
-    engine: ClassVar[str] = "zmq"
+    engine = "zmq"
 
     def __init__(
         self,

@@ -1,0 +1,102 @@
+"""The commands as a user types them: JSON that parses, one sentence and exit code 2 for bad input."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from laconic.cli import main
+
+
+def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:  # type: ignore[type-arg]
+    with pytest.raises(SystemExit) as ended:
+        main([*words])
+    assert ended.value.code == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nothing"], "valid ones: bench, codecs"),
+        (["bench", "nothing"], "valid ones: approximation"),
+        (["schedule", "rign"], "did you mean 'ring'"),
+        (["schedule", "ring", "--hosts", "2"], "unknown parameter of all_reduce by ring 'hosts'"),
+        (["schedule", "ring", "-n", "0"], "world_size must be at least 1"),
+        (["simulate", "allreduce", "--link", "fast"], "units bit, kbit"),
+        (["simulate", "allreduce", "--link", "nowhere.json"], "no link profile at nowhere.json"),
+        (["simulate", "allreduce", "--nbytes", "1e400"], "too large"),
+        (["simulate", "allreduce", "--algorithm", "direct", "-n", "65536"], "too many to write down"),
+        (["simulate", "dance"], "unknown collective 'dance'"),
+        (["probe", "--engine", "pigeon"], "valid ones: gloo, mpi, nccl, zmq"),
+        (["probe", "-n", "0"], "between 1 and 256"),
+        (["bench", "collectives", "--numels", "many"], "expected numbers"),
+    ],
+)
+def test_bad_input_is_one_sentence(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    record = _json(capsys, "schedule", "ring", "-n", "4", "--numel", "10", "--json")
+    assert (record["rounds"], record["sent_numel"], len(record["messages"])) == (6, 60, 24)
+
+
+def test_simulate(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", "allreduce", "--algorithm", "rabenseifner", "-n", "65536", "--nbytes", "100MB", "--link", "10gbit,5us", "--json"]
+    record = _json(capsys, *words)
+    assert record["seconds"] == pytest.approx(record["closed_form_seconds"], rel=1e-5)
+    assert record["seconds"] >= record["lower_bound_seconds"]
+    assert (record["rounds"], record["messages"]) == (32, 2_097_152)
+
+
+@pytest.mark.processes
+def test_probe_then_simulate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "link.json"
+    profile = _json(capsys, "probe", "-n", "2", "--quick", "-o", str(path), "--json")
+    assert profile["world_size"] == 2
+    record = _json(capsys, "simulate", "allreduce", "-n", "8", "--link", str(path), "--json")
+    assert record["link"]["s_per_byte"] == profile["link"]["s_per_byte"]
+    path.write_text("{")
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", "allreduce", "--link", str(path)])
+    assert ended.value.code == 2
+
+
+@pytest.mark.processes
+def test_bench_collectives_and_demo(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "collectives", "-n", "3", "--numels", "100,5e4", "--seconds", "0.1", "--quick-probe", "--json"]
+    record = _json(capsys, *words)
+    assert {"engine", "algorithm", "numel", "seconds", "predicted_seconds", "sent_nbytes", "rounds"} <= set(
+        record["results"][0]
+    )
+    assert {row["algorithm"] for row in record["results"]} >= {"ring", "tree", "butterfly", "direct", "native"}
+    assert [pick["numel"] for pick in record["auto"]] == [100, 50_000]
+    demo = _json(capsys, "demo", "-n", "3", "--json")
+    assert all(row["right"] and row["sent_nbytes"] == row["formula_nbytes"] for row in demo["rows"])
+
+
+def test_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.key"
+    with pytest.raises(SystemExit) as ended:
+        main(["key", str(path)])
+    assert ended.value.code == 0
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    first = path.read_bytes()
+    with pytest.raises(SystemExit) as ended:
+        main(["key", str(path)])
+    assert ended.value.code == 2
+    assert path.read_bytes() == first
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--version"])
+    assert capsys.readouterr().out.startswith("laconic ")
