@@ -38,7 +38,7 @@ check: $(VENV)/ready
 bench: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
 	$(BIN)/laconic bench codecs
-	$(BIN)/laconic bench approximation --samples 2500000 --output .cache/approximation.html
+	$(BIN)/laconic bench approximation --samples 2500000 --plot .cache/approximation.html
 	$(BIN)/laconic bench collectives -n 4
 
 docs: $(VENV)/ready

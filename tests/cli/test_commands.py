@@ -51,7 +51,8 @@ def test_schedule(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_simulate(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["simulate", "allreduce", "--algorithm", "rabenseifner", "-n", "65536", "--nbytes", "100MB", "--link", "10gbit,5us", "--json"]
+    words = ["simulate", "allreduce", "--algorithm", "rabenseifner", "-n", "65536"]
+    words += ["--nbytes", "100MB", "--link", "10gbit,5us", "--json"]
     record = _json(capsys, *words)
     assert record["seconds"] == pytest.approx(record["closed_form_seconds"], rel=1e-5)
     assert record["seconds"] >= record["lower_bound_seconds"]

@@ -45,6 +45,8 @@ def main(arguments: list[str] | None = None) -> None:
     except LaconicError as error:
         typer.echo(f"laconic: {error}", err=True)
         sys.exit(2)
+    except KeyboardInterrupt:  # also while a command is still being imported
+        sys.exit(130)
 
 
 def _group(name: str, table: Mapping[str, str | Mapping[str, str]], words: list[str]) -> typer.Typer:

@@ -23,6 +23,8 @@ def collectives(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure every all-reduce algorithm and the engine's own, and judge what auto picks from a fresh probe."""
+    if not seconds > 0:
+        raise BadInput(f"--seconds must be above zero, got {seconds}")
     sizes = list(NUMELS) if numels is None else _sizes(numels)
     record = run_job(ranks, engine, measure, (sizes, seconds, quick_probe), timeout_s=3600)
     if record is None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from laconic.errors import BadInput
 from laconic.lab.jobs import run_job
 from laconic.lab.link_probe import measure
 from laconic.transports.profile import Profile
@@ -21,6 +22,8 @@ def probe(
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
 ) -> None:
     """Measure and fit L, o, g, G and the cost of adding, and save them for auto, the simulator and the planner."""
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        raise BadInput(f"the profile cannot be saved as {output}: name a file in a folder that exists")
     text = run_job(ranks, engine, measure, (quick,))
     if text is None:
         return

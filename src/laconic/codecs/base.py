@@ -158,6 +158,8 @@ def spec_of(codec: Codec) -> str:
 
 def check_input(x: Tensor) -> Tensor:
     """A codec's input: 1-D, float32, contiguous; else BadInput says which."""
+    if not isinstance(x, Tensor):
+        raise BadInput(f"a codec encodes a contiguous 1-D float32 tensor, got {type(x).__name__}")
     if x.dim() != 1 or x.dtype != torch.float32 or not x.is_contiguous():
         raise BadInput(
             f"a codec encodes a contiguous 1-D float32 tensor, got shape {tuple(x.shape)} of {x.dtype}; "

@@ -207,8 +207,12 @@ def _flat(tensor: Tensor, op: str, world: World, fresh: bool = False) -> Tensor:
     """`tensor` as a contiguous 1-D tensor the engine can run on: a view where possible, a copy where not."""
     if op not in (*REDUCTIONS, "copy"):
         raise UnknownName("reduction", op, REDUCTIONS)
+    if not isinstance(tensor, Tensor) or tensor.is_meta:
+        raise BadInput(f"a tensor with values is needed, got {type(tensor).__name__}")
     if tensor.layout is not torch.strided:
         raise BadInput(f"a dense tensor is needed, got layout {tensor.layout}; use .to_dense()")
+    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise BadInput("an expanded tensor shares its values and cannot be reduced in place; use .clone()")
     values = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
     if tensor.is_complex() and op not in ("sum", "mean", "copy"):
         raise BadInput(f"{op} of complex tensors is not defined")

@@ -66,8 +66,8 @@ class Link:
     def parse(cls, text: str) -> Link:
         """Read `BANDWIDTH[,LATENCY]`, e.g. `10gbit,5us`, `1gbit`, `100mbit,2ms`; latency defaults to 50 µs.
 
-        >>> Link.parse("8gbit,5us")
-        Link(latency_s=5e-06, s_per_byte=1e-09, overhead_s=0.0, gap_s=0.0, reduce_s_per_byte=0.0)
+        >>> Link.parse("8gbit,1s")
+        Link(latency_s=1.0, s_per_byte=1e-09, overhead_s=0.0, gap_s=0.0, reduce_s_per_byte=0.0)
         """
         parts = text.split(",")
         if len(parts) > 2:
@@ -92,7 +92,7 @@ def _quantity(text: str, units: dict[str, float] | dict[str, int], what: str) ->
     match = _QUANTITY.fullmatch(text)
     if not match or match[2].lower() not in units:
         names = ", ".join(unit for unit in units if unit)
-        raise BadInput(f"{what} should be a number with one of the units {names}")
+        raise BadInput(f"{what} should be a number, not negative, with one of the units {names}")
     value = float(match[1]) * units[match[2].lower()]
     if value == float("inf"):
         raise BadInput(f"{what} is too large")

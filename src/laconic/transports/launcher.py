@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import torch.distributed as dist
 
+from laconic import errors
 from laconic.errors import LaconicError
 from laconic.transports import namespace
 
@@ -31,6 +32,16 @@ LONGEST_SOCKET_FOLDER = 70
 
 class RankFailed(LaconicError):
     """A local rank raised, died or ran out of time; carries the first traceback."""
+
+
+def _failure(rank: int, outcome: Outcome[Any]) -> LaconicError:
+    """The error of a rank as ours: in one sentence when it was meant for the user, else with the rank's traceback."""
+    if outcome.error is None:
+        return RankFailed(f"rank {rank} exited with {outcome.exitcode} and said nothing")
+    kind = getattr(errors, outcome.error_type or "", None)
+    if isinstance(kind, type) and issubclass(kind, errors.BadInput | errors.ProfileError):
+        return RankFailed(f"rank {rank}: {outcome.error.splitlines()[0].partition(': ')[2]}")
+    return RankFailed(f"rank {rank}: {outcome.error}")
 
 
 @dataclass(frozen=True)
@@ -176,7 +187,7 @@ class LocalJob(Generic[T]):
                     rank = open_pipes.pop(cast(Connection, pipe))
                     outcome = self._read(rank)
                     if outcome.error is not None or outcome.exitcode is not None:
-                        raise RankFailed(f"rank {rank}: {outcome.error or f'exited with {outcome.exitcode}'}")
+                        raise _failure(rank, outcome)
                     values[rank] = cast(T, outcome.value)
         finally:
             self.stop()

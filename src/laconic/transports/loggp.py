@@ -28,6 +28,8 @@ MAX_MESSAGES = 50_000_000  # about 5 GB of columns and events
 class Network:
     """Links that differ: `default` for all pairs but those in `pairs`, or for ranks on other hosts `between`.
 
+    L, G and g are those of each message's link; o and γ, which are the processor's, are those of `default`.
+
     Args:
         hosts: the host of each rank; pairs on one host use `default`, pairs across hosts `between`.
     """
@@ -60,8 +62,8 @@ def simulate(schedule: Schedule, link: Link | Network, itemsize: int = 4) -> Sim
     """Simulate `schedule` for values of `itemsize` bytes on a link, or on links that differ.
 
     >>> from laconic.schedules import ring
-    >>> simulate(ring(4, 1000), Link(latency_s=1e-6, s_per_byte=1e-9)).seconds  # 2·3·(L + mG/4)
-    1.2e-05
+    >>> round(simulate(ring(4, 1000), Link(latency_s=1e-6, s_per_byte=1e-9)).seconds * 1e6, 6)  # 2·3·(L + mG/4)
+    12.0
     """
     m = schedule.messages
     count = len(m.src)

@@ -92,12 +92,13 @@ def init(
         >>> world.close()
     """
     global _current, _generations
+    if not isinstance(timeout_s, int | float) or not 0 < timeout_s < float("inf"):
+        raise BadInput(f"timeout_s must be a number of seconds above zero, got {timeout_s!r}")
     if _current is not None:
-        if engine in (None, _current.engine) and profile is None:
+        asked = (profile, key_file, bind) != (None, None, None) or insecure or timeout_s != DEFAULT_TIMEOUT_S
+        if engine in (None, _current.engine) and not asked:
             return _current
-        raise BadInput(f"laconic.init was called before with engine '{_current.engine}'; close that world first")
-    if timeout_s <= 0:
-        raise BadInput(f"timeout_s must be above zero, got {timeout_s}")
+        raise BadInput(f"this process already has a world, on '{_current.engine}'; close it before asking for another")
     name = engine or os.environ.get("LACONIC_ENGINE")
     if name is not None and name not in _ENGINES:
         raise UnknownName("engine", name, _ENGINES)
