@@ -1,7 +1,10 @@
-"""What `none`, `fp16` and `bf16` share: the body is the tensor in another element type, made by torch's own cast.
+"""What `none`, `fp16` and `bf16` share: the body is the tensor in another element type, made as torch casts.
 
 Callers: those three files. Policy: whatever the element type can say is carried through, NaN and infinities included,
 so that a loss scaler downstream still sees an overflow; nothing is raised.
+
+`encode` is one call of torch. The rest are kernels of our own on `threads.run`: torch has no fused operation for them,
+and one call per block would make its threads meet at every block.
 """
 
 from __future__ import annotations
@@ -16,8 +19,6 @@ from torch import Tensor
 from laconic.codecs import threads
 from laconic.codecs.base import Codec, check_input
 from laconic.codecs.frame import HEADER_NBYTES, Array, buffer_for, floats, seal, unseal, values_for
-
-_BLOCK = 1 << 16  # elements per call where calls share data: 256 KB of float32 stay in a core's second-level cache
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,15 @@ class Cast(Codec):
     def decode(self, payload: Tensor, numel: int, *, out: Tensor | None = None) -> Tensor:
         values = values_for(self, numel, out)
         body = unseal(payload, self.name, numel, nbytes=self.max_nbytes(numel))
-        return values.copy_(_as(body, self.dtype))
+        sent, target = self._raw(_as(body, self.dtype)), floats(values, self)
+        threads.run(lambda start, stop: self._set(sent[start:stop], target[start:stop]), numel)
+        return values
 
     def decode_add(self, payload: Tensor, out: Tensor) -> None:
         total = floats(out, self)
         body = unseal(payload, self.name, out.numel(), nbytes=self.max_nbytes(out.numel()))
-        values = _as(body, self.dtype)
-        threads.run(lambda start, stop: self._add(values[start:stop], 1.0, total[start:stop]), out.numel())
+        sent = self._raw(_as(body, self.dtype))
+        threads.run(lambda start, stop: self._add(sent[start:stop], total[start:stop]), out.numel())
 
     def encode_feedback(self, x: Tensor, residual: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
         new, kept = floats(x, self), floats(values_for(self, x.numel(), residual), self)
@@ -55,17 +58,25 @@ class Cast(Codec):
         body = buffer[HEADER_NBYTES:nbytes]
         if body.data_ptr() % self.dtype.itemsize:
             return super().encode_feedback(x, residual, step=step, out=out)
-        sent = _as(body.numpy(), self.dtype)
-        for start in range(0, x.numel(), _BLOCK):
-            part = slice(start, start + _BLOCK)
-            kept[part] += new[part]
-            sent[part].copy_(torch.from_numpy(kept[part]))
-            self._add(sent[part], -1.0, kept[part])
+        sent = self._raw(_as(body.numpy(), self.dtype))
+        threads.run(lambda start, stop: self._carry(new[start:stop], kept[start:stop], sent[start:stop]), x.numel())
         return seal(buffer, self.name, x.numel(), nbytes)
 
     @abstractmethod
-    def _add(self, values: Tensor, factor: float, out: Array) -> None:
-        """out += factor · values, without a second tensor; factor is 1 or −1."""
+    def _set(self, sent: Array, out: Array) -> None:
+        """out = the values of `sent`: uint16 for half floats, else float32."""
+
+    @abstractmethod
+    def _add(self, sent: Array, out: Array) -> None:
+        """out += the values of `sent`."""
+
+    @abstractmethod
+    def _carry(self, x: Array, kept: Array, sent: Array) -> None:
+        """kept += x; sent = kept as `encode` has it; kept −= the values of `sent`."""
+
+    def _raw(self, values: Tensor) -> Array:
+        array: Array = (values.view(torch.uint16) if self.dtype.itemsize == 2 else values).numpy()
+        return array
 
     def max_nbytes(self, numel: int) -> int:
         return HEADER_NBYTES + numel * self.dtype.itemsize

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
-from torch import Tensor
+from numba import njit
 
 from laconic.codecs.base import register
 from laconic.codecs.cast import Cast
@@ -30,5 +31,19 @@ class NoneCodec(Cast):
     source: ClassVar[str] = "IEEE 754-2008, binary32"
     summary: ClassVar[str] = "float32 unchanged"
 
-    def _add(self, values: Tensor, factor: float, out: Array) -> None:
-        torch.from_numpy(out).add_(values, alpha=factor)
+    def _set(self, sent: Array, out: Array) -> None:
+        out[:] = sent
+
+    def _add(self, sent: Array, out: Array) -> None:
+        out += sent
+
+    def _carry(self, x: Array, kept: Array, sent: Array) -> None:
+        _carry(x, kept, sent)
+
+
+@njit(nogil=True, cache=True)
+def _carry(x: Array, kept: Array, sent: Array) -> None:
+    for i in range(sent.size):
+        value = np.float32(kept[i] + x[i])
+        sent[i] = value
+        kept[i] = value - value  # 0, or NaN
