@@ -185,6 +185,25 @@ def test_feedback_keeps_exactly_what_was_not_sent_on_threads(spec):
     assert same_bits(residual, carried - codec.decode(payload, x.numel()))
 
 
+@pytest.mark.parametrize("spec", ["dynamic8", "dynamic8(6)", "static8(7)", "fp8(block=none)", "mantissa8(4098)"])
+@pytest.mark.parametrize("numel", [1, 7, 8197])
+@pytest.mark.parametrize("shift", [1, 2, 4])
+def test_payload_at_any_address_is_the_same(spec, numel, shift):
+    codec = codecs.codec(spec)
+    x = values("normal", numel, 8)
+    wanted = codec.encode(x)
+    room = torch.zeros(codec.max_nbytes(numel) + shift, dtype=torch.uint8)
+    residual = torch.zeros(numel)
+    payload = codec.encode_feedback(x, residual, out=room[shift:])
+    assert same_bits(payload, wanted)
+    decoded = codec.decode(wanted, numel)
+    assert same_bits(codec.decode(payload, numel), decoded)
+    assert same_bits(residual, x - decoded)
+    total = x.clone()
+    codec.decode_add(payload, total)
+    assert same_bits(total, x + decoded)
+
+
 @pytest.mark.parametrize(
     "spec",
     ["dynamic8(0)", "linear8(-1)", "static8(block=1.5)", "mantissa8(true)", "dynamic8(upper=1.5)", "dynamic8(upper=0)",

@@ -230,7 +230,8 @@ def _encode(
     x: Array, residual: Array, codes: Array, words: Array, scales: Array, block: int, given: bool, feedback: bool,
     levels: Array, entries: Array, first: np.int32,
 ) -> None:  # fmt: skip
-    bucket, entry = np.empty(CHUNK, np.uint32), np.empty(CHUNK, np.uint32)
+    bucket, entry = np.zeros(CHUNK, np.uint32), np.empty(CHUNK, np.uint32)
+    pairs = bucket.view(np.uint64)
     scratch = np.empty(CHUNK, np.float32)
     for k in range(scales.size):
         start, stop = k * block, min((k + 1) * block, x.size)
@@ -249,7 +250,7 @@ def _encode(
                 _multiply(values, power, scratch)
                 values = scratch[: b - a]
             _locate(values, inverse, first, np.int32(entries.size - 1), bucket)
-            _look_up(bucket[: b - a], entries, entry)
+            _look_up(pairs[: (b - a + 1) // 2], entries, entry)  # where b − a is odd, one left from before, too
             _finish(values, inverse, entry, codes[a:b])
             if feedback:
                 _add(codes, words, a, b, levels, -scale, residual)
@@ -299,8 +300,8 @@ def _set(
         out[np.uint64(i)] = levels[codes[np.uint64(i)]] * scale
 
 
-# Each of these loops does one thing because LLVM vectorises a loop with a table look-up only if nothing else is in it
-# that might write to the table; together they take 0.7 ns per value, one loop 1.9.
+# Each of these loops does one thing: LLVM vectorises those without a table, and the look-up takes two indices from one
+# load. Together they take 0.8 ns per value, all in one loop 1.9.
 
 
 @njit(nogil=True, cache=True)
@@ -312,9 +313,11 @@ def _locate(values: Array, inverse: np.float32, first: np.int32, last: np.int32,
 
 
 @njit(nogil=True, cache=True)
-def _look_up(index: Array, table: Array, found: Array) -> None:
-    for i in range(index.size):
-        found[i] = table[index[i]]
+def _look_up(pairs: Array, table: Array, found: Array) -> None:
+    for i in range(pairs.size):
+        pair = pairs[i]
+        found[np.uint64(2 * i)] = table[pair & np.uint64(0xFFFFFFFF)]
+        found[np.uint64(2 * i + 1)] = table[pair >> np.uint64(32)]
 
 
 @njit(nogil=True, cache=True)
