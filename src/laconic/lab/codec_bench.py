@@ -288,6 +288,7 @@ def environment() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "platform": platform.platform(),
+        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),  # spinning OpenMP workers cost two-thread runs a core
     }
 
 
