@@ -44,6 +44,15 @@ def test_huge_and_tiny_values_share_a_bucket_without_overflow():
     torch.testing.assert_close(decoded, torch.tensor([3e38, 3e38, -1.5e38, -1.5e38]))
 
 
+@pytest.mark.parametrize("spec", ["onebit", "onebit(none)"])
+def test_one_huge_value_leaves_the_mean_of_the_other_side_alone(spec):
+    x = torch.full((2048,), 1e-3)
+    x[0] = -1e20
+    decoded = codec(spec).decode(codec(spec).encode(x), 2048)
+    torch.testing.assert_close(decoded[1:], x[1:], rtol=1e-6, atol=0)
+    assert float(decoded[0]) == float(x[0])
+
+
 SIZES = [("onebit", 1 + 64 / 2048), ("onebit(512)", 1 + 64 / 512), ("onebit(none)", 1.0)]
 
 

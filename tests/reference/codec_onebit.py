@@ -12,11 +12,9 @@ def encode_body(x: np.ndarray, bucket: int | None) -> np.ndarray:
     means = []
     for part in parts:
         wide = part.astype(np.float64)
-        signed, magnitude = total(wide), total(np.abs(wide))
-        count_below = int((part < 0).sum())
-        count_above = part.size - count_below
-        means.append((magnitude + signed) / 2 / count_above if count_above else 0.0)
-        means.append((signed - magnitude) / 2 / count_below if count_below else 0.0)
+        for side in (part >= 0, part < 0):
+            count = int(side.sum())
+            means.append(total(np.where(side, wide, 0.0)) / count if count else 0.0)
     scales = np.array(means, dtype="<f4").view(np.uint8)
     return np.concatenate([scales, planes.pack(x < 0, 1, bucket)])
 

@@ -84,25 +84,42 @@ def sum_squares(v: Array, lo: int, hi: int, lanes: Array) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def sum_and_magnitude(v: Array, lo: int, hi: int, sums: Array, magnitudes: Array) -> tuple[float, float]:
-    """(Σ v, Σ |v|) over lo … hi; the second is not finite if and only if a value is not, and |Σ v| ≤ Σ |v|."""
-    sums[:] = 0.0
-    magnitudes[:] = 0.0
+def sum_sides(v: Array, lo: int, hi: int, above: Array, below: Array) -> tuple[float, float]:
+    """(Σ max(v, 0), Σ min(v, 0)) over lo … hi; their difference is not finite if and only if a value is not."""
+    above[:] = 0.0
+    below[:] = 0.0
     whole = lo + (hi - lo) // (ROWS * LANES) * (ROWS * LANES)
     for first in range(lo, whole, ROWS * LANES):
         for j in range(LANES):
-            total, magnitude = sums[j], magnitudes[j]
+            high, low = above[j], below[j]
             for row in range(ROWS):
                 d = np.float64(v[np.uint64(first) + np.uint64(row * LANES) + np.uint64(j)])
-                total += d
-                magnitude += abs(d)
-            sums[j], magnitudes[j] = total, magnitude
+                high += 0.0 if d < 0.0 else d  # NaN is not below 0 and must be seen
+                low += d if d < 0.0 else 0.0
+            above[j], below[j] = high, low
     for first in range(whole, hi, LANES):
         for j in range(min(LANES, hi - first)):
             d = np.float64(v[np.uint64(first) + np.uint64(j)])
-            sums[j] += d
-            magnitudes[j] += abs(d)
-    return fold(sums), fold(magnitudes)
+            above[j] += 0.0 if d < 0.0 else d
+            below[j] += d if d < 0.0 else 0.0
+    return fold(above), fold(below)
+
+
+@njit(nogil=True, cache=True)
+def sum_magnitudes(v: Array, lo: int, hi: int, lanes: Array) -> Any:
+    """Σ |v| over lo … hi, not finite if and only if a value is not."""
+    lanes[:] = 0.0
+    whole = lo + (hi - lo) // (ROWS * LANES) * (ROWS * LANES)
+    for first in range(lo, whole, ROWS * LANES):
+        for j in range(LANES):
+            total = lanes[j]
+            for row in range(ROWS):
+                total += abs(np.float64(v[np.uint64(first) + np.uint64(row * LANES) + np.uint64(j)]))
+            lanes[j] = total
+    for first in range(whole, hi, LANES):
+        for j in range(min(LANES, hi - first)):
+            lanes[j] += abs(np.float64(v[np.uint64(first) + np.uint64(j)]))
+    return fold(lanes)
 
 
 @njit(nogil=True, cache=True)

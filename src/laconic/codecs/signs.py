@@ -82,12 +82,14 @@ class SignCodec(Codec):
             return True
         sums = np.zeros((3, -(-v.size // planes.CHUNK)))
         threads.run(
-            lambda start, stop: _scan_chunks(x, v, x is not v, start, stop, words, sums), v.size, align=planes.CHUNK
+            lambda start, stop: _scan_chunks(x, v, x is not v, self._two, start, stop, words, sums),
+            v.size,
+            align=planes.CHUNK,
         )
-        total, magnitude, count_below = np.add.accumulate(sums, axis=1)[:, -1]
-        if not np.isfinite(magnitude):
+        above, below, count_below = np.add.accumulate(sums, axis=1)[:, -1]
+        if not np.isfinite(above - below):
             return False
-        _means(total, magnitude, int(count_below), v.size, self._two, scales, 0)
+        _means(above, below, int(count_below), v.size, self._two, scales, 0)
         if x is not v:
             self._unpack(-scales, words, v, True)
         return True
@@ -125,36 +127,44 @@ class SignCodec(Codec):
 
 
 @njit(nogil=True, cache=True)
-def _means(total: float, magnitude: float, count_below: int, count: int, two: bool, scales: Array, bucket: int) -> None:
-    """Write a bucket's float32 values from its float64 sums; the mean of no values is 0."""
+def _means(above: float, below: float, count_below: int, count: int, two: bool, scales: Array, bucket: int) -> None:
+    """Write a bucket's float32 values from the float64 sums of `_scan`; the mean of no values is 0."""
     if two:
         count_above = count - count_below
-        above, below = (magnitude + total) * 0.5, (total - magnitude) * 0.5
         scales[2 * bucket] = np.float32(above / count_above) if count_above else np.float32(0)
         scales[2 * bucket + 1] = np.float32(below / count_below) if count_below else np.float32(0)
     else:
-        scales[bucket] = np.float32(magnitude / count)
+        scales[bucket] = np.float32(above / count)
 
 
 @njit(nogil=True, cache=True)
 def _scan(
-    x: Array, v: Array, feedback: bool, lo: int, hi: int, words: Array, lanes: Array, others: Array
+    x: Array, v: Array, feedback: bool, two: bool, lo: int, hi: int, words: Array, lanes: Array, others: Array
 ) -> tuple[float, float, int]:
-    """v += x if there is feedback; write the sign bits; returns Σ v, Σ |v| and how many are below zero."""
+    """v += x if there is feedback; write the sign bits; returns two sums and how many values are below zero.
+
+    The sums are Σ max(v, 0) and Σ min(v, 0), each side on its own so that neither drowns in the other; for one value
+    per bucket Σ |v| and 0. Their difference is not finite if and only if a value is not.
+    """
     if feedback:
         planes.add(x, v, lo, hi)
     _pack(v, lo, hi, words)
-    total, magnitude = planes.sum_and_magnitude(v, lo, hi, lanes, others)
-    return total, magnitude, planes.popcount(words, lo // PLACES, (hi + PLACES - 1) // PLACES)
+    count_below = planes.popcount(words, lo // PLACES, (hi + PLACES - 1) // PLACES)
+    if two:
+        above, below = planes.sum_sides(v, lo, hi, lanes, others)
+        return above, below, count_below
+    return planes.sum_magnitudes(v, lo, hi, lanes), 0.0, count_below
 
 
 @njit(nogil=True, cache=True)
-def _scan_chunks(x: Array, v: Array, feedback: bool, start: int, stop: int, words: Array, sums: Array) -> None:
+def _scan_chunks(
+    x: Array, v: Array, feedback: bool, two: bool, start: int, stop: int, words: Array, sums: Array
+) -> None:
     lanes, others = np.empty(planes.LANES), np.empty(planes.LANES)
     for lo in range(start, stop, planes.CHUNK):
         chunk = lo // planes.CHUNK
         hi = min(lo + planes.CHUNK, stop)
-        sums[0, chunk], sums[1, chunk], sums[2, chunk] = _scan(x, v, feedback, lo, hi, words, lanes, others)
+        sums[0, chunk], sums[1, chunk], sums[2, chunk] = _scan(x, v, feedback, two, lo, hi, words, lanes, others)
 
 
 @njit(nogil=True, cache=True)
@@ -207,11 +217,11 @@ def _encode(
     for lo in range(start, stop, bucket):
         hi = min(lo + bucket, stop)
         b = lo // bucket
-        total, magnitude, count_below = _scan(x, v, feedback, lo, hi, words, lanes, others)
-        if not np.isfinite(magnitude):
+        above, below, count_below = _scan(x, v, feedback, two, lo, hi, words, lanes, others)
+        if not np.isfinite(above - below):
             bad += 1
             continue
-        _means(total, magnitude, count_below, hi - lo, two, scales, b)
+        _means(above, below, count_below, hi - lo, two, scales, b)
         if feedback:
             high, low = _values(scales, b, two)
             _unpack(words, -high, -low, True, v, lo, hi)
