@@ -6,13 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.codecs import codec
+from laconic import codecs
+from laconic.codecs import codec, indices
 from laconic.codecs.compose import Selected, parse, split
 from laconic.codecs.entropy import Entropy
+from laconic.codecs.selector import padded
 from laconic.codecs.topk import TopK
 from laconic.errors import BadInput, PayloadError, UnknownName
 
 X = torch.from_numpy(np.random.default_rng(0).standard_normal(5000).astype(np.float32))
+
+VARYING = ("adaptive(0.03)", "adaptive(0.3)", "threshold(1.0)", "adacomp(50)")  # the size follows the data
+QUANTISERS = [n for n in codecs.names() if codecs.get(n).kind in ("quantiser", "lossless") and n != "entropy"]
 
 
 def test_parts_are_split_outside_parentheses_only():
@@ -104,6 +109,48 @@ def test_size_is_that_of_the_parts():
     assert both.max_nbytes(5000) == alone.max_nbytes(5000) - 4 * 500 + inner.max_nbytes(500)
     assert both.encode(X).numel() == both.max_nbytes(5000)
     assert Entropy(both).max_nbytes(5000) == both.max_nbytes(5000) + 8
+
+
+@pytest.mark.parametrize("selector", VARYING)
+@pytest.mark.parametrize("values", ["", *(f"+{name}" for name in QUANTISERS), "+fp16+entropy"])
+def test_size_is_the_largest_over_all_counts(selector, values):
+    """Indices of more elements can take fewer bytes: what fits the largest count need not fit all others."""
+    built = parse(selector + values)
+    inner = built.coded if isinstance(built, Entropy) else built
+    extra = built.max_nbytes(0) - inner.max_nbytes(0)
+    for numel in [*range(40), 160, 500, 1451]:
+        sizes = [
+            24 + padded(indices.nbytes(numel, count)) + inner.values_nbytes(count)
+            for count in range(inner.chooser.max_count(numel) + 1)
+        ]
+        assert built.max_nbytes(numel) == max(sizes) + extra
+
+
+@pytest.mark.parametrize("values", ["", "+none", "+onebit", "+qsgd(4)", "+fp16+entropy"])
+def test_a_count_below_the_largest_can_take_the_most_bytes(values):
+    """Of 1451 elements adaptive selects 45 here and 46 at most, whose indices are shorter."""
+    x = -torch.rand(1451, generator=torch.Generator().manual_seed(1)) - 0.1
+    x[7] = 1.0
+    both = parse("adaptive(0.03)" + values)
+    payload = both.encode(x)
+    assert payload.numel() <= both.max_nbytes(1451)
+    assert torch.count_nonzero(both.decode(payload, 1451)) > 0
+
+
+@pytest.mark.parametrize("spec", [f"{s}{q}" for s in ("topk(2)", *VARYING, "randomk(2)") for q in ("", "+fp16")])
+def test_parameters_take_part_without_their_graph(spec):
+    """Tensors that require a gradient are read and written, and nothing is recorded."""
+    built = parse(spec)
+    x, residual, out = (torch.full((5,), value, requires_grad=True) for value in (1.0, 2.0, 3.0))
+    payload = built.encode_feedback(x, residual)
+    assert built.decode(payload, 5, out=out) is out
+    assert torch.equal(out, built.decode(payload, 5))
+    assert torch.equal(residual.detach(), 3 - out.detach())
+    built.decode_add(payload, out)
+    assert all(tensor.is_leaf for tensor in (x, residual, out))
+    kept = torch.zeros(5)
+    built.encode_feedback(x, kept)
+    assert not kept.requires_grad
 
 
 def test_payloads_of_other_compositions_are_refused():

@@ -53,7 +53,31 @@ def test_size_is_within_the_stated_bound(numel, data):
     bits = 8 * indices.nbytes(numel, count)
     assert bits <= numel + 7
     assert bits <= count * (2 + math.log2(numel / count)) + 16
-    assert indices.nbytes(numel, count - 1) <= indices.nbytes(numel, count)
+
+
+def test_size_grows_up_to_each_peak_and_only_there_may_drop():
+    """For every numel to 2000 and every limit on the count: the largest size is that of a peak."""
+    for numel in range(1, 2001):
+        sizes = [indices.nbytes(numel, count) for count in range(numel + 1)]
+        peaks = indices.peaks(numel, numel)
+        assert all(sizes[c] >= sizes[c - 1] or c - 1 in peaks for c in range(1, numel + 1))
+        largest = 0
+        for most, size in enumerate(sizes):
+            largest = max(largest, size)
+            if numel < 200 or most % 37 == 0 or most in peaks:
+                assert max(sizes[c] for c in indices.peaks(numel, most)) == largest
+    assert indices.nbytes(160, 5) > indices.nbytes(160, 6)
+
+
+@few
+@given(numel=st.integers(0, 2**40), data=st.data())
+def test_no_count_takes_more_than_the_peaks(numel, data):
+    most = data.draw(st.integers(0, numel))
+    count = data.draw(st.integers(0, most))
+    peaks = indices.peaks(numel, most)
+    assert max(peaks) == most
+    assert len(peaks) <= 42
+    assert indices.nbytes(numel, count) <= max(indices.nbytes(numel, peak) for peak in peaks)
 
 
 @pytest.mark.parametrize(("share", "bits"), [(0.1, 5.25), (0.01, 8.56), (0.001, 11.95)])

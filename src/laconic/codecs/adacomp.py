@@ -67,7 +67,7 @@ class AdaComp(Selector):
         return self._select(array, array)
 
     def select_feedback(self, x: Tensor, residual: Tensor, step: int) -> Array:
-        residual.add_(x)
+        residual.detach().add_(x.detach())
         return self._select(frame.floats(residual, self), frame.floats(x, self))
 
     def values_nbytes(self, count: int) -> int:

@@ -49,8 +49,24 @@ def layout(numel: int, count: int) -> tuple[int, int]:
 
 
 def nbytes(numel: int, count: int) -> int:
-    """The bytes that `count` of `numel` indices take; grows with `count`, at most ⌈numel/8⌉."""
+    """The bytes that `count` of `numel` indices take, at most ⌈numel/8⌉. Not monotone in `count`: see `peaks`.
+
+    >>> nbytes(160, 5), nbytes(160, 6)
+    (6, 5)
+    """
     return layout(numel, count)[1]
+
+
+def peaks(numel: int, most: int) -> list[int]:
+    """The counts up to `most` after which the size may drop: `most`, and the last count of each larger ℓ.
+
+    While ℓ stays the same the size grows with the count; ℓ falls by one after count = ⌊numel/2^ℓ⌋. So whatever grows
+    with the count, added to `nbytes`, is largest at one of these, of which there are at most 1 + log₂ numel.
+
+    >>> peaks(160, 6), max(nbytes(160, count) for count in peaks(160, 6))
+    ([6, 5, 2, 1], 6)
+    """
+    return [most, *(numel >> width for width in range(1, numel.bit_length()) if numel >> width < most)]
 
 
 def pack(indices: Array, numel: int, out: Array) -> None:

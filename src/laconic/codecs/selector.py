@@ -55,7 +55,7 @@ class Sparse(Codec):
 
     @abstractmethod
     def values_nbytes(self, count: int) -> int:
-        """The most bytes `count` values take."""
+        """The most bytes `count` values take; never less for more of them."""
 
     @abstractmethod
     def pack_values(self, array: Array, chosen: Array, step: int, out: Array) -> int:
@@ -66,12 +66,12 @@ class Sparse(Codec):
         """The `count` float32 values of a section of any length. Raises PayloadError."""
 
     def max_nbytes(self, numel: int) -> int:
-        count = self.chooser.max_count(numel)
+        most = self.chooser.max_count(numel)
+        counts = [most] if self.chooser.fixed_size else indices.peaks(numel, most)
         return (
             frame.HEADER_NBYTES
             + _COUNT_NBYTES
-            + padded(self.chooser.indices_nbytes(numel, count))
-            + self.values_nbytes(count)
+            + max(padded(self.chooser.indices_nbytes(numel, count)) + self.values_nbytes(count) for count in counts)
         )
 
     def encode(self, x: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
@@ -92,8 +92,8 @@ class Sparse(Codec):
     def decode(self, payload: Tensor, numel: int, *, out: Tensor | None = None) -> Tensor:
         result = frame.values_for(self, numel, out)
         chosen, values = self._read(payload, numel)
-        result.zero_()
-        _scatter(result.numpy(), chosen, values)
+        result.detach().zero_()
+        _scatter(frame.floats(result, self), chosen, values)
         return result
 
     def decode_add(self, payload: Tensor, out: Tensor) -> None:
@@ -149,7 +149,7 @@ class Selector(Sparse):
 
     def select_feedback(self, x: Tensor, residual: Tensor, step: int) -> Array:
         """residual += x; then the indices of the residual to send."""
-        residual.add_(x)
+        residual.detach().add_(x.detach())
         return self.select(residual, step=step)
 
     def max_count(self, numel: int) -> int:
