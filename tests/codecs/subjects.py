@@ -23,6 +23,8 @@ COMPOSITIONS = (
     "topk(0.05)+qsgd(4)",
     "topk(16, bucket=512)+linear8",
     "randomk(0.1)+ternary",
+    "randomk(0.1, scaled=true)+qsgd(4)",
+    "randomk(0.1, scaled=true)+natural",
     "threshold(0.5)+onebit",
     "dynamic8+entropy",
     "onebit+entropy",

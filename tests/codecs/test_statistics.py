@@ -64,6 +64,16 @@ def test_unbiased_codec_has_no_bias_on_equal_values(spec, value):
     assert abs(float(means.mean()) - value) <= 5 * float(means.std()) / math.sqrt(STEPS) + rounding
 
 
+@pytest.mark.parametrize("quantiser", ["qsgd(2)", "qsgd(4)", "natural", "ternary", "linear8(stochastic=true)"])
+@pytest.mark.parametrize("k", [1, 4])
+def test_choosing_and_rounding_draw_apart(k, quantiser):
+    """Of ten elements: draws that selector and quantiser share would always round some of them the same way."""
+    x = torch.tensor([1.5, 0.4] * 5)
+    arrived = decoded_over_steps(codecs.codec(f"randomk({k}, scaled=true)+{quantiser}"), x, steps=4000)
+    sigma = arrived.std(dim=0) / math.sqrt(len(arrived))
+    assert bool(((arrived.mean(dim=0) - x).abs() <= 5 * sigma).all())
+
+
 @pytest.mark.parametrize("spec", STOCHASTIC_ROUNDING)
 @pytest.mark.parametrize("value", [0.1, -0.29])
 def test_rounding_is_independent_across_elements_of_equal_value(spec, value):
@@ -173,6 +183,18 @@ def test_claimed_contraction_holds(spec, x):
     left = float(CONTRACTIONS[spec](x.double()))
     error = float((codec.decode(codec.encode(x), x.numel()).double() - x.double()).square().sum())
     assert error <= left + 1e-6 * float(x.double().square().sum())
+
+
+@pytest.mark.parametrize("kind", ["normal", "uniform", "sparse"])
+@pytest.mark.parametrize("fraction", [0.05, 0.4])
+def test_randomk_contracts_on_average_as_claimed(fraction, kind):
+    """E‖x − C(x)‖² = (1 − k/n)‖x‖² over the steps, neither more nor less; each step by itself adds no error."""
+    x = values(kind, NUMEL, 35)
+    k = round(fraction * NUMEL)
+    norm = float(x.double().square().sum())
+    mean, error = squared_errors(codecs.codec(f"randomk({fraction})"), x)
+    assert abs(mean - (1 - k / NUMEL) * norm) <= 5 * error
+    assert 0 < error < 0.01 * norm
 
 
 @pytest.mark.parametrize("spec", BIASED)

@@ -21,6 +21,7 @@ def select(key: int, numel: int, count: int) -> list[int]:
 
 def encode_body(x: np.ndarray, fraction: float, scaled: bool, key: int) -> np.ndarray:
     count = k_of(fraction, x.size)
+    key = counter_random.mix64(int(key) ^ int.from_bytes(b"choosing", "big"))
     values = x[select(key, x.size, count)].astype("<f4")
     if scaled and count:
         with np.errstate(over="ignore"):

@@ -16,6 +16,7 @@ from laconic.codecs.topk import check_fraction, share
 from laconic.errors import BadInput, PayloadError
 
 _MOST = np.finfo(np.float32).max
+_CHOOSING = 0x63686F6F73696E67  # the stream's number: "choosing" in ASCII
 _ALL = 0x7FFFFFFF  # above every finite key: collect nothing, but check (and add) everything
 
 
@@ -25,8 +26,9 @@ class RandomK(Selector):
     """Sends k elements chosen uniformly among all sets of k, anew at every step, with their float32 values.
 
     k = max(1, round(fraction · n)), or the whole number given. The set follows from (seed, step) alone: Floyd's
-    sampling over counter-based draws, u₂ₜ and u₂ₜ₊₁ giving 53 bits for draw t. Ranks with the same seed
-    and step choose the same elements, so their payloads can be added value by value.
+    sampling over counter-based draws, u₂ₜ and u₂ₜ₊₁ giving 53 bits for draw t, in a stream apart from that of a
+    quantiser with the same seed. Ranks with the same seed and step choose the same elements, so their payloads can be
+    added value by value.
 
     With `scaled`, values are multiplied by n/k: E[decode(encode(x))] = x, E‖decode − x‖² = (n/k − 1)‖x‖². Without it
     (the default, for error feedback) the codec is biased and contracts: E‖decode − x‖² = (1 − k/n)‖x‖².
@@ -84,7 +86,10 @@ class RandomK(Selector):
 
     def _select(self, array: Array, add: Array | None, step: int) -> Array:
         collect(array, self, _ALL, (_ALL, 0), add=add)
-        return draw(int(random.key(self.seed, step)), array.size, share(self.fraction, array.size))
+        return draw(int(self._key(step)), array.size, share(self.fraction, array.size))
+
+    def _key(self, step: int) -> np.uint64:
+        return random.apart(random.key(self.seed, step), _CHOOSING)
 
     def gather(self, array: Array, chosen: Array) -> Array:
         values = super().gather(array, chosen)
@@ -98,7 +103,7 @@ class RandomK(Selector):
         return 8
 
     def pack_indices(self, chosen: Array, numel: int, step: int, out: Array) -> None:
-        out[:] = np.array([random.key(self.seed, step)], "<u8").view(np.uint8)
+        out[:] = np.array([self._key(step)], "<u8").view(np.uint8)
 
     def unpack_indices(self, section: Array, numel: int, count: int) -> Array:
         if count != share(self.fraction, numel):
