@@ -97,6 +97,10 @@ def test_pays_where_it_moves_fewer_floats():
         Factors().pays(0, 1, 1, 1)
 
 
+def test_exact_is_unbiased():
+    assert codec("factors").unbiased
+
+
 def test_bad_input_is_refused():
     factors = codec("factors")
     with pytest.raises(BadInput, match="flat vectors"):

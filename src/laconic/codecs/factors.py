@@ -37,6 +37,7 @@ class Factors(MatrixCodec):
     broadcasting, UAI 2016; Zhang et al., Poseidon, USENIX ATC 2017.
     """
 
+    unbiased: ClassVar[bool] = True
     source: ClassVar[str] = "Project Adam (Chilimbi et al. 2014); Xie et al. 2016; Poseidon (Zhang et al. 2017)"
     summary: ClassVar[str] = "a fully connected layer's (input, output gradient) instead of their product, exactly"
 
