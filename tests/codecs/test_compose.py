@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from laconic.codecs.compose import Selected, parse, split
 from laconic.codecs.entropy import Entropy
 from laconic.codecs.selector import padded
 from laconic.codecs.topk import TopK
-from laconic.errors import BadInput, PayloadError, UnknownName
+from laconic.errors import BadInput, NonFiniteError, PayloadError, UnknownName
 
 X = torch.from_numpy(np.random.default_rng(0).standard_normal(5000).astype(np.float32))
 
@@ -91,6 +93,15 @@ def test_feedback_keeps_the_quantisers_error_and_leaves_the_rest_alone():
     rest[chosen] = False
     assert torch.equal(residual[rest], X[rest])
     assert float(residual[chosen].abs().max()) > 0
+
+
+def test_a_cast_that_overflows_leaves_an_infinite_residual_which_is_refused():
+    both, residual = parse("topk(2)+fp16"), torch.zeros(3)
+    payload = both.encode_feedback(torch.tensor([65519.0, -65520.0, 1.0]), residual)
+    assert both.decode(payload, 3).tolist() == [65504.0, -math.inf, 0.0]
+    assert residual.tolist() == [15.0, math.inf, 1.0]
+    with pytest.raises(NonFiniteError, match="first at index 1"):
+        both.encode_feedback(torch.ones(3), residual)
 
 
 def test_properties_follow_from_the_parts():

@@ -160,6 +160,7 @@ CONTRACTIONS = {
     "sign(64)": lambda x: x.square().sum() - sum(b.abs().sum().square() / len(b) for b in buckets(x, 64)),
     "sign(none)": lambda x: x.square().sum() - x.abs().sum().square() / len(x),
     "onebit(64)": lambda x: sum(_within_signs(b) for b in buckets(x, 64)),
+    "adacomp(50)": lambda x: x.square().sum() - _explained(_sent_by_adacomp(x, 50)),
     "fp16": lambda x: 2.0**-22 * x.square().sum() + len(x) * 2.0**-50,
     "bf16": lambda x: 2.0**-16 * x.square().sum(),
 }
@@ -169,6 +170,17 @@ def _within_signs(bucket: torch.Tensor) -> torch.Tensor:
     """The squared distance of each sign's values to their mean."""
     sides = (bucket[bucket >= 0], bucket[bucket < 0])
     return sum((side - side.mean()).square().sum() for side in sides if len(side))
+
+
+def _sent_by_adacomp(x: torch.Tensor, bin: int) -> torch.Tensor:
+    """The magnitudes within a factor 2 of their bin's maximum."""
+    sent = torch.cat([b.abs()[2 * b.abs() >= b.abs().max()] for b in buckets(x, bin)])
+    return sent[sent > 0]
+
+
+def _explained(magnitudes: torch.Tensor) -> float:
+    """Σm² once each is replaced by their mean."""
+    return float(magnitudes.sum().square()) / max(1, len(magnitudes))
 
 
 @pytest.mark.parametrize("spec", CONTRACTIONS)

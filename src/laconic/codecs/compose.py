@@ -26,7 +26,9 @@ class Selected(Sparse):
     """A selector whose values are sent by a quantiser: `topk(0.01)+qsgd(4)`.
 
     The body is the selector's, with the quantiser's whole payload (its 16-byte header included) in place of the
-    values. Feedback subtracts what the quantiser really sent, and touches the selected elements only.
+    values. Feedback subtracts what the quantiser really sent, and touches the selected elements only. A cast as
+    quantiser can overflow: fp16 sends |x| > 65504 as infinity (from 65520 on, which round there), the residual is then
+    infinite too, and the next call raises NonFiniteError.
 
     Args:
         selector: chooses the elements.
