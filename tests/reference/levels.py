@@ -31,12 +31,8 @@ def encode(x: np.ndarray, scales: list, top: int, bits: int, bucket: int | None,
 
 
 def decode(body: np.ndarray, numel: int, top: int, bits: int, bucket: int | None) -> np.ndarray:
-    """(code − top/2)·(2·scale/top), the step rounded to float32 and lowered where the last level would overflow."""
+    """((code − top/2)·(2/top))·scale, each product rounded to float32."""
     count = -(-numel // bucket) if bucket else min(numel, 1)
     scales = body[: 4 * count].view("<f4")
-    steps = (2.0 * scales.astype(np.float64) / top).astype(np.float32)
-    with np.errstate(over="ignore"):
-        over = np.isinf(np.float32(top / 2) * steps)
-    steps[over] = steps[over].astype(np.float64) * (1 - 2.0**-23)
     levels = planes.unpack(body[4 * count :], numel, bits, bucket).astype(np.float32) - np.float32(top / 2)
-    return levels * steps[np.arange(numel) // (bucket or max(numel, 1))]
+    return levels * np.float32(2 / top) * scales[np.arange(numel) // (bucket or max(numel, 1))]

@@ -15,9 +15,9 @@ from laconic.errors import BadInput
 class DoReFa(levels.LevelsCodec):
     """Round to 2^bits equally spaced values from −M to M after adding noise of half a step either way.
 
-    f(x) = 2M·[q(x/2M + 1/2 + N) − 1/2] with M = max |x|, q(r) = round((2^k − 1)·r)/(2^k − 1), k = bits and
-    N = U(−½, ½)/(2^k − 1) drawn per element. Rounding after such noise is stochastic rounding: E[f(x)] = x, and an
-    error is below one step, 2M/(2^k − 1). Zero lies between two values and is never sent exactly.
+    f(x) = 2M·[q(x/2M + 1/2 + N) − 1/2] with M = max |x|, q(r) = round((2^k − 1)·r)/(2^k − 1), k = bits and N = U(−½,
+    ½)/(2^k − 1) drawn per element. Rounding after such noise is stochastic rounding: E[f(x)] = x to float32's rounding
+    (`levels.py`), and an error is below one step, 2M/(2^k − 1). Zero lies between two values and is never sent exactly.
 
     Cost: `bits` bits per value and 32 bits per bucket. Two reads of memory for the whole tensor, one with buckets.
 
@@ -50,8 +50,8 @@ class DoReFa(levels.LevelsCodec):
     examples: ClassVar[tuple[str, ...]] = ("dorefa", "dorefa(4)", "dorefa(2, bucket=64)")
 
     def __post_init__(self) -> None:
-        if self.bits not in (2, 4, 8):
-            raise BadInput(f"dorefa: bits must be 2, 4 or 8, got {self.bits}")
+        if type(self.bits) is not int or self.bits not in (2, 4, 8):
+            raise BadInput(f"dorefa: bits must be 2, 4 or 8, got {self.bits!r}")
         self._check()
 
     @property

@@ -6,7 +6,10 @@ A bucket of scale s (its norm) is mapped to top + 1 levels from −s to s. With 
 
 Computed in 31-bit fixed point, f = 31 − bits fractional bits: code = (trunc(x·c) + top·2^(f−1) + (draw ≫ (32 − f))) ≫ f
 with c = top·2^(f−1)/s in float32 and the product kept within ±top·2^(f−1). The bias of a code is thus below 2^−f levels
-(the truncation) plus the float32 rounding of x·c, 2^−23 of its own size; nothing else is rounded on the way.
+(the truncation) plus the float32 rounding of x·c, 2^−23 of its own size. Decoding is ((code − top/2)·(2/top))·s in
+float32, the scale last: two roundings of 2^−24 of the value each, by half of 2^−149 at most where it is denormal. The
+extreme levels are ±s exactly, for any s; values within ±s but below float32's normal range thus come back unbiased only
+to half of 2^−149.
 
 Body: the buckets' scales (float32), then the codes packed as in `planes.py`.
 """
@@ -60,8 +63,8 @@ class LevelsCodec(Codec):
         bucket, places = self.bucket, self._places
         if bucket is not None and (not isinstance(bucket, int) or bucket < places or bucket % places):
             raise BadInput(f"{self.name}: bucket must be none or a positive multiple of {places}, got {bucket}")
-        if not isinstance(self.seed, int):
-            raise BadInput(f"{self.name}: seed must be an integer, got {self.seed}")
+        if type(self.seed) is not int:
+            raise BadInput(f"{self.name}: seed must be an integer, got {self.seed!r}")
 
     def _scale_count(self, numel: int) -> int:
         return -(-numel // self.bucket) if self.bucket else min(numel, 1)
@@ -231,9 +234,9 @@ def _pack(v: Array, lo: int, hi: int, scale: float, top: int, places: int, key: 
 
 
 @njit(nogil=True, cache=True)
-def _unpack(words: Array, step: float, top: int, places: int, add: bool, out: Array, lo: int, hi: int) -> None:
-    """out[lo:hi] = (out +) (code − top/2)·step."""
-    half = np.float32(top * 0.5)
+def _unpack(words: Array, scale: float, top: int, places: int, add: bool, out: Array, lo: int, hi: int) -> None:
+    """out[lo:hi] = (out +) ((code − top/2)·(2/top))·scale."""
+    half, unit = np.float32(top * 0.5), np.float32(2.0 / top)
     group = planes.GROUP_WORDS * places
     for start in range(lo, hi, group):
         count = min(group, hi - start)
@@ -250,14 +253,14 @@ def _unpack(words: Array, step: float, top: int, places: int, add: bool, out: Ar
                     byte = np.uint32((words[w + np.uint64(j)] >> (shift & np.uint32(31))) & np.uint32(255))
                     fraction = np.uint32(np.uint32(byte * third) & np.uint32(65535))
                     trit = np.int32(np.uint32(fraction * np.uint32(3)) >> np.uint32(16))
-                    value = (np.float32(trit) - half) * step
+                    value = np.float32((np.float32(trit) - half) * unit) * scale
                     out[i] = out[i] + value if add else value
             else:
                 shift, mask = np.uint32(32 // places * place), np.uint32((1 << (32 // places)) - 1)
                 for j in range(length):
                     i = np.uint64(first) + np.uint64(j)
                     code = np.int32((words[w + np.uint64(j)] >> (shift & np.uint32(31))) & mask)
-                    value = (np.float32(code) - half) * step
+                    value = np.float32((np.float32(code) - half) * unit) * scale
                     out[i] = out[i] + value if add else value
 
 
@@ -294,17 +297,8 @@ def _encode(
             scales[b] = _scale(most, squares, hi - lo, norm, clip)
         _pack(v, lo, hi, scales[b], top, places, key, words)
         if feedback:
-            _unpack(words, -_step(scales[b], top), top, places, True, v, lo, hi)
+            _unpack(words, -scales[b], top, places, True, v, lo, hi)
     return bad
-
-
-@njit(nogil=True, cache=True)
-def _step(scale: float, top: int) -> Any:
-    """The distance of two levels, float32; a little less where rounding would push the last level past float32."""
-    step = np.float32(2.0 * np.float64(scale) / top)
-    if np.isinf(np.float32(np.float32(top * 0.5) * step)):
-        step = np.float32(np.float64(step) * (1 - 2.0**-23))
-    return step
 
 
 @njit(nogil=True, cache=True)
@@ -322,5 +316,5 @@ def _decode(
 ) -> None:
     """Buckets of start … stop; whatever the words hold, a code lies within 0 … 2^bits − 1."""
     for lo in range(start, stop, bucket):
-        step = _step(scales[0 if whole else lo // bucket], top)
-        _unpack(words, step, top, places, add, out, lo, min(lo + bucket, stop))
+        scale = scales[0 if whole else lo // bucket]
+        _unpack(words, scale, top, places, add, out, lo, min(lo + bucket, stop))

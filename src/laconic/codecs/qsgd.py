@@ -16,8 +16,9 @@ class Qsgd(levels.LevelsCodec):
     """Round each value at random to one of the two nearest levels of its bucket, without bias.
 
     With s = 2^(bits−1) − 1 and N the norm of the bucket, Q(x)ᵢ = N·sgn(xᵢ)·ξᵢ/s, where ξᵢ is ⌊s|xᵢ|/N⌋ or one more, the
-    latter with probability the fraction lost. E[Q(x)] = x. Per bucket of d values and with norm=l2,
-    E‖Q(x) − x‖² ≤ min(d/s², √d/s)·‖x‖²; with norm=max each error is below max|x|/s: less variance, denser codes.
+    latter with probability the fraction lost. E[Q(x)] = x to float32's rounding (`levels.py`). Per bucket of d values
+    and with norm=l2, E‖Q(x) − x‖² ≤ min(d/s², √d/s)·‖x‖²; with norm=max each error is below max|x|/s: less variance,
+    denser codes.
 
     Cost: `bits` bits per value (sign and level: code = s + level, of which 2s + 1 of 2^bits are used) and 32 bits per
     bucket: 4.0625 bits at the defaults. One pass over memory. ‖x‖₂ is summed in float64 in a fixed order (`planes.py`).
@@ -34,8 +35,8 @@ class Qsgd(levels.LevelsCodec):
 
     >>> import torch
     >>> codec = Qsgd(4, norm="max")
-    >>> codec.decode(codec.encode(torch.tensor([7.0, -3.0, 0.0])), 3)
-    tensor([ 7., -3.,  0.])
+    >>> codec.decode(codec.encode(torch.tensor([7.0, -2.0, 0.0])), 3)
+    tensor([ 7., -2.,  0.])
 
     Source: Alistarh et al., QSGD, NeurIPS 2017, §3.1 and §4.
     Differs: fixed-width codes; for Elias-like coding add `+entropy`.
@@ -58,8 +59,8 @@ class Qsgd(levels.LevelsCodec):
     )
 
     def __post_init__(self) -> None:
-        if self.bits not in (2, 4, 8):
-            raise BadInput(f"qsgd: bits must be 2, 4 or 8, got {self.bits}")
+        if type(self.bits) is not int or self.bits not in (2, 4, 8):
+            raise BadInput(f"qsgd: bits must be 2, 4 or 8, got {self.bits!r}")
         if self.norm not in ("l2", "max"):
             raise BadInput(f"qsgd: norm must be l2 or max, got {self.norm}")
         self._check()
