@@ -154,7 +154,7 @@ def test_forged_scales_are_refused(spec, scale):
     codec = codecs.codec(spec)
     body = np.array([scale], "<f4").tobytes() + bytes(3)
     with pytest.raises(PayloadError, match="scale"):
-        codec.decode(torch.from_numpy(frame.payload(codec.name, 3, body).copy()), 3)
+        codec.decode(torch.from_numpy(frame.payload(codec.wire_name, 3, body).copy()), 3)
 
 
 def test_stochastic_rounding_is_unbiased_and_independent():
@@ -202,6 +202,31 @@ def test_payload_at_any_address_is_the_same(spec, numel, shift):
     total = x.clone()
     codec.decode_add(payload, total)
     assert same_bits(total, x + decoded)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("fp8", "fp8(e5m2)"), ("fp8(e5m2)", "fp8"), ("dynamic8", "dynamic8(upper=0.8)"),
+     ("dynamic8(upper=0.9)", "dynamic8(upper=0.8)"), ("fp8+entropy", "fp8(e5m2)+entropy"),
+     ("topk(0.5)+fp8", "topk(0.5)+fp8(e5m2)")],
+)  # fmt: skip
+def test_codes_of_another_table_are_refused(theirs, ours):
+    payload = codecs.codec(theirs).encode(torch.ones(9))
+    with pytest.raises(PayloadError):
+        codecs.codec(ours).decode(payload, 9)
+
+
+def test_every_upper_that_is_allowed_has_a_table():
+    for upper in np.linspace(0.6, 1, 101):
+        assert through(f"dynamic8(upper={float(upper)})", torch.ones(1)).item() == pytest.approx(upper, rel=0.01)
+
+
+def test_relative_error_of_dynamic8_doubles_per_decade():
+    """What the guide states: 64 levels in the first decade below the maximum, half as many in each further one."""
+    for decade, percent in enumerate((1.3, 2.6, 5.1, 9.6, 18.0, 33.0)):
+        x = torch.from_numpy(np.geomspace(0.1, 1.0, 4096) * 0.1**decade).float()
+        y = through("dynamic8(none)", torch.cat([x, torch.ones(1)]))[:-1]
+        assert 100 * float(((y - x).abs() / x).mean()) == pytest.approx(percent, rel=0.04)
 
 
 @pytest.mark.parametrize(

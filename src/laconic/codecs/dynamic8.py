@@ -10,6 +10,8 @@ from laconic.codecs.base import register
 from laconic.codecs.eightbit import DEFAULT_BLOCK, Levels, Tabulated, levels_table
 from laconic.errors import BadInput
 
+LEAST_UPPER = 0.6  # below, levels can lie closer than `levels_table` tells apart
+
 
 @register("dynamic8")
 @dataclass(frozen=True)
@@ -25,10 +27,12 @@ class Dynamic8(Tabulated):
 
     Args:
         block: how many values share a scale; None, the whole tensor (as in the paper).
-        upper: the upper end of the bisected interval. 1 covers every value and is what the paper's text says and its
-            Table 1 needs. Its two worked examples, 0.2345678 → 0.236719 and 0.0000234 → 0.000019, are those of 0.8.
+        upper: the upper end of the bisected interval, 0.6 to 1. 1 covers every value and is what the paper's text says
+            and its Table 1 needs. Its two worked examples, 0.2345678 → 0.236719 and 0.0000234 → 0.000019, are those of
+            0.8.
 
     Raises:
+        BadInput: an argument is none of these.
         NonFiniteError: on encoding NaN or infinity.
 
     >>> import torch
@@ -47,8 +51,13 @@ class Dynamic8(Tabulated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.2 <= self.upper <= 1:
-            raise BadInput(f"dynamic8: upper must lie between 0.2 and 1, got {self.upper}")
+        if type(self.upper) not in (int, float) or not LEAST_UPPER <= self.upper <= 1:
+            raise BadInput(f"dynamic8: upper must lie between {LEAST_UPPER} and 1, got {self.upper!r}")
+
+    @property
+    def wire_name(self) -> str:
+        """The name that the header's codec id is made of: codes of another `upper` mean other values."""
+        return self.name if self.upper == 1 else f"{self.name}-{float(self.upper)}"
 
     def _levels(self) -> Levels:
         return _table(float(self.upper))

@@ -55,6 +55,11 @@ class BlockScaled(Codec):
     def decode_add(self, payload: Tensor, out: Tensor) -> None:
         self._restore(payload, floats(out, self), True)
 
+    @property
+    def wire_name(self) -> str:
+        """The name that the header's codec id is made of; of a table that depends on options, with them."""
+        return self.name
+
     def max_nbytes(self, numel: int) -> int:
         return HEADER_NBYTES + 4 * self._blocks(numel) + numel
 
@@ -97,11 +102,11 @@ class BlockScaled(Codec):
         threads.run(kernel, numel, align=CHUNK if given else self.block or 1)
         self._check_finite(scales, residual if feedback else x, self.block or numel)
         body[: 4 * scales.size] = scales.view(np.uint8)
-        return seal(buffer, self.name, numel, nbytes)
+        return seal(buffer, self.wire_name, numel, nbytes)
 
     def _restore(self, payload: Tensor, out: Array, add: bool) -> None:
         numel = out.size
-        body = unseal(payload, self.name, numel, nbytes=self.max_nbytes(numel))
+        body = unseal(payload, self.wire_name, numel, nbytes=self.max_nbytes(numel))
         count = self._blocks(numel)
         scales = np.frombuffer(body[: 4 * count].tobytes(), np.float32)
         if not np.all((scales >= 0) & (scales < np.inf)):

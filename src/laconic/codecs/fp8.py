@@ -20,8 +20,10 @@ class Fp8(Tabulated):
     """Sends x · largest/scale rounded to the nearest 8-bit float, ties to even; scale is a block's largest magnitude.
 
     `e4m3`: 4 exponent bits, 3 mantissa bits, largest 448, smallest 2⁻⁹; `e5m2`: 5 and 2, 57344 and 2⁻¹⁶. Unscaled,
-    gradients below 2⁻¹⁰ would vanish in e4m3; scaled, seven decimal orders below a block's largest value remain in e5m2
-    and more than five in e4m3. The codes are the formats' own bit patterns; those of NaN and infinity are never sent.
+    gradients below 2⁻¹⁰ would vanish in e4m3; scaled, 9.6 decimal orders below a block's largest value remain in e5m2
+    and 5.4 in e4m3. An error is at most 2⁻³ (e5m2) or 2⁻⁴ of |x| down to the least normal number, 2⁻¹⁴ of 57344 or 2⁻⁶
+    of 448; below it the absolute error shrinks no further. The codes are the formats' own bit patterns; those of NaN
+    and infinity are never sent.
 
     Cost: 8 + 32/block bits per element.
 
@@ -50,6 +52,11 @@ class Fp8(Tabulated):
         super().__post_init__()
         if self.format not in _MANTISSA_BITS:
             raise UnknownName("fp8 format", str(self.format), _MANTISSA_BITS)
+
+    @property
+    def wire_name(self) -> str:
+        """The name that the header's codec id is made of: the two formats' codes mean different values."""
+        return f"{self.name}-{self.format}"
 
     def _levels(self) -> Levels:
         return _table(self.format)
