@@ -107,7 +107,9 @@ def build(part: str) -> Codec:
     cls = get(match[1])
     fields = [f.name for f in _options(cls)]
     values: dict[str, Any] = {}
-    for position, item in enumerate(filter(None, (s.strip() for s in (match[2] or "").split(",")))):
+    for position, item in enumerate(match[2].split(",") if (match[2] or "").strip() else []):
+        if not item.strip():
+            raise BadInput(f"codec spec '{part}' has an empty argument")
         key, equals, text = item.partition("=")
         if equals:
             key = key.strip()

@@ -60,11 +60,11 @@ class FlexPoint(Codec):
     examples: ClassVar[tuple[str, ...]] = ("flexpoint", "flexpoint(8)", "flexpoint(16, exponent=-12)")
 
     def __post_init__(self) -> None:
-        if self.bits not in (8, 16):
-            raise BadInput(f"flexpoint: bits must be 8 or 16, got {self.bits}")
+        if type(self.bits) is not int or self.bits not in (8, 16):
+            raise BadInput(f"flexpoint: bits must be 8 or 16, got {self.bits!r}")
         exponent, most = self.exponent, 129 - self.bits
-        if exponent is not None and (not isinstance(exponent, int) or not LEAST_EXPONENT <= exponent <= most):
-            raise BadInput(f"flexpoint: exponent must be none or from {LEAST_EXPONENT} to {most}, got {exponent}")
+        if exponent is not None and (type(exponent) is not int or not LEAST_EXPONENT <= exponent <= most):
+            raise BadInput(f"flexpoint: exponent must be none or from {LEAST_EXPONENT} to {most}, got {exponent!r}")
 
     def max_nbytes(self, numel: int) -> int:
         return frame.HEADER_NBYTES + 4 + numel * (self.bits // 8)

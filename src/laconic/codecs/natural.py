@@ -22,8 +22,9 @@ WINDOW = 2048  # values that share a base: 8 kB of float32 beside its scratch fi
 class Natural(Codec):
     """Round each value at random to one of the two nearest powers of two, without bias.
 
-    For 2ᵃ ≤ |x| < 2ᵃ⁺¹: C(x) = sgn(x)·2ᵃ⁺¹ with probability (|x| − 2ᵃ)/2ᵃ, else sgn(x)·2ᵃ. E[C(x)] = x and
-    E‖C(x) − x‖² ≤ ‖x‖²/8. In bits: a uniform 23-bit draw is added to the mantissa, and the carry is the choice.
+    For 2ᵃ ≤ |x| < 2ᵃ⁺¹: C(x) = sgn(x)·2ᵃ⁺¹ with probability (|x| − 2ᵃ)/2ᵃ, else sgn(x)·2ᵃ. E[C(x)] = x and E‖C(x) − x‖²
+    ≤ ‖x‖²/8 while no value but 0 is below the least of the powers (see Cost). In bits: a uniform 23-bit draw is added
+    to the mantissa, and the carry is the choice.
 
     Cost: 8 bits per value, sign and a 7-bit exponent, and 8 bits per 2048 values for the exponents' base: 8.004 bits.
     A base gives 127 powers of two up to the first one above the largest of its values, and zero; a smaller value
@@ -54,8 +55,8 @@ class Natural(Codec):
     summary: ClassVar[str] = "unbiased random rounding to powers of two, sign and exponent in a byte"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seed, int):
-            raise BadInput(f"natural: seed must be an integer, got {self.seed}")
+        if type(self.seed) is not int:
+            raise BadInput(f"natural: seed must be an integer, got {self.seed!r}")
 
     def max_nbytes(self, numel: int) -> int:
         return frame.HEADER_NBYTES + -(-numel // WINDOW) + numel

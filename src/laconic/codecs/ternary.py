@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,7 +39,8 @@ class Ternary(levels.LevelsCodec):
 
     Source: Wen et al., TernGrad, NeurIPS 2017, §3.1 and §3.2.
     Differs: σ is taken about zero, not about the mean, or a bucket of equal values would be clipped to nothing. The
-    paper's scale per layer is a call per layer, or a bucket.
+    paper's scale per layer is a call per layer, or a bucket. Scales are not shared: the paper also proposes one for all
+    workers, the largest of theirs (§3.2), so that their trits can be summed; here each payload has its own.
     """
 
     clip: float | None = None
@@ -52,8 +53,8 @@ class Ternary(levels.LevelsCodec):
 
     def __post_init__(self) -> None:
         clip = self.clip
-        if clip is not None and (not isinstance(clip, int | float) or not 1 <= clip < math.inf):
-            raise BadInput(f"ternary: clip must be none or a number ≥ 1, got {clip}")
+        if clip is not None and (type(clip) not in (int, float) or not 1 <= clip <= sys.float_info.max):
+            raise BadInput(f"ternary: clip must be none or a number ≥ 1, got {clip!r}")
         self._check()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -50,7 +51,7 @@ class Threshold(Selector):
         if isinstance(self.t, bool) or not isinstance(self.t, int | float):
             raise BadInput(f"threshold: t must be a number, got {self.t!r}")
         with np.errstate(over="ignore"):
-            if not (math.isfinite(np.float32(self.t)) and np.float32(self.t) > 0):
+            if not (0 < self.t <= sys.float_info.max and 0 < np.float32(self.t) < math.inf):
                 raise BadInput(f"threshold: t must be a positive, finite float32, got {self.t}")
 
     def select(self, x: Tensor, *, step: int = 0) -> Array:
