@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from subjects import values
 
 from laconic.codecs import codec, planes
 from laconic.errors import BadInput
+from reference import frame
 
 STEPS = 200
 
@@ -59,11 +61,16 @@ def test_only_the_unclipped_is_unbiased():
 
 
 def test_every_byte_of_five_trits_decodes_to_its_digits():
-    """All 243 bytes, against division; the kernel multiplies by a fixed-point reciprocal instead."""
-    for place in range(5):
-        third = 65536 // 3 ** (place + 1) + 1
-        for byte in range(243):
-            assert (byte * third & 65535) * 3 >> 16 == byte // 3**place % 3
+    """All 243 bytes at each place of a word, against division; the kernel multiplies by a reciprocal instead."""
+    for position in range(4):
+        words = np.arange(64, dtype="<u4")[None, :] + 64 * np.arange(4, dtype="<u4")[:, None]  # four groups of 64 words
+        words = np.minimum(words, 242)
+        body = np.float32(1).tobytes() + (words << (8 * position)).astype("<u4").tobytes()
+        payload = torch.from_numpy(frame.payload("ternary", 4 * 1280, body).copy())
+        planes_sent = codec("ternary").decode(payload, 4 * 1280).numpy().reshape(4, 20, 64)  # group, place, word
+        for place in range(20):
+            digits = words // 3 ** (place % 5) % 3 if place // 5 == position else np.zeros_like(words)
+            assert np.array_equal(planes_sent[:, place], digits.astype(np.float32) - 1)
 
 
 @pytest.mark.parametrize(("spec", "bits"), [("ternary", 1.6), ("ternary(bucket=1280)", 1.6 + 32 / 1280)])
