@@ -92,6 +92,14 @@ def test_approximation_reproduces_the_papers_relative_errors():
             assert row["mean_rel_error"] <= 1.15 * row["paper_mean_rel_error"], row
 
 
+def test_approximation_draws_every_distribution_anew():
+    """Scaled copies of one sample would have the same relative errors under a codec that scales."""
+    rows = approximation.run(1000)["results"]
+    errors = [row["mean_rel_error"] for row in rows if row["codec"] == "linear8(none)"]
+    assert len(errors) == len(approximation.DISTRIBUTIONS)
+    assert all(abs(a - b) > 1e-4 * a for i, a in enumerate(errors) for b in errors[:i])
+
+
 def test_approximation_shows_the_impossible_absolute_errors():
     record = approximation.run(100_000)
     uniform = [row for row in record["results"] if row["distribution"] == "U(0,1)"]

@@ -91,7 +91,7 @@ def run(
 
     Args:
         samples: values per distribution; the paper's 25 million by default.
-        seed: of the values.
+        seed: of the first distribution's values; each further one has the next seed.
         progress: called with (distributions done, distributions in all).
 
     Raises:
@@ -105,7 +105,7 @@ def run(
         raise BadInput(f"samples must be at least 1, got {samples}")
     results: list[dict[str, Any]] = []
     for done, distribution in enumerate(DISTRIBUTIONS):
-        x = distribution.sample(samples, torch.Generator().manual_seed(seed))
+        x = distribution.sample(samples, torch.Generator().manual_seed(seed + done))
         decoded = torch.empty_like(x)
         for kind in TYPES:
             for normalisation, spec in specs(kind, distribution.label).items():
