@@ -94,8 +94,9 @@ def sum_sides(v: Array, lo: int, hi: int, above: Array, below: Array) -> tuple[f
             high, low = above[j], below[j]
             for row in range(ROWS):
                 d = np.float64(v[np.uint64(first) + np.uint64(row * LANES) + np.uint64(j)])
-                high += 0.0 if d < 0.0 else d  # NaN is not below 0 and must be seen
-                low += d if d < 0.0 else 0.0
+                up = 0.0 if d < 0.0 else d  # NaN is not below 0 and must be seen
+                high += up
+                low += d - up
             above[j], below[j] = high, low
     for first in range(whole, hi, LANES):
         for j in range(min(LANES, hi - first)):
