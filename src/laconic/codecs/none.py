@@ -35,7 +35,8 @@ class NoneCodec(Cast):
         out[:] = sent
 
     def _add(self, sent: Array, out: Array) -> None:
-        out += sent
+        with np.errstate(invalid="ignore", over="ignore"):  # ∞ − ∞ is NaN, as in torch, which does not warn either
+            out += sent
 
     def _carry(self, x: Array, kept: Array, sent: Array) -> None:
         _carry(x, kept, sent)
