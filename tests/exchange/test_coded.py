@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 import laconic
 from laconic import schedules
 from laconic.errors import BadInput, PayloadError, UnknownName
-from laconic.exchange.coded import Lane, _pack, _unpack, run_coded
+from laconic.exchange.coded import Lane, run_coded
 from laconic.exchange.feedback import Feedback, mode_for
 from laconic.exchange.gather import run_gather
+from laconic.exchange.message import pack, unpack
 from laconic.transports.base import Transport
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
@@ -177,15 +178,15 @@ def test_residuals_survive_a_new_layout() -> None:
 @given(st.lists(st.one_of(st.none(), st.integers(0, 100)), min_size=1, max_size=5), st.integers(0, 400))
 def test_messages_are_checked(sizes: list[int | None], cut: int) -> None:
     payloads = [None if size is None else torch.full((size,), i, dtype=torch.uint8) for i, size in enumerate(sizes)]
-    message = _pack(payloads)
-    found, nbytes = _unpack(message, len(payloads))
+    message = pack(payloads)
+    found, nbytes = unpack(message, len(payloads))
     assert nbytes == message.numel()
     for sent, got in zip(payloads, found, strict=True):
         assert (sent is None) == (got is None)
         assert sent is None or got is None or torch.equal(sent, got)
     shortened = message[: max(0, message.numel() - 1 - cut)]
     try:
-        again, _ = _unpack(shortened, len(payloads))
+        again, _ = unpack(shortened, len(payloads))
     except PayloadError:
         return
     for sent, got in zip(payloads, again, strict=True):  # only padding was cut

@@ -8,9 +8,8 @@ Callers: `collectives.all_reduce(codec=…)` and the DDP hook.
     butterfly     one encoding a level; both partners add decoded values, so they agree
 
 Several *lanes* (say, the weights through a codec and the biases exactly) share the messages of one run: small messages
-are what slow engines charge for. A message is a row of uint32 lengths, one a piece, then the pieces' payloads. A piece
-that holds NaN or infinity travels as the length POISON and becomes NaN everywhere, as it would in float32, instead of
-an error on one rank alone.
+are what slow engines charge for. A piece that holds NaN or infinity travels as poison (see `message.py`) and becomes
+NaN everywhere, as it would in float32, instead of an error on one rank alone.
 """
 
 from __future__ import annotations
@@ -19,19 +18,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from laconic.codecs import Codec, codec
 from laconic.errors import NonFiniteError, PayloadError
 from laconic.exchange.feedback import Feedback
+from laconic.exchange.message import aligned, head_nbytes, pack, unpack
 from laconic.exchange.pieces import CodedStep, Encoding, Parcel, Piece, PlanKey, coded_program
 from laconic.schedules.registry import build
 from laconic.transports.base import Incoming, Outgoing, Transport
 
-POISON = 0xFFFFFFFF
-_ALIGN = 16
 _EXACT = codec("none")
 
 
@@ -52,7 +49,7 @@ class Lane:
 
     Attributes:
         feedback: the residuals; None feeds nothing back.
-        workspace: buffers kept under (round, slice), so that no exchange allocates.
+        workspace: the payloads' buffers, kept under (round, slice).
     """
 
     buffer: Tensor
@@ -172,7 +169,7 @@ class _CodedRun:
         for peer, parts in parcels:
             pieces = tuple((index, piece) for index, parcel in parts for piece in parcel.pieces)
             if pieces not in made:
-                made[pieces] = _pack([self.payloads[index][piece] for index, piece in pieces])
+                made[pieces] = pack([self.payloads[index][piece] for index, piece in pieces])
             sends.append(Outgoing(peer, made[pieces]))
         return sends
 
@@ -182,14 +179,14 @@ class _CodedRun:
             for index, parcel in parts
             for piece in parcel.pieces
         ]
-        most = _head_nbytes(len(sizes)) + sum(map(_aligned, sizes))
+        most = head_nbytes(len(sizes)) + sum(map(aligned, sizes))
         return Incoming(peer, most, torch.uint8, torch.device("cpu"), at_most=True)
 
     def _take(self, peer: int, parts: list[tuple[int, Parcel]], data: Tensor, number: int) -> None:
         """Decode what came into its slices; keep copied payloads that a later round passes on."""
         try:
             pieces = [(index, parcel.add, piece) for index, parcel in parts for piece in parcel.pieces]
-            payloads, nbytes = _unpack(data, len(pieces))
+            payloads, nbytes = unpack(data, len(pieces))
             for (index, add, piece), payload in zip(pieces, payloads, strict=True):
                 lane = self.lanes[index]
                 coder = _EXACT if piece.exact else lane.codec
@@ -223,44 +220,3 @@ def _by_peer(steps: list[CodedStep], what: str) -> list[tuple[int, list[tuple[in
             turn = seen[parcel.peer] = seen.get(parcel.peer, -1) + 1
             groups.setdefault((turn, parcel.peer), []).append((index, parcel))
     return [(peer, parts) for (_, peer), parts in groups.items()]
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGN) * _ALIGN
-
-
-def _head_nbytes(pieces: int) -> int:
-    return _aligned(4 * pieces)
-
-
-def _pack(payloads: Sequence[Tensor | None]) -> Tensor:
-    """Lengths, then payloads, each beginning at a multiple of 16 bytes."""
-    lengths = [POISON if payload is None else payload.numel() for payload in payloads]
-    sizes = [0 if payload is None else _aligned(payload.numel()) for payload in payloads]
-    at = _head_nbytes(len(payloads))
-    message = torch.empty(at + sum(sizes), dtype=torch.uint8)
-    view = message.numpy()
-    view[: 4 * len(lengths)].view("<u4")[:] = lengths
-    for payload, size in zip(payloads, sizes, strict=True):
-        if payload is not None:
-            view[at : at + payload.numel()] = payload.numpy()
-        at += size
-    return message
-
-
-def _unpack(data: Tensor, count: int) -> tuple[list[Tensor | None], int]:
-    """The payloads in a message (None: poisoned), and the bytes it took."""
-    at = _head_nbytes(count)
-    if data.numel() < at:
-        raise PayloadError(f"a message of {data.numel()} bytes has no room for {count} lengths")
-    lengths = np.array(data.numpy()[: 4 * count]).view("<u4").tolist()
-    found: list[Tensor | None] = []
-    for length in lengths:
-        if length == POISON:
-            found.append(None)
-            continue
-        if at + length > data.numel():
-            raise PayloadError(f"a piece of {length} bytes does not fit a message of {data.numel()}")
-        found.append(data[at : at + length])
-        at += _aligned(length)
-    return found, at

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from laconic.errors import NonFiniteError, PayloadError
-from laconic.exchange.coded import Lane, Timings, _aligned, _head_nbytes, _pack, _unpack
+from laconic.exchange.coded import Lane, Timings
+from laconic.exchange.message import aligned, head_nbytes, pack, unpack
 from laconic.exchange.pieces import Piece
 from laconic.transports.base import Incoming, Outgoing, Transport
 
@@ -23,8 +24,8 @@ def run_gather(lanes: Sequence[Lane], transport: Transport, *, step: int = 0) ->
     rank, size = transport.rank, transport.world_size
     detail = " and ".join(f"{lane.buffer.numel()} through {lane.codec}" for lane in lanes)
     transport.begin("all_reduce", "gather", sum(lane.buffer.numel() for lane in lanes), "float32", detail, 1)
-    message = _pack([_encoded(lane, step * size + rank) for lane in lanes])
-    most = _head_nbytes(len(lanes)) + sum(_aligned(lane.codec.max_nbytes(lane.buffer.numel())) for lane in lanes)
+    message = pack([_encoded(lane, step * size + rank) for lane in lanes])
+    most = head_nbytes(len(lanes)) + sum(aligned(lane.codec.max_nbytes(lane.buffer.numel())) for lane in lanes)
     others = [(rank + hop) % size for hop in range(1, size)]
     recvs = [Incoming(peer, most, torch.uint8, torch.device("cpu"), at_most=True) for peer in others]
     timings.encode_s = time.perf_counter() - begun
@@ -42,7 +43,7 @@ def run_gather(lanes: Sequence[Lane], transport: Transport, *, step: int = 0) ->
         lane.buffer.zero_()
     for peer in range(size):  # in order of rank: the same bits everywhere
         try:
-            payloads, nbytes = _unpack(arrived[peer], len(lanes))
+            payloads, nbytes = unpack(arrived[peer], len(lanes))
             for lane, payload in zip(lanes, payloads, strict=True):
                 if payload is None:
                     lane.buffer.fill_(float("nan"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -81,7 +82,7 @@ class CompressionState:
         self.world = world or current()
         self.step = 0
         self.buckets: dict[int, Bucket] = {}
-        self.records: list[BucketRecord] = []
+        self.records: deque[BucketRecord] = deque()
         self.keep_steps = 100
         self._owed: dict[str, Tensor] = {}
         self._worker: Worker | None = None
@@ -134,7 +135,7 @@ class CompressionState:
         record = BucketRecord(self.step, bucket, numel, codec, algorithm, seconds, **asdict(timings))
         self.records.append(record)
         while self.records and self.records[0].step < self.step - self.keep_steps:
-            self.records.pop(0)
+            self.records.popleft()
 
     def state_dict(self) -> dict[str, Any]:
         """The step and what this rank still owes, by parameter name: survives new buckets, codecs and world sizes."""

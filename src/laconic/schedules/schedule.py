@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -223,10 +223,6 @@ class Schedule:
         round_, src, dst, start, stop, at, add = table
         messages = Messages(round_, src, dst, start, stop, at, add.astype(np.bool_))
         return cls(collective, algorithm, len(programs), numel, messages)
-
-    def renamed(self, algorithm: str, **parameters: Any) -> Schedule:
-        """The same messages under another name."""
-        return replace(self, algorithm=algorithm, parameters=parameters)
 
 
 def _matched(programs: Sequence[Sequence[Round]]) -> Iterator[tuple[int, int, int, int, int, int, bool]]:
