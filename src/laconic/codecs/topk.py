@@ -16,8 +16,9 @@ from laconic.codecs.selector import MAGNITUDE, Array, Selector, collect, raise_n
 from laconic.errors import BadInput
 
 _LINE = 16  # floats of a cache line: a sample costs one miss per line
-_LINES = 4096  # 65,536 sampled elements: 1 % of them lie within ±16 % of k at 4σ
+_LINES = 4096  # 65,536 sampled elements
 _ALL = 0x7FFFFFFF
+_BIN_BITS = 19  # of a key, below what a bin of the histogram holds: 4,096 bins, 16 an octave
 
 
 @register("topk")
@@ -30,8 +31,8 @@ class TopK(Selector):
     Contraction: ‖x − decode(encode(x))‖² ≤ (1 − k/n) ‖x‖².
 
     Cost: 32 + 2 + log₂(n/k) bits per selected element (see indices.py), 8.56 + 32 at 1 %, and 24 bytes. One pass
-    that counts above a threshold estimated from a sample, one that collects, and an exact selection among the few
-    collected; when the sample misleads, a full partition.
+    that collects above a threshold estimated from a sample, and an exact selection among the few collected; when the
+    sample misleads, a histogram of all keys and a second pass.
 
     Args:
         fraction: the share of elements, in (0, 1), or a whole number of them.
@@ -121,11 +122,13 @@ def largest(
     `keys` says what is compared, see `selector.collect`; 0 ≤ k ≤ array.size.
     """
     bound = _estimate(array, add, k, keys)
-    chosen = collect(array, codec, bound, keys, add=add, limit=8 * k + _LINE * _LINES)
-    if chosen is not None and chosen.size >= k:
-        return _trim(chosen, _keys(array[chosen], keys), k)
-    # The sample misled, or most keys are equal (a gradient that is mostly zeros): look at every key.
-    return _trim(np.arange(array.size), _keys(array, keys), k)
+    limit = 8 * k + _LINE * _LINES
+    chosen = collect(array, codec, bound, keys, add=add, limit=limit)
+    if chosen is None or chosen.size < k:  # the sample misled
+        chosen = collect(array, codec, _histogram_bound(array, k, *map(np.int32, keys)), keys, limit=limit)
+    if chosen is None or chosen.size < k:  # most keys are equal, as in a gradient of zeros
+        chosen = np.arange(array.size)
+    return _trim(chosen, _keys(array[chosen], keys), k)
 
 
 def _keys(array: Array, keys: tuple[int, int]) -> Array:
@@ -135,15 +138,17 @@ def _keys(array: Array, keys: tuple[int, int]) -> Array:
 
 
 def _estimate(array: Array, add: Array | None, k: int, keys: tuple[int, int]) -> int:
-    """A key that about k keys, and almost surely no fewer, reach: from lines at even distances."""
+    """A key that about k keys, and almost surely no fewer, reach: from a line at a random place of every stride.
+
+    Neighbours are alike (a row of a weight's gradient shares its δ), so the lines, not their elements, are taken to be
+    independent: the margin is 4σ of that. At even distances they would meet the same few columns of a matrix.
+    """
     if k == 0 or array.size == 0:
         return _ALL
     lines = min(_LINES, -(-array.size // _LINE))
-    rows = np.arange(lines, dtype=np.int64) * (array.size // lines)
-    sample = _sample(array, array if add is None else add, add is not None, rows)
-    words = _keys(sample, keys)
+    words = _keys(_sample(array, array if add is None else add, add is not None, lines), keys)
     expected = words.size * k / array.size
-    rank = min(words.size, math.ceil(expected + 4 * math.sqrt(expected) + 4))
+    rank = min(words.size, math.ceil(expected + 4 * math.sqrt(_LINE * expected) + 4))
     # Key 0 stands for zeros: never collect those here.
     return max(1, int(np.partition(words, words.size - rank)[words.size - rank]))
 
@@ -175,14 +180,35 @@ def _keep(chosen: Array, words: Array, bound: int, ties: int, kept: Array) -> No
 
 @njit(nogil=True, cache=True)
 @no_type_check
-def _sample(array: Array, add: Array, adds: bool, rows: Array) -> Array:
-    sample = np.empty(rows.size * _LINE, np.float32)
+def _sample(array: Array, add: Array, adds: bool, lines: int) -> Array:
+    sample = np.empty(lines * _LINE, np.float32)
+    stride = array.size // lines
+    state = np.uint32(1)
     size = 0
-    for row in rows:
-        for i in range(row, min(array.size, row + _LINE)):
+    for line in range(lines):
+        state = np.uint32(state * np.uint32(1664525) + np.uint32(1013904223))
+        first = line * stride + np.int64(np.uint64(state) * np.uint64(max(1, stride - _LINE + 1)) >> np.uint64(32))
+        for i in range(first, min(array.size, first + _LINE)):
             sample[size] = array[i] + add[i] if adds else array[i]
             size += 1
     return sample[:size]
+
+
+@njit(nogil=True, cache=True)
+@no_type_check
+def _histogram_bound(array: Array, k: int, mask: int, flip: int) -> int:
+    """The largest multiple of 2¹⁹ that at least k keys reach; at least 1, as key 0 stands for zeros."""
+    words = array.view(np.int32)
+    counts = np.zeros((2, 1 << (31 - _BIN_BITS)), np.int64)  # two, so that equal neighbours do not wait for each other
+    for i in range(words.size):
+        key = (words[i] & mask) ^ flip
+        counts[i & 1, max(key, np.int32(0)) >> np.int32(_BIN_BITS)] += 1
+    reached = 0
+    for place in range(counts.shape[1] - 1, 0, -1):
+        reached += counts[0, place] + counts[1, place]
+        if reached >= k:
+            return place << _BIN_BITS
+    return 1
 
 
 @njit(nogil=True, cache=True)
