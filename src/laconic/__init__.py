@@ -27,7 +27,9 @@ if TYPE_CHECKING:
         reduce,
         reduce_scatter,
     )
+    from laconic.exchange.dgc import DeepGradientCompression
     from laconic.exchange.hook import CompressionState, compress, hook
+    from laconic.exchange.warm_up import sparsity_warm_up
     from laconic.schedules.link import Link
     from laconic.transports.loggp import Network, Simulation, simulate
     from laconic.transports.probe import probe
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Codec": "codecs",
     "CompressionState": "exchange.hook",
+    "DeepGradientCompression": "exchange.dgc",
     "LaconicError": "errors",
     "Link": "schedules.link",
     "Network": "transports.loggp",
@@ -59,11 +62,13 @@ _HOME = {
     "reduce_scatter": "exchange.collectives",
     "schedules": "",
     "simulate": "transports.loggp",
+    "sparsity_warm_up": "exchange.warm_up",
 }
 
 __all__ = [
     "Codec",
     "CompressionState",
+    "DeepGradientCompression",
     "LaconicError",
     "Link",
     "Network",
@@ -86,6 +91,7 @@ __all__ = [
     "reduce_scatter",
     "schedules",
     "simulate",
+    "sparsity_warm_up",
 ]
 
 

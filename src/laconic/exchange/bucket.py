@@ -1,7 +1,9 @@
 """One gradient bucket on its way: split into lanes, exchanged, averaged, with its residuals by parameter.
 
-Callers: the DDP hook and `distribute`. Compressible parameters that lie side by side share a lane, which is a view of
-the bucket; exempt ones are copied into one small exact lane. All lanes share the same messages.
+Callers: the DDP hook and `distribute`. Exempt parameters are copied into one small exact lane. Where they are few, as
+biases are, the others go as one lane, the whole bucket with zeros in the exempt places: one call of the codec a message,
+and no copy. Where they are many, compressible parameters that lie side by side share a lane. All lanes share the same
+messages.
 """
 
 from __future__ import annotations
@@ -13,15 +15,18 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec, codec
-from laconic.exchange.coded import Lane, Timings, run_coded
-from laconic.exchange.feedback import Feedback, mode_for
-from laconic.exchange.gather import run_gather
+from laconic.exchange.coded import CodedExchange
+from laconic.exchange.dgc import MomentumCorrection
+from laconic.exchange.feedback import Feedback, Mode, mode_for
+from laconic.exchange.gather import GatherExchange
+from laconic.exchange.lane import Lane, Timings
 from laconic.schedules.link import Link
 from laconic.schedules.registry import build
 from laconic.transports.base import Transport
 from laconic.transports.executor import run, run_native
 
 MAX_VIEWS = 8  # more runs of compressible parameters than this are copied into one lane
+FEW = 1 / 64  # exempt parameters up to this share of a bucket are blanked out rather than gone around
 # An ordinary network, for choosing between one round and two before anything was measured.
 GUESS = Link(latency_s=300e-6, s_per_byte=8e-9)
 
@@ -34,6 +39,7 @@ class Entry:
     start: int
     stop: int
     exempt: bool
+    shape: tuple[int, ...] = ()
 
 
 class Bucket:
@@ -43,17 +49,28 @@ class Bucket:
         entries: the parameters in the order they lie in the bucket.
         numel: the bucket's length.
         feedback: whether the codec's error is fed back (None: as the codec needs it).
+        correction: the momentum of the gradients, which was applied to them; None for plain gradients.
     """
 
-    def __init__(self, entries: Sequence[Entry], numel: int, feedback: bool | None = None) -> None:
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        numel: int,
+        feedback: bool | None = None,
+        correction: MomentumCorrection | None = None,
+    ) -> None:
         self.entries = tuple(entries)
         self.numel = numel
         self.wants_feedback = feedback
-        self.runs = _runs([e for e in self.entries if not e.exempt])
-        self.packed = len(self.runs) > MAX_VIEWS
+        self.correction = correction
         self.exact = [(e.start, e.stop) for e in self.entries if e.exempt]
+        few = sum(b - a for a, b in self.exact) <= FEW * numel
+        self.blanked = bool(self.exact) and few and correction is None
+        self.runs = [(0, numel)] if self.blanked else _runs([e for e in self.entries if not e.exempt])
+        self.packed = len(self.runs) > MAX_VIEWS
         self.lanes: list[Lane] = []
         self.codec: Codec | None = None
+        self._exchanges: dict[str, CodedExchange | GatherExchange] = {}
 
     def use(self, chosen: Codec) -> None:
         """Let `chosen` be the codec from now on; what is still owed is carried over."""
@@ -61,18 +78,27 @@ class Bucket:
             return
         owed = self.owed() if self.codec is not None else {}
         self.codec = chosen
-        lengths = [sum(b - a for a, b in self.runs)] if self.packed else [b - a for a, b in self.runs]
-        self.lanes = [Lane(torch.empty(0), chosen, self._feedback(chosen, length)) for length in lengths if length]
+        self._exchanges.clear()
+        self.lanes = [Lane(torch.empty(0), chosen, self._feedback(chosen, members)) for members in self._members()]
         if self.exact:
             self.lanes.append(Lane(torch.empty(0), codec("none")))
         self.owe(owed)
 
-    def _feedback(self, chosen: Codec, length: int) -> Feedback | None:
+    def _members(self) -> list[list[Entry]]:
+        """The parameters of each lane, in order; where the bucket is blanked, the exempt ones too."""
+        entries = [e for e in self.entries if self.blanked or not e.exempt]
+        if self.packed:
+            return [entries]
+        return [[e for e in entries if a <= e.start and e.stop <= b] for a, b in self.runs]
+
+    def _feedback(self, chosen: Codec, members: Sequence[Entry]) -> Feedback | None:
         wanted = self.wants_feedback
         if wanted is False or (wanted is None and mode_for(chosen) == "off") or str(chosen) == "none":
             return None
-        mode = mode_for(chosen)
-        return Feedback(length, "full" if mode == "off" else mode)
+        mode: Mode = "full" if mode_for(chosen) == "off" else mode_for(chosen)
+        if self.correction is not None:
+            return self.correction.feedback(chosen, _length(members), mode, members)
+        return Feedback(_length(members), mode)
 
     def exchange(
         self,
@@ -87,24 +113,52 @@ class Bucket:
         """Average `buffer` over all ranks, in place; returns where the time went and the algorithm that was used."""
         assert self.codec is not None
         if str(self.codec) == "none" and algorithm in ("auto", "native"):
+            self._settle(buffer)
             return self._plain(buffer, transport), "native"
         views = [buffer[a:b] for a, b in self.runs]
         pieces = [torch.cat(views)] if self.packed else views
         exact = torch.cat([buffer[a:b] for a, b in self.exact]) if self.exact else None
         contents = pieces if exact is None else [*pieces, exact]
+        if self.blanked:
+            for a, b in self.exact:
+                buffer[a:b] = 0.0
         for lane, content in zip(self.lanes, contents, strict=True):
             lane.buffer = content
-        name = cheapest_form(self.lanes, transport.world_size, link or GUESS) if algorithm == "auto" else algorithm
-        if name == "gather":
-            timings = run_gather(self.lanes, transport, step=step)
-        else:
-            timings = run_coded(self.lanes, transport, algorithm=name, hosts=hosts, step=step)
+        name = self._form(transport.world_size, link) if algorithm == "auto" else algorithm
+        timings = self._exchange(name, transport, hosts).run(step)
         if self.packed:
             _scatter(pieces[0], buffer, self.runs)
         if exact is not None:
             _scatter(exact, buffer, self.exact)
         buffer.div_(transport.world_size)
         return timings, name
+
+    def _exchange(
+        self, algorithm: str, transport: Transport, hosts: tuple[int, ...] | None
+    ) -> CodedExchange | GatherExchange:
+        """The exchange of the lanes, planned when it is first needed."""
+        found = self._exchanges.get(algorithm)
+        if found is None or found.transport is not transport:
+            if algorithm == "gather":
+                found = GatherExchange(self.lanes, transport)
+            else:
+                found = CodedExchange(self.lanes, transport, algorithm=algorithm, hosts=hosts)
+            self._exchanges[algorithm] = found
+        return found
+
+    def _form(self, world_size: int, link: Link | None) -> str:
+        if self.codec is not None and self.correction is not None and self.correction.masks(self.codec):
+            return "gather"  # the form in which a rank knows what it sent
+        return cheapest_form(self.lanes, world_size, link or GUESS)
+
+    def _settle(self, buffer: Tensor) -> None:
+        """Add what is owed from an earlier codec, all at once."""
+        owed = self.owed()
+        for entry in self.entries:
+            if entry.name in owed:
+                buffer[entry.start : entry.stop] += owed[entry.name]
+        for lane in self.lanes:
+            lane.feedback = None
 
     def _plain(self, buffer: Tensor, transport: Transport) -> Timings:
         before = transport.counters.total_sent_nbytes
@@ -118,29 +172,22 @@ class Bucket:
 
     def owed(self) -> dict[str, Tensor]:
         """What each compressible parameter is still owed, by name; nothing where nothing is fed back."""
-        parts = [lane.feedback.state_dict()["owed"] for lane in self.lanes if lane.feedback is not None]
-        if not parts:
-            return {}
-        flat, at, found = torch.cat(parts), 0, {}
-        for entry in (e for e in self.entries if not e.exempt):
-            found[entry.name] = flat[at : at + entry.stop - entry.start]
-            at += entry.stop - entry.start
+        found = {}
+        for lane, members in zip(self.lanes, self._members(), strict=False):  # the last, exact lane owes nothing
+            if lane.feedback is not None:
+                owed = lane.feedback.state_dict()["owed"].split([e.stop - e.start for e in members])
+                found.update({e.name: part for e, part in zip(members, owed, strict=True) if not e.exempt})
         return found
 
     def owe(self, owed: Mapping[str, Tensor]) -> None:
-        """Take over what these parameters are owed."""
-        parts = [
-            owed[e.name].reshape(-1) if e.name in owed else torch.zeros(e.stop - e.start)
-            for e in self.entries
-            if not e.exempt
-        ]
-        if not parts or not owed:
+        """Take over what these parameters are owed; a codec that feeds nothing back pays it in the next step."""
+        if not owed:
             return
-        flat, at = torch.cat(parts), 0
-        for lane in self.lanes:
-            if lane.feedback is not None:
-                lane.feedback.restart(flat[at : at + lane.feedback.numel])
-                at += lane.feedback.numel
+        for lane, members in zip(self.lanes, self._members(), strict=False):  # the last, exact lane owes nothing
+            if lane.feedback is None:
+                lane.feedback = Feedback(_length(members), "off")
+            parts = [owed[e.name] if e.name in owed else torch.zeros(e.stop - e.start) for e in members]
+            lane.feedback.restart(torch.cat([part.reshape(-1) for part in parts]))
 
 
 def cheapest_form(lanes: Sequence[Lane], world_size: int, link: Link) -> str:
@@ -168,6 +215,10 @@ def _runs(entries: Sequence[Entry]) -> list[tuple[int, int]]:
         else:
             runs.append((entry.start, entry.stop))
     return runs
+
+
+def _length(entries: Sequence[Entry]) -> int:
+    return sum(entry.stop - entry.start for entry in entries)
 
 
 def _scatter(values: Tensor, buffer: Tensor, slices: Sequence[tuple[int, int]]) -> None:

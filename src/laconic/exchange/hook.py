@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.bucket import Bucket, Entry
 from laconic.exchange.coded import Timings
+from laconic.exchange.dgc import DeepGradientCompression, correction_for, refuse_second_momentum
 from laconic.exchange.policy import CodecPlan, CodecSchedule, Exemptions, exemptions
 from laconic.exchange.worker import Worker
 from laconic.schedules.registry import names
@@ -55,6 +56,8 @@ class CompressionState:
         algorithm: auto (gather or direct, whichever is cheaper), gather, or any all-reduce algorithm.
         exempt: names (regular expressions) sent exactly besides biases, norms and small tensors; or Exemptions.
         feedback: feed the codec's error back; None as the codec needs it.
+        momentum: momentum of the gradients, for Deep Gradient Compression: a number or DeepGradientCompression(…). The
+            optimiser is then plain SGD.
         hosts: the host of each rank: float32 inside, the codec between.
         world: where to communicate; the default world when None.
     """
@@ -67,6 +70,7 @@ class CompressionState:
         algorithm: str = "auto",
         exempt: Exemptions | Sequence[str] | None = None,
         feedback: bool | None = None,
+        momentum: float | DeepGradientCompression | None = None,
         hosts: tuple[int, ...] | None = None,
         world: World | None = None,
     ) -> None:
@@ -74,7 +78,9 @@ class CompressionState:
         if algorithm not in valid:
             raise UnknownName("compressed all-reduce algorithm", algorithm, valid)
         self.schedule = CodecSchedule(codec)
-        self.names = {id(parameter): name for name, parameter in named_parameters or ()}
+        named = list(named_parameters or ())
+        self.names = {id(parameter): name for name, parameter in named}
+        self.correction = correction_for(momentum, algorithm, feedback, named=bool(named))
         self.exempt = exemptions(exempt)
         self.algorithm = algorithm
         self.feedback = feedback
@@ -86,6 +92,7 @@ class CompressionState:
         self.keep_steps = 100
         self._owed: dict[str, Tensor] = {}
         self._worker: Worker | None = None
+        self._watch = None if self.correction is None else refuse_second_momentum(p for _, p in named)
         atexit.register(self.close)
 
     def submit(self, bucket: dist.GradBucket) -> Any:
@@ -102,6 +109,8 @@ class CompressionState:
         chosen = self.schedule.at(self.step)
         bucket.use(chosen)
         values = buffer if buffer.dtype == torch.float32 and buffer.device.type == "cpu" else buffer.float().cpu()
+        if self.correction is not None:
+            self.correction.apply(bucket.entries, values, self.world.world_size)
         link = self.world.profile.link if self.world.profile is not None else None
         timings, algorithm = bucket.exchange(
             values, self.world.transport, algorithm=self.algorithm, hosts=self.hosts, step=self.step, link=link
@@ -126,7 +135,7 @@ class CompressionState:
                 for bucket in self.buckets.values():
                     self._owed.update(bucket.owed())
                 self.buckets.clear()
-            found = self.buckets[index] = Bucket(entries, numel, self.feedback)
+            found = self.buckets[index] = Bucket(entries, numel, self.feedback, self.correction)
             found.use(self.schedule.at(self.step))
             found.owe({e.name: self._owed.pop(e.name) for e in entries if e.name in self._owed})
         return found
@@ -138,14 +147,22 @@ class CompressionState:
             self.records.popleft()
 
     def state_dict(self) -> dict[str, Any]:
-        """The step and what this rank still owes, by parameter name: survives new buckets, codecs and world sizes."""
+        """The step, what this rank still owes and its momentum, by parameter name.
+
+        Survives new buckets, codecs and, through `merge_state_dicts`, world sizes.
+        """
         owed = {name: value.clone() for name, value in self._owed.items()}
         for bucket in self.buckets.values():
             owed.update({name: value.clone() for name, value in bucket.owed().items()})
-        return {"step": self.step, "owed": owed}
+        state: dict[str, Any] = {"step": self.step, "owed": owed}
+        return state if self.correction is None else {**state, "velocity": self.correction.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another state left off; the exchange must be idle (between steps)."""
+        if self.correction is not None:
+            self.correction.load_state_dict(state.get("velocity", {}))
+        elif state.get("velocity"):
+            raise BadInput("the state holds momentum, and this one has none: give momentum=…, or remove 'velocity'")
         self.step = int(state["step"])
         self.buckets.clear()
         self._owed = {name: value.clone() for name, value in state["owed"].items()}
@@ -154,6 +171,8 @@ class CompressionState:
         """Join the communication thread; safe to call twice."""
         if self._worker is not None:
             self._worker.close()
+        if self._watch is not None:
+            self._watch.remove()
         with contextlib.suppress(Exception):
             atexit.unregister(self.close)
 
@@ -161,19 +180,29 @@ class CompressionState:
 def merge_state_dicts(states: Sequence[Mapping[str, Any]], world_size: int) -> list[dict[str, Any]]:
     """State dicts of all old ranks as those of `world_size` new ranks, owing the same sum: nothing is dropped.
 
-    A mean over P ranks pays each rank's debt with weight 1/P, so every new rank owes the mean of the old debts.
+    A mean over P ranks pays each rank's debt with weight 1/P, so every new rank owes the mean of the old debts, and
+    moves with the mean of the old velocities where there is momentum.
     """
     if not states or world_size < 1:
         raise BadInput("merge_state_dicts needs the state of every old rank and a new world size of at least 1")
-    owed: dict[str, Tensor] = {}
-    for state in states:
-        for name, value in state["owed"].items():
-            owed[name] = owed[name] + value if name in owed else value.clone()
-    share = {name: value / len(states) for name, value in owed.items()}
+    kinds = [kind for kind in ("owed", "velocity") if any(kind in state for state in states)]
+    shares = {kind: _mean_by_name([state.get(kind, {}) for state in states]) for kind in kinds}
     return [
-        {"step": states[0]["step"], "owed": {name: value.clone() for name, value in share.items()}}
+        {
+            "step": states[0]["step"],
+            **{kind: {name: value.clone() for name, value in share.items()} for kind, share in shares.items()},
+        }
         for _ in range(world_size)
     ]
+
+
+def _mean_by_name(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of each name's vectors, zeros standing for those that are not there."""
+    total: dict[str, Tensor] = {}
+    for part in parts:
+        for name, value in part.items():
+            total[name] = total[name] + value if name in total else value.clone()
+    return {name: value / len(parts) for name, value in total.items()}
 
 
 def hook(state: CompressionState, bucket: dist.GradBucket) -> Any:
