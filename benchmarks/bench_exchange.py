@@ -42,7 +42,7 @@ from torch.nn.parallel import DistributedDataParallel
 from laconic.errors import BadInput, LaconicError
 from laconic.lab.cluster import INTERFACE, Cluster, Link
 from laconic.lab.codec_bench import environment
-from laconic.lab.collective_bench import median_interval
+from laconic.lab.statistics import median
 
 EVALUATED = 2048  # training images the loss is taken on
 NO_COMMUNICATION, DDP, DDP_FP16 = "no communication", "ddp", "ddp-fp16"
@@ -268,7 +268,7 @@ def summary(name: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "configuration": name,
         "step_seconds": statistics.median(seconds),
-        "step_seconds_interval": median_interval(seconds),
+        "step_seconds_interval": median(seconds).interval,
         "step_seconds_least": min(seconds),
         "steps": len(seconds),
         "sent_nbytes_per_step": statistics.mean(rank["sent_nbytes_per_step"] for rank in ranks),

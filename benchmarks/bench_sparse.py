@@ -38,7 +38,7 @@ import laconic
 from laconic.exchange.sparse import SparseStream, choose, predicted, sparse_all_reduce
 from laconic.lab.cluster import Cluster
 from laconic.lab.codec_bench import environment
-from laconic.lab.collective_bench import median_interval
+from laconic.lab.statistics import median
 from laconic.schedules import Link
 from laconic.transports.executor import run_native
 from laconic.transports.launcher import run_local
@@ -145,7 +145,7 @@ def summary(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
             slowest = [max(times) for times in zip(*(r["seconds"][name] for r in rows), strict=True)]
             algorithms[name] = {
                 "seconds": statistics.median(slowest),
-                "seconds_interval": median_interval(slowest),
+                "seconds_interval": median(slowest).interval,
                 "predicted_seconds": rows[0]["predicted_seconds"]["native" if name == DENSE else name],
                 "sent_nbytes": sum(r["sent_nbytes"][name] for r in rows),
                 "all_seconds": slowest,

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 import laconic
 from laconic import schedules
 from laconic.errors import BadInput, PayloadError, UnknownName
-from laconic.exchange.coded import Lane, run_coded
+from laconic.exchange.coded import run_coded
 from laconic.exchange.feedback import Feedback, mode_for
 from laconic.exchange.gather import run_gather
+from laconic.exchange.lane import Lane
 from laconic.exchange.message import pack, unpack
 from laconic.transports.base import Transport
 from laconic.transports.threads import run_threads

@@ -14,6 +14,7 @@ every length and index they read.
 
 from __future__ import annotations
 
+import functools
 import struct
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -35,10 +36,12 @@ _MAGIC = 0x4C
 _VERSION = 1
 _STRIDE = 0x9E3779B9  # between the positions of neighbouring words: 2³²/φ, odd
 _FIELDS = struct.Struct("<BBHQ")  # magic, version, codec id, numel; the checksum follows
+_CHECKSUM = struct.Struct("<I")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+@functools.cache
 def codec_id(name: str) -> int:
     """The 16-bit number that stands for a codec's name on the wire.
 
@@ -60,8 +63,9 @@ def seal(buffer: Tensor, name: str, numel: int, nbytes: int) -> Tensor:
     payload = buffer[:nbytes]
     array = payload.numpy()
     fields = _FIELDS.pack(_MAGIC, _VERSION, codec_id(name), numel)
-    array[:12] = np.frombuffer(fields, dtype=np.uint8)
-    array[12:16] = np.frombuffer(struct.pack("<I", _checksum(fields, array[HEADER_NBYTES:])), dtype=np.uint8)
+    head = memoryview(array[:HEADER_NBYTES])
+    head[:12] = fields
+    head[12:] = _CHECKSUM.pack(_checksum(array))
     return payload
 
 
@@ -84,8 +88,8 @@ def unseal(payload: Tensor, name: str, numel: int, *, nbytes: int | None = None)
     if payload.numel() < HEADER_NBYTES:
         raise PayloadError(f"{name}: payload of {payload.numel()} bytes is shorter than a {HEADER_NBYTES}-byte header")
     array = payload.contiguous().numpy()
-    fields = array[:12].tobytes()
-    magic, version, number, length = _FIELDS.unpack(fields)
+    head = array[:HEADER_NBYTES].tobytes()
+    magic, version, number, length = _FIELDS.unpack_from(head)
     if magic != _MAGIC:
         raise PayloadError(f"{name}: not a Laconic payload: it starts with {magic:#04x}, not {_MAGIC:#04x}")
     if version != _VERSION:
@@ -96,10 +100,9 @@ def unseal(payload: Tensor, name: str, numel: int, *, nbytes: int | None = None)
         raise PayloadError(f"{name}: payload holds {length} values, {numel} are expected")
     if nbytes is not None and array.size != nbytes:
         raise PayloadError(f"{name}: payload for {numel} values has {array.size} bytes, not {nbytes}")
-    body = array[HEADER_NBYTES:]
-    (expected,) = struct.unpack("<I", array[12:16].tobytes())
-    if _checksum(fields, body) != expected:
+    if _checksum(array) != _CHECKSUM.unpack_from(head, 12)[0]:
         raise PayloadError(f"{name}: payload of {array.size} bytes is corrupt: its checksum does not match")
+    body: Array = array[HEADER_NBYTES:]
     return body
 
 
@@ -142,14 +145,19 @@ def _describe(value: object) -> str:
     return type(value).__name__
 
 
-def _checksum(fields: bytes, body: Array) -> int:
+def _checksum(payload: Array) -> int:
     """Σ mix(wordᵢ ⊕ i·g) mod 2³²; words 0, 1, … are the body's, −6 … −1 the header's, the length's and the end's."""
-    whole = body.size // 4 * 4
-    words = body[:whole].view(np.uint32)
-    tail = body[whole:].tobytes().ljust(4, b"\0")
-    ends = np.frombuffer(fields + struct.pack("<Q", body.size) + tail, dtype=np.uint32)
-    total = sum(int(part) for part in threads.run(lambda start, stop: _mixed_sum(words[start:stop], start), words.size))
-    return (total + int(_mixed_sum(ends, -ends.size))) & 0xFFFFFFFF
+    whole = HEADER_NBYTES + (payload.size - HEADER_NBYTES) // 4 * 4
+    words = payload[HEADER_NBYTES:whole].view(np.uint32)
+    ends = np.zeros(24, np.uint8)
+    ends[:12] = payload[:12]
+    ends[12:20].view(np.uint64)[0] = payload.size - HEADER_NBYTES
+    ends[20 : 20 + payload.size - whole] = payload[whole:]
+    if words.size < threads.MIN_NUMEL:
+        total = int(_mixed_sum(words, 0))
+    else:
+        total = sum(int(part) for part in threads.run(lambda a, b: _mixed_sum(words[a:b], a), words.size))
+    return (total + int(_mixed_sum(ends.view(np.uint32), -6))) & 0xFFFFFFFF
 
 
 @njit(nogil=True, cache=True)

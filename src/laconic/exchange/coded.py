@@ -7,63 +7,30 @@ Callers: `collectives.all_reduce(codec=…)` and the DDP hook.
     ring          one encoding a hop: the error grows with P
     butterfly     one encoding a level; both partners add decoded values, so they agree
 
-Several *lanes* (say, the weights through a codec and the biases exactly) share the messages of one run: small messages
-are what slow engines charge for. A piece that holds NaN or infinity travels as poison (see `message.py`) and becomes
-NaN everywhere, as it would in float32, instead of an error on one rank alone.
+What is sent and received in every round is worked out once (`pieces.py`), and the messages' memory is kept: a step
+encodes into the messages and decodes out of them. A piece that holds NaN or infinity travels as poison (see
+`message.py`) and becomes NaN everywhere, as it would in float32, instead of an error on one rank alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from laconic.codecs import Codec, codec
 from laconic.errors import NonFiniteError, PayloadError
-from laconic.exchange.feedback import Feedback
-from laconic.exchange.message import aligned, head_nbytes, pack, unpack
+from laconic.exchange.lane import Lane, Timings
+from laconic.exchange.message import Writer, max_nbytes, unpack
 from laconic.exchange.pieces import CodedStep, Encoding, Parcel, Piece, PlanKey, coded_program
 from laconic.schedules.registry import build
 from laconic.transports.base import Incoming, Outgoing, Transport
 
 _EXACT = codec("none")
-
-
-@dataclass
-class Timings:
-    """Where the time of an exchange went, in seconds, and what was sent."""
-
-    encode_s: float = 0.0
-    wait_s: float = 0.0
-    decode_s: float = 0.0
-    sent_nbytes: int = 0
-    messages: int = 0
-
-
-@dataclass
-class Lane:
-    """A float32 buffer, its codec, and what is kept for it from step to step.
-
-    Attributes:
-        feedback: the residuals; None feeds nothing back.
-        workspace: the payloads' buffers, kept under (round, slice).
-    """
-
-    buffer: Tensor
-    codec: Codec
-    feedback: Feedback | None = None
-    workspace: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
-
-    def room(self, number: int, piece: Piece, nbytes: int) -> Tensor:
-        """A uint8 buffer for the payload of `piece` in round `number`."""
-        key = (number, piece.start, piece.stop)
-        found = self.workspace.get(key)
-        if found is None or found.numel() < nbytes:
-            found = self.workspace[key] = torch.empty(nbytes, dtype=torch.uint8)
-        return found
+_IDLE = CodedStep()
 
 
 def run_coded(
@@ -81,142 +48,199 @@ def run_coded(
         hosts: the host of each rank, to leave messages inside a host in float32; None compresses all.
         step: draws of stochastic codecs differ by step, rank and round.
     """
-    return _CodedRun(list(lanes), transport, algorithm, hosts, step).run()
+    return CodedExchange(lanes, transport, algorithm=algorithm, hosts=hosts).run(step)
 
 
-class _CodedRun:
+@dataclass(frozen=True)
+class _Part:
+    """A piece of a lane within a message; `encoding` is None where a payload from an earlier round is passed on."""
+
+    lane: int
+    piece: Piece
+    coder: Codec
+    add: bool
+    encoding: Encoding | None = None
+
+    @property
+    def max_nbytes(self) -> int:
+        return self.coder.max_nbytes(self.piece.stop - self.piece.start)
+
+
+@dataclass(frozen=True)
+class _Message:
+    """One message and whom it goes to: peers that get the same pieces get the same bytes."""
+
+    peers: tuple[int, ...]
+    parts: tuple[_Part, ...]
+    writer: Writer
+
+
+@dataclass(frozen=True)
+class _Round:
+    messages: tuple[_Message, ...]
+    recvs: tuple[Incoming, ...]
+    arrivals: tuple[tuple[_Part, ...], ...]  # what each of recvs holds
+
+
+class CodedExchange:
+    """The plan and the memory of a compressed all-reduce of these lanes, kept from step to step.
+
+    Args:
+        lanes: what is summed; their buffers may be replaced by others of the same length before every `run`.
+        algorithm, hosts: as for `run_coded`.
+    """
+
     def __init__(
-        self, lanes: list[Lane], transport: Transport, algorithm: str, hosts: tuple[int, ...] | None, step: int
+        self,
+        lanes: Sequence[Lane],
+        transport: Transport,
+        *,
+        algorithm: str,
+        hosts: tuple[int, ...] | None = None,
     ) -> None:
-        self.lanes = lanes
+        self.lanes = list(lanes)
         self.transport = transport
         self.algorithm = algorithm
-        self.step = step
-        self.timings = Timings()
+        self.numel = sum(lane.buffer.numel() for lane in lanes)
+        self.detail = " and ".join(f"{lane.buffer.numel()} through {lane.codec}" for lane in lanes)
         parameters = {"hosts": hosts} if algorithm == "hierarchical" and hosts is not None else {}
-        size = transport.world_size
+        size, rank = transport.world_size, transport.rank
         schedules = [build("all_reduce", algorithm, size, lane.buffer.numel(), **parameters) for lane in lanes]
-        self.rounds = max((schedule.rounds for schedule in schedules), default=0)
-        self.programs = [coded_program(PlanKey(schedule, transport.rank, hosts)) for schedule in schedules]
-        self.payloads: list[dict[Piece, Tensor | None]] = [{} for _ in lanes]  # None: poisoned
+        programs = [coded_program(PlanKey(schedule, rank, hosts)) for schedule in schedules]
+        rounds = max((schedule.rounds for schedule in schedules), default=0)
+        self.rounds = [self._plan([program.get(number, _IDLE) for program in programs]) for number in range(rounds)]
+        self._payloads: dict[tuple[int, Piece], Tensor | None] = {}  # of this run; None: poisoned
 
-    def run(self) -> Timings:
-        transport = self.transport
+    def _plan(self, steps: list[CodedStep]) -> _Round:
+        """One round of all lanes."""
+        fresh = [{encoding.piece: encoding for encoding in step.encodings} for step in steps]
+        peers: dict[tuple[_Part, ...], list[int]] = {}
+        for peer, parcels in _by_peer([step.sends for step in steps]):
+            parts = tuple(
+                _Part(lane, piece, self._coder(lane, piece), parcel.add, fresh[lane].get(piece))
+                for lane, parcel in parcels
+                for piece in parcel.pieces
+            )
+            peers.setdefault(parts, []).append(peer)
+        messages = [
+            _Message(tuple(to), parts, Writer([part.max_nbytes for part in parts])) for parts, to in peers.items()
+        ]
+        recvs, arrivals = [], []
+        for peer, parcels in _by_peer([step.recvs for step in steps]):
+            parts = tuple(
+                _Part(lane, piece, self._coder(lane, piece), parcel.add)
+                for lane, parcel in parcels
+                for piece in parcel.pieces
+            )
+            most = max_nbytes([part.max_nbytes for part in parts])
+            memory = torch.empty(most, dtype=torch.uint8)
+            recvs.append(Incoming(peer, most, torch.uint8, memory.device, into=memory, at_most=True))
+            arrivals.append(parts)
+        return _Round(tuple(messages), tuple(recvs), tuple(arrivals))
+
+    def _coder(self, lane: int, piece: Piece) -> Codec:
+        return _EXACT if piece.exact else self.lanes[lane].codec
+
+    def run(self, step: int = 0) -> Timings:
+        """Sum the lanes' buffers over all ranks; draws of stochastic codecs differ by step, rank and round."""
+        timings, transport = Timings(), self.transport
         for lane in self.lanes:
-            owed = lane.feedback.take_owed() if lane.feedback is not None else None
-            if owed is not None:
-                lane.buffer += owed
-        detail = " and ".join(f"{lane.buffer.numel()} through {lane.codec}" for lane in self.lanes)
-        numel = sum(lane.buffer.numel() for lane in self.lanes)
-        transport.begin("all_reduce", self.algorithm, numel, "float32", detail, self.rounds)
-        for number in range(self.rounds):
-            self._run_round(number, [program.get(number, CodedStep()) for program in self.programs])
+            lane.pay_owed()
+        self._payloads.clear()
+        transport.begin("all_reduce", self.algorithm, self.numel, "float32", self.detail, len(self.rounds))
+        for number, round_ in enumerate(self.rounds):
+            if round_.messages or round_.recvs:
+                self._run_round(number, round_, step, timings)
         transport.end()
-        return self.timings
+        return timings
 
-    def _run_round(self, number: int, steps: list[CodedStep]) -> None:
+    def _run_round(self, number: int, round_: _Round, step: int, timings: Timings) -> None:
         begun = time.perf_counter()
-        for index, step in enumerate(steps):
-            for encoding in step.encodings:
-                self._encode(index, number, encoding)
-        sends = self._outgoing(_by_peer(steps, "sends"))
-        arrivals = _by_peer(steps, "recvs")
-        if not sends and not arrivals:
-            return
-        recvs = [self._incoming(peer, parcels) for peer, parcels in arrivals]
-        self.timings.encode_s += time.perf_counter() - begun
+        draws = (step * len(self.rounds) + number) * self.transport.world_size
+        sends: list[Outgoing] = []
+        encoded: set[tuple[int, Piece]] = set()
+        for message in round_.messages:
+            data = self._write(message, number, draws, encoded)
+            sends += [Outgoing(peer, data) for peer in message.peers]
+            timings.sent_nbytes += data.nbytes * len(message.peers)
+        timings.messages += len(sends)
+        now = time.perf_counter()
+        timings.encode_s += now - begun
 
-        posted = self.transport.post(sends, recvs, number)
-        for index, (peer, parcels) in enumerate(arrivals):
-            begun = time.perf_counter()
+        posted = self.transport.post(sends, round_.recvs, number)
+        for index, (incoming, parts) in enumerate(zip(round_.recvs, round_.arrivals, strict=True)):
             data = posted.received(index)
             arrived = time.perf_counter()
-            self._take(peer, parcels, data, number)
-            self.timings.wait_s += arrived - begun
-            self.timings.decode_s += time.perf_counter() - arrived
-        begun = time.perf_counter()
+            self._take(incoming, parts, data, number)
+            timings.wait_s += arrived - now
+            now = time.perf_counter()
+            timings.decode_s += now - arrived
         posted.sent()
-        self.timings.wait_s += time.perf_counter() - begun
-        self.timings.sent_nbytes += sum(send.data.nbytes for send in sends)
-        self.timings.messages += len(sends)
+        timings.wait_s += time.perf_counter() - now
         self.transport.counters.rounds += 1
 
-    def _encode(self, index: int, number: int, encoding: Encoding) -> None:
-        lane, piece = self.lanes[index], encoding.piece
+    def _write(self, message: _Message, number: int, draws: int, encoded: set[tuple[int, Piece]]) -> Tensor:
+        """Encode the pieces of a message, each where it lies; those that another message or round had are copied."""
+        writer = message.writer
+        writer.begin()
+        for part in message.parts:
+            key = (part.lane, part.piece)
+            if part.encoding is not None and key not in encoded:
+                self._payloads[key] = self._encode(part, part.encoding, number, draws, writer.room())
+                encoded.add(key)
+            writer.add(self._payloads[key])
+        return writer.finish()
+
+    def _encode(self, part: _Part, encoding: Encoding, number: int, draws: int, room: Tensor) -> Tensor | None:
+        lane, piece, coder = self.lanes[part.lane], part.piece, part.coder
         values = lane.buffer[piece.start : piece.stop]
-        coder = _EXACT if piece.exact else lane.codec
-        out = lane.room(number, piece, coder.max_nbytes(values.numel()))
-        draws = (self.step * self.rounds + number) * self.transport.world_size + encoding.stream
+        draws += encoding.stream
         try:
             if lane.feedback is None or piece.exact:
-                payload = coder.encode(values, step=draws, out=out)
+                payload = coder.encode(values, step=draws, out=room)
             else:
                 site = (number, piece.start, piece.stop)
-                payload = lane.feedback.encode(coder, values, site, step=draws, out=out)
+                payload = lane.feedback.encode(coder, values, site, step=draws, out=room)
         except NonFiniteError:
-            self.payloads[index][piece] = None
             if encoding.adopt:
                 values.fill_(float("nan"))
-            return
-        self.payloads[index][piece] = payload
+            return None
         if encoding.adopt:
             coder.decode(payload, values.numel(), out=values)
+        return payload
 
-    def _outgoing(self, parcels: list[tuple[int, list[tuple[int, Parcel]]]]) -> list[Outgoing]:
-        """One message a peer; peers that get the same pieces get the same message."""
-        made: dict[tuple[tuple[int, Piece], ...], Tensor] = {}
-        sends = []
-        for peer, parts in parcels:
-            pieces = tuple((index, piece) for index, parcel in parts for piece in parcel.pieces)
-            if pieces not in made:
-                made[pieces] = pack([self.payloads[index][piece] for index, piece in pieces])
-            sends.append(Outgoing(peer, made[pieces]))
-        return sends
-
-    def _incoming(self, peer: int, parts: list[tuple[int, Parcel]]) -> Incoming:
-        sizes = [
-            (_EXACT if piece.exact else self.lanes[index].codec).max_nbytes(piece.stop - piece.start)
-            for index, parcel in parts
-            for piece in parcel.pieces
-        ]
-        most = head_nbytes(len(sizes)) + sum(map(aligned, sizes))
-        return Incoming(peer, most, torch.uint8, torch.device("cpu"), at_most=True)
-
-    def _take(self, peer: int, parts: list[tuple[int, Parcel]], data: Tensor, number: int) -> None:
-        """Decode what came into its slices; keep copied payloads that a later round passes on."""
+    def _take(self, incoming: Incoming, parts: tuple[_Part, ...], data: Tensor, number: int) -> None:
+        """Decode what came into its slices; payloads that a later round may pass on are kept."""
         try:
-            pieces = [(index, parcel.add, piece) for index, parcel in parts for piece in parcel.pieces]
-            payloads, nbytes = unpack(data, len(pieces))
-            for (index, add, piece), payload in zip(pieces, payloads, strict=True):
-                lane = self.lanes[index]
-                coder = _EXACT if piece.exact else lane.codec
-                values = lane.buffer[piece.start : piece.stop]
+            payloads, nbytes = unpack(data, len(parts))
+            for part, payload in zip(parts, payloads, strict=True):
+                piece = part.piece
+                values = self.lanes[part.lane].buffer[piece.start : piece.stop]
                 if payload is None:
                     values.fill_(float("nan"))
-                elif add:
-                    coder.decode_add(payload, values)
+                elif part.add:
+                    part.coder.decode_add(payload, values)
                 else:
-                    coder.decode(payload, values.numel(), out=values)
-                if not add:
-                    self.payloads[index][piece] = self._kept(lane, piece, payload, number)
+                    part.coder.decode(payload, values.numel(), out=values)
+                if not part.add:
+                    self._payloads[part.lane, piece] = self._kept(incoming, payload, data, number)
         except PayloadError as error:
             where = self.transport.where(number)
-            raise PayloadError(f"{where}: peer {peer} sent a bad payload: {error}") from error
-        self.transport.counters.count_received(peer, nbytes)
+            raise PayloadError(f"{where}: peer {incoming.peer} sent a bad payload: {error}") from error
+        self.transport.counters.count_received(incoming.peer, nbytes)
 
-    def _kept(self, lane: Lane, piece: Piece, payload: Tensor | None, number: int) -> Tensor | None:
-        """A payload that may be passed on: copied, for the engine reuses its memory; not copied in the last round."""
-        if payload is None or number + 1 == self.rounds:
-            return payload
-        return lane.room(number, piece, payload.numel())[: payload.numel()].copy_(payload)
+    def _kept(self, incoming: Incoming, payload: Tensor | None, data: Tensor, number: int) -> Tensor | None:
+        """A payload that a later round may pass on: copied where it lies in the engine's memory, not in ours."""
+        ours = incoming.into is not None and data.data_ptr() == incoming.into.data_ptr()
+        return payload if payload is None or ours or number + 1 == len(self.rounds) else payload.clone()
 
 
-def _by_peer(steps: list[CodedStep], what: str) -> list[tuple[int, list[tuple[int, Parcel]]]]:
+def _by_peer(parcels: Iterable[tuple[Parcel, ...]]) -> list[tuple[int, list[tuple[int, Parcel]]]]:
     """The parcels of all lanes that go to, or come from, each peer: the k-th of every lane in one message."""
     groups: dict[tuple[int, int], list[tuple[int, Parcel]]] = {}
-    for index, step in enumerate(steps):
+    for lane, row in enumerate(parcels):
         seen: dict[int, int] = {}
-        for parcel in getattr(step, what):
+        for parcel in row:
             turn = seen[parcel.peer] = seen.get(parcel.peer, -1) + 1
-            groups.setdefault((turn, parcel.peer), []).append((index, parcel))
+            groups.setdefault((turn, parcel.peer), []).append((lane, parcel))
     return [(peer, parts) for (_, peer), parts in groups.items()]

@@ -17,8 +17,9 @@ from laconic.codecs import Codec
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange import auto
 from laconic.exchange.bucket import GUESS, cheapest_form
-from laconic.exchange.coded import Lane, run_coded
+from laconic.exchange.coded import run_coded
 from laconic.exchange.gather import run_gather
+from laconic.exchange.lane import Lane
 from laconic.exchange.policy import flat_codec
 from laconic.schedules import registry
 from laconic.schedules.schedule import bounds

@@ -10,66 +10,96 @@ import time
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from laconic.errors import NonFiniteError, PayloadError
-from laconic.exchange.coded import Lane, Timings
-from laconic.exchange.message import aligned, head_nbytes, pack, unpack
-from laconic.exchange.pieces import Piece
+from laconic.exchange.lane import Lane, Timings
+from laconic.exchange.message import Writer, max_nbytes, unpack
 from laconic.transports.base import Incoming, Outgoing, Transport
 
 
 def run_gather(lanes: Sequence[Lane], transport: Transport, *, step: int = 0) -> Timings:
     """Sum every lane's buffer over all ranks, in place: one message of all lanes' payloads to every peer."""
-    timings, begun = Timings(), time.perf_counter()
-    rank, size = transport.rank, transport.world_size
-    detail = " and ".join(f"{lane.buffer.numel()} through {lane.codec}" for lane in lanes)
-    transport.begin("all_reduce", "gather", sum(lane.buffer.numel() for lane in lanes), "float32", detail, 1)
-    message = pack([_encoded(lane, step * size + rank) for lane in lanes])
-    most = head_nbytes(len(lanes)) + sum(aligned(lane.codec.max_nbytes(lane.buffer.numel())) for lane in lanes)
-    others = [(rank + hop) % size for hop in range(1, size)]
-    recvs = [Incoming(peer, most, torch.uint8, torch.device("cpu"), at_most=True) for peer in others]
-    timings.encode_s = time.perf_counter() - begun
+    return GatherExchange(lanes, transport).run(step)
 
-    posted = transport.post([Outgoing(peer, message) for peer in others], recvs, 0)
-    arrived = {rank: message}
-    begun = time.perf_counter()
-    for index, peer in enumerate(others):
-        arrived[peer] = posted.received(index)
-    posted.sent()
-    timings.wait_s = time.perf_counter() - begun
 
-    begun = time.perf_counter()
-    for lane in lanes:
-        lane.buffer.zero_()
-    for peer in range(size):  # in order of rank: the same bits everywhere
+class GatherExchange:
+    """The plan and the memory of a gathering of these lanes, kept from step to step.
+
+    Args:
+        lanes: what is summed; their buffers may be replaced by others of the same length before every `run`.
+    """
+
+    algorithm = "gather"
+
+    def __init__(self, lanes: Sequence[Lane], transport: Transport) -> None:
+        rank, size = transport.rank, transport.world_size
+        self.lanes = list(lanes)
+        self.transport = transport
+        self.others = [(rank + hop) % size for hop in range(1, size)]
+        sizes = [lane.codec.max_nbytes(lane.buffer.numel()) for lane in lanes]
+        self.writer = Writer(sizes)
+        cpu, most = torch.device("cpu"), max_nbytes(sizes)
+        self.recvs = [
+            Incoming(peer, most, torch.uint8, cpu, into=torch.empty(most, dtype=torch.uint8), at_most=True)
+            for peer in self.others
+        ]
+        self.numel = sum(lane.buffer.numel() for lane in lanes)
+        self.detail = " and ".join(f"{lane.buffer.numel()} through {lane.codec}" for lane in lanes)
+
+    def run(self, step: int = 0) -> Timings:
+        """Sum the lanes' buffers over all ranks; draws of stochastic codecs differ by step and rank."""
+        timings, begun = Timings(), time.perf_counter()
+        transport = self.transport
+        rank, size = transport.rank, transport.world_size
+        transport.begin("all_reduce", "gather", self.numel, "float32", self.detail, 1)
+        message = self._encode(step * size + rank)
+        encoded = time.perf_counter()
+
+        posted = transport.post([Outgoing(peer, message) for peer in self.others], self.recvs, 0)
+        arrived = {rank: message}
+        for index, peer in enumerate(self.others):
+            arrived[peer] = posted.received(index)
+        posted.sent()
+        waited = time.perf_counter()
+
+        for peer in range(size):  # in order of rank: the same bits everywhere
+            self._take(peer, arrived[peer])
+        transport.counters.rounds += 1
+        transport.end()
+        timings.encode_s, timings.wait_s = encoded - begun, waited - encoded
+        timings.decode_s = time.perf_counter() - waited
+        timings.sent_nbytes, timings.messages = message.nbytes * len(self.others), len(self.others)
+        return timings
+
+    def _encode(self, draws: int) -> Tensor:
+        self.writer.begin()
+        for lane in self.lanes:
+            room = self.writer.room()
+            try:
+                if lane.feedback is None:
+                    payload = lane.codec.encode(lane.buffer, step=draws, out=room)
+                else:
+                    lane.pay_owed()
+                    site = (0, 0, lane.buffer.numel())
+                    payload = lane.feedback.encode(lane.codec, lane.buffer, site, step=draws, out=room)
+                self.writer.add(payload)
+            except NonFiniteError:
+                self.writer.add(None)
+        return self.writer.finish()
+
+    def _take(self, peer: int, message: Tensor) -> None:
+        """Add one rank's payloads; the first rank's replace what the buffers held."""
         try:
-            payloads, nbytes = unpack(arrived[peer], len(lanes))
-            for lane, payload in zip(lanes, payloads, strict=True):
+            payloads, nbytes = unpack(message, len(self.lanes))
+            for lane, payload in zip(self.lanes, payloads, strict=True):
                 if payload is None:
                     lane.buffer.fill_(float("nan"))
+                elif peer == 0:
+                    lane.codec.decode(payload, lane.buffer.numel(), out=lane.buffer)
                 else:
                     lane.codec.decode_add(payload, lane.buffer)
         except PayloadError as error:
-            raise PayloadError(f"{transport.where(0)}: peer {peer} sent a bad payload: {error}") from error
-        if peer != rank:
-            transport.counters.count_received(peer, nbytes)
-    timings.decode_s = time.perf_counter() - begun
-    timings.sent_nbytes, timings.messages = message.nbytes * len(others), len(others)
-    transport.counters.rounds += 1
-    transport.end()
-    return timings
-
-
-def _encoded(lane: Lane, draws: int) -> torch.Tensor | None:
-    """The payload of a lane, or None when it holds NaN or infinity."""
-    numel = lane.buffer.numel()
-    out = lane.room(0, Piece(0, numel, False), lane.codec.max_nbytes(numel))
-    try:
-        if lane.feedback is None:
-            return lane.codec.encode(lane.buffer, step=draws, out=out)
-        owed = lane.feedback.take_owed()
-        if owed is not None:
-            lane.buffer += owed
-        return lane.feedback.encode(lane.codec, lane.buffer, (0, 0, numel), step=draws, out=out)
-    except NonFiniteError:
-        return None
+            raise PayloadError(f"{self.transport.where(0)}: peer {peer} sent a bad payload: {error}") from error
+        if peer != self.transport.rank:
+            self.transport.counters.count_received(peer, nbytes)

@@ -1,14 +1,15 @@
 """The message of a compressed exchange: a row of uint32 lengths, one a piece, then the pieces' payloads.
 
-Callers: `coded.py` and `gather.py`. Payloads begin at multiples of 16 bytes. The length POISON stands for a piece that
-held NaN or infinity and has no payload.
+Callers: `coded.py` and `gather.py`. Payloads begin at multiples of 16 bytes and are encoded where they lie in the
+message, which is kept from step to step. The length POISON stands for a piece that held NaN or infinity and has no
+payload.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,34 +29,77 @@ def head_nbytes(pieces: int) -> int:
     return aligned(4 * pieces)
 
 
+def max_nbytes(sizes: Sequence[int]) -> int:
+    """The most a message takes whose payloads take at most these bytes."""
+    return head_nbytes(len(sizes)) + sum(map(aligned, sizes))
+
+
+class Writer:
+    """Memory for one message, filled piece by piece, again and again.
+
+    >>> writer = Writer([4, 4])
+    >>> writer.begin()
+    >>> _ = writer.room().fill_(7)
+    >>> writer.add(writer.room()[:3]), writer.add(None)
+    (None, None)
+    >>> unpack(writer.finish(), 2)
+    ([tensor([7, 7, 7], dtype=torch.uint8), None], 32)
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._memory = torch.zeros(max_nbytes(sizes), dtype=torch.uint8)
+        self._head = memoryview(self._memory.numpy())
+        self._count = len(sizes)
+        self._at = 0
+        self._lengths: list[int] = []
+
+    def begin(self) -> None:
+        """Forget what was written before."""
+        self._at = head_nbytes(self._count)
+        self._lengths = []
+
+    def room(self) -> Tensor:
+        """Where the next payload goes: encode into it."""
+        return self._memory[self._at :]
+
+    def add(self, payload: Tensor | None) -> None:
+        """The next piece: what was encoded into `room()`, a payload from elsewhere (copied), or None for poison."""
+        if payload is None:
+            self._lengths.append(POISON)
+            return
+        length = payload.numel()
+        if payload.data_ptr() != self._memory.data_ptr() + self._at:
+            self._memory[self._at : self._at + length] = payload
+        self._lengths.append(length)
+        self._at += aligned(length)
+
+    def finish(self) -> Tensor:
+        """The whole message, a view of the memory."""
+        struct.pack_into(f"<{self._count}I", self._head, 0, *self._lengths)
+        return self._memory[: self._at]
+
+
 def pack(payloads: Sequence[Tensor | None]) -> Tensor:
-    """Lengths, then payloads, each beginning at a multiple of 16 bytes."""
-    lengths = [POISON if payload is None else payload.numel() for payload in payloads]
-    sizes = [0 if payload is None else aligned(payload.numel()) for payload in payloads]
-    at = head_nbytes(len(payloads))
-    message = torch.empty(at + sum(sizes), dtype=torch.uint8)
-    view = message.numpy()
-    view[: 4 * len(lengths)].view("<u4")[:] = lengths
-    for payload, size in zip(payloads, sizes, strict=True):
-        if payload is not None:
-            view[at : at + payload.numel()] = payload.numpy()
-        at += size
-    return message
+    """A message of these payloads in memory of its own."""
+    writer = Writer([0 if payload is None else payload.numel() for payload in payloads])
+    writer.begin()
+    for payload in payloads:
+        writer.add(payload)
+    return writer.finish()
 
 
 def unpack(data: Tensor, count: int) -> tuple[list[Tensor | None], int]:
     """The payloads in a message (None: poisoned), and the bytes it took."""
-    at = head_nbytes(count)
-    if data.numel() < at:
-        raise PayloadError(f"a message of {data.numel()} bytes has no room for {count} lengths")
-    lengths = np.array(data.numpy()[: 4 * count]).view("<u4").tolist()
+    at, size = head_nbytes(count), data.numel()
+    if size < at:
+        raise PayloadError(f"a message of {size} bytes has no room for {count} lengths")
     found: list[Tensor | None] = []
-    for length in lengths:
+    for length in struct.unpack_from(f"<{count}I", data.numpy()):
         if length == POISON:
             found.append(None)
             continue
-        if at + length > data.numel():
-            raise PayloadError(f"a piece of {length} bytes does not fit a message of {data.numel()}")
+        if at + length > size:
+            raise PayloadError(f"a piece of {length} bytes does not fit a message of {size}")
         found.append(data[at : at + length])
         at += aligned(length)
     return found, at

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +25,7 @@ from laconic.schedules.schedule import Schedule
 Slice = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A slice that travels as one payload; exact where it stays inside a host or is already everyone's."""
 
     start: int

@@ -1,0 +1,40 @@
+"""A lane: one float32 buffer on its way through a codec, and what is kept for it; and where an exchange's time went.
+
+Callers: `coded.py`, `gather.py` and `bucket.py`. Several lanes (say, the weights through a codec and the biases exactly)
+share the messages of one run: small messages are what slow engines charge for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from laconic.codecs import Codec
+from laconic.exchange.feedback import Feedback
+
+
+@dataclass
+class Timings:
+    """Where the time of an exchange went, in seconds, and what was sent."""
+
+    encode_s: float = 0.0
+    wait_s: float = 0.0
+    decode_s: float = 0.0
+    sent_nbytes: int = 0
+    messages: int = 0
+
+
+@dataclass
+class Lane:
+    """A float32 buffer, its codec, and its residuals; feedback None feeds nothing back."""
+
+    buffer: Tensor
+    codec: Codec
+    feedback: Feedback | None = None
+
+    def pay_owed(self) -> None:
+        """Add to the buffer what a former schedule, world or codec still owes."""
+        owed = self.feedback.take_owed() if self.feedback is not None else None
+        if owed is not None:
+            self.buffer += owed
