@@ -2,7 +2,8 @@
 
     LaconicError
     ├── BadInput (ValueError)             a user's value cannot be used; the sentence says what can
-    │   └── UnknownName                   no such codec, algorithm, engine…; lists the valid ones
+    │   ├── UnknownName                   no such codec, algorithm, engine…; lists the valid ones
+    │   └── RecordError                   a run's record is missing, corrupt, cut off or of another format
     ├── MissingExtra (ImportError)        an optional package is not installed; names the extra
     ├── PayloadError (ValueError)         bytes from the wire or a file are truncated, oversized or corrupt
     ├── NonFiniteError (ValueError)       NaN or infinity where a codec's policy is to refuse it
@@ -43,6 +44,10 @@ class UnknownName(BadInput):
         super().__init__(f"unknown {what} '{name}'{hint} valid ones: {', '.join(names)}")
         self.name = name
         self.valid = names
+
+
+class RecordError(BadInput):
+    """A run's record is missing, corrupt, cut off or of another format."""
 
 
 class MissingExtra(LaconicError, ImportError):

@@ -6,10 +6,8 @@ Callers: `laconic bench collectives`. Repeats of all algorithms are interleaved,
 
 from __future__ import annotations
 
-import math
 import os
 import platform
-import statistics
 import time
 from typing import Any
 
@@ -18,6 +16,7 @@ import torch
 from laconic import schedules
 from laconic.exchange import auto
 from laconic.exchange.collectives import all_reduce
+from laconic.lab.statistics import median
 from laconic.transports.probe import probe
 from laconic.transports.world import World, init
 
@@ -84,13 +83,13 @@ def _largest(world: World, values: list[float]) -> list[float]:
 
 def _row(world: World, name: str, numel: int, times: list[float]) -> dict[str, Any]:
     assert world.profile is not None
-    low, high = median_interval(times)
+    centre = median(times)
     row: dict[str, Any] = {
         "engine": world.engine,
         "algorithm": name,
         "numel": numel,
-        "seconds": statistics.median(times),
-        "seconds_interval": [low, high],
+        "seconds": centre.value,
+        "seconds_interval": [centre.low, centre.high],
         "predicted_seconds": world.profile.seconds(name, world.world_size, 4 * numel),
         "repeats": len(times),
         "sent_nbytes": None,
@@ -102,20 +101,6 @@ def _row(world: World, name: str, numel: int, times: list[float]) -> dict[str, A
         row["sent_nbytes"], row["rounds"] = 4 * schedule.sent_numel, schedule.rounds
         row["model_seconds"] = schedule.cost(world.profile.link)
     return row
-
-
-def median_interval(times: list[float], z: float = 1.96) -> tuple[float, float]:
-    """The 95 % interval of the median by ranks ⌊(n − z√n)/2⌋ and ⌈1 + (n + z√n)/2⌉.
-
-    >>> median_interval([float(i) for i in range(1, 101)])
-    (40.0, 61.0)
-
-    Source: Hoefler & Belli, Scientific Benchmarking of Parallel Computing Systems, SC 2015, §3.1.3.
-    """
-    ordered, n = sorted(times), len(times)
-    low = max(1, math.floor((n - z * math.sqrt(n)) / 2))
-    high = min(n, math.ceil(1 + (n + z * math.sqrt(n)) / 2))
-    return ordered[low - 1], ordered[high - 1]
 
 
 def _judge(pick: str, numel: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
