@@ -20,10 +20,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from laconic.codecs import Codec
 from laconic.errors import BadInput, UnknownName
-from laconic.exchange.bucket import Bucket, Entry
-from laconic.exchange.coded import Timings
+from laconic.exchange.bucket import Entry
 from laconic.exchange.dgc import DeepGradientCompression, correction_for, refuse_second_momentum
+from laconic.exchange.exact import LayerForm
+from laconic.exchange.forms import AnyBucket, Forms
+from laconic.exchange.lane import Timings
 from laconic.exchange.policy import CodecPlan, CodecSchedule, Exemptions, exemptions
 from laconic.exchange.worker import Worker
 from laconic.schedules.registry import names
@@ -77,7 +80,8 @@ class CompressionState:
         valid = {"auto", "gather", *names("all_reduce")}
         if algorithm not in valid:
             raise UnknownName("compressed all-reduce algorithm", algorithm, valid)
-        self.schedule = CodecSchedule(codec)
+        self.schedule = CodecSchedule(codec, matrices=True)
+        self.forms = Forms()
         named = list(named_parameters or ())
         self.names = {id(parameter): name for name, parameter in named}
         self.correction = correction_for(momentum, algorithm, feedback, named=bool(named))
@@ -87,13 +91,22 @@ class CompressionState:
         self.hosts = hosts
         self.world = world or current()
         self.step = 0
-        self.buckets: dict[int, Bucket] = {}
+        self.buckets: dict[int, AnyBucket] = {}
         self.records: deque[BucketRecord] = deque()
         self.keep_steps = 100
         self._owed: dict[str, Tensor] = {}
         self._worker: Worker | None = None
         self._watch = None if self.correction is None else refuse_second_momentum(p for _, p in named)
         atexit.register(self.close)
+
+    def observe(self, model: nn.Module) -> None:
+        """Catch what codec "factors" sends of this model's layers; `compress` does it when its codecs name factors."""
+        self.forms.observe(model, self.names)
+
+    @property
+    def layers(self) -> list[LayerForm]:
+        """How each parameter of a matrix codec's buckets travels, and what this rank sends for it at a step."""
+        return self.forms.layers(self.buckets.values(), self.world.world_size)
 
     def submit(self, bucket: dist.GradBucket) -> Any:
         """Start the exchange of one bucket; returns the future DDP waits for."""
@@ -105,8 +118,8 @@ class CompressionState:
 
     def _exchange(self, buffer: Tensor, index: int, parameters: list[Tensor], last: bool) -> Tensor:
         begun = time.perf_counter()
-        bucket = self._bucket(index, parameters, buffer.numel())
         chosen = self.schedule.at(self.step)
+        bucket = self._bucket(index, parameters, buffer.numel(), chosen)
         bucket.use(chosen)
         values = buffer if buffer.dtype == torch.float32 and buffer.device.type == "cpu" else buffer.float().cpu()
         if self.correction is not None:
@@ -120,23 +133,27 @@ class CompressionState:
         self._record(index, buffer.numel(), str(chosen), algorithm, time.perf_counter() - begun, timings)
         if last:
             self.step += 1
+            self.forms.end_of_step()
         return buffer
 
-    def _bucket(self, index: int, parameters: list[Tensor], numel: int) -> Bucket:
+    def _bucket(self, index: int, parameters: list[Tensor], numel: int, chosen: Codec) -> AnyBucket:
         """The bucket's state; a new layout (DDP rebuilds buckets after the first step) takes the residuals along."""
         entries, at = [], 0
         for position, parameter in enumerate(parameters):
             name = self.names.get(id(parameter), f"bucket{index}.{position}")
-            entries.append(Entry(name, at, at + parameter.numel(), self.exempt.covers(name, parameter)))
+            exempt, shape = self.exempt.covers(name, parameter), tuple(parameter.shape)
+            entries.append(Entry(name, at, at + parameter.numel(), exempt, shape))
             at += parameter.numel()
         found = self.buckets.get(index)
-        if found is None or found.entries != tuple(entries) or found.numel != numel:
+        same = found is not None and found.entries == tuple(entries) and found.numel == numel
+        if found is None or not same or not self.forms.suits(found, chosen):
             if found is not None:
                 for bucket in self.buckets.values():
                     self._owed.update(bucket.owed())
                 self.buckets.clear()
-            found = self.buckets[index] = Bucket(entries, numel, self.feedback, self.correction)
-            found.use(self.schedule.at(self.step))
+            found = self.forms.bucket(chosen, entries, numel, self.feedback, self.correction)
+            self.buckets[index] = found
+            found.use(chosen)
             found.owe({e.name: self._owed.pop(e.name) for e in entries if e.name in self._owed})
         return found
 
@@ -154,7 +171,7 @@ class CompressionState:
         owed = {name: value.clone() for name, value in self._owed.items()}
         for bucket in self.buckets.values():
             owed.update({name: value.clone() for name, value in bucket.owed().items()})
-        state: dict[str, Any] = {"step": self.step, "owed": owed}
+        state: dict[str, Any] = {"step": self.step, "owed": owed, "warm": self.forms.state_dict()}
         return state if self.correction is None else {**state, "velocity": self.correction.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -164,6 +181,7 @@ class CompressionState:
         elif state.get("velocity"):
             raise BadInput("the state holds momentum, and this one has none: give momentum=…, or remove 'velocity'")
         self.step = int(state["step"])
+        self.forms.load_state_dict(state.get("warm", {}))
         self.buckets.clear()
         self._owed = {name: value.clone() for name, value in state["owed"].items()}
 
@@ -171,6 +189,7 @@ class CompressionState:
         """Join the communication thread; safe to call twice."""
         if self._worker is not None:
             self._worker.close()
+        self.forms.close()
         if self._watch is not None:
             self._watch.remove()
         with contextlib.suppress(Exception):
@@ -190,6 +209,7 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]], world_size: int) -> l
     return [
         {
             "step": states[0]["step"],
+            "warm": {name: q.clone() for name, q in states[0].get("warm", {}).items()},
             **{kind: {name: value.clone() for name, value in share.items()} for kind, share in shares.items()},
         }
         for _ in range(world_size)
@@ -225,5 +245,7 @@ def compress(ddp: DistributedDataParallel, codec: CodecPlan = "dynamic8", **opti
     if not isinstance(ddp, DistributedDataParallel):
         raise BadInput(f"compress takes a DistributedDataParallel model, got {type(ddp).__name__}")
     state = CompressionState(codec, ddp.module.named_parameters(), **options)
+    if state.schedule.names("factors"):
+        state.observe(ddp.module)
     ddp.register_comm_hook(state, hook)
     return state

@@ -49,12 +49,17 @@ class Exemptions:
 class CodecSchedule:
     """The codec of each step: one for all, a table {first step: codec}, or a function of the step.
 
+    Args:
+        plan: the codecs.
+        matrices: whether codecs for matrices are taken too.
+
     >>> plan = CodecSchedule({0: "none", 100: "dynamic8"})
     >>> str(plan.at(99)), str(plan.at(100))
     ('none', 'dynamic8')
     """
 
-    def __init__(self, plan: CodecPlan) -> None:
+    def __init__(self, plan: CodecPlan, *, matrices: bool = False) -> None:
+        self._codec = codec if matrices else flat_codec
         self._function: Callable[[int], str | Codec] | None = None
         self._table: list[tuple[int, Codec]] = []
         if callable(plan) and not isinstance(plan, Codec):
@@ -62,15 +67,19 @@ class CodecSchedule:
         elif isinstance(plan, Mapping):
             if not plan or min(plan) != 0:
                 raise BadInput("a codec schedule needs an entry for step 0, e.g. {0: 'none', 100: 'dynamic8'}")
-            self._table = [(step, flat_codec(spec)) for step, spec in sorted(plan.items())]
+            self._table = [(step, self._codec(spec)) for step, spec in sorted(plan.items())]
         else:
-            self._table = [(0, flat_codec(plan))]
+            self._table = [(0, self._codec(plan))]
 
     def at(self, step: int) -> Codec:
         """The codec in force at `step`."""
         if self._function is not None:
-            return flat_codec(self._function(step))
+            return self._codec(self._function(step))
         return [entry for first, entry in self._table if first <= step][-1]
+
+    def names(self, name: str) -> bool:
+        """Whether the table has a codec of this name; what a function will choose is not known."""
+        return any(entry.name == name for _, entry in self._table)
 
 
 def flat_codec(spec: str | Codec) -> Codec:

@@ -1,0 +1,88 @@
+"""The exact part of a bucket that is otherwise exchanged by a matrix codec, and what each parameter cost.
+
+Callers: `low_rank.py` and `factors.py`. Sums go through the codec `none`, so that messages are framed and checked as
+those of every compressed exchange, and bytes are counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from laconic.codecs import codec
+from laconic.exchange.bucket import GUESS, cheapest_form
+from laconic.exchange.coded import CodedExchange
+from laconic.exchange.gather import GatherExchange
+from laconic.exchange.lane import Lane, Timings
+from laconic.schedules.link import Link
+from laconic.transports.base import Transport
+
+
+@dataclass(frozen=True)
+class LayerForm:
+    """How one parameter travelled at the last step, and what this rank sent for it.
+
+    Attributes:
+        form: "exact", "powersgd(4)", "factors", or "with weight" for a bias that needed no bytes of its own.
+        raw_nbytes: what this rank would send in an all-reduce of float32 that sends the least, 2·(P−1)/P·4·numel.
+        sent_nbytes: what it sent, without heads and padding.
+    """
+
+    name: str
+    form: str
+    raw_nbytes: int
+    sent_nbytes: int
+
+
+@dataclass(frozen=True)
+class Route:
+    """How the messages of one exchange go: what the DDP hook was told, and the step."""
+
+    transport: Transport
+    algorithm: str
+    hosts: tuple[int, ...] | None
+    step: int
+    link: Link | None
+
+
+class ExactSum:
+    """Sums float32 vectors over all ranks; keeps plan and memory while length and way stay the same."""
+
+    def __init__(self) -> None:
+        self._lane = Lane(torch.empty(0), codec("none"))
+        self._key: object = None
+        self._exchange: CodedExchange | GatherExchange | None = None
+
+    def run(self, values: Tensor, route: Route) -> tuple[Timings, str]:
+        """Sum `values` in place, the same bits on every rank; returns where the time went, and the algorithm."""
+        self._lane.buffer = values
+        name = route.algorithm
+        if name == "auto":
+            name = cheapest_form([self._lane], route.transport.world_size, route.link or GUESS)
+        key = (values.numel(), id(route.transport), name, route.hosts)
+        if self._exchange is None or self._key != key:
+            self._key, self._exchange = key, self._planned(name, route)
+        return self._exchange.run(route.step), name
+
+    def _planned(self, algorithm: str, route: Route) -> CodedExchange | GatherExchange:
+        if algorithm == "gather":
+            return GatherExchange([self._lane], route.transport)
+        return CodedExchange([self._lane], route.transport, algorithm=algorithm, hosts=route.hosts)
+
+
+def plus(one: Timings, other: Timings) -> Timings:
+    """The sum of two exchanges, field by field."""
+    return Timings(**{f.name: getattr(one, f.name) + getattr(other, f.name) for f in fields(Timings)})
+
+
+def wire_nbytes(numel: int, world_size: int, algorithm: str = "direct") -> int:
+    """What one rank sends to sum `numel` float32: (P−1)·4n by gather, else 2·(P−1)/P·4n, the least that is possible.
+
+    >>> wire_nbytes(1000, 4), wire_nbytes(1000, 4, "gather")
+    (6000, 12000)
+    """
+    if algorithm == "gather":
+        return 4 * numel * (world_size - 1)
+    return 8 * numel * (world_size - 1) // world_size

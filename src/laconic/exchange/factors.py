@@ -1,0 +1,310 @@
+"""Sufficient factors on a bucket: fully connected layers send (o, δ) to all, everything else is summed exactly.
+
+Callers: the DDP hook, for codec "factors". Every rank sends the factors of all ranks' layers to all others, one message
+a peer, and computes W's gradient as one product over all ranks' rows, (1/P)·Σ δᵀ o, and the bias's as the mean of Σ δ.
+
+Which layers go that way is agreed, without a message of its own: at every step each rank says how many rows it could
+send for each layer, and the sum decides the next step by `Factors.pays`. Before sending, a rank makes sure that its
+factors give the gradient that DDP holds: both are multiplied by a random vector of signs (Freivalds). They do not when
+the weight is also used elsewhere, has a penalty in the loss, or was not zeroed. Such a rank sends its gradient instead;
+so no condition on the model or the loop need be known here, and the result is that of DDP to rounding.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic.codecs import Codec, codec
+from laconic.codecs.factors import Factors
+from laconic.errors import BadInput, PayloadError
+from laconic.exchange.bucket import GUESS, Entry
+from laconic.exchange.exact import ExactSum, LayerForm, Route, plus, wire_nbytes
+from laconic.exchange.lane import Timings
+from laconic.exchange.linear_watch import Linear, LinearWatch
+from laconic.exchange.message import Writer, max_nbytes, unpack
+from laconic.schedules.link import Link
+from laconic.transports.base import Incoming, Outgoing, Transport
+
+_EXACT = codec("none")
+_EPS = torch.finfo(torch.float32).eps
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A watched layer whose weight lies in this bucket; `bias` only where it lies here too."""
+
+    linear: Linear
+    weight: Entry
+    bias: Entry | None
+
+    @property
+    def numel(self) -> int:
+        return self.weight.stop - self.weight.start + (self.linear.c_out if self.bias else 0)
+
+    def gradients(self, buffer: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The weight's part of the bucket as a matrix, and the bias's."""
+        weight = buffer[self.weight.start : self.weight.stop].view(self.linear.c_out, self.linear.c_in)
+        return weight, None if self.bias is None else buffer[self.bias.start : self.bias.stop]
+
+
+class FactorsBucket:
+    """The state of one bucket whose fully connected layers may go by factors.
+
+    Args:
+        entries: the parameters in the order they lie in the bucket.
+        numel: the bucket's length.
+        watch: what is caught of the model's layers; None sends all exactly.
+        agreed: the layers that go by factors at the next step, shared by all buckets; the same on every rank.
+    """
+
+    def __init__(self, entries: Sequence[Entry], numel: int, watch: LinearWatch | None, agreed: set[str]) -> None:
+        self.entries = tuple(entries)
+        self.numel = numel
+        self.watch = watch
+        self.agreed = agreed
+        self.codec = Factors()
+        by_name = {e.name: e for e in self.entries}
+        known = {} if watch is None else watch.layers
+        self._layers = [
+            _Layer(known[e.name], e, by_name.get(known[e.name].bias or ""))
+            for e in self.entries
+            if e.name in known and not e.exempt
+        ]
+        self._owed: dict[str, Tensor] = {}
+        self._sum = ExactSum()
+        self._forms: dict[str, tuple[str, int]] = {}
+        self._signs = torch.Generator().manual_seed(0)
+
+    def use(self, chosen: Codec) -> None:
+        """Only factors are exchanged by this bucket."""
+        if chosen != self.codec:
+            raise BadInput(f"this bucket is exchanged by factors, not by {chosen}")
+
+    def exchange(
+        self,
+        buffer: Tensor,
+        transport: Transport,
+        *,
+        algorithm: str,
+        hosts: tuple[int, ...] | None,
+        step: int,
+        link: Link | None,
+    ) -> tuple[Timings, str]:
+        """Average `buffer` over all ranks, in place; returns where the time went and the algorithm that was used."""
+        route = Route(transport, algorithm, hosts, step, link)
+        begun = time.perf_counter()
+        for entry in self.entries:
+            if entry.name in self._owed:
+                buffer[entry.start : entry.stop] += self._owed.pop(entry.name)
+        caught = [self._usable(layer, buffer) for layer in self._layers]
+        chosen = [i for i, layer in enumerate(self._layers) if layer.weight.name in self.agreed]
+        layers = [self._layers[i] for i in chosen]
+        rest = self._rest(layers)
+        votes = [v for pair in caught for v in ((0, 0) if pair is None else (pair[0].shape[0], 1))]
+        exact = torch.cat([*(buffer[e.start : e.stop] for e in rest), torch.tensor(votes, dtype=torch.float32)])
+        payloads = [_payload(layer, caught[i], buffer) for i, layer in zip(chosen, layers, strict=True)]
+        self._note(layers, payloads, rest, transport.world_size)
+        together = bool(layers) and _one_round(exact.numel(), transport.world_size, link or GUESS)
+        prepared = time.perf_counter() - begun
+
+        timings, name = Timings(), "gather"
+        if layers:
+            sent = [*payloads, _EXACT.encode(exact)] if together else payloads
+            most = [_EXACT.max_nbytes(layer.numel) for layer in layers]
+            timings = self._gather(layers, sent, most, exact if together else None, buffer, transport)
+        if not together:
+            summed, name = self._sum.run(exact, route)
+            timings = plus(timings, summed)
+        begun = time.perf_counter()
+        at = 0
+        for entry in rest:
+            buffer[entry.start : entry.stop] = exact[at : at + entry.stop - entry.start]
+            at += entry.stop - entry.start
+        self._agree(exact[at:].tolist(), transport.world_size)
+        buffer.div_(transport.world_size)
+        timings.encode_s += prepared
+        timings.decode_s += time.perf_counter() - begun
+        return timings, name
+
+    def _rest(self, layers: Sequence[_Layer]) -> list[Entry]:
+        """The parameters that do not go with `layers`."""
+        covered = {e.name for layer in layers for e in (layer.weight, layer.bias) if e is not None}
+        return [e for e in self.entries if e.name not in covered]
+
+    def _usable(self, layer: _Layer, buffer: Tensor) -> tuple[Tensor, Tensor] | None:
+        """What was caught of a layer, if it gives the gradients in the bucket: to rounding, tested by random signs."""
+        pair = None if self.watch is None else self.watch.take(layer.weight.name)
+        if pair is None:
+            return None
+        (o, delta), (weight, bias) = pair, layer.gradients(buffer)
+        signs = torch.randint(0, 2, (o.shape[1],), generator=self._signs).mul_(2).sub_(1).float()
+        # The error of a sum of n products is about √n·ε of the sum of their sizes; 16 standard deviations are allowed.
+        slack = 16 * _EPS * (o.shape[0] + o.shape[1]) ** 0.5
+        sizes = delta.abs().T @ o.abs().sum(dim=1)
+        right = _close(weight @ signs, delta.T @ (o @ signs), slack * sizes)
+        if bias is not None:
+            right = right and _close(bias, delta.sum(dim=0), slack * delta.abs().sum(dim=0))
+        return pair if right else None
+
+    def _gather(
+        self,
+        layers: list[_Layer],
+        payloads: list[Tensor],
+        most: list[int],
+        exact: Tensor | None,
+        buffer: Tensor,
+        transport: Transport,
+    ) -> Timings:
+        """One round: the payloads to every peer; the sums of all ranks' into `buffer` and `exact`."""
+        timings, begun = Timings(), time.perf_counter()
+        rank, size = transport.rank, transport.world_size
+        numel = sum(layer.numel for layer in layers)
+        names = " ".join(layer.weight.name for layer in layers)
+        transport.begin("all_reduce", "factors", numel, "float32", names, 1)
+        message = _message(payloads)
+        room = [*most, payloads[-1].numel()] if exact is not None else most
+        others = [(rank + hop) % size for hop in range(1, size)]
+        recvs = [Incoming(peer, max_nbytes(room), torch.uint8, torch.device("cpu"), at_most=True) for peer in others]
+        timings.encode_s = time.perf_counter() - begun
+
+        posted = transport.post([Outgoing(peer, message) for peer in others], recvs, 0)
+        arrived = {rank: message}
+        begun = time.perf_counter()
+        for index, peer in enumerate(others):
+            arrived[peer] = posted.received(index)
+        posted.sent()
+        timings.wait_s = time.perf_counter() - begun
+
+        begun = time.perf_counter()
+        self._add_up(layers, [arrived[peer] for peer in range(size)], exact, buffer, transport)
+        timings.decode_s = time.perf_counter() - begun
+        timings.sent_nbytes, timings.messages = message.nbytes * len(others), len(others)
+        transport.counters.rounds += 1
+        transport.end()
+        return timings
+
+    def _add_up(
+        self, layers: list[_Layer], messages: list[Tensor], exact: Tensor | None, buffer: Tensor, transport: Transport
+    ) -> None:
+        """Sum the ranks' messages in order of rank: the same bits everywhere."""
+        sums = [_Sum(layer, buffer) for layer in layers]
+        if exact is not None:
+            exact.zero_()
+        for peer, message in enumerate(messages):
+            try:
+                payloads, nbytes = unpack(message, len(layers) + (exact is not None))
+                for total, payload in zip(sums, payloads, strict=False):
+                    total.add(payload)
+                if exact is not None:
+                    _EXACT.decode_add(_there(payloads[-1]), exact)
+            except PayloadError as error:
+                raise PayloadError(f"{transport.where(0)}: peer {peer} sent a bad payload: {error}") from error
+            if peer != transport.rank:
+                transport.counters.count_received(peer, nbytes)
+        for total in sums:
+            total.finish()
+
+    def _agree(self, votes: list[float], world_size: int) -> None:
+        """From every rank's rows: which layers go by factors next time."""
+        for layer, rows, able in zip(self._layers, votes[::2], votes[1::2], strict=True):
+            c_in, c_out, name = layer.linear.c_in, layer.linear.c_out, layer.weight.name
+            batch = -(-int(rows) // world_size) if able == world_size else 0
+            if batch and self.codec.pays(batch, c_in, c_out, world_size):
+                self.agreed.add(name)
+            else:
+                self.agreed.discard(name)
+
+    def _note(self, layers: list[_Layer], payloads: list[Tensor], rest: list[Entry], world_size: int) -> None:
+        """Keep what `layers()` tells."""
+        self._forms = {e.name: ("exact", wire_nbytes(e.stop - e.start, world_size)) for e in rest}
+        for layer, payload in zip(layers, payloads, strict=True):
+            dense = payload.numel() == _EXACT.max_nbytes(layer.numel)
+            nbytes = payload.numel() * (world_size - 1)
+            self._forms[layer.weight.name] = ("gathered exact" if dense else "factors", nbytes)
+            if layer.bias is not None:
+                self._forms[layer.bias.name] = ("with weight", 0)
+
+    def owed(self) -> dict[str, Tensor]:
+        """What an earlier codec still owes and no step has paid yet."""
+        return dict(self._owed)
+
+    def owe(self, owed: Mapping[str, Tensor]) -> None:
+        """Take over what these parameters are owed; it is paid at the next step, exactly."""
+        self._owed.update({name: value.reshape(-1).clone() for name, value in owed.items()})
+
+    def layers(self, world_size: int) -> list[LayerForm]:
+        """How each parameter went at the last step, and what this rank sent for it."""
+        forms = []
+        for entry in self.entries:
+            raw = wire_nbytes(entry.stop - entry.start, world_size)
+            form, sent = self._forms.get(entry.name, ("exact", raw))
+            forms.append(LayerForm(entry.name, form, raw, sent))
+        return forms
+
+
+class _Sum:
+    """The sum of one layer's payloads: dense ones as they come, factors in one product at the end."""
+
+    def __init__(self, layer: _Layer, buffer: Tensor) -> None:
+        self.layer = layer
+        self.weight, self.bias = layer.gradients(buffer)
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+        self.weight.zero_()
+        if self.bias is not None:
+            self.bias.zero_()
+
+    def add(self, payload: Tensor | None) -> None:
+        given = _there(payload)
+        if given.numel() < _EXACT.max_nbytes(self.layer.numel):  # factors are sent only when they are smaller
+            shape = (self.layer.linear.c_out, self.layer.linear.c_in)
+            self.pairs.append(Factors().unpack(given, shape))
+            return
+        dense = _EXACT.decode(given, self.layer.numel)
+        self.weight += dense[: self.weight.numel()].view_as(self.weight)
+        if self.bias is not None:
+            self.bias += dense[self.weight.numel() :]
+
+    def finish(self) -> None:
+        if self.pairs:  # into memory of their own, so that the product's bits do not hang on where messages lay
+            o, delta = (torch.cat(rows) for rows in zip(*self.pairs, strict=True))
+            self.weight.addmm_(delta.T, o)
+            if self.bias is not None:
+                self.bias += delta.sum(dim=0)
+
+
+def _payload(layer: _Layer, pair: tuple[Tensor, Tensor] | None, buffer: Tensor) -> Tensor:
+    """A layer's factors, or its gradients where there are none to send."""
+    if pair is not None:
+        return Factors().pack(*pair)
+    weight, bias = layer.gradients(buffer)
+    return _EXACT.encode(torch.cat([weight.view(-1)] if bias is None else [weight.view(-1), bias]))
+
+
+def _message(payloads: Sequence[Tensor]) -> Tensor:
+    writer = Writer([payload.numel() for payload in payloads])
+    writer.begin()
+    for payload in payloads:
+        writer.add(payload)
+    return writer.finish()
+
+
+def _there(payload: Tensor | None) -> Tensor:
+    if payload is None:
+        raise PayloadError("factors: a piece without a payload, which no rank sends")
+    return payload
+
+
+def _close(one: Tensor, other: Tensor, slack: Tensor) -> bool:
+    return bool(((one - other).abs() <= slack).all()) and bool(torch.isfinite(slack).all())
+
+
+def _one_round(numel: int, world_size: int, link: Link) -> bool:
+    """Whether the exact rest costs less in the factors' messages, (P−1)·4n bytes, than in two rounds of its own."""
+    nbytes = 4.0 * numel
+    extra = (world_size - 1) * nbytes * (link.s_per_byte + link.reduce_s_per_byte)
+    return extra <= 2 * link.burst_s(world_size - 1, nbytes / max(world_size, 1), reduced=True)

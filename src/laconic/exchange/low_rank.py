@@ -1,0 +1,210 @@
+"""PowerSGD on a bucket: all its matrices by their factors, in two messages a peer and round, with feedback.
+
+Callers: the DDP hook, for codec "powersgd(r)". The method's steps are in `codecs/powersgd.py`; its rounds:
+
+    M  = gradient + residual               per matrix (rows: the first dimension, columns: all others)
+    P  = M Q₀                              first sum over ranks, all matrices and all exact parameters in one vector
+    P̂  = orthogonalise(P)                  the same bits on every rank, since the sum is
+    Q  = Mᵀ P̂                              second sum over ranks, all matrices in one vector
+    gradient = P̂ (ΣQ / P)ᵀ                 the mean of the ranks' M, projected on P̂
+    residual = M − P̂ Qᵀ                    what this rank's own M lost in the projection
+
+Invariant: over all ranks, Σ gradient + Σ residual_after = Σ M but for rounding.
+
+Source: Vogels et al., PowerSGD, NeurIPS 2019, Alg. 1 and 2.
+Differs: the residual is what this rank's M lost, with its own Q, and not M minus the mean's reconstruction. Both have
+the same sum over ranks, but the latter also keeps every rank's distance from the mean, which is never paid off.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from laconic.codecs import Codec
+from laconic.codecs.powersgd import PowerSGD
+from laconic.errors import BadInput
+from laconic.exchange.bucket import Entry
+from laconic.exchange.exact import ExactSum, LayerForm, Route, plus, wire_nbytes
+from laconic.exchange.lane import Timings
+from laconic.schedules.link import Link
+from laconic.transports.base import Transport
+
+
+class LowRankBucket:
+    """The state of one bucket that is exchanged by PowerSGD, kept from step to step.
+
+    Exempt parameters, and matrices for which r·(rows + columns) floats are not fewer than rows·columns, are summed
+    exactly, in the messages of P.
+
+    Args:
+        entries: the parameters in the order they lie in the bucket, with their shapes.
+        numel: the bucket's length.
+        warm: the last step's Q by parameter name, shared by all buckets; the same on every rank.
+        feedback: whether what the projection loses is kept and added at the next step; None and True keep it.
+    """
+
+    def __init__(
+        self, entries: Sequence[Entry], numel: int, warm: dict[str, Tensor], feedback: bool | None = None
+    ) -> None:
+        self.entries = tuple(entries)
+        self.numel = numel
+        self.warm = warm
+        self.feedback = feedback is not False
+        self.codec: PowerSGD | None = None
+        self.residuals: dict[str, Tensor] = {}
+        self._matrices: list[Entry] = []
+        self._exact: list[Entry] = []
+        self._sums = (ExactSum(), ExactSum())
+        self._algorithms = ("direct", "direct")
+
+    def use(self, chosen: Codec) -> None:
+        """Let `chosen` be the codec from now on; residuals stay, and the last Q where its shape still fits."""
+        if not isinstance(chosen, PowerSGD):
+            raise BadInput(f"this bucket is exchanged by powersgd, not by {chosen}")
+        if self.codec != chosen:
+            self.codec = chosen
+            self._matrices = [e for e in self.entries if not e.exempt and pays(chosen, e)]
+            self._exact = [e for e in self.entries if e not in self._matrices]
+
+    def exchange(
+        self,
+        buffer: Tensor,
+        transport: Transport,
+        *,
+        algorithm: str,
+        hosts: tuple[int, ...] | None,
+        step: int,
+        link: Link | None,
+    ) -> tuple[Timings, str]:
+        """Average `buffer` over all ranks, in place; returns where the time went and the algorithm that was used."""
+        assert self.codec is not None
+        route = Route(transport, algorithm, hosts, step, link)
+        begun = time.perf_counter()
+        inputs = self._inputs(buffer)
+        starts = [self.codec.start(_shape(e), step, self._previous(e)) for e in self._matrices]
+        projections = [self.codec.project(m, q) for m, q in zip(inputs, starts, strict=True)]
+        first = torch.cat([buffer[e.start : e.stop] for e in self._exact] + [p.view(-1) for p in projections])
+        projected = time.perf_counter()
+        timings, name = self._sums[0].run(first, route)
+        timings.encode_s += projected - begun
+
+        begun = time.perf_counter()
+        size, at = transport.world_size, 0
+        for e in self._exact:
+            torch.div(first[at : at + e.stop - e.start], size, out=buffer[e.start : e.stop])
+            at += e.stop - e.start
+        bases = self._bases(_cut(first[at:], projections))
+        timings.decode_s += time.perf_counter() - begun
+        second_name = name
+        if self._matrices:
+            back, second_name = self._back(buffer, inputs, bases, route)
+            timings = plus(timings, back)
+        self._algorithms = (name, second_name)
+        return timings, name
+
+    def _inputs(self, buffer: Tensor) -> list[Tensor]:
+        """M of every matrix: with feedback the residual itself, which has taken the gradient in; else the gradient."""
+        for entry in self._exact:
+            owed = self.residuals.pop(entry.name, None)
+            if owed is not None:
+                buffer[entry.start : entry.stop] += owed
+        inputs = []
+        for entry in self._matrices:
+            gradient = buffer[entry.start : entry.stop]
+            if self.feedback:
+                residual = self.residuals.setdefault(entry.name, torch.zeros(gradient.numel()))
+                inputs.append(residual.add_(gradient).view(_shape(entry)))
+            else:
+                owed = self.residuals.pop(entry.name, None)
+                inputs.append((gradient if owed is None else gradient.add_(owed)).view(_shape(entry)))
+        return inputs
+
+    def _previous(self, entry: Entry) -> Tensor | None:
+        """The last step's Q of this matrix, unless it was for another matrix_rank."""
+        assert self.codec is not None
+        found = self.warm.get(entry.name)
+        rows, columns = _shape(entry)
+        return found if found is not None and found.shape == (columns, self.codec.columns((rows, columns))) else None
+
+    def _bases(self, sums: list[Tensor]) -> list[Tensor | None]:
+        """P̂ of every matrix; None where NaN or infinity came from some rank, which all ranks see in the sum."""
+        assert self.codec is not None
+        return [self.codec.orthogonalise(p) if bool(torch.isfinite(p).all()) else None for p in sums]
+
+    def _back(
+        self, buffer: Tensor, inputs: list[Tensor], bases: list[Tensor | None], route: Route
+    ) -> tuple[Timings, str]:
+        """The second sum: of Q; then the mean's reconstruction and the residuals."""
+        assert self.codec is not None
+        begun = time.perf_counter()
+        own = [
+            torch.zeros(m.shape[1], self.codec.columns((m.shape[0], m.shape[1])))
+            if p is None
+            else self.codec.back(m, p)
+            for m, p in zip(inputs, bases, strict=True)
+        ]
+        second = torch.cat([q.view(-1) for q in own])
+        multiplied = time.perf_counter()
+        timings, name = self._sums[1].run(second, route)
+        timings.encode_s += multiplied - begun
+
+        begun = time.perf_counter()
+        means = _cut(second.div_(route.transport.world_size), own)
+        for entry, m, p, q, mean in zip(self._matrices, inputs, bases, own, means, strict=True):
+            gradient = buffer[entry.start : entry.stop].view(_shape(entry))
+            if p is None or not bool(torch.isfinite(mean).all()):
+                gradient.fill_(float("nan"))
+                self.residuals.pop(entry.name, None)
+                self.warm.pop(entry.name, None)
+                continue
+            if self.feedback:
+                m.addmm_(p, q.T, alpha=-1.0)
+            torch.mm(p, mean.T, out=gradient)
+            self.warm[entry.name] = mean.clone()
+        timings.decode_s += time.perf_counter() - begun
+        return timings, name
+
+    def owed(self) -> dict[str, Tensor]:
+        """What each matrix is still owed by this rank, by name."""
+        return dict(self.residuals)
+
+    def owe(self, owed: Mapping[str, Tensor]) -> None:
+        """Take over what these parameters are owed; those that are sent exactly pay it at the next step."""
+        self.residuals.update({name: value.reshape(-1).clone() for name, value in owed.items()})
+
+    def layers(self, world_size: int) -> list[LayerForm]:
+        """How each parameter travels, and what a rank sends for it at a step."""
+        assert self.codec is not None
+        forms = []
+        for entry in self.entries:
+            numel = entry.stop - entry.start
+            raw, form = wire_nbytes(numel, world_size), "exact"
+            sent = wire_nbytes(numel, world_size, self._algorithms[0])
+            if entry in self._matrices:
+                rows, columns = _shape(entry)
+                r, form = self.codec.columns((rows, columns)), str(self.codec)
+                sent = wire_nbytes(r * rows, world_size, self._algorithms[0])
+                sent += wire_nbytes(r * columns, world_size, self._algorithms[1])
+            forms.append(LayerForm(entry.name, form, raw, sent))
+        return forms
+
+
+def pays(codec: PowerSGD, entry: Entry) -> bool:
+    """Whether the factors of this parameter are fewer floats than itself."""
+    return len(entry.shape) >= 2 and codec.floats_sent(_shape(entry)) < entry.stop - entry.start
+
+
+def _shape(entry: Entry) -> tuple[int, int]:
+    """The parameter as a matrix: its first dimension by all others."""
+    rows = entry.shape[0]
+    return rows, (entry.stop - entry.start) // rows
+
+
+def _cut(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """`flat` as matrices of the shapes of `like`, one after the other: views."""
+    parts = torch.split(flat, [m.numel() for m in like])
+    return [part.view(m.shape) for part, m in zip(parts, like, strict=True)]
