@@ -12,6 +12,7 @@ from typing import Any
 from laconic.lab import statistics
 from laconic.lab.record import Breakdown, Claim, Configuration, Record, Trial
 from laconic.lab.statistics import Median
+from laconic.schedules.link import Link
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Row:
     trials: list[Trial]
     failed: int
     accuracy: Median | None
+    loss: Median | None
     to_target: Median | None
     reached: int
     total: Median | None
@@ -55,6 +57,7 @@ def _row(record: Record, configuration: Configuration) -> Row:
         trials=trials,
         failed=sum(t.configuration == configuration.name and t.failed is not None for t in record.trials),
         accuracy=_median(trials, lambda t: t.test_accuracy),
+        loss=_median(trials, lambda t: t.test_loss),
         to_target=_median(trials, lambda t: t.seconds_to_target),
         reached=sum(t.seconds_to_target is not None for t in trials),
         total=_median(trials, lambda t: t.seconds_total),
@@ -78,6 +81,18 @@ def _breakdown(trials: list[Trial]) -> Breakdown | None:
         return None
     names = Breakdown.__dataclass_fields__
     return Breakdown(**{name: statistics.median([getattr(b, name) for b in found]).value for name in names})
+
+
+def wire_bound(record: Record, row: Row) -> float | None:
+    """The least seconds a step can take on the record's link: the bytes a worker sends, at the link's rate.
+
+    None where the link's rate is not known, or where workers share hosts and part of the bytes never meets it.
+    """
+    spec, workers = record.link.spec, row.configuration.workers
+    if spec is None or row.sent is None or workers < 2 or record.link.hosts < workers:
+        return None
+    rate = spec.split(",")[0].strip()  # of two sites' rates the one inside: a bound for every message
+    return None if rate == "unlimited" else row.sent.value * Link.parse(rate).s_per_byte
 
 
 def results(record: Record) -> list[dict[str, Any]]:
