@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,9 @@ from laconic.exchange.policy import CodecPlan, CodecSchedule, Exemptions, exempt
 from laconic.exchange.worker import Worker
 from laconic.schedules.registry import names
 from laconic.transports.world import World, current
+
+if TYPE_CHECKING:
+    from laconic.exchange.fsdp import ShardedCompression
 
 
 @dataclass(frozen=True)
@@ -234,18 +237,37 @@ def hook(state: CompressionState, bucket: dist.GradBucket) -> Any:
 hook.__annotations__.update(bucket=dist.GradBucket, **{"return": torch.futures.Future[torch.Tensor]})
 
 
-def compress(ddp: DistributedDataParallel, codec: CodecPlan = "dynamic8", **options: Any) -> CompressionState:
-    """Send the gradients of a DDP model through `codec` from now on; returns the state (records, state_dict).
+@overload
+def compress(model: DistributedDataParallel, codec: CodecPlan = "dynamic8", **options: Any) -> CompressionState: ...
+@overload
+def compress(model: nn.Module, codec: CodecPlan = "dynamic8", **options: Any) -> ShardedCompression: ...
+def compress(model: nn.Module, codec: CodecPlan = "dynamic8", **options: Any) -> CompressionState | ShardedCompression:
+    """Send the gradients of a DDP or FSDP2 model through `codec` from now on; returns the state (records, state_dict).
 
     Args:
-        ddp: a DistributedDataParallel model that has no communication hook yet.
+        model: a DistributedDataParallel model that has no communication hook yet, or one that `fully_shard` was
+            applied to.
         codec: a spec such as "dynamic8" or "topk(0.01)+qsgd(4)", {first step: spec}, or a function of the step.
-        options: as for CompressionState: algorithm, exempt, feedback, hosts, world.
+        options: as for CompressionState: algorithm, exempt, feedback, hosts, world; as for ShardedCompression: exempt,
+            feedback, world.
     """
-    if not isinstance(ddp, DistributedDataParallel):
-        raise BadInput(f"compress takes a DistributedDataParallel model, got {type(ddp).__name__}")
-    state = CompressionState(codec, ddp.module.named_parameters(), **options)
+    if not isinstance(model, DistributedDataParallel):
+        return _compress_sharded(model, codec, options)
+    state = CompressionState(codec, model.module.named_parameters(), **options)
     if state.schedule.names("factors"):
-        state.observe(ddp.module)
-    ddp.register_comm_hook(state, hook)
+        state.observe(model.module)
+    model.register_comm_hook(state, hook)
     return state
+
+
+def _compress_sharded(model: nn.Module, codec: CodecPlan, options: dict[str, Any]) -> ShardedCompression:
+    from torch.distributed.fsdp import FSDPModule
+
+    if not isinstance(model, FSDPModule):
+        text = f"got {type(model).__name__}; wrap it, or call fully_shard on it, first"
+        raise BadInput(f"compress takes a DistributedDataParallel model or one that fully_shard was applied to, {text}")
+    from laconic.exchange.fsdp import ShardedCompression
+
+    if unknown := options.keys() - {"exempt", "feedback", "world"}:
+        raise BadInput(f"{', '.join(sorted(unknown))}: with fully_shard the options are exempt, feedback and world")
+    return ShardedCompression(codec, model, **options)

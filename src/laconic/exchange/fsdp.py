@@ -1,0 +1,269 @@
+"""`laconic.compress(model, codec)` on an FSDP2 model: the reduce-scatter of its gradients through a codec.
+
+Caller: `hook.compress`, for modules that `torch.distributed.fsdp.fully_shard` was applied to. The exchange
+itself is in `scatter.py`: one encoding whatever P, for the sums stay where they are. Parameters are gathered by torch,
+in their own type.
+
+Invariant, by parameter: Σ over ranks of (input + owed before) = what the shard's owner got + Σ owed after.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from laconic.codecs import Codec, codec
+from laconic.errors import BadInput
+from laconic.exchange.collectives import world_of
+from laconic.exchange.feedback import Feedback, mode_for
+from laconic.exchange.hook import BucketRecord
+from laconic.exchange.lane import Timings
+from laconic.exchange.policy import CodecPlan, CodecSchedule, Exemptions, exemptions
+from laconic.exchange.scatter import reduce_scatter_coded
+from laconic.transports.base import Transport
+from laconic.transports.world import World, current
+
+_EXACT = codec("none")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A parameter's place in every rank's row of the reduce-scatter, and how it is cut."""
+
+    name: str
+    shape: tuple[int, ...]
+    dim: int
+    start: int
+    stop: int
+    exempt: bool
+
+    def joined(self, parts: Tensor) -> Tensor:
+        """The whole parameter, flat, from its P parts (rows), without padding."""
+        if self.dim == 0:
+            return parts.reshape(-1)[: torch.Size(self.shape).numel()]
+        cut = [n // parts.shape[0] if d == self.dim else n for d, n in enumerate(self.shape)]
+        return torch.cat([part.view(cut) for part in parts], self.dim).reshape(-1)
+
+    def parted(self, whole: Tensor, world_size: int) -> Tensor:
+        """The P parts of a whole parameter: the inverse of `joined`, padded with zeros."""
+        if self.dim == 0:
+            padding = world_size * (self.stop - self.start) - whole.numel()
+            return nn.functional.pad(whole.reshape(-1), (0, padding)).view(world_size, -1)
+        return torch.cat([p.reshape(1, -1) for p in whole.view(self.shape).chunk(world_size, self.dim)])
+
+
+class CompressedReduceScatter:
+    """What `set_custom_reduce_scatter` installs for one group of parameters: torch calls it in backward.
+
+    Args:
+        state: the settings, and where records go.
+        index: the group's number, for the records.
+        parameters: the group's parameters by name, as DTensors, in the group's order.
+    """
+
+    def __init__(self, state: ShardedCompression, index: int, parameters: Sequence[tuple[str, Any]]) -> None:
+        self.state = state
+        self.index = index
+        self.parameters = parameters
+        self.step = 0
+        self.codec: Codec | None = None
+        self.feedback: Feedback | None = None
+        self.shards: list[Shard] = []
+        self._pending: dict[str, Tensor] = {}  # owed from before, to be added to the next input
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for the input and the output, as torch asks for it."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        """Reduce the P rows of `input_tensor` over the group; this rank's row goes to `output_tensor`."""
+        begun = time.perf_counter()
+        mean = op == dist.ReduceOp.AVG
+        if not mean and op != dist.ReduceOp.SUM:
+            raise BadInput("compressed reduce-scatter sums or averages; call set_force_sum_reduction_for_comms(True)")
+        transport = self.state.transport(group)
+        rank, size = transport.rank, transport.world_size
+        values = input_tensor.detach().to("cpu", torch.float32).view(size, -1)
+        self.shards = self.shards or _laid_out(self.parameters, size, self.state.exempt)
+        if self.shards[-1].stop == values.shape[1]:
+            chosen = self.state.schedule.at(self.step)
+            self._use(chosen, size)
+            coded, exact = [s for s in self.shards if not s.exempt], [s for s in self.shards if s.exempt]
+        else:  # not all parameters took part, and torch does not say which
+            chosen, coded, exact = _EXACT, [], [Shard("", (), 0, 0, values.shape[1], True)]
+        pieces = []
+        if coded:
+            pieces.append((self._with_pending(_cut(values, coded)), chosen, self.feedback))
+        if exact:
+            pieces.append((_cut(values, exact), _EXACT, None))
+        timings = reduce_scatter_coded(pieces, transport, step=self.step)
+        for shards, (rows, _, _) in zip(filter(None, (coded, exact)), pieces, strict=True):
+            parts = rows[rank].split_with_sizes([s.stop - s.start for s in shards])
+            for shard, part in zip(shards, parts, strict=True):
+                output_tensor[shard.start : shard.stop] = part
+        if mean:
+            output_tensor.div_(size)
+        taken = time.perf_counter() - begun
+        self.state.record(self.step, self.index, values.numel(), str(chosen), taken, timings)
+        self.step += 1
+
+    def _use(self, chosen: Codec, world_size: int) -> None:
+        """Let `chosen` be the codec from now on; what is still owed is carried over."""
+        if chosen == self.codec:
+            return
+        self._pending = self.owed()
+        self.codec, self.feedback = chosen, None
+        mode = mode_for(chosen)
+        wanted = mode != "off" if self.state.feedback is None else self.state.feedback
+        numel = sum(s.stop - s.start for s in self.shards if not s.exempt)
+        if wanted and numel and chosen != _EXACT:
+            self.feedback = Feedback(world_size * numel, "full" if mode == "off" else mode)
+
+    def _with_pending(self, rows: Tensor) -> Tensor:
+        if self._pending:
+            size, at = rows.shape[0], 0
+            for shard in (s for s in self.shards if not s.exempt):
+                if shard.name in self._pending:
+                    rows[:, at : at + shard.stop - shard.start] += shard.parted(self._pending[shard.name], size)
+                at += shard.stop - shard.start
+            self._pending = {}
+        return rows
+
+    def owed(self) -> dict[str, Tensor]:
+        """What this rank still owes to each whole parameter, flat, by name."""
+        found = dict(self._pending)
+        if self.feedback is not None:
+            shards = [s for s in self.shards if not s.exempt]
+            numels = [s.stop - s.start for s in shards]
+            parts = self.feedback.total().view(-1, sum(numels)).split_with_sizes(numels, 1)
+            for shard, part in zip(shards, parts, strict=True):
+                owed = shard.joined(part)
+                found[shard.name] = found[shard.name] + owed if shard.name in found else owed
+        return found
+
+    def restore(self, step: int, owed: Mapping[str, Tensor]) -> None:
+        """Go on from `step`, owing what is given for this group's parameters."""
+        self.step, self.codec, self.feedback = step, None, None
+        self._pending = {name: owed[name].clone() for name, _ in self.parameters if name in owed}
+
+
+class ShardedCompression:
+    """What `laconic.compress` returns for an FSDP2 model: settings, records and state of all its groups.
+
+    Args:
+        codec: a spec, a codec, {first step: codec}, or a function of the step.
+        model: the root module that `fully_shard` was applied to.
+        exempt: names (regular expressions) sent exactly besides biases, norms and small tensors; or Exemptions.
+        feedback: feed the codec's error back; None as the codec needs it. It keeps one float32 a parameter on every
+            rank, for the whole parameter, not for the shard.
+        world: where to communicate; by default a world on the ranks of the reduce-scatter's own process group.
+
+    Raises:
+        BadInput: this torch's FSDP has no `set_custom_reduce_scatter`.
+    """
+
+    def __init__(
+        self,
+        codec: CodecPlan,
+        model: nn.Module,
+        *,
+        exempt: Exemptions | Sequence[str] | None = None,
+        feedback: bool | None = None,
+        world: World | None = None,
+    ) -> None:
+        self.schedule = CodecSchedule(codec)
+        self.exempt = exemptions(exempt)
+        self.feedback = feedback
+        self.world = world
+        self.records: deque[BucketRecord] = deque()
+        self.keep_steps = 100
+        self.groups: list[CompressedReduceScatter] = []
+        for module, parameters in _parameter_groups(model):
+            if not hasattr(module, "set_custom_reduce_scatter"):
+                text = "its FSDP has no set_custom_reduce_scatter; use a newer torch, or DDP"
+                raise BadInput(f"compress cannot serve fully_shard on torch {torch.__version__}: {text}")
+            group = CompressedReduceScatter(self, len(self.groups), parameters)
+            module.set_custom_reduce_scatter(group)
+            self.groups.append(group)
+
+    def transport(self, group: dist.ProcessGroup) -> Transport:
+        """The transport for the ranks of `group`."""
+        world = self.world
+        if world is None:
+            world = current() if group.size() == dist.get_world_size() else world_of(group)
+        if world.world_size != group.size():
+            raise BadInput(f"the world has {world.world_size} ranks, the reduce-scatter's group {group.size()}")
+        return world.transport
+
+    def record(self, step: int, group: int, numel: int, codec: str, seconds: float, timings: Timings) -> None:
+        """Keep what one reduce-scatter sent and where its time went."""
+        self.records.append(BucketRecord(step, group, numel, codec, "direct", seconds, **asdict(timings)))
+        while self.records[0].step < step - self.keep_steps:
+            self.records.popleft()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step and what this rank owes to each whole parameter, in the form of `CompressionState.state_dict`.
+
+        `merge_state_dicts` makes it that of another number of ranks; DDP's may be loaded as well.
+        """
+        owed = {name: value.clone() for group in self.groups for name, value in group.owed().items()}
+        return {"step": max((group.step for group in self.groups), default=0), "owed": owed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another state left off."""
+        for group in self.groups:
+            group.restore(int(state["step"]), state["owed"])
+
+    def close(self) -> None:
+        """Nothing to join: FSDP waits for its reduce-scatter itself. Here so that both states end alike."""
+
+
+def _laid_out(parameters: Sequence[tuple[str, Any]], world_size: int, exempt: Exemptions) -> list[Shard]:
+    """Where each parameter lies in a row, as torch packs them: side by side, dim 0 padded to a multiple of P."""
+    shards, at = [], 0
+    for name, parameter in parameters:
+        dim = next((p.dim for p in parameter.placements if p.is_shard()), 0)
+        shape = tuple(parameter.shape)
+        numel = parameter.numel() // world_size
+        if dim == 0:
+            numel = -(-shape[0] // world_size) * torch.Size(shape[1:]).numel()
+        shards.append(Shard(name, shape, dim, at, at + numel, exempt.covers(name, parameter)))
+        at += numel
+    return shards
+
+
+def _cut(values: Tensor, shards: Sequence[Shard]) -> Tensor:
+    """The columns of these shards, side by side, as a copy."""
+    return torch.cat([values[:, s.start : s.stop] for s in shards], 1)
+
+
+def _parameter_groups(model: nn.Module) -> list[tuple[Any, list[tuple[str, Any]]]]:
+    """Each sharded module with the parameters that are its own: those of no sharded module inside it."""
+    from torch.distributed.fsdp import FSDPModule
+
+    found: list[tuple[Any, list[tuple[str, Any]]]] = []
+
+    def own(module: nn.Module, prefix: str) -> list[tuple[str, Any]]:
+        mine = [(prefix + name, p) for name, p in module.named_parameters(recurse=False) if p.requires_grad]
+        for name, child in module.named_children():
+            inner = own(child, f"{prefix}{name}.")
+            if isinstance(child, FSDPModule):
+                if inner:
+                    found.append((child, inner))
+            else:
+                mine += inner
+        return mine
+
+    outer = own(model, "")
+    if outer:
+        found.append((model, outer))
+    return found
