@@ -11,7 +11,7 @@ from laconic.codecs.topk import TopK
 from laconic.errors import BadInput
 from reference import codec_topk
 
-NUMEL = 300_007  # more than the sample of 65,536
+NUMEL = 300_007  # more than the sample
 
 
 def expected(x: np.ndarray, k: int) -> np.ndarray:
@@ -69,7 +69,7 @@ def test_fused_feedback_is_exact_whatever_the_sample_saw(kind):
 
 @pytest.mark.parametrize(
     ("kind", "fraction", "passes", "candidates"),
-    [("normal", 0.01, 1, (3000, 6000)), ("hidden", 0.01, 2, (3000, 9000)), ("zeros", 0.01, 2, (NUMEL, NUMEL))],
+    [("normal", 0.01, 1, (3000, 8000)), ("hidden", 0.01, 2, (3000, 12000)), ("zeros", 0.01, 2, (NUMEL, NUMEL))],
 )
 def test_every_path_is_taken(monkeypatch, kind, fraction, passes, candidates):
     """The cases above are worth something only if the sample leads right in some and wrong in others."""
@@ -83,7 +83,7 @@ def test_every_path_is_taken(monkeypatch, kind, fraction, passes, candidates):
 
 
 def test_sample_does_not_meet_the_same_columns_of_a_matrix():
-    """At even distances of 196 it saw 64 of 784 columns, all of them dark in MNIST."""
+    """At even distances it saw a few of the 784 columns, all of them dark in MNIST."""
     position = np.arange(1024 * 784, dtype=np.int32).view(np.float32)
     columns = topk._sample(position, position, False, topk._LINES).view(np.int32) % 784
     assert np.unique(columns).size == 784

@@ -108,8 +108,8 @@ class BlockScaled(Codec):
         numel = out.size
         body = unseal(payload, self.wire_name, numel, nbytes=self.max_nbytes(numel))
         count = self._blocks(numel)
-        scales = np.frombuffer(body[: 4 * count].tobytes(), np.float32)
-        if not np.all((scales >= 0) & (scales < np.inf)):
+        scales = body[: 4 * count].copy().view(np.float32)  # aligned
+        if not _are_scales(scales):
             raise PayloadError(f"{self.name}: payload holds a scale that is negative or not finite")
         codes = body[4 * count :]
 
@@ -126,9 +126,8 @@ class BlockScaled(Codec):
         return scales[start // self.block : -(-stop // self.block)], self.block
 
     def _check_finite(self, scales: Array, x: Array, block: int) -> None:
-        bad = np.flatnonzero(~np.isfinite(scales))
-        if bad.size:
-            start = int(bad[0]) * block
+        if not _are_scales(scales):
+            start = int(np.flatnonzero(~np.isfinite(scales))[0]) * block
             index = start + int(np.flatnonzero(~np.isfinite(x[start : start + block]))[0])
             raise NonFiniteError(f"{self.name}: x[{index}] is {x[index]}; only finite values can be encoded")
 
@@ -137,6 +136,15 @@ def check_offset(name: str, offset: int | None) -> None:
     """An exponent offset: None, or a whole number for which 15 · 10^offset and its inverse are float32."""
     if offset is not None and (type(offset) is not int or not -30 <= offset <= 30):
         raise BadInput(f"{name}: offset must be a whole number from -30 to 30, or none, got {offset!r}")
+
+
+@njit(nogil=True, cache=True)
+def _are_scales(scales: Array) -> bool:
+    """Whether none is negative, infinite or NaN."""
+    good = True
+    for i in range(scales.size):
+        good &= scales[i] >= 0 and scales[i] < np.inf
+    return good
 
 
 @njit(nogil=True, cache=True)

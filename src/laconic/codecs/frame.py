@@ -35,8 +35,7 @@ HEADER_NBYTES = 16
 _MAGIC = 0x4C
 _VERSION = 1
 _STRIDE = 0x9E3779B9  # between the positions of neighbouring words: 2³²/φ, odd
-_FIELDS = struct.Struct("<BBHQ")  # magic, version, codec id, numel; the checksum follows
-_CHECKSUM = struct.Struct("<I")
+_FIELDS = struct.Struct("<BBHQI")  # magic, version, codec id, numel, checksum
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -62,10 +61,11 @@ def seal(buffer: Tensor, name: str, numel: int, nbytes: int) -> Tensor:
     """
     payload = buffer[:nbytes]
     array = payload.numpy()
-    fields = _FIELDS.pack(_MAGIC, _VERSION, codec_id(name), numel)
-    head = memoryview(array[:HEADER_NBYTES])
-    head[:12] = fields
-    head[12:] = _CHECKSUM.pack(_checksum(array))
+    words = _words(array)
+    words[0] = _MAGIC | _VERSION << 8 | codec_id(name) << 16
+    words[1] = numel & 0xFFFFFFFF
+    words[2] = numel >> 32
+    words[3] = _checksum(array, words)
     return payload
 
 
@@ -88,8 +88,7 @@ def unseal(payload: Tensor, name: str, numel: int, *, nbytes: int | None = None)
     if payload.numel() < HEADER_NBYTES:
         raise PayloadError(f"{name}: payload of {payload.numel()} bytes is shorter than a {HEADER_NBYTES}-byte header")
     array = payload.contiguous().numpy()
-    head = array[:HEADER_NBYTES].tobytes()
-    magic, version, number, length = _FIELDS.unpack_from(head)
+    magic, version, number, length, expected = _FIELDS.unpack_from(array)
     if magic != _MAGIC:
         raise PayloadError(f"{name}: not a Laconic payload: it starts with {magic:#04x}, not {_MAGIC:#04x}")
     if version != _VERSION:
@@ -100,7 +99,7 @@ def unseal(payload: Tensor, name: str, numel: int, *, nbytes: int | None = None)
         raise PayloadError(f"{name}: payload holds {length} values, {numel} are expected")
     if nbytes is not None and array.size != nbytes:
         raise PayloadError(f"{name}: payload for {numel} values has {array.size} bytes, not {nbytes}")
-    if _checksum(array) != _CHECKSUM.unpack_from(head, 12)[0]:
+    if _checksum(array, _words(array)) != expected:
         raise PayloadError(f"{name}: payload of {array.size} bytes is corrupt: its checksum does not match")
     body: Array = array[HEADER_NBYTES:]
     return body
@@ -123,7 +122,7 @@ def floats(x: Tensor, codec: Codec) -> Array:
     check_input(x)
     if x.device.type != "cpu":
         raise BadInput(f"{codec}: encodes tensors on the CPU, got one on {x.device}; use x.cpu()")
-    array: Array = x.detach().numpy()
+    array: Array = x.detach().numpy() if x.requires_grad else x.numpy()
     return array
 
 
@@ -145,19 +144,19 @@ def _describe(value: object) -> str:
     return type(value).__name__
 
 
-def _checksum(payload: Array) -> int:
+def _words(payload: Array) -> Array:
+    """The payload as whole 32-bit words, without the bytes left over: four of the header, then the body's."""
+    words: Array = payload[: payload.size // 4 * 4].view(np.uint32)
+    return words
+
+
+def _checksum(payload: Array, words: Array) -> int:
     """Σ mix(wordᵢ ⊕ i·g) mod 2³²; words 0, 1, … are the body's, −6 … −1 the header's, the length's and the end's."""
-    whole = HEADER_NBYTES + (payload.size - HEADER_NBYTES) // 4 * 4
-    words = payload[HEADER_NBYTES:whole].view(np.uint32)
-    ends = np.zeros(24, np.uint8)
-    ends[:12] = payload[:12]
-    ends[12:20].view(np.uint64)[0] = payload.size - HEADER_NBYTES
-    ends[20 : 20 + payload.size - whole] = payload[whole:]
     if words.size < threads.MIN_NUMEL:
-        total = int(_mixed_sum(words, 0))
-    else:
-        total = sum(int(part) for part in threads.run(lambda a, b: _mixed_sum(words[a:b], a), words.size))
-    return (total + int(_mixed_sum(ends.view(np.uint32), -6))) & 0xFFFFFFFF
+        return int(_sum_all(payload, words, words.size))
+    body = words[4:]
+    parts = threads.run(lambda start, stop: _mixed_sum(body[start:stop], start), body.size)
+    return sum(map(int, parts), int(_sum_all(payload, words, 4))) & 0xFFFFFFFF
 
 
 @njit(nogil=True, cache=True)
@@ -175,3 +174,16 @@ def _mixed_sum(words: Array, first: int) -> np.uint32:
         total = np.uint32(total + v)
         position = np.uint32(position + np.uint32(_STRIDE))
     return total
+
+
+@njit(nogil=True, cache=True)
+def _sum_all(payload: Array, words: Array, stop: int) -> np.uint32:
+    """The sum of the header's words but for the checksum, the length's, the end's, and the body's words up to `stop`."""
+    ends = np.zeros(6, np.uint32)
+    ends[:3] = words[:3]
+    length = np.uint64(payload.size - 16)
+    ends[3] = np.uint32(length & np.uint64(0xFFFFFFFF))
+    ends[4] = np.uint32(length >> np.uint64(32))
+    for i in range(4 * words.size, payload.size):
+        ends[5] |= np.uint32(payload[i]) << np.uint32(8 * (i - 4 * words.size))
+    return np.uint32(_mixed_sum(ends, -6) + _mixed_sum(words[4:stop], 0))

@@ -89,6 +89,19 @@ class Sparse(Codec):
         _scatter_sub(array, chosen, self.unpack_values(section, chosen.size))
         return payload
 
+    def encode_selection(self, x: Tensor, residual: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
+        """As `encode_feedback`, but the residual keeps only what was not selected: what was is 0, however it was sent.
+
+        For unbiased quantisers, whose noise averages out by itself and, fed back, need not stay bounded.
+        """
+        array = frame.floats(residual, self)
+        if frame.floats(x, self).size != array.size:
+            raise BadInput(f"{self}: x has {x.numel()} values and its residual {array.size}; they must agree")
+        buffer = frame.buffer_for(self, array.size, out)
+        payload, chosen, _ = self._write(array, self.chooser.select_feedback(x, residual, step), step, buffer)
+        array[chosen] = 0.0
+        return payload
+
     def decode(self, payload: Tensor, numel: int, *, out: Tensor | None = None) -> Tensor:
         result = frame.values_for(self, numel, out)
         chosen, values = self._read(payload, numel)

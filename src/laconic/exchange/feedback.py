@@ -62,14 +62,12 @@ class Feedback:
         if residual is None:
             residual = self.residuals[site] = torch.zeros(x.numel())
         try:
-            payload = codec.encode_feedback(x, residual, step=step, out=out)
+            if self.mode == "selection":
+                return codec.encode_selection(x, residual, step=step, out=out)  # type: ignore[attr-defined,no-any-return]
+            return codec.encode_feedback(x, residual, step=step, out=out)
         except NonFiniteError:
             residual.zero_()
             raise
-        if self.mode == "selection":
-            indices, _ = codec.decode_sparse(payload, x.numel())  # type: ignore[attr-defined]
-            residual[indices] = 0.0
-        return payload
 
     def total(self) -> Tensor:
         """All that is still owed by this rank, as one vector over the bucket."""
