@@ -1,6 +1,6 @@
 """The networks: those the workloads train, and the published ones that planning and benchmarks take as examples.
 
-Callers: `lab.workloads`, `laconic plan`, benchmarks. `build("vgg16")` gives an `nn.Module`; under `torch.device("meta")`
+Callers: `lab.workloads`, `laconic plan`, benchmarks. `build("vgg16")` is an `nn.Module`; under `torch.device("meta")`
 it costs neither time nor memory. Registered with each: the shape of one sample and, where a paper or a reference
 implementation gives one, the published number of parameters, which a test compares.
 """

@@ -1,0 +1,33 @@
+"""Learning rates that change as training goes, as factors of progress in [0, 1): no state, so resuming needs none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def steps_down(*places: float, factor: float = 0.1) -> Callable[[float], float]:
+    """The rate is multiplied by `factor` at each of the given shares of the training.
+
+    >>> rate = steps_down(0.5, 0.75)
+    >>> [round(rate(progress), 3) for progress in (0.0, 0.5, 0.9)]
+    [1.0, 0.1, 0.01]
+    """
+
+    def rate(progress: float) -> float:
+        return float(factor ** sum(progress >= place for place in places))
+
+    return rate
+
+
+def linear_decay(progress: float) -> float:
+    """From the whole rate to none at the end."""
+    return 1.0 - progress
+
+
+def warmed_up(share: float, after: Callable[[float], float]) -> Callable[[float], float]:
+    """Grows in proportion over the first `share` of the training, then follows `after`."""
+
+    def rate(progress: float) -> float:
+        return min(1.0, (progress + 0.1 * share) / share) * after(progress)
+
+    return rate
