@@ -143,12 +143,9 @@ class FactorsBucket:
             return None
         (o, delta), (weight, bias) = pair, layer.gradients(buffer)
         signs = torch.randint(0, 2, (o.shape[1],), generator=self._signs).mul_(2).sub_(1).float()
-        # The error of a sum of n products is about √n·ε of the sum of their sizes; 16 standard deviations are allowed.
-        slack = 16 * _EPS * (o.shape[0] + o.shape[1]) ** 0.5
-        sizes = delta.abs().T @ o.abs().sum(dim=1)
-        right = _close(weight @ signs, delta.T @ (o @ signs), slack * sizes)
+        right = _equal(weight @ signs, delta.T @ (o @ signs), delta.abs().T @ o.abs().sum(dim=1))
         if bias is not None:
-            right = right and _close(bias, delta.sum(dim=0), slack * delta.abs().sum(dim=0))
+            right = right and _equal(bias, delta.sum(dim=0), delta.abs().sum(dim=0))
         return pair if right else None
 
     def _gather(
@@ -299,8 +296,16 @@ def _there(payload: Tensor | None) -> Tensor:
     return payload
 
 
-def _close(one: Tensor, other: Tensor, slack: Tensor) -> bool:
-    return bool(((one - other).abs() <= slack).all()) and bool(torch.isfinite(slack).all())
+def _equal(one: Tensor, other: Tensor, sizes: Tensor) -> bool:
+    """Whether two ways to add up the same numbers, whose absolute values add up to `sizes`, agree to rounding.
+
+    Up to 2.2 ε·sizes were measured for one sum, and 0.8 for the norm of all, over inputs of five kinds from 4 × 48 to
+    512 × 2048 (normal, positive, from a ReLU, fifth powers of normal, samples of scales 10⁻⁶ to 10³).
+    """
+    apart, most = (one - other).abs(), _EPS * sizes
+    if not bool(torch.isfinite(most).all()):
+        return False
+    return bool((apart <= 8 * most).all()) and bool(apart.norm() <= 2 * most.norm())
 
 
 def _one_round(numel: int, world_size: int, link: Link) -> bool:

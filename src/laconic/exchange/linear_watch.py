@@ -51,7 +51,10 @@ class LinearWatch:
     def _forward(self, layer: Linear, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         """Ask for the gradient of this output. What is held hangs on the graph, and goes with it if there is none."""
         if args and isinstance(args[0], Tensor) and output.requires_grad:
-            output.register_hook(  # type: ignore[no-untyped-call]
+            # With more than two dimensions the output is a view; when it is changed in place, say by a ReLU, autograd
+            # goes round the view, so the product behind it is asked.
+            product = output if output._base is None else output._base
+            product.register_hook(  # type: ignore[no-untyped-call]
                 functools.partial(self._backward, layer, args[0].detach())
             )
 
