@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -150,19 +151,43 @@ def test_what_is_owed_follows_a_parameter_to_another_bucket() -> None:
     assert not any(value.any() for value in bucket.owed().values())
 
 
+def _job(number: int, seen: list[str], pauses: int = 1) -> Callable[[], Generator[None, None, torch.Tensor]]:
+    def steps() -> Generator[None, None, torch.Tensor]:
+        for pause in range(pauses):
+            seen.append(f"{number}.{pause}")
+            yield
+        seen.append(f"{number} ends")
+        if number < 0:
+            raise ZeroDivisionError("division by zero")
+        return torch.tensor(number)
+
+    return steps
+
+
 def test_worker_keeps_order_and_passes_errors_on() -> None:
     worker, seen = Worker(), []
-    futures = [worker.submit(lambda i=i: seen.append(i) or torch.tensor(i)) for i in range(50)]  # type: ignore[misc]
-    assert [int(f.wait()) for f in futures] == list(range(50)) == seen
-    broken = worker.submit(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
-    after = worker.submit(lambda: torch.tensor(1))
+    futures = [worker.submit(_job(i, seen)) for i in range(50)]
+    assert [int(f.wait()) for f in futures] == list(range(50))
+    assert seen == [text for i in range(50) for text in (f"{i}.0", f"{i} ends")]
+    broken, after = worker.submit(_job(-1, seen)), worker.submit(_job(1, seen))
     for future in (broken, after):
         with pytest.raises(Exception, match="division by zero"):
             future.wait()
     worker.close()
     worker.close()
     with pytest.raises(Exception, match="closed"):
-        worker.submit(lambda: torch.tensor(1)).wait()
+        worker.submit(_job(1, seen)).wait()
+
+
+def test_worker_begins_the_next_job_while_one_waits() -> None:
+    seen: list[str] = []
+    worker, here = Worker(depth=2), threading.Event()
+    first = worker.submit(lambda: (here.wait(), _job(0, seen, pauses=2)())[1])  # until all three are queued
+    others = [worker.submit(_job(number, seen)) for number in (1, 2)]
+    here.set()
+    assert [int(future.wait()) for future in (first, *others)] == [0, 1, 2]
+    assert seen == ["0.0", "1.0", "0.1", "0 ends", "2.0", "1 ends", "2 ends"]
+    worker.close()
 
 
 def test_wrong_use() -> None:

@@ -88,7 +88,7 @@ def unseal(payload: Tensor, name: str, numel: int, *, nbytes: int | None = None)
     if payload.numel() < HEADER_NBYTES:
         raise PayloadError(f"{name}: payload of {payload.numel()} bytes is shorter than a {HEADER_NBYTES}-byte header")
     array = payload.contiguous().numpy()
-    magic, version, number, length, expected = _FIELDS.unpack_from(array)
+    magic, version, number, length, expected = _FIELDS.unpack_from(array.data)
     if magic != _MAGIC:
         raise PayloadError(f"{name}: not a Laconic payload: it starts with {magic:#04x}, not {_MAGIC:#04x}")
     if version != _VERSION:

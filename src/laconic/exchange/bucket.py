@@ -1,15 +1,16 @@
 """One gradient bucket on its way: split into lanes, exchanged, averaged, with its residuals by parameter.
 
 Callers: the DDP hook and `distribute`. Exempt parameters are copied into one small exact lane. Where they are few, as
-biases are, the others go as one lane, the whole bucket with zeros in the exempt places: one call of the codec a message,
+biases are, the others go as one lane: the whole bucket with zeros in the exempt places, one call of the codec a message
 and no copy. Where they are many, compressible parameters that lie side by side share a lane. All lanes share the same
 messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from laconic.exchange.coded import CodedExchange
 from laconic.exchange.dgc import MomentumCorrection
 from laconic.exchange.feedback import Feedback, Mode, mode_for
 from laconic.exchange.gather import GatherExchange
-from laconic.exchange.lane import Lane, Timings
+from laconic.exchange.lane import Lane, Timings, finish
 from laconic.schedules.link import Link
 from laconic.schedules.registry import build
 from laconic.transports.base import Transport
@@ -100,7 +101,11 @@ class Bucket:
             return self.correction.feedback(chosen, _length(members), mode, members)
         return Feedback(_length(members), mode)
 
-    def exchange(
+    def exchange(self, buffer: Tensor, transport: Transport, **options: Any) -> tuple[Timings, str]:
+        """As `steps`, without pauses."""
+        return finish(self.steps(buffer, transport, **options))
+
+    def steps(
         self,
         buffer: Tensor,
         transport: Transport,
@@ -109,8 +114,12 @@ class Bucket:
         hosts: tuple[int, ...] | None,
         step: int,
         link: Link | None,
-    ) -> tuple[Timings, str]:
-        """Average `buffer` over all ranks, in place; returns where the time went and the algorithm that was used."""
+    ) -> Generator[None, None, tuple[Timings, str]]:
+        """Average `buffer` over all ranks, in place, pausing where there is nothing to do but wait.
+
+        Returns:
+            Where the time went, and the algorithm that was used.
+        """
         assert self.codec is not None
         if str(self.codec) == "none" and algorithm in ("auto", "native"):
             self._settle(buffer)
@@ -125,7 +134,7 @@ class Bucket:
         for lane, content in zip(self.lanes, contents, strict=True):
             lane.buffer = content
         name = self._form(transport.world_size, link) if algorithm == "auto" else algorithm
-        timings = self._exchange(name, transport, hosts).run(step)
+        timings = yield from self._exchange(name, transport, hosts).steps(step)
         if self.packed:
             _scatter(pieces[0], buffer, self.runs)
         if exact is not None:
@@ -175,7 +184,7 @@ class Bucket:
         found = {}
         for lane, members in zip(self.lanes, self._members(), strict=False):  # the last, exact lane owes nothing
             if lane.feedback is not None:
-                owed = lane.feedback.state_dict()["owed"].split([e.stop - e.start for e in members])
+                owed = torch.split(lane.feedback.state_dict()["owed"], [e.stop - e.start for e in members])
                 found.update({e.name: part for e, part in zip(members, owed, strict=True) if not e.exempt})
         return found
 

@@ -15,7 +15,7 @@ encodes into the messages and decodes out of them. A piece that holds NaN or inf
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,11 +23,11 @@ from torch import Tensor
 
 from laconic.codecs import Codec, codec
 from laconic.errors import NonFiniteError, PayloadError
-from laconic.exchange.lane import Lane, Timings
+from laconic.exchange.lane import Lane, Steps, Timings, finish
 from laconic.exchange.message import Writer, max_nbytes, unpack
 from laconic.exchange.pieces import CodedStep, Encoding, Parcel, Piece, PlanKey, coded_program
 from laconic.schedules.registry import build
-from laconic.transports.base import Incoming, Outgoing, Transport
+from laconic.transports.base import Call, Incoming, Outgoing, Transport
 
 _EXACT = codec("none")
 _IDLE = CodedStep()
@@ -143,18 +143,24 @@ class CodedExchange:
 
     def run(self, step: int = 0) -> Timings:
         """Sum the lanes' buffers over all ranks; draws of stochastic codecs differ by step, rank and round."""
+        return finish(self.steps(step))
+
+    def steps(self, step: int = 0) -> Steps:
+        """As `run`, pausing whenever there is nothing to do but wait."""
         timings, transport = Timings(), self.transport
         for lane in self.lanes:
             lane.pay_owed()
         self._payloads.clear()
-        transport.begin("all_reduce", self.algorithm, self.numel, "float32", self.detail, len(self.rounds))
+        call = transport.begin("all_reduce", self.algorithm, self.numel, "float32", self.detail, len(self.rounds))
         for number, round_ in enumerate(self.rounds):
             if round_.messages or round_.recvs:
-                self._run_round(number, round_, step, timings)
+                yield from self._run_round(number, round_, step, timings, call)
         transport.end()
         return timings
 
-    def _run_round(self, number: int, round_: _Round, step: int, timings: Timings) -> None:
+    def _run_round(
+        self, number: int, round_: _Round, step: int, timings: Timings, call: Call
+    ) -> Generator[None, None, None]:
         begun = time.perf_counter()
         draws = (step * len(self.rounds) + number) * self.transport.world_size
         sends: list[Outgoing] = []
@@ -168,6 +174,10 @@ class CodedExchange:
         timings.encode_s += now - begun
 
         posted = self.transport.post(sends, round_.recvs, number)
+        timings.wait_s += time.perf_counter() - now
+        yield
+        self.transport.resume(call)
+        now = time.perf_counter()
         for index, (incoming, parts) in enumerate(zip(round_.recvs, round_.arrivals, strict=True)):
             data = posted.received(index)
             arrived = time.perf_counter()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import NonFiniteError, PayloadError
-from laconic.exchange.lane import Lane, Timings
+from laconic.exchange.lane import Lane, Steps, Timings, finish
 from laconic.exchange.message import Writer, max_nbytes, unpack
 from laconic.transports.base import Incoming, Outgoing, Transport
 
@@ -49,14 +49,22 @@ class GatherExchange:
 
     def run(self, step: int = 0) -> Timings:
         """Sum the lanes' buffers over all ranks; draws of stochastic codecs differ by step and rank."""
+        return finish(self.steps(step))
+
+    def steps(self, step: int = 0) -> Steps:
+        """As `run`, pausing whenever there is nothing to do but wait."""
         timings, begun = Timings(), time.perf_counter()
         transport = self.transport
         rank, size = transport.rank, transport.world_size
-        transport.begin("all_reduce", "gather", self.numel, "float32", self.detail, 1)
+        call = transport.begin("all_reduce", "gather", self.numel, "float32", self.detail, 1)
         message = self._encode(step * size + rank)
         encoded = time.perf_counter()
 
         posted = transport.post([Outgoing(peer, message) for peer in self.others], self.recvs, 0)
+        timings.wait_s = time.perf_counter() - encoded
+        yield
+        transport.resume(call)
+        resumed = time.perf_counter()
         arrived = {rank: message}
         for index, peer in enumerate(self.others):
             arrived[peer] = posted.received(index)
@@ -67,7 +75,8 @@ class GatherExchange:
             self._take(peer, arrived[peer])
         transport.counters.rounds += 1
         transport.end()
-        timings.encode_s, timings.wait_s = encoded - begun, waited - encoded
+        timings.encode_s = encoded - begun
+        timings.wait_s += waited - resumed
         timings.decode_s = time.perf_counter() - waited
         timings.sent_nbytes, timings.messages = message.nbytes * len(self.others), len(self.others)
         return timings

@@ -11,7 +11,7 @@ import atexit
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, overload
 
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic.codecs import Codec
 from laconic.errors import BadInput, UnknownName
-from laconic.exchange.bucket import Entry
+from laconic.exchange.bucket import Bucket, Entry
 from laconic.exchange.dgc import DeepGradientCompression, correction_for, refuse_second_momentum
 from laconic.exchange.exact import LayerForm
 from laconic.exchange.forms import AnyBucket, Forms
@@ -34,6 +34,9 @@ from laconic.transports.world import World, current
 
 if TYPE_CHECKING:
     from laconic.exchange.fsdp import ShardedCompression
+
+
+Exchanging = Generator[None, None, Tensor]
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ class CompressionState:
         self.keep_steps = 100
         self._owed: dict[str, Tensor] = {}
         self._worker: Worker | None = None
+        self._failure: Exception | None = None
         self._watch = None if self.correction is None else refuse_second_momentum(p for _, p in named)
         atexit.register(self.close)
 
@@ -114,12 +118,32 @@ class CompressionState:
     def submit(self, bucket: dist.GradBucket) -> Any:
         """Start the exchange of one bucket; returns the future DDP waits for."""
         if self._worker is None:
-            self._worker = Worker()
+            self._worker = Worker(depth=2 if self.world.transport.interleaves else 1)
         buffer, index, last = bucket.buffer(), bucket.index(), bucket.is_last()
         parameters = bucket.parameters()
-        return self._worker.submit(lambda: self._exchange(buffer, index, parameters, last))
+        if index == 0:  # after DDP's own last callback, which the first one runs before
+            callbacks = torch.autograd.Variable._execution_engine
+            callbacks.queue_callback(lambda: callbacks.queue_callback(self._raise_failure))
+        return self._worker.submit(lambda: self._attempt(buffer, index, parameters, last))
 
-    def _exchange(self, buffer: Tensor, index: int, parameters: list[Tensor], last: bool) -> Tensor:
+    def _attempt(self, buffer: Tensor, index: int, parameters: list[Tensor], last: bool) -> Exchanging:
+        """The exchange; an error waits for the end of backward, for DDP would make a RuntimeError of it.
+
+        The other ranks are told, and the gradients become NaN: whoever steps all the same, steps nowhere unnoticed.
+        """
+        if self._failure is None:
+            try:
+                return (yield from self._exchange(buffer, index, parameters, last))
+            except Exception as error:
+                self._failure = error
+                self.world.transport.abandon(f"{type(error).__name__}: {error}")
+        return buffer.fill_(float("nan"))
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _exchange(self, buffer: Tensor, index: int, parameters: list[Tensor], last: bool) -> Exchanging:
         begun = time.perf_counter()
         chosen = self.schedule.at(self.step)
         bucket = self._bucket(index, parameters, buffer.numel(), chosen)
@@ -128,9 +152,11 @@ class CompressionState:
         if self.correction is not None:
             self.correction.apply(bucket.entries, values, self.world.world_size)
         link = self.world.profile.link if self.world.profile is not None else None
-        timings, algorithm = bucket.exchange(
-            values, self.world.transport, algorithm=self.algorithm, hosts=self.hosts, step=self.step, link=link
-        )
+        options: dict[str, Any] = {"algorithm": self.algorithm, "hosts": self.hosts, "step": self.step, "link": link}
+        if isinstance(bucket, Bucket):
+            timings, algorithm = yield from bucket.steps(values, self.world.transport, **options)
+        else:
+            timings, algorithm = bucket.exchange(values, self.world.transport, **options)
         if values is not buffer:
             buffer.copy_(values)
         self._record(index, buffer.numel(), str(chosen), algorithm, time.perf_counter() - begun, timings)

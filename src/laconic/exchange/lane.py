@@ -1,12 +1,14 @@
 """A lane: one float32 buffer on its way through a codec, and what is kept for it; and where an exchange's time went.
 
-Callers: `coded.py`, `gather.py` and `bucket.py`. Several lanes (say, the weights through a codec and the biases exactly)
-share the messages of one run: small messages are what slow engines charge for.
+Callers: `coded.py`, `gather.py` and `bucket.py`. Several lanes (say, the weights through a codec and the biases
+exactly) share the messages of one run: small messages are what slow engines charge for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -23,6 +25,21 @@ class Timings:
     decode_s: float = 0.0
     sent_nbytes: int = 0
     messages: int = 0
+
+
+# An exchange that pauses at its waits, so that another can encode meanwhile.
+Steps = Generator[None, None, Timings]
+T = TypeVar("T")
+
+
+def finish(steps: Generator[None, None, T]) -> T:
+    """Run an exchange to its end, without pauses."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            result: T = done.value
+            return result
 
 
 @dataclass

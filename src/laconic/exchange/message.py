@@ -48,7 +48,7 @@ class Writer:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._memory = torch.zeros(max_nbytes(sizes), dtype=torch.uint8)
-        self._head = memoryview(self._memory.numpy())
+        self._head = self._memory.numpy().data
         self._count = len(sizes)
         self._at = 0
         self._lengths: list[int] = []
@@ -94,7 +94,7 @@ def unpack(data: Tensor, count: int) -> tuple[list[Tensor | None], int]:
     if size < at:
         raise PayloadError(f"a message of {size} bytes has no room for {count} lengths")
     found: list[Tensor | None] = []
-    for length in struct.unpack_from(f"<{count}I", data.numpy()):
+    for length in struct.unpack_from(f"<{count}I", data.numpy().data):
         if length == POISON:
             found.append(None)
             continue

@@ -1,14 +1,20 @@
 """The communication thread: exchanges run on it in order, while backward goes on.
 
-Callers: the DDP hook, one per process. An error ends up in the future of the job that caused it, so that it surfaces in
-`backward()`; jobs after it fail with the same error at once. `close` joins the thread.
+Callers: the DDP hook, one per process. A job pauses (yields) where it has nothing to do but wait for its messages; the
+next one, if it is there, is begun meanwhile, so that it is encoded while the first is on the wire. Jobs are begun, and
+ended, in the order they came.
+
+An error ends up in the future of the job that caused it, so that it surfaces in `backward()`; jobs after it fail with
+the same error at once. `close` joins the thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -16,18 +22,26 @@ from torch import Tensor
 
 from laconic.errors import LaconicError
 
+Job = Callable[[], Generator[None, None, Tensor]]
+
 
 class Worker:
-    """One thread that runs jobs in the order they were submitted."""
+    """One thread that runs jobs in the order they were submitted.
 
-    def __init__(self, name: str = "laconic-exchange") -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Tensor], Any] | None] = queue.SimpleQueue()
+    Args:
+        depth: how many jobs may be under way at once.
+    """
+
+    def __init__(self, name: str = "laconic-exchange", *, depth: int = 1) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Job, Any] | None] = queue.SimpleQueue()
+        self._depth = depth
+        self._active: deque[tuple[Generator[None, None, Tensor], Any]] = deque()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, job: Callable[[], Tensor]) -> Any:
-        """Queue a job; returns a torch future of its tensor."""
+    def submit(self, job: Job) -> Any:
+        """Queue a job, a function that makes a generator; returns a torch future of the tensor it returns."""
         future: Any = torch.futures.Future()
         if not self._thread.is_alive():
             future.set_exception(LaconicError("the communication thread is closed"))
@@ -36,18 +50,38 @@ class Worker:
         return future
 
     def _run(self) -> None:
-        while True:
-            entry = self._jobs.get()
-            if entry is None:
-                return
-            job, future = entry
-            if self._failure is None:
-                try:
-                    future.set_result(job())
+        closing = False
+        while self._active or not closing:
+            if not closing and len(self._active) < self._depth:
+                with contextlib.suppress(queue.Empty):
+                    entry = self._jobs.get(block=not self._active)
+                    if entry is None:
+                        closing = True
+                    else:
+                        self._begin(*entry)
                     continue
-                except Exception as error:
-                    self._failure = error
+            self._advance(0)
+
+    def _begin(self, job: Job, future: Any) -> None:
+        if self._failure is not None:
             future.set_exception(self._failure)
+            return
+        self._active.append((job(), future))
+        self._advance(-1)
+
+    def _advance(self, place: int) -> None:
+        """Run one job up to its next pause, or to its end."""
+        steps, future = self._active[place]
+        try:
+            next(steps)
+        except StopIteration as done:
+            del self._active[place]
+            future.set_result(done.value)
+        except Exception as error:
+            self._failure = error
+            for _, each in self._active:
+                each.set_exception(error)
+            self._active.clear()
 
     def close(self) -> None:
         """Finish what is queued and join the thread; safe to call twice."""

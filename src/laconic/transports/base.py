@@ -110,6 +110,7 @@ class Transport(ABC):
     """One rank's end of an engine."""
 
     engine: str = ""
+    interleaves: bool = False  # rounds of several calls may be under way at once, received into the caller's memory
 
     def __init__(self, rank: int, world_size: int, timeout_s: float) -> None:
         self.rank = rank
@@ -125,6 +126,10 @@ class Transport(ABC):
         self.call = Call(self._sequence, collective, algorithm, numel, dtype, detail, rounds)
         return self.call
 
+    def resume(self, call: Call) -> None:
+        """Go on with a call that another was begun after: for engines that `interleave`."""
+        self.call = call
+
     def end(self) -> None:
         """Leave the collective."""
         self.call = None
@@ -136,6 +141,14 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give up connections and threads; safe to call twice."""
+
+    def abandon(self, reason: str) -> None:
+        """Leave the call this rank is in and cannot finish; the others get PeerLost, naming it, instead of a wait.
+
+        The transport cannot be used afterwards. Outside a call nobody waits for this rank, and nothing happens.
+        """
+        if self.call is not None:
+            self.close()
 
     def native_all_reduce(self, tensor: Tensor, op: str) -> bool:
         """Reduce 1-D `tensor` in place by the engine's own all-reduce; False when the engine has none."""

@@ -11,6 +11,7 @@ Differs from the other engines: what becomes of the job when a rank dies is up t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -172,6 +173,11 @@ class MpiTransport(Transport):
         mismatch = [sequence, self._signatures.get(sequence, self.signature)] if isinstance(error, Mismatch) else None
         self._tell(kind="failed", peer=error.peer, text=str(error), mismatch=mismatch)
         raise error
+
+    def abandon(self, reason: str) -> None:
+        if self.call is not None and self._failure is None:
+            with contextlib.suppress(PeerLost):
+                self.fail(PeerLost(f"rank {self.rank} has given up: {reason}", rank=self.rank, peer=self.rank))
 
     def _poll(self, ready: Callable[[], bool], whom: str, peer: int | None, round: int | None) -> None:
         """Wait until `ready`, backing off; compare notes with the other ranks when it takes long."""

@@ -40,6 +40,7 @@ class TorchTransport(Transport):
     """
 
     engine = "gloo"
+    interleaves = True  # messages carry their call's code as a tag
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class TorchTransport(Transport):
         self.group = group
         self._is_gloo = "gloo" in str(group.name()).lower()
         if not self._is_gloo:
+            self.interleaves = False
             self.engine = str(group.name()).lower()
 
     def _doing(self) -> tuple[int, str]:
@@ -164,6 +166,11 @@ class TorchTransport(Transport):
                     round=round,
                 )
         return None
+
+    def abandon(self, reason: str) -> None:
+        if self.call is not None:
+            self.board.leave(reason)
+        super().abandon(reason)
 
     def close(self) -> None:
         self.board.leave("closed")

@@ -126,6 +126,11 @@ class ZmqTransport(Transport):
         if mesh is not None:
             mesh.close()
 
+    def abandon(self, reason: str) -> None:
+        if self.call is not None and self._failure is None:
+            with contextlib.suppress(PeerLost):
+                self._fail(PeerLost, f"rank {self.rank} has given up: {reason}", self.rank, None)
+
     # peers that come and go
 
     @property
