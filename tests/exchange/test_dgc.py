@@ -20,10 +20,10 @@ from laconic.errors import BadInput
 from laconic.exchange.bucket import Bucket, Entry
 from laconic.exchange.dgc import DeepGradientCompression, MomentumCorrection, accelerate
 from laconic.exchange.hook import CompressionState, merge_state_dicts
+from laconic.exchange.policy import CodecSchedule, Exemptions
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads
-from laconic.transports.world import World
 from reference import dgc as reference
 
 # Two lanes with an exempt parameter between them; "a" and "a2" share the first.
@@ -136,6 +136,14 @@ def test_masking_stops_exactly_what_was_sent(spec: str) -> None:
     assert set(np.flatnonzero(means[0][LANES[1]].numpy())) <= set(order[:30].tolist())
 
 
+def test_auto_gathers_where_it_masks() -> None:
+    """With direct, cheaper here, a rank would not know what was sent of its own chunk."""
+    gradients = _gradients(7, 2)
+    automatic, _ = _exchanged(gradients, DeepGradientCompression(0.9), {0: "topk(0.5)"})
+    gathered, _ = _exchanged(gradients, DeepGradientCompression(0.9), {0: "topk(0.5)"}, "gather")
+    assert all(torch.equal(a, b) for a, b in zip(automatic, gathered, strict=True))
+
+
 def test_masking_in_many_small_runs() -> None:
     """More runs than views: the lane is a copy, and its indices count through all parameters."""
     entries = [Entry(f"p{i}", 250 * i, 250 * (i + 1), i % 2 == 1) for i in range(20)]
@@ -230,11 +238,10 @@ def test_wrong_settings() -> None:
     with pytest.raises(BadInput, match="remove 'velocity'"):
         plain.load_state_dict({"step": 3, "owed": {}, "velocity": {"weight": torch.ones(4)}})
     plain.close()
-    other = CompressionState("topk(0.1)", named, momentum=0.9)
-    other.load_state_dict({"step": 3, "owed": {}, "velocity": {"weight": torch.ones(5)}})
-    with pytest.raises(Exception, match="another model"):
-        other.submit(_Whole([(torch.ones(4), named[0][1])])).wait()
-    other.close()
+    other = MomentumCorrection(DeepGradientCompression())
+    other.load_state_dict({"weight": torch.ones(5)})
+    with pytest.raises(BadInput, match="another model"):
+        other.apply([Entry("weight", 0, 4, False)], torch.ones(4), 1)
     laconic.init().close()
 
 
@@ -268,26 +275,6 @@ def test_warm_up() -> None:
         laconic.sparsity_warm_up(steps_per_epoch=0)
     with pytest.raises(BadInput, match="between 0 and 1"):
         laconic.sparsity_warm_up(steps_per_epoch=1, fractions=(1.5,))
-
-
-class _Whole:
-    """All gradients as one bucket: what DDP hands to the hook."""
-
-    def __init__(self, pairs: list[tuple[torch.Tensor, nn.Parameter]]) -> None:
-        self._parameters = [parameter for _, parameter in pairs]
-        self._buffer = torch.cat([gradient.reshape(-1) for gradient, _ in pairs])
-
-    def buffer(self) -> torch.Tensor:
-        return self._buffer
-
-    def index(self) -> int:
-        return 0
-
-    def is_last(self) -> bool:
-        return True
-
-    def parameters(self) -> list[nn.Parameter]:
-        return self._parameters
 
 
 # --- real DDP ranks -------------------------------------------------------------------------------------------------
@@ -377,7 +364,7 @@ def _network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
-def _accuracy(seed: int, plan: Any, momentum: float | None, own_momentum: float) -> float:
+def _accuracy(seed: int, plan: Any, corrected: bool) -> float:
     """Test accuracy in points on the digits, two ranks, with the momentum in the exchange or in the optimiser."""
     from sklearn.datasets import load_digits
 
@@ -391,19 +378,26 @@ def _accuracy(seed: int, plan: Any, momentum: float | None, own_momentum: float)
     def work(transport: Transport) -> float:
         model = _network()
         model.load_state_dict(start)
-        state = CompressionState(plan, model.named_parameters(), momentum=momentum, world=World(transport))
-        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=own_momentum)
+        parameters, schedule = list(model.parameters()), CodecSchedule(plan)
+        ends = np.cumsum([p.numel() for p in parameters]).tolist()
+        spans = [(stop - p.numel(), stop, Exemptions().covers("", p)) for p, stop in zip(parameters, ends, strict=True)]
+        entries = [Entry(str(number), *span) for number, span in enumerate(spans)]
+        correction = MomentumCorrection(DeepGradientCompression(0.9)) if corrected else None
+        bucket = Bucket(entries, ends[-1], None, correction)
+        optimizer = torch.optim.SGD(parameters, 0.1, momentum=0.0 if corrected else 0.9)
         draw = torch.Generator().manual_seed(1000 * seed + transport.rank)
-        for _ in range(250):
+        for step in range(250):
             rows = train[torch.randint(0, 1400, (32,), generator=draw)]
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-            bucket = _Whole([(p.grad, p) for p in model.parameters() if p.grad is not None])
-            means = state.submit(bucket).wait().split([p.numel() for p in model.parameters()])  # type: ignore[arg-type]
-            for parameter, mean in zip(model.parameters(), means, strict=True):
-                parameter.grad = mean.view_as(parameter)
+            buffer = torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None])
+            if correction is not None:
+                correction.apply(entries, buffer, transport.world_size)
+            bucket.use(schedule.at(step))
+            bucket.exchange(buffer, transport, algorithm="auto", hosts=None, step=step, link=None)
+            for parameter, entry in zip(parameters, entries, strict=True):
+                parameter.grad = buffer[entry.start : entry.stop].view_as(parameter)
             optimizer.step()
-        state.close()
         with torch.no_grad():
             return 100 * float((model(x[test]).argmax(1) == y[test]).float().mean())
 
@@ -423,9 +417,9 @@ def one_torch_thread() -> Iterator[None]:
 def test_training_reaches_float32_where_the_optimisers_momentum_does_not() -> None:
     warm_up = laconic.sparsity_warm_up("topk(0.002)", steps_per_epoch=11)
     seeds = range(3)
-    exact = np.mean([_accuracy(seed, "none", None, 0.9) for seed in seeds])
-    corrected = np.mean([_accuracy(seed, warm_up, 0.9, 0.0) for seed in seeds])
-    plain = np.mean([_accuracy(seed, "topk(0.002)", None, 0.9) for seed in seeds])
+    exact = np.mean([_accuracy(seed, "none", False) for seed in seeds])
+    corrected = np.mean([_accuracy(seed, warm_up, True) for seed in seeds])
+    plain = np.mean([_accuracy(seed, "topk(0.002)", False) for seed in seeds])
     print(f"digits, 3 seeds: float32 {exact:.2f}, corrected {corrected:.2f}, the optimiser's momentum {plain:.2f}")
     assert corrected > exact - 1.0
     assert corrected > plain
