@@ -68,7 +68,7 @@ class CompressionState:
         momentum: momentum of the gradients, for Deep Gradient Compression: a number or DeepGradientCompression(…). The
             optimiser is then plain SGD.
         hosts: the host of each rank: float32 inside, the codec between.
-        world: where to communicate; the default world when None.
+        world: where to communicate; when None the default world, joined at the first exchange.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class CompressionState:
         self.algorithm = algorithm
         self.feedback = feedback
         self.hosts = hosts
-        self.world = world or current()
+        self._world = world
         self.step = 0
         self.buckets: dict[int, AnyBucket] = {}
         self.records: deque[BucketRecord] = deque()
@@ -105,6 +105,13 @@ class CompressionState:
         self._failure: Exception | None = None
         self._watch = None if self.correction is None else refuse_second_momentum(p for _, p in named)
         atexit.register(self.close)
+
+    @property
+    def world(self) -> World:
+        """Where to communicate: found when it is first needed, for Lightning starts its processes after this object."""
+        if self._world is None:
+            self._world = current()
+        return self._world
 
     def observe(self, model: nn.Module) -> None:
         """Catch what codec "factors" sends of this model's layers; `compress` does it when its codecs name factors."""
@@ -135,7 +142,7 @@ class CompressionState:
             try:
                 return (yield from self._exchange(buffer, index, parameters, last))
             except Exception as error:
-                self._failure = error
+                self._failure = self._failure or error  # a bucket that was under way too fails because of the first
                 self.world.transport.abandon(f"{type(error).__name__}: {error}")
         return buffer.fill_(float("nan"))
 
@@ -279,6 +286,7 @@ def compress(model: nn.Module, codec: CodecPlan = "dynamic8", **options: Any) ->
     """
     if not isinstance(model, DistributedDataParallel):
         return _compress_sharded(model, codec, options)
+    options.setdefault("world", current())  # joined now, on all ranks
     state = CompressionState(codec, model.module.named_parameters(), **options)
     if state.schedule.names("factors"):
         state.observe(model.module)

@@ -143,7 +143,9 @@ class TorchTransport(Transport):
             return mismatch
         blamed = next((n for r, n in last.items() if n.left and n.blames not in (-1, self.rank)), None)
         if blamed is not None:
-            text = f"{where}: peer {blamed.blames} was lost, as another rank found"
+            said = last[blamed.blames].left if blamed.blames in last else ""
+            how = f"has left: {said}" if said else "was lost, as another rank found"
+            text = f"{where}: peer {blamed.blames} {how}"
             return PeerLost(text, rank=self.rank, peer=blamed.blames, round=round)
         gone = next((r for r, n in last.items() if n.left and r != self.rank and (peer is None or r == peer)), None)
         if gone is not None:
