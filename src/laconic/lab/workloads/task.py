@@ -26,9 +26,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from laconic.errors import BadInput
-from laconic.lab.data import Dataset, EpochOrder, Split
+from laconic.lab.data import Dataset, EpochOrder, SparseRows, Split
 from laconic.lab.data.order import steps
 from laconic.lab.models import parameter_count
+from laconic.lab.record import Workload as RecordedWorkload
 from laconic.lab.workloads.workload import Scaling, Workload
 
 EVALUATION_BATCH = 500
@@ -123,27 +124,31 @@ class Task:
         """Whether an evaluation meets the declared target."""
         return self.workload.objective.reached(scores, self.workload.target)
 
-    def describe(self, world_size: int = 1) -> dict[str, Any]:
+    def describe(self, world_size: int = 1) -> RecordedWorkload:
         """The `workload` part of a run's record."""
         workload = self.workload
-        judged_by_accuracy = workload.objective.metric == "accuracy"
-        return {
-            "name": workload.name,
-            "model": workload.model,
-            "parameters": parameter_count(self.model),
-            "dataset": self.data.title,
-            "dataset_source": self.data.source,
-            "train_samples": len(self.data.train),
-            "test_samples": len(self.data.test),
-            "target_accuracy": workload.target if judged_by_accuracy else None,
-            "target_metric": workload.metric,
-            "stopping_rule": workload.stopping_rule,
-            "optimizer": workload.optimizer_name,
-            "learning_rate": workload.learning_rate,
-            "epochs": workload.epochs,
-            "batch_per_worker": -(-self.global_batch(world_size) // world_size),
-            "precision": "float32",
-        }
+        stored = self.data.train.x
+        native = [stored.width] if isinstance(stored, SparseRows) else list(stored.shape[1:])
+        used = workload.inputs(stored[torch.arange(1)])
+        return RecordedWorkload(
+            name=workload.name,
+            model=workload.model,
+            parameters=parameter_count(self.model),
+            dataset=self.data.title,
+            dataset_source=self.data.source,
+            train_samples=len(self.data.train),
+            test_samples=len(self.data.test),
+            target_accuracy=workload.target if workload.objective.metric == "accuracy" else None,
+            target_metric=workload.metric,
+            stopping_rule=workload.stopping_rule,
+            optimizer=workload.optimizer_name,
+            learning_rate=workload.learning_rate,
+            epochs=workload.epochs,
+            batch_per_worker=-(-self.global_batch(world_size) // world_size),
+            precision=str(next(self.model.parameters()).dtype).removeprefix("torch."),
+            input_shape=list(used.shape[1:]) if isinstance(used, Tensor) else native,
+            native_shape=native,
+        )
 
     def _order(self, epoch: int, batch: int) -> tuple[EpochOrder, Tensor | None]:
         """The order and random numbers of an epoch; those of the last one asked for are kept."""

@@ -5,6 +5,7 @@ Callers: the registry and the trainer. Frozen, so that a run's record and what w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,11 @@ class Workload:
     def metric(self) -> str:
         """What the target is about, as a report names it."""
         return f"test {self.objective.metric}"
+
+    @property
+    def slug(self) -> str:
+        """The name as part of a file name: `cifar-resnet(110)` is cifar-resnet-110."""
+        return re.sub(r"[^A-Za-z0-9]+", "-", self.name).strip("-")
 
     @property
     def stopping_rule(self) -> str:
