@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from laconic import codecs, errors, schedules
     from laconic.codecs import Codec, codec
+    from laconic.consistency.distribute import distribute
     from laconic.errors import LaconicError
     from laconic.exchange.collectives import (
         all_gather,
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
         reduce_scatter,
     )
     from laconic.exchange.dgc import DeepGradientCompression
-    from laconic.exchange.hook import CompressionState, compress, hook
+    from laconic.exchange.hook import compress, hook
+    from laconic.exchange.state import CompressionState
     from laconic.exchange.warm_up import sparsity_warm_up
     from laconic.schedules.link import Link
     from laconic.transports.loggp import Network, Simulation, simulate
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Codec": "codecs",
-    "CompressionState": "exchange.hook",
+    "CompressionState": "exchange.state",
     "DeepGradientCompression": "exchange.dgc",
     "LaconicError": "errors",
     "Link": "schedules.link",
@@ -54,6 +56,7 @@ _HOME = {
     "codec": "codecs",
     "codecs": "",
     "compress": "exchange.hook",
+    "distribute": "consistency.distribute",
     "errors": "",
     "hook": "exchange.hook",
     "init": "transports.world",
@@ -83,6 +86,7 @@ __all__ = [
     "codec",
     "codecs",
     "compress",
+    "distribute",
     "errors",
     "hook",
     "init",

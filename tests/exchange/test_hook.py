@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.bucket import Bucket, Entry
-from laconic.exchange.hook import CompressionState, merge_state_dicts
+from laconic.exchange.state import CompressionState, merge_state_dicts
 from laconic.exchange.policy import CodecSchedule, Exemptions
 from laconic.exchange.worker import Worker
 from laconic.transports.launcher import run_local

@@ -15,7 +15,7 @@ from laconic.codecs.powersgd import PowerSGD
 from laconic.errors import BadInput
 from laconic.exchange.bucket import Entry
 from laconic.exchange.exact import wire_nbytes
-from laconic.exchange.hook import CompressionState, merge_state_dicts
+from laconic.exchange.state import CompressionState, merge_state_dicts
 from laconic.exchange.low_rank import LowRankBucket
 from laconic.exchange.message import max_nbytes
 from laconic.transports.base import Transport

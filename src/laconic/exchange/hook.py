@@ -7,263 +7,28 @@ communication thread, through the codec, on a transport of our own, while backwa
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import time
-from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from laconic.codecs import Codec
-from laconic.errors import BadInput, UnknownName
-from laconic.exchange.bucket import Bucket, Entry
-from laconic.exchange.dgc import DeepGradientCompression, correction_for, refuse_second_momentum
-from laconic.exchange.exact import LayerForm
-from laconic.exchange.forms import AnyBucket, Forms
-from laconic.exchange.lane import Timings
-from laconic.exchange.policy import CodecPlan, CodecSchedule, Exemptions, exemptions
-from laconic.exchange.worker import Worker
-from laconic.schedules.registry import names
-from laconic.transports.world import World, current
+from laconic.errors import BadInput
+from laconic.exchange.policy import CodecPlan
+from laconic.exchange.state import CompressionState
+from laconic.transports.world import current
 
 if TYPE_CHECKING:
     from laconic.exchange.fsdp import ShardedCompression
 
 
-Exchanging = Generator[None, None, Tensor]
-
-
-@dataclass(frozen=True)
-class BucketRecord:
-    """One bucket of one step: what was sent, how, and where the time went (on the communication thread)."""
-
-    step: int
-    bucket: int
-    numel: int
-    codec: str
-    algorithm: str
-    seconds: float
-    encode_s: float
-    wait_s: float
-    decode_s: float
-    sent_nbytes: int
-    messages: int
-
-
-class CompressionState:
-    """What the hook keeps: codec schedule, residuals by parameter, the communication thread, records.
-
-    Args:
-        codec: a spec, a codec, {first step: codec}, or a function of the step.
-        named_parameters: the model's, so that state is kept by name through DDP's rebuilding of buckets.
-        algorithm: auto (gather or direct, whichever is cheaper), gather, or any all-reduce algorithm.
-        exempt: names (regular expressions) sent exactly besides biases, norms and small tensors; or Exemptions.
-        feedback: feed the codec's error back; None as the codec needs it.
-        momentum: momentum of the gradients, for Deep Gradient Compression: a number or DeepGradientCompression(…). The
-            optimiser is then plain SGD.
-        hosts: the host of each rank: float32 inside, the codec between.
-        world: where to communicate; when None the default world, joined at the first exchange.
-    """
-
-    def __init__(
-        self,
-        codec: CodecPlan,
-        named_parameters: Iterable[tuple[str, nn.Parameter]] | None = None,
-        *,
-        algorithm: str = "auto",
-        exempt: Exemptions | Sequence[str] | None = None,
-        feedback: bool | None = None,
-        momentum: float | DeepGradientCompression | None = None,
-        hosts: tuple[int, ...] | None = None,
-        world: World | None = None,
-    ) -> None:
-        valid = {"auto", "gather", *names("all_reduce")}
-        if algorithm not in valid:
-            raise UnknownName("compressed all-reduce algorithm", algorithm, valid)
-        self.schedule = CodecSchedule(codec, matrices=True)
-        self.forms = Forms()
-        named = list(named_parameters or ())
-        self.names = {id(parameter): name for name, parameter in named}
-        self.correction = correction_for(momentum, algorithm, feedback, named=bool(named))
-        self.exempt = exemptions(exempt)
-        self.algorithm = algorithm
-        self.feedback = feedback
-        self.hosts = hosts
-        self._world = world
-        self.step = 0
-        self.buckets: dict[int, AnyBucket] = {}
-        self.records: deque[BucketRecord] = deque()
-        self.keep_steps = 100
-        self._owed: dict[str, Tensor] = {}
-        self._worker: Worker | None = None
-        self._failure: Exception | None = None
-        self._watch = None if self.correction is None else refuse_second_momentum(p for _, p in named)
-        atexit.register(self.close)
-
-    @property
-    def world(self) -> World:
-        """Where to communicate: found when it is first needed, for Lightning starts its processes after this object."""
-        if self._world is None:
-            self._world = current()
-        return self._world
-
-    def observe(self, model: nn.Module) -> None:
-        """Catch what codec "factors" sends of this model's layers; `compress` does it when its codecs name factors."""
-        self.forms.observe(model, self.names)
-
-    @property
-    def layers(self) -> list[LayerForm]:
-        """How each parameter of a matrix codec's buckets travels, and what this rank sends for it at a step."""
-        return self.forms.layers(self.buckets.values(), self.world.world_size)
-
-    def submit(self, bucket: dist.GradBucket) -> Any:
-        """Start the exchange of one bucket; returns the future DDP waits for."""
-        if self._worker is None:
-            self._worker = Worker(depth=2 if self.world.transport.interleaves else 1)
-        buffer, index, last = bucket.buffer(), bucket.index(), bucket.is_last()
-        parameters = bucket.parameters()
-        if index == 0:  # after DDP's own last callback, which the first one runs before
-            callbacks = torch.autograd.Variable._execution_engine
-            callbacks.queue_callback(lambda: callbacks.queue_callback(self._raise_failure))
-        return self._worker.submit(lambda: self._attempt(buffer, index, parameters, last))
-
-    def _attempt(self, buffer: Tensor, index: int, parameters: list[Tensor], last: bool) -> Exchanging:
-        """The exchange; an error waits for the end of backward, for DDP would make a RuntimeError of it.
-
-        The other ranks are told, and the gradients become NaN: whoever steps all the same, steps nowhere unnoticed.
-        """
-        if self._failure is None:
-            try:
-                return (yield from self._exchange(buffer, index, parameters, last))
-            except Exception as error:
-                self._failure = self._failure or error  # a bucket that was under way too fails because of the first
-                self.world.transport.abandon(f"{type(error).__name__}: {error}")
-        return buffer.fill_(float("nan"))
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def _exchange(self, buffer: Tensor, index: int, parameters: list[Tensor], last: bool) -> Exchanging:
-        begun = time.perf_counter()
-        chosen = self.schedule.at(self.step)
-        bucket = self._bucket(index, parameters, buffer.numel(), chosen)
-        bucket.use(chosen)
-        values = buffer if buffer.dtype == torch.float32 and buffer.device.type == "cpu" else buffer.float().cpu()
-        if self.correction is not None:
-            self.correction.apply(bucket.entries, values, self.world.world_size)
-        link = self.world.profile.link if self.world.profile is not None else None
-        options: dict[str, Any] = {"algorithm": self.algorithm, "hosts": self.hosts, "step": self.step, "link": link}
-        if isinstance(bucket, Bucket):
-            timings, algorithm = yield from bucket.steps(values, self.world.transport, **options)
-        else:
-            timings, algorithm = bucket.exchange(values, self.world.transport, **options)
-        if values is not buffer:
-            buffer.copy_(values)
-        self._record(index, buffer.numel(), str(chosen), algorithm, time.perf_counter() - begun, timings)
-        if last:
-            self.step += 1
-            self.forms.end_of_step()
-        return buffer
-
-    def _bucket(self, index: int, parameters: list[Tensor], numel: int, chosen: Codec) -> AnyBucket:
-        """The bucket's state; a new layout (DDP rebuilds buckets after the first step) takes the residuals along."""
-        entries, at = [], 0
-        for position, parameter in enumerate(parameters):
-            name = self.names.get(id(parameter), f"bucket{index}.{position}")
-            exempt, shape = self.exempt.covers(name, parameter), tuple(parameter.shape)
-            entries.append(Entry(name, at, at + parameter.numel(), exempt, shape))
-            at += parameter.numel()
-        found = self.buckets.get(index)
-        same = found is not None and found.entries == tuple(entries) and found.numel == numel
-        if found is None or not same or not self.forms.suits(found, chosen):
-            if found is not None:
-                for bucket in self.buckets.values():
-                    self._owed.update(bucket.owed())
-                self.buckets.clear()
-            found = self.forms.bucket(chosen, entries, numel, self.feedback, self.correction)
-            self.buckets[index] = found
-            found.use(chosen)
-            found.owe({e.name: self._owed.pop(e.name) for e in entries if e.name in self._owed})
-        return found
-
-    def _record(self, bucket: int, numel: int, codec: str, algorithm: str, seconds: float, timings: Timings) -> None:
-        record = BucketRecord(self.step, bucket, numel, codec, algorithm, seconds, **asdict(timings))
-        self.records.append(record)
-        while self.records and self.records[0].step < self.step - self.keep_steps:
-            self.records.popleft()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The step, what this rank still owes and its momentum, by parameter name.
-
-        Survives new buckets, codecs and, through `merge_state_dicts`, world sizes.
-        """
-        owed = {name: value.clone() for name, value in self._owed.items()}
-        for bucket in self.buckets.values():
-            owed.update({name: value.clone() for name, value in bucket.owed().items()})
-        state: dict[str, Any] = {"step": self.step, "owed": owed, "warm": self.forms.state_dict()}
-        return state if self.correction is None else {**state, "velocity": self.correction.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another state left off; the exchange must be idle (between steps)."""
-        if self.correction is not None:
-            self.correction.load_state_dict(state.get("velocity", {}))
-        elif state.get("velocity"):
-            raise BadInput("the state holds momentum, and this one has none: give momentum=…, or remove 'velocity'")
-        self.step = int(state["step"])
-        self.forms.load_state_dict(state.get("warm", {}))
-        self.buckets.clear()
-        self._owed = {name: value.clone() for name, value in state["owed"].items()}
-
-    def close(self) -> None:
-        """Join the communication thread; safe to call twice."""
-        if self._worker is not None:
-            self._worker.close()
-        self.forms.close()
-        if self._watch is not None:
-            self._watch.remove()
-        with contextlib.suppress(Exception):
-            atexit.unregister(self.close)
-
-
-def merge_state_dicts(states: Sequence[Mapping[str, Any]], world_size: int) -> list[dict[str, Any]]:
-    """State dicts of all old ranks as those of `world_size` new ranks, owing the same sum: nothing is dropped.
-
-    A mean over P ranks pays each rank's debt with weight 1/P, so every new rank owes the mean of the old debts, and
-    moves with the mean of the old velocities where there is momentum.
-    """
-    if not states or world_size < 1:
-        raise BadInput("merge_state_dicts needs the state of every old rank and a new world size of at least 1")
-    kinds = [kind for kind in ("owed", "velocity") if any(kind in state for state in states)]
-    shares = {kind: _mean_by_name([state.get(kind, {}) for state in states]) for kind in kinds}
-    return [
-        {
-            "step": states[0]["step"],
-            "warm": {name: q.clone() for name, q in states[0].get("warm", {}).items()},
-            **{kind: {name: value.clone() for name, value in share.items()} for kind, share in shares.items()},
-        }
-        for _ in range(world_size)
-    ]
-
-
-def _mean_by_name(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of each name's vectors, zeros standing for those that are not there."""
-    total: dict[str, Tensor] = {}
-    for part in parts:
-        for name, value in part.items():
-            total[name] = total[name] + value if name in total else value.clone()
-    return {name: value / len(parts) for name, value in total.items()}
-
-
 def hook(state: CompressionState, bucket: dist.GradBucket) -> Any:
     """The communication hook itself: `ddp.register_comm_hook(state, laconic.hook)`."""
-    return state.submit(bucket)
+    if bucket.index() == 0:  # after DDP's own last callback, which the first one runs before
+        callbacks = torch.autograd.Variable._execution_engine
+        callbacks.queue_callback(lambda: callbacks.queue_callback(state.raise_failure))
+    return state.submit(bucket.buffer(), bucket.index(), bucket.parameters(), last=bucket.is_last())
 
 
 # DDP looks at the annotations themselves, which are strings in this file.

@@ -14,8 +14,8 @@ import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,24 @@ from torch import Tensor
 from laconic.errors import LaconicError
 
 Job = Callable[[], Generator[None, None, Tensor]]
+T = TypeVar("T")
+
+
+def interleave(jobs: Sequence[Generator[None, None, T]], depth: int) -> list[T]:
+    """Run jobs on this thread, at most `depth` at once: at a pause the next is begun, then the oldest goes on."""
+    waiting, active = deque(enumerate(jobs)), deque[tuple[int, Generator[None, None, T]]]()
+    results: dict[int, T] = {}
+    while waiting or active:
+        place = -1 if waiting and len(active) < depth else 0
+        if place == -1:
+            active.append(waiting.popleft())
+        number, steps = active[place]
+        try:
+            next(steps)
+        except StopIteration as done:
+            results[number] = done.value
+            del active[place]
+    return [results[number] for number in range(len(jobs))]
 
 
 class Worker:

@@ -1,0 +1,61 @@
+"""`laconic.distribute(model, optimizer, consistency=…, codec=…)`: the door to every way workers can agree."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+
+from laconic.consistency.sync import Sync
+from laconic.errors import BadInput, UnknownName
+from laconic.exchange.policy import CodecPlan
+from laconic.transports.world import World
+
+MODES = {"sync": Sync}
+_installed: weakref.WeakKeyDictionary[torch.optim.Optimizer, Sync] = weakref.WeakKeyDictionary()
+
+
+def distribute(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    codec: CodecPlan = "none",
+    consistency: str = "sync",
+    world: World | None = None,
+    **options: Any,
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Let `optimizer` train `model` together with all other workers; returns both, for use as before.
+
+    Every worker begins with rank 0's weights. Communication happens in `optimizer.step()`; learning-rate schedulers,
+    gradient accumulation and `state_dict()` (which then holds the exchange's state too) work as without it.
+
+    Args:
+        model: a plain module, not wrapped in DDP.
+        optimizer: any optimiser of the model's parameters.
+        codec: a spec such as "dynamic8", {first step: spec}, or a function of the step.
+        consistency: when workers agree: sync.
+        world: where to communicate; the default world when None.
+        options: as for `CompressionState`: algorithm, exempt, feedback, momentum, hosts.
+
+    >>> model = nn.Linear(4, 2)
+    >>> model, optimizer = distribute(model, torch.optim.SGD(model.parameters(), 0.1), codec="dynamic8")
+    >>> model(torch.ones(4)).sum().backward()
+    >>> optimizer.step()
+    """
+    if consistency not in MODES:
+        raise UnknownName("consistency", consistency, MODES)
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise BadInput("distribute takes the plain model, ddp.module; a DDP model goes with laconic.compress(ddp, codec)")
+    if optimizer in _installed:
+        raise BadInput("this optimiser is distributed already")
+    _installed[optimizer] = MODES[consistency](model, optimizer, codec, world, **options)
+    return model, optimizer
+
+
+def mode_of(optimizer: torch.optim.Optimizer) -> Sync:
+    """What `distribute` installed on this optimiser: its state, records and `close()`."""
+    if optimizer not in _installed:
+        raise BadInput("this optimiser is not distributed: call laconic.distribute(model, optimizer) first")
+    return _installed[optimizer]
