@@ -24,7 +24,9 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
     "codecs": "laconic.cli.codecs:codecs",
     "demo": "laconic.cli.demo:demo",
     "key": "laconic.cli.key:key",
+    "lint": "laconic.cli.lint:lint",
     "probe": "laconic.cli.probe:probe",
+    "report": "laconic.cli.report:report",
     "schedule": "laconic.cli.schedule:schedule",
     "simulate": "laconic.cli.simulate:simulate",
 }

@@ -127,7 +127,7 @@ def normality_looked_at(record: Record) -> Outcome:
         return unknown("the record does not say which test gave the p values")
     lowest = min((c.normality_p for c in tested if c.normality_p is not None), default=None)
     if lowest is not None:
-        return passed(f"t tests on logarithms; normality not rejected (lowest p = {lowest:.2g}); few seeds seldom can")
+        return passed(f"decided by t tests on logarithms; normality not rejected (p ≥ {lowest:.2g}), which is weak")
     return passed("permutation tests and ranks, which assume no distribution" if tested else "no test was made")
 
 

@@ -1,0 +1,47 @@
+"""`laconic report`: make a run's report again, and its figures as CSV, PNG or for TensorBoard."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from laconic.lab.record import Record
+from laconic.lab.report import FILE, write_report
+from laconic.lab.report.export import find_browser, write_csv, write_png, write_svg
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="A run's folder, runs/<id>, or its run.json.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="A folder; default: the run's own.")] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Also write the tables as CSV.")] = False,
+    png: Annotated[bool, typer.Option("--png", help="Also draw the charts as PNG (SVG without Chromium).")] = False,
+    tensorboard: Annotated[Path | None, typer.Option(help="Also write the metrics for TensorBoard, here.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the paths as JSON.")] = False,
+) -> None:
+    """Write report.html: one file with tables, charts, configuration and lint, that opens offline."""
+    record = Record.load(run)
+    source = run if run.is_dir() else run.parent
+    folder = output or source
+    files = [write_report(record, folder, FILE)]
+    note = None
+    if csv:
+        files += write_csv(record, folder)
+    if png:
+        browser = find_browser()
+        files += write_svg(record, folder) if browser is None else write_png(record, folder, browser)
+        if browser is None:
+            note = "no Chromium was found to draw PNG (name one by LACONIC_CHROMIUM), so the charts are written as SVG"
+    if tensorboard is not None:
+        from laconic.lab.tensorboard import export
+
+        note = f"{export(source, tensorboard)} scalars are in {tensorboard}" + (f"; {note}" if note else "")
+    if json:
+        typer.echo(json_module.dumps({"report": str(files[0]), "files": [str(file) for file in files], "note": note}))
+        return
+    for file in files:
+        typer.echo(str(file))
+    if note:
+        typer.echo(note, err=True)

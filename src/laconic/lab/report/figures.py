@@ -1,0 +1,178 @@
+"""From a record to its charts: which values, on which axes, with which words.
+
+Callers: `page.py` and `export.py`. A figure is drawn wide and narrow. A figure that the record has no data for is None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from laconic.lab.record import Point, Record, Trial
+from laconic.lab.report import bars, charts, words
+from laconic.lab.report.charts import NARROW, WIDE, Axis, Event, Pair, Scale, Series, Size
+from laconic.lab.report.style import PARTS
+from laconic.lab.statistics import median
+from laconic.lab.summary import Row, wire_bound
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart: its file's name, its heading, both drawings, what to know when reading it, and the events on it."""
+
+    name: str
+    title: str
+    wide: str
+    narrow: str
+    caption: str
+    events: list[str] = field(default_factory=list)
+
+
+def figures(record: Record, rows: Sequence[Row]) -> list[Figure]:
+    """Every chart the record has data for."""
+    made = (time_to_accuracy(record, rows), accuracy_by_bytes(record, rows), breakdown(record, rows), spread(rows))
+    return [figure for figure in made if figure is not None]
+
+
+def _both(name: str, title: str, draw: Callable[[Size], str], caption: str, events: list[str] | None = None) -> Figure:
+    return Figure(name, title, draw(WIDE), draw(NARROW), caption, events or [])
+
+
+def time_to_accuracy(record: Record, rows: Sequence[Row]) -> Figure | None:
+    """Quality against seconds."""
+    quality, y = _quality(record, rows)
+    series = _series(rows, lambda point: point.seconds, quality)
+    if not series:
+        return None
+    scale = _wide_enough_for_log([each.line[-1][0] for each in series])
+    x = Axis(f"training time (s{', logarithmic' if scale == 'log' else ''})", scale, lambda v: f"{v:g}")
+    flags = [
+        Event(event.seconds, 0, index, f"{row.configuration.name} (seed {trial.seed}), step {event.step}: {event.what}")
+        for index, row in enumerate(rows) for trial in row.trials for event in trial.events
+    ]  # fmt: skip
+    flags = [Event(e.x, n, e.style, e.label) for n, e in enumerate(sorted(flags, key=lambda e: e.x), 1)]
+    title = f"{_metric(record).capitalize()} against time"
+    goal = _goal(record)
+
+    def draw(size: Size) -> str:
+        return charts.curves(series, x, y, size, title=title, target=goal, events=flags,
+                             target_label=f"target {words.percent(goal[0], 0)}" if goal else "")  # fmt: skip
+
+    caption = (
+        "Thick: medians over the seeds at each evaluation. Thin: single seeds. Lines join evaluations of one training. "
+        f"The clock starts {record.clock.starts} and {_evaluation(record)}. {y_note(y)}"
+    )
+    return _both("time-to-accuracy", title, draw, caption, [event.label for event in flags])
+
+
+def accuracy_by_bytes(record: Record, rows: Sequence[Row]) -> Figure | None:
+    """Quality against what one worker has sent."""
+    quality, y = _quality(record, rows)
+    series = _series(rows, lambda point: point.sent_nbytes or math.nan, quality)
+    if not any(each.line and math.isfinite(each.line[-1][0]) for each in series):
+        return None
+    ends = [x for each in series for x, _ in each.line if math.isfinite(x)]
+    unit, name = next(((u, n) for u, n in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if max(ends) >= u), (1.0, "B"))
+    scaled = [
+        Series(s.label, s.style, [(a / unit, b) for a, b in s.line], [[(a / unit, b) for a, b in t] for t in s.thin])
+        for s in series
+    ]
+    x = Axis(f"sent by one worker ({name}, logarithmic)", "log", lambda v: f"{v:g}")
+    title, goal = f"{_metric(record).capitalize()} against bytes sent", _goal(record)
+
+    def draw(size: Size) -> str:
+        return charts.curves(scaled, x, y, size, title=title, target=goal,
+                             target_label=f"target {words.percent(goal[0], 0)}" if goal else "")  # fmt: skip
+
+    caption = "What one worker has put on the network when each evaluation was made; further left is less said."
+    return _both("accuracy-by-bytes", title, draw, caption)
+
+
+def breakdown(record: Record, rows: Sequence[Row]) -> Figure | None:
+    """Where a step's time goes."""
+    stacks = [
+        bars.Stack(row.configuration.name, index,
+                   {part: getattr(row.breakdown, f"{part}_s") for part in PARTS}, wire_bound(record, row))
+        for index, row in enumerate(rows) if row.breakdown is not None
+    ]  # fmt: skip
+    if not stacks:
+        return None
+    title = "Where a step's time goes"
+    caption = "Each part is the median over the steps and seeds."
+    if any(stack.limit is not None for stack in stacks):
+        rate = words.link(record.link.spec or "")
+        caption += f" The tick is the time that the bytes need at {rate}; no step can be shorter."
+    return _both("step-time", title, lambda size: bars.stacked(stacks, size, title=title), caption)
+
+
+def spread(rows: Sequence[Row]) -> Figure | None:
+    """How the steps' times are spread."""
+    made = []
+    for index, row in enumerate(rows):
+        steps = [s for trial in row.trials for s in trial.step_seconds or ()]
+        if steps:
+            q5, q25, q50, q75, q95, q99 = (bars.quantile(steps, q) for q in (0.05, 0.25, 0.5, 0.75, 0.95, 0.99))
+            made.append(bars.Spread(row.configuration.name, index, (q5, q25, q50, q75, q95, q99)))
+    if not made:
+        return None
+    title = "How the steps' times are spread"
+    caption = "All steps of all seeds: bar 25 to 75 %, line 5 to 95 %, tick and figure the median, dot 99 %."
+    return _both("step-spread", title, lambda size: bars.spreads(made, size, title=title), caption)
+
+
+def _metric(record: Record) -> str:
+    return record.workload.target_metric or "test accuracy"
+
+
+def _evaluation(record: Record) -> str:
+    return "runs during evaluation" if record.clock.includes_evaluation else "stands still during evaluation"
+
+
+def _goal(record: Record) -> Pair | None:
+    target = record.workload.target_accuracy
+    return None if target is None or "loss" in _metric(record) else (target, target)
+
+
+def _quality(record: Record, rows: Sequence[Row]) -> tuple[Callable[[Point], float | None], Axis]:
+    """The value of a point that the workload is judged by, and its axis."""
+    if "loss" in _metric(record):
+        return (lambda point: point.test_loss), Axis("test loss (logarithmic)", "log", lambda v: f"{v:g}")
+    resolution = 0.5 / max(record.workload.test_samples, 1)  # all right is drawn as half a sample wrong
+
+    def accuracy(point: Point) -> float | None:
+        return None if point.test_accuracy is None else min(point.test_accuracy, 1 - resolution)
+
+    seen = [a for row in rows for t in row.trials for p in t.curve if (a := accuracy(p)) is not None]
+    scale: Scale = "error" if seen and max(seen) > 0.9 else "linear"
+    return accuracy, Axis("test accuracy (%)", scale, lambda v: f"{100 * v:.6g}")
+
+
+def y_note(axis: Axis) -> str:
+    """What a reader must know of an unusual vertical axis."""
+    return "The vertical axis is logarithmic in the error, 100 % minus accuracy." if axis.scale == "error" else ""
+
+
+def _wide_enough_for_log(ends: Sequence[float]) -> Scale:
+    return "log" if min(ends) > 0 and max(ends) > 4 * min(ends) else "linear"
+
+
+def _series(rows: Sequence[Row], x: Callable[[Point], float], y: Callable[[Point], float | None]) -> list[Series]:
+    made = []
+    for index, row in enumerate(rows):
+        lines = [line for trial in row.trials if (line := _line(trial, x, y))]
+        if lines:
+            made.append(Series(row.configuration.name, index, _middle(lines), lines if len(lines) > 1 else []))
+    return made
+
+
+def _line(trial: Trial, x: Callable[[Point], float], y: Callable[[Point], float | None]) -> list[Pair]:
+    return [(x(point), value) for point in trial.curve if (value := y(point)) is not None]
+
+
+def _middle(lines: Sequence[Sequence[Pair]]) -> list[Pair]:
+    """Medians of both coordinates, evaluation by evaluation, as far as every seed has them."""
+    return [
+        (median([p[0] for p in points]).value, median([p[1] for p in points]).value)
+        for points in zip(*lines, strict=False)
+    ]
