@@ -70,8 +70,7 @@ def test_gather_is_exactly_the_sum_of_what_was_sent() -> None:
     assert all(torch.equal(result, expected) for result in run_threads(4, work))
 
 
-# In a butterfly several ranks owe the same sums, computed alike, so that adding up the debts counts them twice.
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "butterfly"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("spec", ["dynamic8", "onebit", "topk(0.1)", "topk(0.1)+qsgd(8)"])
 def test_feedback_sends_in_the_end_what_was_left_out(form: str, spec: str) -> None:
     """Σ sent + everything owed by all ranks = Σ inputs: nothing is lost on any leg."""

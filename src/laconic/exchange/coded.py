@@ -210,7 +210,7 @@ class CodedExchange:
                 payload = coder.encode(values, step=draws, out=room)
             else:
                 site = (number, piece.start, piece.stop)
-                payload = lane.feedback.encode(coder, values, site, step=draws, out=room)
+                payload = lane.feedback.encode(coder, values, site, step=draws, out=room, copies=encoding.copies)
         except NonFiniteError:
             if encoding.adopt:
                 values.fill_(float("nan"))

@@ -52,15 +52,20 @@ class Feedback:
         self.numel = numel
         self.mode = mode
         self.residuals: dict[Site, Tensor] = {}
+        self._copies: dict[Site, int] = {}
         self._owed: Tensor | None = None
 
-    def encode(self, codec: Codec, x: Tensor, site: Site, *, step: int, out: Tensor) -> Tensor:
-        """Encode x and what its site still owes; keep what is owed now. A NonFiniteError clears the site."""
+    def encode(self, codec: Codec, x: Tensor, site: Site, *, step: int, out: Tensor, copies: int = 1) -> Tensor:
+        """Encode x and what its site still owes; keep what is owed now. A NonFiniteError clears the site.
+
+        `copies` ranks owe the same at this site, for they encode the same sum: each counts for its share.
+        """
         if self.mode == "off":
             return codec.encode(x, step=step, out=out)
         residual = self.residuals.get(site)
         if residual is None:
             residual = self.residuals[site] = torch.zeros(x.numel())
+            self._copies[site] = copies
         try:
             if self.mode == "selection":
                 return codec.encode_selection(x, residual, step=step, out=out)  # type: ignore[attr-defined,no-any-return]
@@ -72,8 +77,8 @@ class Feedback:
     def total(self) -> Tensor:
         """All that is still owed by this rank, as one vector over the bucket."""
         owed = torch.zeros(self.numel)
-        for (_, start, stop), residual in self.residuals.items():
-            owed[start:stop] += residual
+        for (number, start, stop), residual in self.residuals.items():
+            owed[start:stop] += residual / self._copies[number, start, stop]
         return owed
 
     def restart(self, owed: Tensor) -> None:

@@ -38,12 +38,14 @@ class Encoding:
     """Encode a piece before the sends of its round.
 
     `adopt`: the sender replaces the slice by what the payload decodes to. `stream`: ranks that encode the same sum draw
-    the same random numbers; others draw their own.
+    the same random numbers; others draw their own. `copies`: how many ranks encode the same sum of this piece, each
+    keeping the same residual.
     """
 
     piece: Piece
     adopt: bool
     stream: int
+    copies: int = 1
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ def coded_program(key: PlanKey) -> dict[int, CodedStep]:
             if bool(m.add[row]):
                 pieces: tuple[Piece, ...] = (Piece(start, stop, exact),)
                 adopt = not exact and _is_added_to(schedule, rows, src, start, stop)
-                encodings[src, pieces[0]] = Encoding(pieces[0], adopt, stream[src])
+                copies = stream.count(stream[src])
+                encodings[src, pieces[0]] = Encoding(pieces[0], adopt, stream[src], copies)
                 if adopt:
                     alike[src].append((start, stop))
                     joined[src] = min(joined[src], stream[dst])
