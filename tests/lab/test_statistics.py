@@ -109,6 +109,18 @@ def test_three_seeds_of_something_not_normal_decide_nothing():
     assert "normality is rejected" in found.test
 
 
+def test_rounding_is_no_sign_of_anything():
+    assert statistics.normality(np.log([2.0, 2.2, 2.1]) - np.log([1.0, 1.1, 1.05])) == 1.0
+    assert statistics.compare([1.0, 1.1, 1.05], [2.0, 2.2, 2.1], paired=True).verdict == "better"
+
+
+def test_pairs_that_are_not_normal_lose_their_pairing_where_that_decides():
+    fast, slow = [1.0, 1.0001, 1.0, 1.0001, 1.0], [2.0, 2.0, 2.0001, 2.0, 3.0]
+    found = statistics.compare(fast, slow, paired=True, comparisons=3)
+    assert (found.test, found.p_value) == ("permutation of labels", 2 / 252)
+    assert statistics.compare(fast[1:], slow[1:], paired=True, comparisons=3).p_value is None
+
+
 def test_six_pairs_are_permuted_unless_several_comparisons_need_more():
     fast, slow = [1.0, 1.1, 1.2, 1.0, 1.1, 1.2], [2.0, 2.3, 2.3, 2.1, 2.2, 2.4]
     assert statistics.compare(fast, slow, paired=True).p_value == 2 / 64

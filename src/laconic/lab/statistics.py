@@ -27,6 +27,8 @@ SIGNIFICANCE = 0.05
 FEWEST_SEEDS = 3
 _EXACT = 20_000  # permutations up to which all are tried; beyond it, as many are drawn
 _RESAMPLES = 4_000
+_WEAK = "normality not rejected, which so few seeds hardly could"
+_Test = tuple[float | None, str, float | None]  # p value, which test, p of normality
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def compare(costs: Sequence[float], baseline: Sequence[float], *, paired: bool, 
     if min(len(x), len(y)) < FEWEST_SEEDS:
         return Comparison(ratio, None, None, "too few seeds to say", "none: fewer than three seeds")
     interval = ratio_interval(costs, baseline, paired=paired)
-    p_value, test, normality_p = _paired_test(y - x, comparisons) if paired else _unpaired_test(x, y, comparisons)
+    p_value, test, normality_p = _paired_test(x, y, comparisons) if paired else _unpaired_test(x, y, comparisons)
     return Comparison(ratio, interval, p_value, verdict(ratio, p_value), test, normality_p)
 
 
@@ -138,27 +140,35 @@ def _logs(values: Sequence[float]) -> NDArray[np.float64]:
     return np.log(array)
 
 
-def _paired_test(differences: NDArray[np.float64], comparisons: int) -> tuple[float | None, str, float | None]:
-    n = len(differences)
+def _paired_test(x: NDArray[np.float64], y: NDArray[np.float64], comparisons: int) -> _Test:
+    """Signs where there are enough pairs; else t where it holds; else labels, which lose power but are still valid."""
+    n, differences = len(x), y - x
     if comparisons * 2 / 2**n < SIGNIFICANCE:
         return sign_permutation(differences), "permutation of signs, paired by seed", None
-    p, normality_p = paired_t(differences), normality(differences)
-    return _with_diagnostic(p, normality_p, f"paired t test on log ratios of {n} seeds")
-
-
-def _unpaired_test(
-    x: NDArray[np.float64], y: NDArray[np.float64], comparisons: int
-) -> tuple[float | None, str, float | None]:
-    if comparisons * 2 / math.comb(len(x) + len(y), len(x)) < SIGNIFICANCE:
-        return label_permutation(x, y), "permutation of labels", None
-    normality_p = min(normality(x), normality(y))
-    return _with_diagnostic(welch_t(x, y), normality_p, f"Welch's t test on logs of {len(x)} and {len(y)} seeds")
-
-
-def _with_diagnostic(p: float, normality_p: float, test: str) -> tuple[float | None, str, float | None]:
+    normality_p = normality(differences)
     if normality_p < SIGNIFICANCE:
-        return None, f"none: normality is rejected (p = {normality_p:.2g}) and there are too few seeds to permute", None
-    return p, f"{test}; normality not rejected, which so few seeds hardly could", normality_p
+        return _label_test(x, y, comparisons) or _no_test(normality_p)
+    return paired_t(differences), f"paired t test on log ratios of {n} seeds; {_WEAK}", normality_p
+
+
+def _unpaired_test(x: NDArray[np.float64], y: NDArray[np.float64], comparisons: int) -> _Test:
+    permuted = _label_test(x, y, comparisons)
+    if permuted is not None:
+        return permuted
+    normality_p = min(normality(x), normality(y))
+    if normality_p < SIGNIFICANCE:
+        return _no_test(normality_p)
+    return welch_t(x, y), f"Welch's t test on logs of {len(x)} and {len(y)} seeds; {_WEAK}", normality_p
+
+
+def _label_test(x: NDArray[np.float64], y: NDArray[np.float64], comparisons: int) -> _Test | None:
+    if comparisons * 2 / math.comb(len(x) + len(y), len(x)) >= SIGNIFICANCE:
+        return None
+    return label_permutation(x, y), "permutation of labels", None
+
+
+def _no_test(normality_p: float) -> _Test:
+    return None, f"none: normality is rejected (p = {normality_p:.2g}) and there are too few seeds to permute", None
 
 
 def sign_permutation(differences: Sequence[float] | NDArray[np.float64], seed: int = 0) -> float:
@@ -218,11 +228,16 @@ def _t_p(difference: float, error: float, degrees: float) -> float:
 
 
 def normality(values: Sequence[float] | NDArray[np.float64]) -> float:
-    """Shapiro and Wilk's p that the values are normal; 1 where they are all equal, as nothing speaks against it."""
+    """Shapiro and Wilk's p that the values are normal; 1 where they are all equal, as nothing speaks against it.
+
+    Equal is to one part in a million, far finer than any clock here: below it lies rounding, which is never normal.
+    """
     from scipy.stats import shapiro
 
     array = np.asarray(values, dtype=np.float64)
-    return 1.0 if float(np.ptp(array)) == 0 else float(shapiro(array).pvalue)
+    if float(np.ptp(array)) <= 1e-6 * float(np.abs(array).max()):
+        return 1.0
+    return float(shapiro(array).pvalue)
 
 
 def ratio_interval(costs: Sequence[float], baseline: Sequence[float], *, paired: bool,

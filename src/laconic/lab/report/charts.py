@@ -174,6 +174,8 @@ def ticks(low: float, high: float, scale: Scale, most: int) -> list[float]:
         first = math.ceil(low / step - 1e-9)
         return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
     decades = range(math.floor(low) - 1, math.ceil(high) + 2)
+    if scale == "error":  # the axis is minus the logarithm
+        decades = range(-math.ceil(high) - 1, -math.floor(low) + 2)
     for parts in ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
         values = sorted(part * 10.0**decade for decade in decades for part in parts)
         if scale == "error":
