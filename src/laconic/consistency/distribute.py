@@ -47,7 +47,7 @@ def distribute(
     if consistency not in MODES:
         raise UnknownName("consistency", consistency, MODES)
     if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise BadInput("distribute takes the plain model, ddp.module; a DDP model goes with laconic.compress(ddp, codec)")
+        raise BadInput("distribute takes the plain model, ddp.module; for DDP there is laconic.compress(ddp, codec)")
     if optimizer in _installed:
         raise BadInput("this optimiser is distributed already")
     _installed[optimizer] = MODES[consistency](model, optimizer, codec, world, **options)

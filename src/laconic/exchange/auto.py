@@ -1,16 +1,23 @@
 """Which algorithm is cheapest here: from the link's profile, the engine's own all-reduce among the candidates.
 
-Callers: `collectives.py` for algorithm="auto". Every rank holds the same profile, so every rank picks the same.
+Callers: `collectives.py` and the compressed exchanges, for algorithm="auto". Every rank holds the same profile, so
+every rank picks the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from laconic.exchange.lane import Lane
 from laconic.schedules import registry
+from laconic.schedules.link import Link
 from laconic.transports.probe import probe
 from laconic.transports.profile import Profile
 from laconic.transports.world import World
 
 NATIVE = "native"
+# An ordinary network under gloo, for choosing between one round and two before anything was measured.
+GUESS = Link(latency_s=1e-3, s_per_byte=8e-9)
 
 
 def candidates(world: World) -> list[str]:
@@ -31,3 +38,21 @@ def pick(world: World, nbytes: int) -> str:
     if world.world_size == 1:
         return "tree"
     return profile_of(world).cheapest(world.world_size, nbytes, candidates(world))
+
+
+def cheapest_form(lanes: Sequence[Lane], world_size: int, link: Link) -> str:
+    """gather or direct: one round of whole payloads, or two rounds of P-th parts.
+
+    gather takes L + (P−1)·B·G, direct 2 L + 2·B·G·(P−1)/P, where B is all lanes' payload; each decodes P payloads, in
+    whole or in parts.
+
+    >>> import torch
+    >>> from laconic.codecs import codec
+    >>> lanes = [Lane(torch.empty(10**6), codec("topk(0.001)"))]
+    >>> cheapest_form(lanes, 4, GUESS), cheapest_form([Lane(torch.empty(10**6), codec("dynamic8"))], 4, GUESS)
+    ('gather', 'direct')
+    """
+    nbytes = sum(lane.codec.max_nbytes(lane.buffer.numel()) for lane in lanes)
+    one_round = link.burst_s(world_size - 1, nbytes, reduced=True)
+    two_rounds = 2 * link.burst_s(world_size - 1, nbytes / world_size, reduced=True)
+    return "gather" if one_round <= two_rounds else "direct"

@@ -8,7 +8,7 @@ messages.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,20 +16,13 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec, codec
-from laconic.exchange.coded import CodedExchange
 from laconic.exchange.dgc import MomentumCorrection
 from laconic.exchange.feedback import Feedback, Mode, mode_for
-from laconic.exchange.gather import GatherExchange
 from laconic.exchange.lane import Lane, Timings, finish
-from laconic.schedules.link import Link
-from laconic.schedules.registry import build
 from laconic.transports.base import Transport
-from laconic.transports.executor import run, run_native
 
 MAX_VIEWS = 8  # more runs of compressible parameters than this are copied into one lane
 FEW = 1 / 64  # exempt parameters up to this share of a bucket are blanked out rather than gone around
-# An ordinary network, for choosing between one round and two before anything was measured.
-GUESS = Link(latency_s=300e-6, s_per_byte=8e-9)
 
 
 @dataclass(frozen=True)
@@ -64,14 +57,13 @@ class Bucket:
         self.numel = numel
         self.wants_feedback = feedback
         self.correction = correction
-        self.exact = [(e.start, e.stop) for e in self.entries if e.exempt]
+        self.exact = _runs([e for e in self.entries if e.exempt])
         few = sum(b - a for a, b in self.exact) <= FEW * numel
         self.blanked = bool(self.exact) and few and correction is None
         self.runs = [(0, numel)] if self.blanked else _runs([e for e in self.entries if not e.exempt])
         self.packed = len(self.runs) > MAX_VIEWS
         self.lanes: list[Lane] = []
         self.codec: Codec | None = None
-        self._exchanges: dict[str, CodedExchange | GatherExchange] = {}
 
     def use(self, chosen: Codec) -> None:
         """Let `chosen` be the codec from now on; what is still owed is carried over."""
@@ -79,7 +71,6 @@ class Bucket:
             return
         owed = self.owed() if self.codec is not None else {}
         self.codec = chosen
-        self._exchanges.clear()
         self.lanes = [Lane(torch.empty(0), chosen, self._feedback(chosen, members)) for members in self._members()]
         if self.exact:
             self.lanes.append(Lane(torch.empty(0), codec("none")))
@@ -101,66 +92,39 @@ class Bucket:
             return self.correction.feedback(chosen, _length(members), mode, members)
         return Feedback(_length(members), mode)
 
-    def exchange(self, buffer: Tensor, transport: Transport, **options: Any) -> tuple[Timings, str]:
-        """As `steps`, without pauses."""
-        return finish(self.steps(buffer, transport, **options))
-
-    def steps(
-        self,
-        buffer: Tensor,
-        transport: Transport,
-        *,
-        algorithm: str,
-        hosts: tuple[int, ...] | None,
-        step: int,
-        link: Link | None,
-    ) -> Generator[None, None, tuple[Timings, str]]:
-        """Average `buffer` over all ranks, in place, pausing where there is nothing to do but wait.
-
-        Returns:
-            Where the time went, and the algorithm that was used.
-        """
-        assert self.codec is not None
-        if str(self.codec) == "none" and algorithm in ("auto", "native"):
-            self._settle(buffer)
-            return self._plain(buffer, transport), "native"
+    def load(self, buffer: Tensor) -> list[Lane]:
+        """The lanes, filled with what lies in `buffer`: mostly views of it."""
         views = [buffer[a:b] for a, b in self.runs]
-        pieces = [torch.cat(views)] if self.packed else views
-        exact = torch.cat([buffer[a:b] for a, b in self.exact]) if self.exact else None
-        contents = pieces if exact is None else [*pieces, exact]
+        contents = [torch.cat(views)] if self.packed else views
+        if self.exact:
+            parts = [buffer[a:b] for a, b in self.exact]
+            contents.append(torch.cat(parts) if len(parts) > 1 or self.blanked else parts[0])
         if self.blanked:
             for a, b in self.exact:
                 buffer[a:b] = 0.0
         for lane, content in zip(self.lanes, contents, strict=True):
             lane.buffer = content
-        name = self._form(transport.world_size, link) if algorithm == "auto" else algorithm
-        timings = yield from self._exchange(name, transport, hosts).steps(step)
+        return self.lanes
+
+    def store(self, buffer: Tensor) -> None:
+        """Put back what the lanes hold apart from `buffer`."""
         if self.packed:
-            _scatter(pieces[0], buffer, self.runs)
-        if exact is not None:
-            _scatter(exact, buffer, self.exact)
-        buffer.div_(transport.world_size)
-        return timings, name
+            _scatter(self.lanes[0].buffer, buffer, self.runs)
+        if len(self.exact) > 1 or self.blanked:
+            _scatter(self.lanes[-1].buffer, buffer, self.exact)
 
-    def _exchange(
-        self, algorithm: str, transport: Transport, hosts: tuple[int, ...] | None
-    ) -> CodedExchange | GatherExchange:
-        """The exchange of the lanes, planned when it is first needed."""
-        found = self._exchanges.get(algorithm)
-        if found is None or found.transport is not transport:
-            if algorithm == "gather":
-                found = GatherExchange(self.lanes, transport)
-            else:
-                found = CodedExchange(self.lanes, transport, algorithm=algorithm, hosts=hosts)
-            self._exchanges[algorithm] = found
-        return found
+    @property
+    def must_gather(self) -> bool:
+        """Whether a rank has to know what it sent, as it does when it sends its whole payload to all."""
+        return self.codec is not None and self.correction is not None and self.correction.masks(self.codec)
 
-    def _form(self, world_size: int, link: Link | None) -> str:
-        if self.codec is not None and self.correction is not None and self.correction.masks(self.codec):
-            return "gather"  # the form in which a rank knows what it sent
-        return cheapest_form(self.lanes, world_size, link or GUESS)
+    def exchange(self, buffer: Tensor, transport: Transport, **options: Any) -> tuple[Timings, str]:
+        """Average `buffer` alone; see `Together.steps`."""
+        from laconic.exchange.together import Together
 
-    def _settle(self, buffer: Tensor) -> None:
+        return finish(Together([self]).steps([buffer], transport, **options))
+
+    def settle(self, buffer: Tensor) -> None:
         """Add what is owed from an earlier codec, all at once."""
         owed = self.owed()
         for entry in self.entries:
@@ -168,16 +132,6 @@ class Bucket:
                 buffer[entry.start : entry.stop] += owed[entry.name]
         for lane in self.lanes:
             lane.feedback = None
-
-    def _plain(self, buffer: Tensor, transport: Transport) -> Timings:
-        before = transport.counters.total_sent_nbytes
-        if transport.world_size > 1:
-            if transport.has_native:
-                run_native(buffer, transport)
-            else:
-                run(build("all_reduce", "ring", transport.world_size, buffer.numel()), buffer, transport)
-            buffer.div_(transport.world_size)
-        return Timings(sent_nbytes=transport.counters.total_sent_nbytes - before)
 
     def owed(self) -> dict[str, Tensor]:
         """What each compressible parameter is still owed, by name; nothing where nothing is fed back."""
@@ -197,22 +151,6 @@ class Bucket:
                 lane.feedback = Feedback(_length(members), "off")
             parts = [owed[e.name] if e.name in owed else torch.zeros(e.stop - e.start) for e in members]
             lane.feedback.restart(torch.cat([part.reshape(-1) for part in parts]))
-
-
-def cheapest_form(lanes: Sequence[Lane], world_size: int, link: Link) -> str:
-    """gather or direct: one round of whole payloads, or two rounds of P-th parts.
-
-    gather takes L + (P−1)·B·G, direct 2 L + 2·B·G·(P−1)/P, where B is all lanes' payload; each decodes P payloads, in
-    whole or in parts.
-
-    >>> lanes = [Lane(torch.empty(10**6), codec("topk(0.001)"))]
-    >>> cheapest_form(lanes, 4, GUESS), cheapest_form([Lane(torch.empty(10**6), codec("dynamic8"))], 4, GUESS)
-    ('gather', 'direct')
-    """
-    nbytes = sum(lane.codec.max_nbytes(lane.buffer.numel()) for lane in lanes)
-    one_round = link.burst_s(world_size - 1, nbytes, reduced=True)
-    two_rounds = 2 * link.burst_s(world_size - 1, nbytes / world_size, reduced=True)
-    return "gather" if one_round <= two_rounds else "direct"
 
 
 def _runs(entries: Sequence[Entry]) -> list[tuple[int, int]]:

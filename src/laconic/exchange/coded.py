@@ -88,6 +88,7 @@ class CodedExchange:
     Args:
         lanes: what is summed; their buffers may be replaced by others of the same length before every `run`.
         algorithm, hosts: as for `run_coded`.
+        divisor: what the sums are divided by, for means.
     """
 
     def __init__(
@@ -97,10 +98,12 @@ class CodedExchange:
         *,
         algorithm: str,
         hosts: tuple[int, ...] | None = None,
+        divisor: int = 1,
     ) -> None:
         self.lanes = list(lanes)
         self.transport = transport
         self.algorithm = algorithm
+        self.divisor = divisor
         self.numel = sum(lane.buffer.numel() for lane in lanes)
         self.detail = " and ".join(f"{lane.buffer.numel()} through {lane.codec}" for lane in lanes)
         parameters = {"hosts": hosts} if algorithm == "hierarchical" and hosts is not None else {}
@@ -156,6 +159,9 @@ class CodedExchange:
             if round_.messages or round_.recvs:
                 yield from self._run_round(number, round_, step, timings, call)
         transport.end()
+        if self.divisor != 1:
+            for lane in self.lanes:
+                lane.buffer.div_(self.divisor)
         return timings
 
     def _run_round(

@@ -16,7 +16,7 @@ from torch import Tensor
 from laconic.codecs import Codec
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange import auto
-from laconic.exchange.bucket import GUESS, cheapest_form
+from laconic.exchange.auto import GUESS, cheapest_form
 from laconic.exchange.coded import run_coded
 from laconic.exchange.gather import run_gather
 from laconic.exchange.lane import Lane

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import codec
-from laconic.exchange.bucket import GUESS, cheapest_form
+from laconic.exchange.auto import GUESS, cheapest_form
 from laconic.exchange.coded import CodedExchange
 from laconic.exchange.gather import GatherExchange
 from laconic.exchange.lane import Lane, Timings

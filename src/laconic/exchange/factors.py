@@ -22,7 +22,8 @@ from torch import Tensor
 from laconic.codecs import Codec, codec
 from laconic.codecs.factors import Factors
 from laconic.errors import BadInput, PayloadError
-from laconic.exchange.bucket import GUESS, Entry
+from laconic.exchange.auto import GUESS
+from laconic.exchange.bucket import Entry
 from laconic.exchange.exact import ExactSum, LayerForm, Route, plus, wire_nbytes
 from laconic.exchange.lane import Timings
 from laconic.exchange.linear_watch import Linear, LinearWatch

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from laconic.codecs.selector import Sparse
 from laconic.errors import NonFiniteError, PayloadError
 from laconic.exchange.lane import Lane, Steps, Timings, finish
 from laconic.exchange.message import Writer, max_nbytes, unpack
@@ -28,14 +29,16 @@ class GatherExchange:
 
     Args:
         lanes: what is summed; their buffers may be replaced by others of the same length before every `run`.
+        divisor: what the sums are divided by, for means.
     """
 
     algorithm = "gather"
 
-    def __init__(self, lanes: Sequence[Lane], transport: Transport) -> None:
+    def __init__(self, lanes: Sequence[Lane], transport: Transport, divisor: int = 1) -> None:
         rank, size = transport.rank, transport.world_size
         self.lanes = list(lanes)
         self.transport = transport
+        self.divisor = divisor
         self.others = [(rank + hop) % size for hop in range(1, size)]
         sizes = [lane.codec.max_nbytes(lane.buffer.numel()) for lane in lanes]
         self.writer = Writer(sizes)
@@ -73,6 +76,9 @@ class GatherExchange:
 
         for peer in range(size):  # in order of rank: the same bits everywhere
             self._take(peer, arrived[peer])
+        for lane in self.lanes:
+            if self.divisor != 1 and not isinstance(lane.codec, Sparse):
+                lane.buffer.div_(self.divisor)
         transport.counters.rounds += 1
         transport.end()
         timings.encode_s = encoded - begun
@@ -104,6 +110,8 @@ class GatherExchange:
             for lane, payload in zip(self.lanes, payloads, strict=True):
                 if payload is None:
                     lane.buffer.fill_(float("nan"))
+                elif isinstance(lane.codec, Sparse):
+                    self._add_sparse(lane.codec, payload, lane.buffer, first=peer == 0)
                 elif peer == 0:
                     lane.codec.decode(payload, lane.buffer.numel(), out=lane.buffer)
                 else:
@@ -112,3 +120,10 @@ class GatherExchange:
             raise PayloadError(f"{self.transport.where(0)}: peer {peer} sent a bad payload: {error}") from error
         if peer != self.transport.rank:
             self.transport.counters.count_received(peer, nbytes)
+
+    def _add_sparse(self, codec: Sparse, payload: Tensor, buffer: Tensor, *, first: bool) -> None:
+        """buffer += values / divisor: only what was selected is touched."""
+        indices, values = codec.decode_sparse(payload, buffer.numel())
+        if first:
+            buffer.zero_()
+        buffer.index_add_(0, indices, values.div_(self.divisor))

@@ -25,16 +25,31 @@ from laconic.exchange.exact import LayerForm
 from laconic.exchange.forms import AnyBucket, Forms
 from laconic.exchange.lane import Timings
 from laconic.exchange.policy import CodecPlan, CodecSchedule, Exemptions, exemptions
+from laconic.exchange.together import Together
 from laconic.exchange.worker import Worker, interleave
 from laconic.schedules.registry import names
 from laconic.transports.world import World, current
 
-Exchanging = Generator[None, None, Tensor]
+Exchanging = Generator[None, None, None]
+MESSAGE_NBYTES = 1 << 18  # a message of less costs mostly its latency on gigabit links and slower ones
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A bucket's gradients that are to be exchanged."""
+
+    buffer: Tensor
+    index: int
+    parameters: list[Tensor]
+    future: Any = None
 
 
 @dataclass(frozen=True)
 class BucketRecord:
-    """One bucket of one step: what was sent, how, and where the time went (on the communication thread)."""
+    """One bucket of one step: what was sent, how, and where the time went (on the communication thread).
+
+    Buckets that travelled together have one record, under the first one's number.
+    """
 
     step: int
     bucket: int
@@ -61,6 +76,7 @@ class CompressionState:
         momentum: momentum of the gradients, for Deep Gradient Compression: a number or DeepGradientCompression(…). The
             optimiser is then plain SGD.
         hosts: the host of each rank: float32 inside, the codec between.
+        message_nbytes: buckets are held until their payloads make this much together, or the step's last has come.
         world: where to communicate; when None the default world, joined at the first exchange.
     """
 
@@ -74,6 +90,7 @@ class CompressionState:
         feedback: bool | None = None,
         momentum: float | DeepGradientCompression | None = None,
         hosts: tuple[int, ...] | None = None,
+        message_nbytes: int = MESSAGE_NBYTES,
         world: World | None = None,
     ) -> None:
         valid = {"auto", "gather", *names("all_reduce")}
@@ -88,12 +105,15 @@ class CompressionState:
         self.algorithm = algorithm
         self.feedback = feedback
         self.hosts = hosts
+        self.message_nbytes = message_nbytes
         self._world = world
         self.step = 0
         self.buckets: dict[int, AnyBucket] = {}
         self.records: deque[BucketRecord] = deque()
         self.keep_steps = 100
         self._owed: dict[str, Tensor] = {}
+        self._held: list[_Held] = []
+        self._together: dict[tuple[int, ...], Together] = {}
         self._worker: Worker | None = None
         self._failure: Exception | None = None
         self._watch = None if self.correction is None else refuse_second_momentum(p for _, p in named)
@@ -116,10 +136,28 @@ class CompressionState:
         return self.forms.layers(self.buckets.values(), self.world.world_size)
 
     def submit(self, buffer: Tensor, index: int, parameters: list[Tensor], *, last: bool) -> Any:
-        """Start the exchange of one bucket on the communication thread; returns a future of the buffer."""
+        """Start the exchange of one bucket on the communication thread; returns a future of the buffer.
+
+        A bucket whose payload is small waits for the next one, to travel in the same messages.
+        """
         if self._worker is None:
             self._worker = Worker(depth=self._depth)
-        return self._worker.submit(lambda: self._attempt(buffer, index, parameters, last))
+        future: Any = torch.futures.Future()
+        self._held.append(_Held(buffer, index, parameters, future))
+        if last or not self._may_hold():
+            held, self._held = self._held, []
+            self._worker.submit(lambda: self._attempt(held, last))
+        return future
+
+    def _may_hold(self) -> bool:
+        """Whether what is held is too little for a message of its own."""
+        try:
+            chosen = self.schedule.at(self.step)
+        except Exception:  # the user's function failed: it will again, on the communication thread, which reports it
+            return False
+        if chosen.kind == "matrix" or str(chosen) == "none":
+            return False
+        return sum(chosen.max_nbytes(held.buffer.numel()) for held in self._held) < self.message_nbytes
 
     def exchange(self, buckets: Sequence[tuple[Tensor, list[Tensor]]]) -> None:
         """Average these buffers of gradients over all ranks, now: one step.
@@ -127,8 +165,8 @@ class CompressionState:
         Args:
             buckets: flat buffers, each with the parameters whose gradients lie in it, in order.
         """
-        count = len(buckets)
-        jobs = [self._exchange(buffer, i, own, i + 1 == count) for i, (buffer, own) in enumerate(buckets)]
+        held = [_Held(buffer, index, parameters) for index, (buffer, parameters) in enumerate(buckets)]
+        jobs = [self._exchange([each], each is held[-1]) for each in held]
         try:
             interleave(jobs, self._depth)
         except Exception as error:
@@ -140,45 +178,56 @@ class CompressionState:
         """How many buckets may be under way at once: one is encoded while another is on the wire."""
         return 2 if self.world.transport.interleaves else 1
 
-    def _attempt(self, buffer: Tensor, index: int, parameters: list[Tensor], last: bool) -> Exchanging:
+    def _attempt(self, held: list[_Held], last: bool) -> Exchanging:
         """The exchange; an error waits for the end of backward, for DDP would make a RuntimeError of it.
 
         The other ranks are told, and the gradients become NaN: whoever steps all the same, steps nowhere unnoticed.
         """
-        if self._failure is None:
-            try:
-                return (yield from self._exchange(buffer, index, parameters, last))
-            except Exception as error:
-                self._failure = self._failure or error  # a bucket that was under way too fails because of the first
-                self.world.transport.abandon(f"{type(error).__name__}: {error}")
-        return buffer.fill_(float("nan"))
+        try:
+            if self._failure is None:
+                yield from self._exchange(held, last)
+        except Exception as error:
+            self._failure = self._failure or error  # a bucket that was under way too fails because of the first
+            self.world.transport.abandon(f"{type(error).__name__}: {error}")
+        for each in held:
+            each.future.set_result(each.buffer if self._failure is None else each.buffer.fill_(float("nan")))
 
     def raise_failure(self) -> None:
         """Raise what went wrong on the communication thread, if anything did."""
         if self._failure is not None:
             raise self._failure
 
-    def _exchange(self, buffer: Tensor, index: int, parameters: list[Tensor], last: bool) -> Exchanging:
+    def _exchange(self, held: list[_Held], last: bool) -> Exchanging:
         begun = time.perf_counter()
         chosen = self.schedule.at(self.step)
-        bucket = self._bucket(index, parameters, buffer.numel(), chosen)
-        bucket.use(chosen)
-        values = buffer if buffer.dtype == torch.float32 and buffer.device.type == "cpu" else buffer.float().cpu()
-        if self.correction is not None:
-            self.correction.apply(bucket.entries, values, self.world.world_size)
-        link = self.world.profile.link if self.world.profile is not None else None
-        options: dict[str, Any] = {"algorithm": self.algorithm, "hosts": self.hosts, "step": self.step, "link": link}
-        if isinstance(bucket, Bucket):
-            timings, algorithm = yield from bucket.steps(values, self.world.transport, **options)
-        else:
-            timings, algorithm = bucket.exchange(values, self.world.transport, **options)
-        if values is not buffer:
-            buffer.copy_(values)
-        self._record(index, buffer.numel(), str(chosen), algorithm, time.perf_counter() - begun, timings)
+        buckets = [self._bucket(each.index, each.parameters, each.buffer.numel(), chosen) for each in held]
+        values = [_on_cpu(each.buffer) for each in held]
+        for bucket, part in zip(buckets, values, strict=True):
+            bucket.use(chosen)
+            if self.correction is not None:
+                self.correction.apply(bucket.entries, part, self.world.world_size)
+        timings, algorithm = yield from self._run(buckets, values)
+        for each, part in zip(held, values, strict=True):
+            if part is not each.buffer:
+                each.buffer.copy_(part)
+        numel = sum(part.numel() for part in values)
+        self._record(held[0].index, numel, str(chosen), algorithm, time.perf_counter() - begun, timings)
         if last:
             self.step += 1
             self.forms.end_of_step()
-        return buffer
+
+    def _run(self, buckets: list[AnyBucket], values: list[Tensor]) -> Generator[None, None, tuple[Timings, str]]:
+        link = self.world.profile.link if self.world.profile is not None else None
+        options: dict[str, Any] = {"algorithm": self.algorithm, "hosts": self.hosts, "step": self.step, "link": link}
+        plain = [bucket for bucket in buckets if isinstance(bucket, Bucket)]
+        if len(plain) < len(buckets):
+            assert len(buckets) == 1  # matrix codecs' buckets are never held
+            return buckets[0].exchange(values[0], self.world.transport, **options)
+        key = tuple(map(id, plain))
+        if key not in self._together:
+            self._together = {k: v for k, v in self._together.items() if not set(k) & set(key)}
+            self._together[key] = Together(plain)
+        return (yield from self._together[key].steps(values, self.world.transport, **options))
 
     def _bucket(self, index: int, parameters: list[Tensor], numel: int, chosen: Codec) -> AnyBucket:
         """The bucket's state; a new layout (DDP rebuilds buckets after the first step) takes the residuals along."""
@@ -195,6 +244,7 @@ class CompressionState:
                 for bucket in self.buckets.values():
                     self._owed.update(bucket.owed())
                 self.buckets.clear()
+                self._together.clear()
             found = self.forms.bucket(chosen, entries, numel, self.feedback, self.correction)
             self.buckets[index] = found
             found.use(chosen)
@@ -227,6 +277,7 @@ class CompressionState:
         self.step = int(state["step"])
         self.forms.load_state_dict(state.get("warm", {}))
         self.buckets.clear()
+        self._together.clear()
         self._owed = {name: value.clone() for name, value in state["owed"].items()}
 
     def close(self) -> None:
@@ -238,6 +289,11 @@ class CompressionState:
             self._watch.remove()
         with contextlib.suppress(Exception):
             atexit.unregister(self.close)
+
+
+def _on_cpu(buffer: Tensor) -> Tensor:
+    """The buffer itself, or a float32 copy on the CPU where it is something else."""
+    return buffer if buffer.dtype == torch.float32 and buffer.device.type == "cpu" else buffer.float().cpu()
 
 
 def merge_state_dicts(states: Sequence[Mapping[str, Any]], world_size: int) -> list[dict[str, Any]]:

@@ -18,11 +18,10 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from laconic.errors import LaconicError
 
-Job = Callable[[], Generator[None, None, Tensor]]
+Job = Callable[[], Generator[None, None, Any]]
 T = TypeVar("T")
 
 
@@ -53,13 +52,13 @@ class Worker:
     def __init__(self, name: str = "laconic-exchange", *, depth: int = 1) -> None:
         self._jobs: queue.SimpleQueue[tuple[Job, Any] | None] = queue.SimpleQueue()
         self._depth = depth
-        self._active: deque[tuple[Generator[None, None, Tensor], Any]] = deque()
+        self._active: deque[tuple[Generator[None, None, Any], Any]] = deque()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Job) -> Any:
-        """Queue a job, a function that makes a generator; returns a torch future of the tensor it returns."""
+        """Queue a job, a function that makes a generator; returns a torch future of what it returns."""
         future: Any = torch.futures.Future()
         if not self._thread.is_alive():
             future.set_exception(LaconicError("the communication thread is closed"))

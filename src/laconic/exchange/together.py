@@ -1,0 +1,84 @@
+"""Buckets that travel in the same messages: one or several, averaged over all ranks.
+
+Callers: `state.py`. DDP cuts gradients into buckets for float32; of a codec that sends a hundredth of it, several
+buckets make one message worth its latency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+from torch import Tensor
+
+from laconic.exchange.auto import GUESS, cheapest_form
+from laconic.exchange.bucket import Bucket
+from laconic.exchange.coded import CodedExchange
+from laconic.exchange.gather import GatherExchange
+from laconic.exchange.lane import Lane, Timings
+from laconic.schedules.link import Link
+from laconic.schedules.registry import build
+from laconic.transports.base import Transport
+from laconic.transports.executor import run, run_native
+
+
+class Together:
+    """The exchange of these buckets; its plan and messages are kept from step to step."""
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        self.buckets = tuple(buckets)
+        self._exchange: CodedExchange | GatherExchange | None = None
+        self._key: tuple[object, ...] = ()
+
+    def steps(
+        self,
+        buffers: Sequence[Tensor],
+        transport: Transport,
+        *,
+        algorithm: str,
+        hosts: tuple[int, ...] | None,
+        step: int,
+        link: Link | None,
+    ) -> Generator[None, None, tuple[Timings, str]]:
+        """Average each bucket's buffer over all ranks, in place, pausing where there is nothing to do but wait.
+
+        Returns:
+            Where the time went, and the algorithm that was used.
+        """
+        if all(str(bucket.codec) == "none" for bucket in self.buckets) and algorithm in ("auto", "native"):
+            return self._plain(buffers, transport), "native"
+        pairs = list(zip(self.buckets, buffers, strict=True))
+        lanes = [lane for bucket, buffer in pairs for lane in bucket.load(buffer)]
+        if algorithm == "auto":
+            must_gather = any(bucket.must_gather for bucket in self.buckets)
+            algorithm = "gather" if must_gather else cheapest_form(lanes, transport.world_size, link or GUESS)
+        timings = yield from self._planned(lanes, transport, algorithm, hosts).steps(step)
+        for bucket, buffer in pairs:
+            bucket.store(buffer)
+        return timings, algorithm
+
+    def _planned(
+        self, lanes: list[Lane], transport: Transport, algorithm: str, hosts: tuple[int, ...] | None
+    ) -> CodedExchange | GatherExchange:
+        key = (*map(id, lanes), id(transport), algorithm, hosts)
+        if self._exchange is None or self._key != key:
+            divisor = transport.world_size
+            self._exchange = (
+                GatherExchange(lanes, transport, divisor)
+                if algorithm == "gather"
+                else CodedExchange(lanes, transport, algorithm=algorithm, hosts=hosts, divisor=divisor)
+            )
+            self._key = key
+        return self._exchange
+
+    def _plain(self, buffers: Sequence[Tensor], transport: Transport) -> Timings:
+        """float32 by the engine's own all-reduce."""
+        before = transport.counters.total_sent_nbytes
+        for bucket, buffer in zip(self.buckets, buffers, strict=True):
+            bucket.settle(buffer)
+            if transport.world_size > 1:
+                if transport.has_native:
+                    run_native(buffer, transport)
+                else:
+                    run(build("all_reduce", "ring", transport.world_size, buffer.numel()), buffer, transport)
+                buffer.div_(transport.world_size)
+        return Timings(sent_nbytes=transport.counters.total_sent_nbytes - before)
