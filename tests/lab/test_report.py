@@ -83,6 +83,10 @@ def _loss(record: Record) -> None:
     _trials(record, test_accuracy=None)
 
 
+def _bits(record: Record) -> None:
+    record.workload = replace(record.workload, target_metric="test bits per character", target_accuracy=0.2)
+
+
 def _diverged(record: Record) -> None:
     curve = [replace(p, test_accuracy=math.nan, test_loss=math.inf) for p in record.trials[0].curve]
     record.trials[0] = replace(record.trials[0], test_accuracy=math.nan, curve=curve)
@@ -120,7 +124,8 @@ def _big_model(record: Record) -> None:
 
 
 CASES: dict[str, Callable[[Record], None]] = {
-    "honest": lambda record: None, "empty": _empty, "no claims": _no_claims, "loss": _loss, "diverged": _diverged,
+    "honest": lambda record: None, "empty": _empty, "no claims": _no_claims, "loss": _loss, "bits": _bits,
+    "diverged": _diverged,
     "perfect": _perfect, "one evaluation": _short, "failed trial": _failed, "nothing measured": _nothing_measured,
     "many configurations": _many, "many layers": _big_model,
 }  # fmt: skip
@@ -157,6 +162,17 @@ def test_the_headline_has_accuracy_beside_speed(tmp_path: Path):
     assert "▲ better" in row
     for title in ("test accuracy", "time to 95 %", "time of a step", "sent per step", "speed-up over ddp", "verdict"):
         assert f"{title}</th>" in table
+
+
+def test_a_target_in_bits_is_drawn_in_nats_and_named_in_bits(tmp_path: Path):
+    record = compare_record()
+    _bits(record)
+    assert record.workload.target_loss == pytest.approx(0.2 * math.log(2))
+    text = _html(record, tmp_path)
+    assert "time to 0.2 bits per character</th>" in text
+    assert "target 0.2 bits per character</text>" in text
+    assert "Test loss against time" in text
+    assert "test accuracy (%)" not in text
 
 
 def test_every_chart_has_units_on_its_axes():

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import re
@@ -50,6 +51,18 @@ class Workload:
     precision: str = "float32"
     input_shape: list[int] | None = None
     native_shape: list[int] | None = None
+
+    @property
+    def judged_by_loss(self) -> bool:
+        """Whether less is better: the target, in `target_accuracy`, is then of a loss ("test bits per character")."""
+        return "accuracy" not in self.target_metric
+
+    @property
+    def target_loss(self) -> float | None:
+        """The target as a value of `test_loss`, in nats where the metric is in bits; None if judged by accuracy."""
+        if self.target_accuracy is None or not self.judged_by_loss:
+            return None
+        return self.target_accuracy * (math.log(2) if "bits" in self.target_metric else 1.0)
 
 
 @dataclass(frozen=True)

@@ -95,4 +95,4 @@ def percent(share: float) -> str:
 
 def by_loss(record: Record) -> bool:
     """Whether the workload is judged by a loss: it then has no accuracy to show."""
-    return "loss" in record.workload.target_metric
+    return record.workload.judged_by_loss

@@ -57,7 +57,7 @@ def time_to_accuracy(record: Record, rows: Sequence[Row]) -> Figure | None:
 
     def draw(size: Size) -> str:
         return charts.curves(series, x, y, size, title=title, target=goal, events=flags,
-                             target_label=f"target {words.percent(goal[0], 0)}" if goal else "")  # fmt: skip
+                             target_label=f"target {words.goal(record.workload)}" if goal else "")  # fmt: skip
 
     caption = (
         "Thick: medians over the seeds at each evaluation. Thin: single seeds. Lines join evaluations of one training. "
@@ -83,7 +83,7 @@ def accuracy_by_bytes(record: Record, rows: Sequence[Row]) -> Figure | None:
 
     def draw(size: Size) -> str:
         return charts.curves(scaled, x, y, size, title=title, target=goal,
-                             target_label=f"target {words.percent(goal[0], 0)}" if goal else "")  # fmt: skip
+                             target_label=f"target {words.goal(record.workload)}" if goal else "")  # fmt: skip
 
     caption = "What one worker has put on the network when each evaluation was made; further left is less said."
     return _both("accuracy-by-bytes", title, draw, caption)
@@ -122,7 +122,7 @@ def spread(rows: Sequence[Row]) -> Figure | None:
 
 
 def _metric(record: Record) -> str:
-    return record.workload.target_metric or "test accuracy"
+    return "test loss" if record.workload.judged_by_loss else "test accuracy"
 
 
 def _evaluation(record: Record) -> str:
@@ -130,13 +130,13 @@ def _evaluation(record: Record) -> str:
 
 
 def _goal(record: Record) -> Pair | None:
-    target = record.workload.target_accuracy
-    return None if target is None or "loss" in _metric(record) else (target, target)
+    target = record.workload.target_loss if record.workload.judged_by_loss else record.workload.target_accuracy
+    return None if target is None else (target, target)
 
 
 def _quality(record: Record, rows: Sequence[Row]) -> tuple[Callable[[Point], float | None], Axis]:
     """The value of a point that the workload is judged by, and its axis."""
-    if "loss" in _metric(record):
+    if record.workload.judged_by_loss:
         return (lambda point: point.test_loss), Axis("test loss (logarithmic)", "log", lambda v: f"{v:g}")
     resolution = 0.5 / max(record.workload.test_samples, 1)  # all right is drawn as half a sample wrong
 

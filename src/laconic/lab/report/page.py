@@ -120,10 +120,9 @@ def _told(record: Record, row: Row, index: int) -> str:
 def _told_claim(record: Record, row: Row, claim: Claim) -> str:
     base = words.text(claim.baseline)
     goal = record.workload.target_accuracy
-    to_target = claim.what == "time to target" and goal is not None and row.to_target is not None
     took = "takes its steps"
-    if to_target and goal is not None and row.to_target is not None:
-        took = f"reaches {words.percent(goal, 0)} in {words.seconds(row.to_target.value)}"
+    if claim.what == "time to target" and goal is not None and row.to_target is not None:
+        took = f"reaches {words.goal(record.workload)} in {words.seconds(row.to_target.value)}"
     elif row.step is not None:
         took = f"takes {words.seconds(row.step.value)} a step"
     how = {
@@ -146,8 +145,10 @@ def _told_alone(record: Record, row: Row) -> str:
     parts = []
     goal = record.workload.target_accuracy
     if row.to_target is not None and goal is not None:
-        parts.append(f"reaches {words.percent(goal, 0)} in {words.seconds(row.to_target.value)}")
-    if row.accuracy is not None:
+        parts.append(f"reaches {words.goal(record.workload)} in {words.seconds(row.to_target.value)}")
+    if record.workload.judged_by_loss and row.loss is not None:
+        parts.append(f"ends at <b>{words.digits(row.loss.value)}</b> test loss")
+    elif row.accuracy is not None:
         parts.append(f"ends at <b>{words.percent(row.accuracy.value)}</b> test accuracy")
     if row.step is not None and row.sent is not None:
         parts.append(f"takes {words.seconds(row.step.value)} and sends {words.nbytes(row.sent.value)} a step")
@@ -211,7 +212,7 @@ def _setting(record: Record) -> str:
         "samples": f"{work.train_samples:,} to train, {work.test_samples:,} to test",
         "optimiser": f"{work.optimizer}, learning rate {work.learning_rate:g}",
         "batch": f"{work.batch_per_worker} per worker, {record.scaling} scaling", "epochs": f"{work.epochs:g}",
-        "target": "none" if work.target_accuracy is None else f"{work.target_metric} {work.target_accuracy:g}",
+        "target": "none" if work.target_accuracy is None else f"{work.target_metric}: {words.goal(work)}",
         "stopping rule": work.stopping_rule, "precision": work.precision,
         "tuning runs": "not said" if record.tuning_runs is None else record.tuning_runs,
         "clock": f"starts {clock.starts}; of the ranks' times: {clock.across_ranks or 'not said'}",

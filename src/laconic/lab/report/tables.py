@@ -22,7 +22,7 @@ LAYERS_SHOWN = 40
 
 def headline(record: Record, rows: Sequence[Row]) -> str:
     """One row per configuration: quality, times, bytes, speed-up with both accuracies beside it, verdict."""
-    judged_by_loss = "loss" in record.workload.target_metric
+    judged_by_loss = record.workload.judged_by_loss
     target = record.workload.target_accuracy
     base = record.claims[0].baseline if record.claims else None
     columns: list[tuple[str, Callable[[Row], str]]] = [
@@ -31,8 +31,7 @@ def headline(record: Record, rows: Sequence[Row]) -> str:
         else ("test accuracy", lambda row: _figure(row.accuracy, words.percent)),
     ]
     if target is not None:
-        goal = words.digits(target) if judged_by_loss else words.percent(target, 0)
-        columns.append((f"time to {goal}", _to_target))
+        columns.append((f"time to {words.goal(record.workload)}", _to_target))
     columns += [
         ("time of a step", lambda row: _figure(row.step, words.seconds)),
         ("sent per step", _sent),

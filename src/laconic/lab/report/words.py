@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from html import escape
 
-from laconic.lab.record import Claim
+from laconic.lab.record import Claim, Workload
 from laconic.lab.statistics import Median
 
 NOTHING = "–"
@@ -66,6 +66,16 @@ def percent(value: float, places: int = 1) -> str:
 def times(value: float) -> str:
     """A ratio."""
     return f"{digits(value)}{_SPACE}×"
+
+
+def goal(workload: Workload) -> str:
+    """A workload's target as one reads it: 95 %, or 2.2 bits per character."""
+    target = workload.target_accuracy
+    if target is None:
+        return "no target"
+    if workload.judged_by_loss:
+        return f"{target:g} {workload.target_metric.removeprefix('test ')}"
+    return f"{100 * target:.4g}{_SPACE}%"
 
 
 def p_value(value: float | None) -> str:
