@@ -104,6 +104,9 @@ def compressed(model: nn.Module, spec: str) -> nn.Module:
     return wrapped
 
 
+DISTRIBUTE = "distribute:"  # before a spec: laconic.distribute on the plain model instead of a hook on DDP
+
+
 def network() -> nn.Module:
     return nn.Sequential(
         nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
@@ -115,8 +118,13 @@ class Trainee:
 
     def __init__(self, name: str, task: Task, images: Tensor, labels: Tensor) -> None:
         torch.manual_seed(task.seed)  # the same initial weights everywhere
-        self.model = PEERS[name](network()) if name in PEERS else compressed(network(), name)
+        plain_model = name in PEERS or name.startswith(DISTRIBUTE)
+        self.model = PEERS.get(name, plain)(network()) if plain_model else compressed(network(), name)
         self.optimizer = torch.optim.SGD(self.model.parameters(), task.learning_rate)
+        if name.startswith(DISTRIBUTE):
+            import laconic
+
+            laconic.distribute(self.model, self.optimizer, codec=name.removeprefix(DISTRIBUTE))
         self.images, self.labels, self.batch = images, labels, task.batch
         self.position = 0
         self.seconds: list[float] = []
@@ -285,13 +293,13 @@ def table(record: dict[str, Any]) -> str:
         f"link {record['link']}, {record['hosts']} hosts, data {record['data']}, "
         f"load before {record['load_average_before']:.1f}, "
         + (f"fp32 ring at wire speed {1e3 * wire:.0f} ms" if wire else "no wire limit"),
-        f"{'configuration':24} {'step ms':>9} {'95 % interval':>17} {'×ddp':>6} {'×fp16':>6} {'/no comm':>8} "
+        f"{'configuration':30} {'step ms':>9} {'95 % interval':>17} {'×ddp':>6} {'×fp16':>6} {'/no comm':>8} "
         f"{'MB sent':>8} {'loss':>7} replicas",
     ]
     for row in record["results"]:
         low, high = (1e3 * value for value in row["step_seconds_interval"])
         lines.append(
-            f"{row['configuration']:24} {1e3 * row['step_seconds']:9.1f} {f'{low:.1f} to {high:.1f}':>17} "
+            f"{row['configuration']:30} {1e3 * row['step_seconds']:9.1f} {f'{low:.1f} to {high:.1f}':>17} "
             f"{row['speedup_over_ddp']:6.2f} {row['speedup_over_ddp_fp16']:6.2f} "
             f"{row['ratio_to_no_communication']:8.2f} {row['sent_nbytes_per_step'] / 1e6:8.3f} {row['loss']:7.4f} "
             f"{'identical' if row['replicas_identical'] else 'differ'}"
@@ -307,7 +315,7 @@ def split_specs(text: str) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--links", default="1gbit,100mbit,unlimited", help="one after the other")
-    parser.add_argument("--codecs", default="", help="codec specs for laconic.compress, or auto; none by default")
+    parser.add_argument("--codecs", default="", help="codec specs, for laconic.compress, or as distribute:SPEC for laconic.distribute")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--batch", type=int, default=64, help="per worker")
     parser.add_argument("--blocks", type=int, default=5, help="per configuration")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         reduce_scatter,
     )
     from laconic.exchange.dgc import DeepGradientCompression
+    from laconic.exchange.explain import explain
     from laconic.exchange.hook import compress, hook
     from laconic.exchange.state import CompressionState
     from laconic.exchange.warm_up import sparsity_warm_up
@@ -58,6 +59,7 @@ _HOME = {
     "compress": "exchange.hook",
     "distribute": "consistency.distribute",
     "errors": "",
+    "explain": "exchange.explain",
     "hook": "exchange.hook",
     "init": "transports.world",
     "probe": "transports.probe",
@@ -88,6 +90,7 @@ __all__ = [
     "compress",
     "distribute",
     "errors",
+    "explain",
     "hook",
     "init",
     "probe",

@@ -178,7 +178,7 @@ def _mixed_sum(words: Array, first: int) -> np.uint32:
 
 @njit(nogil=True, cache=True)
 def _sum_all(payload: Array, words: Array, stop: int) -> np.uint32:
-    """The sum of the header's words but for the checksum, the length's, the end's, and the body's words up to `stop`."""
+    """The sum of the header's words but for the checksum, of the length, the end, and the body's words up to `stop`."""
     ends = np.zeros(6, np.uint32)
     ends[:3] = words[:3]
     length = np.uint64(payload.size - 16)

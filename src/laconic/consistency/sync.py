@@ -15,7 +15,7 @@ from laconic.errors import BadInput
 from laconic.exchange.collectives import broadcast
 from laconic.exchange.flat import FlatGradients
 from laconic.exchange.policy import CodecPlan
-from laconic.exchange.state import CompressionState
+from laconic.exchange.state import CompressionState, attach
 from laconic.transports.world import World, current
 
 # A message should carry about this much: below, it costs mostly its latency, above, encoding waits for the wire.
@@ -53,10 +53,14 @@ class Sync:
             optimizer.register_state_dict_post_hook(self._save),
             optimizer.register_load_state_dict_pre_hook(self._load),
         ]
+        attach(model, self.state)
+        attach(optimizer, self.state)
         self._start_alike(model)
 
     def _buffer_nbytes(self) -> int:
         """Raw bytes whose payload makes a message of about MESSAGE_NBYTES."""
+        if self.state.auto is not None:
+            return 4 * MESSAGE_NBYTES
         first = self.state.schedule.at(0)
         if first.kind == "matrix":
             return 25 << 20

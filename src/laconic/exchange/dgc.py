@@ -181,9 +181,9 @@ class MaskingFeedback(Feedback):
         self._correction = correction
         self._entries = tuple(entries)
 
-    def encode(self, codec: Codec, x: Tensor, site: Site, *, step: int, out: Tensor) -> Tensor:
+    def encode(self, codec: Codec, x: Tensor, site: Site, *, step: int, out: Tensor, copies: int = 1) -> Tensor:
         """Encode as Feedback does, then mask."""
-        payload = super().encode(codec, x, site, step=step, out=out)
+        payload = super().encode(codec, x, site, step=step, out=out, copies=copies)
         self._correction.mask(self._entries, _sent(codec, payload, x.numel()) + site[1])
         return payload
 

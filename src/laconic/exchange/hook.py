@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import BadInput
 from laconic.exchange.policy import CodecPlan
-from laconic.exchange.state import CompressionState
+from laconic.exchange.state import CompressionState, attach
 from laconic.transports.world import current
 
 if TYPE_CHECKING:
@@ -45,9 +45,10 @@ def compress(model: nn.Module, codec: CodecPlan = "dynamic8", **options: Any) ->
     Args:
         model: a DistributedDataParallel model that has no communication hook yet, or one that `fully_shard` was
             applied to.
-        codec: a spec such as "dynamic8" or "topk(0.01)+qsgd(4)", {first step: spec}, or a function of the step.
-        options: as for CompressionState: algorithm, exempt, feedback, hosts, world; as for ShardedCompression: exempt,
-            feedback, world.
+        codec: a spec such as "dynamic8" or "topk(0.01)+qsgd(4)", {first step: spec}, a function of the step, or "auto":
+            per bucket what is quickest here, within quality="8bit" (default), "exact" or "aggressive"; see `explain`.
+        options: as for CompressionState: quality, algorithm, exempt, feedback, momentum, hosts, message_nbytes, world;
+            as for ShardedCompression: exempt, feedback, world.
     """
     if not isinstance(model, DistributedDataParallel):
         return _compress_sharded(model, codec, options)
@@ -56,6 +57,7 @@ def compress(model: nn.Module, codec: CodecPlan = "dynamic8", **options: Any) ->
     if state.schedule.names("factors"):
         state.observe(model.module)
     model.register_comm_hook(state, hook)
+    attach(model, state)
     return state
 
 

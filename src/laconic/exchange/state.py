@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import time
+import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from laconic.codecs import Codec
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.bucket import Bucket, Entry
+from laconic.exchange.chooser import AutoCodec
 from laconic.exchange.dgc import DeepGradientCompression, correction_for, refuse_second_momentum
 from laconic.exchange.exact import LayerForm
 from laconic.exchange.forms import AnyBucket, Forms
@@ -68,7 +70,8 @@ class CompressionState:
     """What the hook keeps: codec schedule, residuals by parameter, the communication thread, records.
 
     Args:
-        codec: a spec, a codec, {first step: codec}, or a function of the step.
+        codec: a spec, a codec, {first step: codec}, a function of the step, or "auto" (see `chooser.py`).
+        quality: what "auto" may pick: exact, 8bit (the default) or aggressive.
         named_parameters: the model's, so that state is kept by name through DDP's rebuilding of buckets.
         algorithm: auto (gather or direct, whichever is cheaper), gather, or any all-reduce algorithm.
         exempt: names (regular expressions) sent exactly besides biases, norms and small tensors; or Exemptions.
@@ -85,6 +88,7 @@ class CompressionState:
         codec: CodecPlan,
         named_parameters: Iterable[tuple[str, nn.Parameter]] | None = None,
         *,
+        quality: str | None = None,
         algorithm: str = "auto",
         exempt: Exemptions | Sequence[str] | None = None,
         feedback: bool | None = None,
@@ -96,7 +100,10 @@ class CompressionState:
         valid = {"auto", "gather", *names("all_reduce")}
         if algorithm not in valid:
             raise UnknownName("compressed all-reduce algorithm", algorithm, valid)
-        self.schedule = CodecSchedule(codec, matrices=True)
+        self.auto = AutoCodec(quality or "8bit") if codec == "auto" else None
+        if quality is not None and self.auto is None:
+            raise BadInput("quality goes with codec 'auto': it bounds what may be picked")
+        self.schedule = CodecSchedule("none" if codec == "auto" else codec, matrices=True)
         self.forms = Forms()
         named = list(named_parameters or ())
         self.names = {id(parameter): name for name, parameter in named}
@@ -142,6 +149,8 @@ class CompressionState:
         """
         if self._worker is None:
             self._worker = Worker(depth=self._depth)
+        if self.auto is not None:
+            self.auto.note_ready(index)
         future: Any = torch.futures.Future()
         self._held.append(_Held(buffer, index, parameters, future))
         if last or not self._may_hold():
@@ -150,7 +159,9 @@ class CompressionState:
         return future
 
     def _may_hold(self) -> bool:
-        """Whether what is held is too little for a message of its own."""
+        """Whether what is held is too little for a message of its own; under "auto" buckets have codecs of their own."""
+        if self.auto is not None:
+            return False
         try:
             chosen = self.schedule.at(self.step)
         except Exception:  # the user's function failed: it will again, on the communication thread, which reports it
@@ -166,6 +177,9 @@ class CompressionState:
             buckets: flat buffers, each with the parameters whose gradients lie in it, in order.
         """
         held = [_Held(buffer, index, parameters) for index, (buffer, parameters) in enumerate(buckets)]
+        for each in held:
+            if self.auto is not None:
+                self.auto.note_ready(each.index)
         jobs = [self._exchange([each], each is held[-1]) for each in held]
         try:
             interleave(jobs, self._depth)
@@ -198,8 +212,10 @@ class CompressionState:
             raise self._failure
 
     def _exchange(self, held: list[_Held], last: bool) -> Exchanging:
-        begun = time.perf_counter()
-        chosen = self.schedule.at(self.step)
+        if self.auto is not None and held[0].index == 0:
+            self.auto.before_step(self.step, self.world)
+        begun, step = time.perf_counter(), self.step
+        chosen = self.schedule.at(step) if self.auto is None else self.auto.codec_for(held[0].index)
         buckets = [self._bucket(each.index, each.parameters, each.buffer.numel(), chosen) for each in held]
         values = [_on_cpu(each.buffer) for each in held]
         for bucket, part in zip(buckets, values, strict=True):
@@ -211,9 +227,12 @@ class CompressionState:
             if part is not each.buffer:
                 each.buffer.copy_(part)
         numel = sum(part.numel() for part in values)
-        self._record(held[0].index, numel, str(chosen), algorithm, time.perf_counter() - begun, timings)
+        seconds = time.perf_counter() - begun
+        self._record(BucketRecord(step, held[0].index, numel, str(chosen), algorithm, seconds, **asdict(timings)))
+        if self.auto is not None:
+            self.auto.note_exchange(held[0].index, numel, seconds)
         if last:
-            self.step += 1
+            self.step = step + 1
             self.forms.end_of_step()
 
     def _run(self, buckets: list[AnyBucket], values: list[Tensor]) -> Generator[None, None, tuple[Timings, str]]:
@@ -251,8 +270,12 @@ class CompressionState:
             found.owe({e.name: self._owed.pop(e.name) for e in entries if e.name in self._owed})
         return found
 
-    def _record(self, bucket: int, numel: int, codec: str, algorithm: str, seconds: float, timings: Timings) -> None:
-        record = BucketRecord(self.step, bucket, numel, codec, algorithm, seconds, **asdict(timings))
+    def exact_nbytes(self, numel: int) -> float:
+        """What a rank sends in an all-reduce of `numel` float32 values that sends the least: 2(P−1)/P of them."""
+        size = self.world.world_size
+        return 2 * (size - 1) / size * 4 * numel
+
+    def _record(self, record: BucketRecord) -> None:
         self.records.append(record)
         while self.records and self.records[0].step < self.step - self.keep_steps:
             self.records.popleft()
@@ -294,6 +317,21 @@ class CompressionState:
 def _on_cpu(buffer: Tensor) -> Tensor:
     """The buffer itself, or a float32 copy on the CPU where it is something else."""
     return buffer if buffer.dtype == torch.float32 and buffer.device.type == "cpu" else buffer.float().cpu()
+
+
+_attached: weakref.WeakKeyDictionary[Any, CompressionState] = weakref.WeakKeyDictionary()
+
+
+def attach(subject: object, state: CompressionState) -> None:
+    """Let `state_of(subject)` find this state."""
+    _attached[subject] = state
+
+
+def state_of(subject: object) -> CompressionState:
+    """The state that `compress` or `distribute` gave this model or optimiser."""
+    if subject not in _attached:
+        raise BadInput(f"{type(subject).__name__} has no compressed exchange: call compress or distribute first")
+    return _attached[subject]
 
 
 def merge_state_dicts(states: Sequence[Mapping[str, Any]], world_size: int) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ buckets make one message worth its latency.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Sequence
 
 from torch import Tensor
@@ -18,7 +19,7 @@ from laconic.exchange.lane import Lane, Timings
 from laconic.schedules.link import Link
 from laconic.schedules.registry import build
 from laconic.transports.base import Transport
-from laconic.transports.executor import run, run_native
+from laconic.transports.executor import agree, run
 
 
 class Together:
@@ -45,7 +46,7 @@ class Together:
             Where the time went, and the algorithm that was used.
         """
         if all(str(bucket.codec) == "none" for bucket in self.buckets) and algorithm in ("auto", "native"):
-            return self._plain(buffers, transport), "native"
+            return (yield from self._plain(buffers, transport))
         pairs = list(zip(self.buckets, buffers, strict=True))
         lanes = [lane for bucket, buffer in pairs for lane in bucket.load(buffer)]
         if algorithm == "auto":
@@ -70,15 +71,33 @@ class Together:
             self._key = key
         return self._exchange
 
-    def _plain(self, buffers: Sequence[Tensor], transport: Transport) -> Timings:
-        """float32 by the engine's own all-reduce."""
-        before = transport.counters.total_sent_nbytes
+    def _plain(
+        self, buffers: Sequence[Tensor], transport: Transport
+    ) -> Generator[None, None, tuple[Timings, str]]:
+        """float32 by the engine's own all-reduce; all make sure once that they are in the same call."""
         for bucket, buffer in zip(self.buckets, buffers, strict=True):
             bucket.settle(buffer)
-            if transport.world_size > 1:
-                if transport.has_native:
-                    run_native(buffer, transport)
-                else:
-                    run(build("all_reduce", "ring", transport.world_size, buffer.numel()), buffer, transport)
-                buffer.div_(transport.world_size)
-        return Timings(sent_nbytes=transport.counters.total_sent_nbytes - before)
+        if transport.world_size == 1:
+            return Timings(), "native"
+        if not transport.has_native:
+            timings = [self._ring(buffer, transport) for buffer in buffers]
+            return Timings(sent_nbytes=sum(timings)), "ring"
+        begun, sent_nbytes = time.perf_counter(), 0
+        for buffer in buffers:
+            key = ("native", id(transport), buffer.numel())
+            if self._key != key:
+                agree(transport, "all_reduce", "native", buffer)
+                self._key = key
+            wait = transport.start_native(buffer)
+            yield
+            wait()
+            buffer.div_(transport.world_size)
+            sent_nbytes += int(2 * (transport.world_size - 1) / transport.world_size * buffer.nbytes)
+        return Timings(wait_s=time.perf_counter() - begun, sent_nbytes=sent_nbytes), "native"
+
+    @staticmethod
+    def _ring(buffer: Tensor, transport: Transport) -> int:
+        before = transport.counters.total_sent_nbytes
+        run(build("all_reduce", "ring", transport.world_size, buffer.numel()), buffer, transport)
+        buffer.div_(transport.world_size)
+        return transport.counters.total_sent_nbytes - before

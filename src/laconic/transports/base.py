@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -153,6 +153,14 @@ class Transport(ABC):
     def native_all_reduce(self, tensor: Tensor, op: str) -> bool:
         """Reduce 1-D `tensor` in place by the engine's own all-reduce; False when the engine has none."""
         return False
+
+    def start_native(self, tensor: Tensor) -> Callable[[], None]:
+        """Begin to sum 1-D `tensor` by the engine's own all-reduce; returns what waits for the end of it.
+
+        Every rank must be in the same call, with tensors of the same size and dtype: see `executor.agree`.
+        """
+        self.native_all_reduce(tensor, "sum")
+        return lambda: None
 
     @property
     def has_native(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -99,15 +99,29 @@ class TorchTransport(Transport):
         return posted
 
     def native_all_reduce(self, tensor: Tensor, op: str) -> bool:
+        self._begin_native(tensor, op)()
+        return True
+
+    def start_native(self, tensor: Tensor) -> Callable[[], None]:
+        return self._begin_native(tensor, "sum")
+
+    def _begin_native(self, tensor: Tensor, op: str) -> Callable[[], None]:
         if self.broken is not None:
             raise self.broken
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(_NATIVE_OPS[op])
         try:
-            self.group.allreduce([tensor], options).wait()
+            work = self.group.allreduce([tensor], options)
         except RuntimeError as error:
             raise self.explain(error, None, None) from error
-        return True
+
+        def wait() -> None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise self.explain(error, None, None) from error
+
+        return wait
 
     def explain(self, error: Exception, peer: int | None, round: int | None) -> TransportError:
         """Turn gloo's words into ours: who is to blame, by the notice board. The transport is broken afterwards."""

@@ -1,0 +1,246 @@
+"""codec="auto": which codec each bucket takes, from what was measured here, and why.
+
+Callers: `state.py`. The first steps are exact, and are timed: how long each bucket's plain all-reduce takes, and how
+much backward is still to come when a bucket is ready, which hides that much of its exchange. Then, on all ranks at the
+same time, the link and the candidates' speed on this machine are measured. Every rank uses the mean of all ranks'
+figures, so every rank chooses alike. The choice is tried for some steps and given up for "none" where it is no quicker.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic.codecs import Codec, codec
+from laconic.errors import UnknownName
+from laconic.exchange.auto import cheapest_form, profile_of
+from laconic.exchange.lane import Lane
+from laconic.schedules.link import Link
+from laconic.schedules.registry import build
+from laconic.transports.executor import run
+from laconic.transports.world import World
+
+# What each quality may pick, the most exact first.
+QUALITIES = {
+    "exact": ("none",),
+    "8bit": ("none", "fp16", "dynamic8"),
+    "aggressive": ("none", "fp16", "dynamic8", "qsgd(4)", "onebit", "topk(0.01)+qsgd(4)"),
+}
+WARM_STEPS = 5  # exact; the first, before which DDP has not settled its buckets, is not counted
+TRIAL_STEPS = 6  # with what was chosen, the first not counted
+_SAMPLE = 1 << 18  # values a codec's speed is measured on
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one bucket would take through one codec, in seconds."""
+
+    codec: str
+    form: str
+    encode_s: float
+    wire_s: float
+    decode_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.encode_s + self.wire_s + self.decode_s
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One bucket's codec, beside what the others would have cost."""
+
+    numel: int
+    hidden_s: float  # backward that is still to come when the bucket is ready
+    costs: tuple[Cost, ...]
+    chosen: str
+
+
+class AutoCodec:
+    """The choice for all buckets of one model.
+
+    Attributes:
+        choices: by bucket, once made.
+        verdict: one sentence about where the choice stands.
+        step_s: measured seconds a step, exact ("warm") and as chosen ("trial").
+    """
+
+    def __init__(self, quality: str = "8bit") -> None:
+        if quality not in QUALITIES:
+            raise UnknownName("quality", quality, QUALITIES)
+        self.quality = quality
+        self.choices: dict[int, Choice] = {}
+        self.step_s: dict[str, float] = {}
+        self.verdict = f"exact for the first {WARM_STEPS} steps, which are measured"
+        self._codecs: dict[int, Codec] = {}
+        self._begun: list[float] = []
+        self._ready: dict[int, list[float]] = {}
+        self._plain: dict[int, tuple[int, list[float]]] = {}
+        self._settled = False
+        if quality == "exact":
+            self._settle("quality 'exact' allows only none")
+
+    def codec_for(self, bucket: int) -> Codec:
+        """The codec of this bucket at this step."""
+        return self._codecs.get(bucket, _NONE)
+
+    def note_ready(self, bucket: int) -> None:
+        """A bucket's gradients are there: its exchange could begin now."""
+        now = time.perf_counter()
+        if bucket == 0:
+            self._begun.append(now)
+        self._ready.setdefault(bucket, []).append(now)
+
+    def note_exchange(self, bucket: int, numel: int, seconds: float) -> None:
+        """How long a bucket's exchange took, of which only the exact ones are of interest."""
+        if not self.choices:
+            found = self._plain.get(bucket)
+            times = found[1] if found is not None and found[0] == numel else []  # a new layout starts anew
+            self._plain[bucket] = (numel, [*times, seconds])
+
+    def before_step(self, step: int, world: World) -> None:
+        """Decide, or look back, where it is time to; all ranks call it before the same step."""
+        if self._settled:
+            return
+        if world.world_size == 1:
+            self._settle("one rank has nobody to send to")
+        elif not self.choices and len(self._begun) > WARM_STEPS:
+            self._decide(world)
+        elif self.choices and len(self._begun) > TRIAL_STEPS:
+            self._look_back(world)
+
+    def _decide(self, world: World) -> None:
+        buckets = sorted(self._plain)
+        last = max(buckets)
+        gaps = [
+            statistics.median(end - own for own, end in zip(self._ready[b][1:-1], self._ready[last][1:], strict=False))
+            for b in buckets
+        ]
+        plain = [statistics.median(self._plain[b][1][1:] or self._plain[b][1]) for b in buckets]
+        specs = QUALITIES[self.quality]
+        speeds = [value for spec in specs[1:] for value in _speed(codec(spec))]
+        agreed = _mean([self._step_seconds(), *gaps, *plain, *speeds], world)
+        self.step_s["warm"], rest = agreed[0], agreed[1:]
+        gaps, plain, speeds = rest[: len(buckets)], rest[len(buckets) : 2 * len(buckets)], rest[2 * len(buckets) :]
+        link = profile_of(world).link
+        pace = {spec: (speeds[2 * i], speeds[2 * i + 1]) for i, spec in enumerate(specs[1:])}
+        costs = []
+        for place, b in enumerate(buckets):
+            others = [_cost(spec, self._plain[b][0], world.world_size, link, *pace[spec]) for spec in specs[1:]]
+            costs.append((Cost("none", "native", 0.0, plain[place], 0.0), *others))
+        picked = choose(costs, gaps)
+        for place, b in enumerate(buckets):
+            chosen = costs[place][picked[place]].codec
+            self.choices[b] = Choice(self._plain[b][0], gaps[place], costs[place], chosen)
+            self._codecs[b] = codec(chosen)
+        self._begun.clear()
+        self._ready.clear()
+        if all(choice.chosen == "none" for choice in self.choices.values()):
+            self._settle("none is quickest for every bucket")
+        else:
+            self.verdict = f"chosen by prediction, on trial for {TRIAL_STEPS} steps"
+
+    def _look_back(self, world: World) -> None:
+        (self.step_s["trial"],) = _mean([self._step_seconds()], world)
+        warm, trial = 1e3 * self.step_s["warm"], 1e3 * self.step_s["trial"]
+        measured = f"measured {trial:.1f} ms a step, {warm:.1f} ms with none"
+        if trial < warm:
+            self._settle(f"kept: {measured}")
+        else:
+            self._codecs.clear()
+            self._settle(f"given up for none: {measured}")
+
+    def _step_seconds(self) -> float:
+        """The median time from step to step, the first left out."""
+        return statistics.median(b - a for a, b in zip(self._begun[1:], self._begun[2:], strict=False))
+
+    def _settle(self, verdict: str) -> None:
+        self.verdict = verdict
+        self._settled = True
+        self._begun.clear()
+        self._ready.clear()
+
+    def table(self) -> str:
+        """The choice as text: one row a bucket and candidate."""
+        lines = [f"codec auto, quality {self.quality}: {self.verdict}"]
+        if self.choices:
+            times = f"{'encode':>8} {'wire':>8} {'decode':>8} ms"
+            lines.append(f"{'bucket':>6} {'values':>10} {'codec':22} {'by':7} {times}")
+        for bucket, choice in sorted(self.choices.items()):
+            now = str(self.codec_for(bucket))
+            lines.append(f"{bucket:6} {choice.numel:10} ready {1e3 * choice.hidden_s:.1f} ms before the last bucket")
+            for cost in choice.costs:
+                mark = " <- used" if cost.codec == now else ""
+                times = " ".join(f"{1e3 * value:8.2f}" for value in (cost.encode_s, cost.wire_s, cost.decode_s))
+                lines.append(f"{'':17} {cost.codec:22} {cost.form:7} {times}{mark}")
+        return "\n".join(lines)
+
+
+def choose(costs: Sequence[Sequence[Cost]], hidden: Sequence[float]) -> list[int]:
+    """The most exact codec of each bucket with which the last bucket is there as early as with the quickest ones.
+
+    Buckets are exchanged one after the other, bucket b from −hidden[b] on, when 0 is the end of backward. First every
+    bucket takes its quickest codec; then each, in order, takes a more exact one where the end moves by less than 1 %.
+
+    >>> slow, quick = Cost("none", "native", 0, 8.0, 0), Cost("dynamic8", "direct", 1, 2.0, 1)
+    >>> choose([[slow, quick], [slow, quick]], [10.0, 0.0])  # the first is hidden by what backward still does
+    [0, 1]
+    """
+
+    def end(picked: Sequence[int]) -> float:
+        now = -hidden[0]
+        for row, which, gap in zip(costs, picked, hidden, strict=True):
+            now = max(now, -gap) + row[which].seconds
+        return now
+
+    picked = [min(range(len(row)), key=lambda i, row=row: row[i].seconds) for row in costs]  # type: ignore[misc]
+    best = end(picked)
+    for place in range(len(picked)):
+        for which in range(picked[place]):
+            tried = [*picked[:place], which, *picked[place + 1 :]]
+            if end(tried) <= best + 0.01 * abs(best):
+                picked = tried
+                break
+    return picked
+
+
+def _speed(chosen: Codec) -> tuple[float, float]:
+    """Seconds a value of encoding with feedback, and of decoding into a sum, on this machine as busy as it is."""
+    values = torch.randn(_SAMPLE, generator=torch.Generator().manual_seed(0)) ** 3
+    residual, total = torch.zeros(_SAMPLE), torch.zeros(_SAMPLE)
+    encode, decode = [], []
+    for _ in range(5):
+        begun = time.perf_counter()
+        payload = chosen.encode_feedback(values, residual, step=1)
+        encoded = time.perf_counter()
+        chosen.decode_add(payload, total)
+        encode.append(encoded - begun)
+        decode.append(time.perf_counter() - encoded)
+    return statistics.median(encode) / _SAMPLE, statistics.median(decode) / _SAMPLE
+
+
+def _cost(spec: str, numel: int, world_size: int, link: Link, encode_s: float, decode_s: float) -> Cost:
+    """Two encodings of parts that add up to 1 + 1/P of the bucket and 2(P−1)/P decoded by direct; gather decodes P."""
+    lane = Lane(torch.empty(numel, device="meta"), codec(spec))
+    form = cheapest_form([lane], world_size, link)
+    nbytes = lane.codec.max_nbytes(numel)
+    if form == "gather":
+        wire = link.burst_s(world_size - 1, nbytes, reduced=False)
+        return Cost(spec, form, numel * encode_s, wire, world_size * numel * decode_s)
+    wire = 2 * link.burst_s(world_size - 1, nbytes / world_size, reduced=False)
+    return Cost(spec, form, numel * encode_s * (1 + 1 / world_size), wire, 2 * numel * decode_s)
+
+
+def _mean(values: Sequence[float], world: World) -> list[float]:
+    """The mean over all ranks, the same bits on each."""
+    total: Tensor = torch.tensor(values, dtype=torch.float64)
+    run(build("all_reduce", "tree", world.world_size, len(values)), total, world.transport)
+    return [float(value) for value in total / world.world_size]
+
+
+_NONE = codec("none")
