@@ -19,8 +19,8 @@ import laconic
 from laconic.errors import BadInput
 from laconic.exchange.bucket import Bucket, Entry
 from laconic.exchange.dgc import DeepGradientCompression, MomentumCorrection, accelerate
-from laconic.exchange.state import CompressionState, merge_state_dicts
 from laconic.exchange.policy import CodecSchedule, Exemptions
+from laconic.exchange.state import CompressionState, merge_state_dicts
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads
@@ -70,6 +70,13 @@ def _exchanged(
     return results[0][0], [correction for _, correction in results]
 
 
+def _assert_same_mean(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
+    """The same elements, and the same means but for the order of adding up to 7 ranks' values and dividing."""
+    np.testing.assert_array_equal(found != 0, expected != 0)
+    rounding = 8 * np.finfo(np.float32).eps * float(np.abs(expected).max())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=rounding)
+
+
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("masking", [False, True])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
@@ -83,7 +90,7 @@ def test_against_the_reference(world_size: int, masking: bool, nesterov: bool) -
         ranks = [reference.Rank(numel, 0.9, nesterov=nesterov, masking=masking) for _ in range(world_size)]
         for step, rows in enumerate(gradients):
             expected = reference.step(ranks, [row[lane] for row in rows], reference.largest(200 if step < 3 else 20))
-            np.testing.assert_array_equal(means[step][lane].numpy(), expected)
+            _assert_same_mean(means[step][lane].numpy(), expected)
         for rank, correction in zip(ranks, corrections, strict=True):
             held = torch.cat([correction.velocities[e.name] for e in ENTRIES if lane.start <= e.start < lane.stop])
             np.testing.assert_array_equal(held.numpy(), rank.u)
@@ -154,7 +161,7 @@ def test_masking_in_many_small_runs() -> None:
     ranks = [reference.Rank(where.size, 0.9) for _ in range(2)]
     for step, rows in enumerate(gradients):
         expected = reference.step(ranks, [row[where] for row in rows], reference.largest(40))
-        np.testing.assert_array_equal(means[step].numpy()[where], expected)
+        _assert_same_mean(means[step].numpy()[where], expected)
     for rank, correction in zip(ranks, corrections, strict=True):
         held = torch.cat([correction.velocities[e.name] for e in entries if not e.exempt])
         np.testing.assert_array_equal(held.numpy(), rank.u)
@@ -320,12 +327,11 @@ def _ddp_steps(steps: range, states: list[dict[str, Any]] | None) -> tuple[list[
         ddp(_given(step, rank)).backward()
         found.append({name: p.grad.clone() for name, p in ddp.module.named_parameters() if p.grad is not None})
     assert state is not None
-    layouts = {record.bucket for record in state.records}
-    last = state.state_dict()
+    last = {**state.state_dict(), "buckets": len(state.buckets)}
     state.close()
     laconic.init().close()
     dist.destroy_process_group()
-    return found, {**last, "buckets": len(layouts)}
+    return found, last
 
 
 @pytest.mark.processes
@@ -352,7 +358,7 @@ def test_ddp_through_new_buckets_codecs_a_checkpoint_and_another_world_size() ->
             for found, _ in before if step < MERGE else after:
                 got = found[step if step < MERGE else step - MERGE][name]
                 if step < MERGE and name != "bias":
-                    assert torch.equal(got, expected), (name, step)
+                    _assert_same_mean(got.numpy(), expected.numpy())
                 else:  # the engine adds in its own order, and the mean of the states rounds
                     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
