@@ -18,6 +18,7 @@ from laconic.transports.world import World
 NATIVE = "native"
 # An ordinary network under gloo, for choosing between one round and two before anything was measured.
 GUESS = Link(latency_s=1e-3, s_per_byte=8e-9)
+ROUND_S = 1e-3  # a second round waits for the slowest rank once more, which no link's parameters tell
 
 
 def candidates(world: World) -> list[str]:
@@ -55,4 +56,4 @@ def cheapest_form(lanes: Sequence[Lane], world_size: int, link: Link) -> str:
     nbytes = sum(lane.codec.max_nbytes(lane.buffer.numel()) for lane in lanes)
     one_round = link.burst_s(world_size - 1, nbytes, reduced=True)
     two_rounds = 2 * link.burst_s(world_size - 1, nbytes / world_size, reduced=True)
-    return "gather" if one_round <= two_rounds else "direct"
+    return "gather" if one_round <= two_rounds + ROUND_S else "direct"

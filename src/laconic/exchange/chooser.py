@@ -4,10 +4,12 @@ Callers: `state.py`. The first steps are exact, and are timed: how long each buc
 much backward is still to come when a bucket is ready, which hides that much of its exchange. Then, on all ranks at the
 same time, the link and the candidates' speed on this machine are measured. Every rank uses the mean of all ranks'
 figures, so every rank chooses alike. The choice is tried for some steps and given up for "none" where it is no quicker.
+What is decided in one step holds from the next one on, for buckets of this one may be under way already.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Sequence
@@ -32,7 +34,7 @@ QUALITIES = {
     "aggressive": ("none", "fp16", "dynamic8", "qsgd(4)", "onebit", "topk(0.01)+qsgd(4)"),
 }
 WARM_STEPS = 5  # exact; the first, before which DDP has not settled its buckets, is not counted
-TRIAL_STEPS = 6  # with what was chosen, the first not counted
+TRIAL_STEPS = 6  # with what was chosen
 _SAMPLE = 1 << 18  # values a codec's speed is measured on
 
 
@@ -77,24 +79,21 @@ class AutoCodec:
         self.choices: dict[int, Choice] = {}
         self.step_s: dict[str, float] = {}
         self.verdict = f"exact for the first {WARM_STEPS} steps, which are measured"
-        self._codecs: dict[int, Codec] = {}
-        self._begun: list[float] = []
-        self._ready: dict[int, list[float]] = {}
+        self._plans: list[tuple[int, dict[int, Codec]]] = [(0, {})]  # from which step on, the codec of each bucket
+        self._ready: dict[int, dict[int, float]] = {}  # by step and bucket
         self._plain: dict[int, tuple[int, list[float]]] = {}
         self._settled = False
         if quality == "exact":
             self._settle("quality 'exact' allows only none")
 
-    def codec_for(self, bucket: int) -> Codec:
+    def codec_for(self, bucket: int, step: int) -> Codec:
         """The codec of this bucket at this step."""
-        return self._codecs.get(bucket, _NONE)
+        return next(codecs for first, codecs in reversed(self._plans) if first <= step).get(bucket, _NONE)
 
-    def note_ready(self, bucket: int) -> None:
+    def note_ready(self, bucket: int, step: int) -> None:
         """A bucket's gradients are there: its exchange could begin now."""
-        now = time.perf_counter()
-        if bucket == 0:
-            self._begun.append(now)
-        self._ready.setdefault(bucket, []).append(now)
+        if not self._settled:
+            self._ready.setdefault(step, {})[bucket] = time.perf_counter()
 
     def note_exchange(self, bucket: int, numel: int, seconds: float) -> None:
         """How long a bucket's exchange took, of which only the exact ones are of interest."""
@@ -109,22 +108,19 @@ class AutoCodec:
             return
         if world.world_size == 1:
             self._settle("one rank has nobody to send to")
-        elif not self.choices and len(self._begun) > WARM_STEPS:
-            self._decide(world)
-        elif self.choices and len(self._begun) > TRIAL_STEPS:
-            self._look_back(world)
+        elif not self.choices and step == WARM_STEPS:
+            self._decide(step, world)
+        elif self.choices and step == WARM_STEPS + 1 + TRIAL_STEPS:
+            self._look_back(step, world)
 
-    def _decide(self, world: World) -> None:
+    def _decide(self, step: int, world: World) -> None:
         buckets = sorted(self._plain)
-        last = max(buckets)
-        gaps = [
-            statistics.median(end - own for own, end in zip(self._ready[b][1:-1], self._ready[last][1:], strict=False))
-            for b in buckets
-        ]
+        whole = [ready for s, ready in self._ready.items() if 0 < s < step and len(ready) == len(buckets)]
+        gaps = [statistics.median(max(ready.values()) - ready[b] for ready in whole) for b in buckets]
         plain = [statistics.median(self._plain[b][1][1:] or self._plain[b][1]) for b in buckets]
         specs = QUALITIES[self.quality]
         speeds = [value for spec in specs[1:] for value in _speed(codec(spec))]
-        agreed = _mean([self._step_seconds(), *gaps, *plain, *speeds], world)
+        agreed = _mean([self._step_seconds(1, step), *gaps, *plain, *speeds], world)
         self.step_s["warm"], rest = agreed[0], agreed[1:]
         gaps, plain, speeds = rest[: len(buckets)], rest[len(buckets) : 2 * len(buckets)], rest[2 * len(buckets) :]
         link = profile_of(world).link
@@ -137,32 +133,30 @@ class AutoCodec:
         for place, b in enumerate(buckets):
             chosen = costs[place][picked[place]].codec
             self.choices[b] = Choice(self._plain[b][0], gaps[place], costs[place], chosen)
-            self._codecs[b] = codec(chosen)
-        self._begun.clear()
-        self._ready.clear()
+        self._plans.append((step + 1, {b: codec(choice.chosen) for b, choice in self.choices.items()}))
         if all(choice.chosen == "none" for choice in self.choices.values()):
             self._settle("none is quickest for every bucket")
         else:
             self.verdict = f"chosen by prediction, on trial for {TRIAL_STEPS} steps"
 
-    def _look_back(self, world: World) -> None:
-        (self.step_s["trial"],) = _mean([self._step_seconds()], world)
+    def _look_back(self, step: int, world: World) -> None:
+        (self.step_s["trial"],) = _mean([self._step_seconds(WARM_STEPS + 2, step)], world)
         warm, trial = 1e3 * self.step_s["warm"], 1e3 * self.step_s["trial"]
         measured = f"measured {trial:.1f} ms a step, {warm:.1f} ms with none"
         if trial < warm:
             self._settle(f"kept: {measured}")
         else:
-            self._codecs.clear()
+            self._plans.append((step + 1, {}))
             self._settle(f"given up for none: {measured}")
 
-    def _step_seconds(self) -> float:
-        """The median time from step to step, the first left out."""
-        return statistics.median(b - a for a, b in zip(self._begun[1:], self._begun[2:], strict=False))
+    def _step_seconds(self, first: int, step: int) -> float:
+        """The median time from step to step, from `first` to this one."""
+        begun = [self._ready[s][0] for s in range(first, step + 1) if 0 in self._ready.get(s, {})]
+        return statistics.median(b - a for a, b in itertools.pairwise(begun))
 
     def _settle(self, verdict: str) -> None:
         self.verdict = verdict
         self._settled = True
-        self._begun.clear()
         self._ready.clear()
 
     def table(self) -> str:
@@ -172,7 +166,7 @@ class AutoCodec:
             times = f"{'encode':>8} {'wire':>8} {'decode':>8} ms"
             lines.append(f"{'bucket':>6} {'values':>10} {'codec':22} {'by':7} {times}")
         for bucket, choice in sorted(self.choices.items()):
-            now = str(self.codec_for(bucket))
+            now = str(self._plans[-1][1].get(bucket, _NONE))
             lines.append(f"{bucket:6} {choice.numel:10} ready {1e3 * choice.hidden_s:.1f} ms before the last bucket")
             for cost in choice.costs:
                 mark = " <- used" if cost.codec == now else ""
@@ -227,6 +221,7 @@ def _speed(chosen: Codec) -> tuple[float, float]:
 def _cost(spec: str, numel: int, world_size: int, link: Link, encode_s: float, decode_s: float) -> Cost:
     """Two encodings of parts that add up to 1 + 1/P of the bucket and 2(P−1)/P decoded by direct; gather decodes P."""
     lane = Lane(torch.empty(numel, device="meta"), codec(spec))
+    spec = str(lane.codec)
     form = cheapest_form([lane], world_size, link)
     nbytes = lane.codec.max_nbytes(numel)
     if form == "gather":

@@ -29,15 +29,18 @@ def _choice(state: CompressionState) -> str:
 def _buckets(state: CompressionState) -> str:
     if not state.records:
         return "nothing was exchanged yet"
-    latest: dict[int, list[BucketRecord]] = {}
-    for record in state.records:
-        latest.setdefault(record.bucket, []).append(record)
+    records = list(state.records)
+    now = {record.bucket for record in records if record.step == records[-1].step}
+    latest: dict[int, list[BucketRecord]] = {bucket: [] for bucket in sorted(now)}
+    for record in records:
+        if record.bucket in now:
+            latest[record.bucket].append(record)
     lines = [
         f"the last steps of rank {state.world.rank} of {state.world.world_size}, medians",
         f"{'bucket':>6} {'values':>10} {'codec':22} {'by':8} {'sent':>10} {'of fp32':>8} "
         f"{'encode':>8} {'wait':>8} {'decode':>8} {'all':>8} ms",
     ]
-    for bucket, records in sorted(latest.items()):
+    for bucket, records in latest.items():
         last = records[-1]
         alike = [r for r in records[-20:] if (r.codec, r.numel) == (last.codec, last.numel)]
         times = " ".join(

@@ -150,20 +150,28 @@ class CompressionState:
         if self._worker is None:
             self._worker = Worker(depth=self._depth)
         if self.auto is not None:
-            self.auto.note_ready(index)
+            self.auto.note_ready(index, self.step)
+            if self._held and self._chosen(index, self.step) != self._chosen(self._held[0].index, self.step):
+                self._let_go(last=False)
         future: Any = torch.futures.Future()
         self._held.append(_Held(buffer, index, parameters, future))
         if last or not self._may_hold():
-            held, self._held = self._held, []
-            self._worker.submit(lambda: self._attempt(held, last))
+            self._let_go(last=last)
         return future
 
+    def _let_go(self, *, last: bool) -> None:
+        assert self._worker is not None
+        held, self._held = self._held, []
+        self._worker.submit(lambda: self._attempt(held, last))
+
+    def _chosen(self, index: int, step: int) -> Codec:
+        """The codec of a bucket at a step."""
+        return self.schedule.at(step) if self.auto is None else self.auto.codec_for(index, step)
+
     def _may_hold(self) -> bool:
-        """Whether what is held is too little for a message of its own; under "auto" buckets have codecs of their own."""
-        if self.auto is not None:
-            return False
+        """Whether what is held is too little for a message of its own."""
         try:
-            chosen = self.schedule.at(self.step)
+            chosen = self._chosen(self._held[0].index, self.step)
         except Exception:  # the user's function failed: it will again, on the communication thread, which reports it
             return False
         if chosen.kind == "matrix" or str(chosen) == "none":
@@ -179,7 +187,7 @@ class CompressionState:
         held = [_Held(buffer, index, parameters) for index, (buffer, parameters) in enumerate(buckets)]
         for each in held:
             if self.auto is not None:
-                self.auto.note_ready(each.index)
+                self.auto.note_ready(each.index, self.step)
         jobs = [self._exchange([each], each is held[-1]) for each in held]
         try:
             interleave(jobs, self._depth)
@@ -215,7 +223,7 @@ class CompressionState:
         if self.auto is not None and held[0].index == 0:
             self.auto.before_step(self.step, self.world)
         begun, step = time.perf_counter(), self.step
-        chosen = self.schedule.at(step) if self.auto is None else self.auto.codec_for(held[0].index)
+        chosen = self._chosen(held[0].index, step)
         buckets = [self._bucket(each.index, each.parameters, each.buffer.numel(), chosen) for each in held]
         values = [_on_cpu(each.buffer) for each in held]
         for bucket, part in zip(buckets, values, strict=True):
