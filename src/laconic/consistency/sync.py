@@ -75,7 +75,7 @@ class Sync:
         parts = [t.contiguous().reshape(-1).view(torch.uint8).cpu() for t in tensors]
         whole = broadcast(torch.cat(parts), root=0, group=self.world)
         for tensor, part in zip(tensors, torch.split(whole, [p.numel() for p in parts]), strict=True):
-            tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
+            tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))  # a copy is aligned for any dtype
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         if any(value is not None for value in (*args[1:], options.get("closure"))):
