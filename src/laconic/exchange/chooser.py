@@ -103,6 +103,10 @@ class AutoCodec:
             times = found[1] if found is not None and found[0] == numel else []  # a new layout starts anew
             self._plain[bucket] = (numel, [*times, seconds])
 
+    def wants(self, step: int) -> bool:
+        """Whether `before_step` has something to do before this step."""
+        return not self._settled and step in (WARM_STEPS, WARM_STEPS + 1 + TRIAL_STEPS)
+
     def before_step(self, step: int, world: World) -> None:
         """Decide, or look back, where it is time to; all ranks call it before the same step."""
         if self._settled:

@@ -120,6 +120,7 @@ class CompressionState:
         self.keep_steps = 100
         self._owed: dict[str, Tensor] = {}
         self._held: list[_Held] = []
+        self._plain: dict[int, tuple[int, int, tuple[int, ...]]] = {}
         self._together: dict[tuple[int, ...], Together] = {}
         self._worker: Worker | None = None
         self._failure: Exception | None = None
@@ -147,17 +148,53 @@ class CompressionState:
 
         A bucket whose payload is small waits for the next one, to travel in the same messages.
         """
-        if self._worker is None:
-            self._worker = Worker(depth=self._depth)
         if self.auto is not None:
             self.auto.note_ready(index, self.step)
-            if self._held and self._chosen(index, self.step) != self._chosen(self._held[0].index, self.step):
-                self._let_go(last=False)
+        if self._goes_plain(buffer, index, parameters):
+            return self._submit_plain(buffer, index, last)
+        if self._worker is None:
+            self._worker = Worker(depth=self._depth)
+        auto, step = self.auto, self.step
+        if auto is not None and self._held and auto.codec_for(index, step) != auto.codec_for(self._held[0].index, step):
+            self._let_go(last=False)
         future: Any = torch.futures.Future()
         self._held.append(_Held(buffer, index, parameters, future))
         if last or not self._may_hold():
             self._let_go(last=last)
         return future
+
+    def _goes_plain(self, buffer: Tensor, index: int, parameters: list[Tensor]) -> bool:
+        """Whether this bucket is float32 by the engine's own all-reduce, as in the last step: no thread needs to wait.
+
+        The first time, and when "auto" measures or decides, it goes by the communication thread.
+        """
+        if self._plain.get(index) != (buffer.data_ptr(), buffer.numel(), tuple(map(id, parameters))):
+            return False
+        if self._held or self._failure is not None or (self.auto is not None and self.auto.wants(self.step)):
+            return False
+        return str(self._chosen(index, self.step)) == "none"
+
+    def _submit_plain(self, buffer: Tensor, index: int, last: bool) -> Any:
+        begun, step, transport = time.perf_counter(), self.step, self.world.transport
+
+        def finish(future: Any) -> Tensor:
+            try:
+                future.value()
+            except RuntimeError as error:
+                self._failure = transport.explain(error, None, None)  # type: ignore[attr-defined]
+                return buffer.fill_(float("nan"))
+            buffer.div_(transport.world_size)
+            seconds, numel = time.perf_counter() - begun, buffer.numel()
+            sent_nbytes = int(self.exact_nbytes(numel))
+            timings = Timings(wait_s=seconds, sent_nbytes=sent_nbytes)
+            self._record(BucketRecord(step, index, numel, "none", "native", seconds, **asdict(timings)))
+            if self.auto is not None:
+                self.auto.note_exchange(index, numel, seconds)
+            if last:
+                self.step = step + 1
+            return buffer
+
+        return transport.native_future(buffer).then(finish)
 
     def _let_go(self, *, last: bool) -> None:
         assert self._worker is not None
@@ -212,7 +249,17 @@ class CompressionState:
             self._failure = self._failure or error  # a bucket that was under way too fails because of the first
             self.world.transport.abandon(f"{type(error).__name__}: {error}")
         for each in held:
+            self._note_plain(each)
             each.future.set_result(each.buffer if self._failure is None else each.buffer.fill_(float("nan")))
+
+    def _note_plain(self, held: _Held) -> None:
+        """Remember whether this bucket went as float32, all in the same call and with nothing owed."""
+        last = self.records[-1] if self.records else None
+        plain = last is not None and last.bucket == held.index and last.algorithm == "native" and last.codec == "none"
+        suits = _on_cpu(held.buffer) is held.buffer and self.world.transport.engine == "gloo"
+        self._plain.pop(held.index, None)
+        if plain and suits and self.correction is None:
+            self._plain[held.index] = (held.buffer.data_ptr(), held.buffer.numel(), tuple(map(id, held.parameters)))
 
     def raise_failure(self) -> None:
         """Raise what went wrong on the communication thread, if anything did."""
@@ -272,6 +319,7 @@ class CompressionState:
                     self._owed.update(bucket.owed())
                 self.buckets.clear()
                 self._together.clear()
+                self._plain.clear()
             found = self.forms.bucket(chosen, entries, numel, self.feedback, self.correction)
             self.buckets[index] = found
             found.use(chosen)
@@ -309,6 +357,7 @@ class CompressionState:
         self.forms.load_state_dict(state.get("warm", {}))
         self.buckets.clear()
         self._together.clear()
+        self._plain.clear()
         self._owed = {name: value.clone() for name, value in state["owed"].items()}
 
     def close(self) -> None:

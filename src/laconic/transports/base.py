@@ -12,6 +12,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -161,6 +162,10 @@ class Transport(ABC):
         """
         self.native_all_reduce(tensor, "sum")
         return lambda: None
+
+    def native_future(self, tensor: Tensor) -> Any:
+        """As `start_native`, but returns a torch future; None where the engine has no futures."""
+        return None
 
     @property
     def has_native(self) -> bool:

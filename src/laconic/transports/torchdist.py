@@ -105,6 +105,11 @@ class TorchTransport(Transport):
     def start_native(self, tensor: Tensor) -> Callable[[], None]:
         return self._begin_native(tensor, "sum")
 
+    def native_future(self, tensor: Tensor) -> Any:
+        if self.broken is not None:
+            raise self.broken
+        return self.group.allreduce([tensor], dist.AllreduceOptions()).get_future() if self._is_gloo else None
+
     def _begin_native(self, tensor: Tensor, op: str) -> Callable[[], None]:
         if self.broken is not None:
             raise self.broken
