@@ -22,6 +22,7 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
         "collectives": "laconic.cli.bench_collectives:collectives",
     },
     "codecs": "laconic.cli.codecs:codecs",
+    "compare": "laconic.cli.compare:compare",
     "demo": "laconic.cli.demo:demo",
     "key": "laconic.cli.key:key",
     "lint": "laconic.cli.lint:lint",
@@ -29,6 +30,7 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
     "report": "laconic.cli.report:report",
     "schedule": "laconic.cli.schedule:schedule",
     "simulate": "laconic.cli.simulate:simulate",
+    "train": "laconic.cli.train:train",
 }
 HELP = {
     "laconic": "Laconic trains PyTorch models over networks slower than the model.",

@@ -1,0 +1,109 @@
+"""`laconic compare`: configurations beside each other, with their accuracy, their spread and the lint."""
+
+from __future__ import annotations
+
+import json as json_module
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from laconic.lab.compare import compare as run
+from laconic.lab.configurations import split
+from laconic.lab.lint import counts, failures
+from laconic.lab.progress import say
+from laconic.lab.record import Record
+from laconic.lab.report import FILE, words
+from laconic.lab.report.tables import main_claim
+from laconic.lab.summary import Row, results, summarise
+from laconic.lab.train import show_warnings_as_sentences
+from laconic.lab.workloads import names
+
+CONFIGS = "ddp,none,dynamic8,topk(0.01)+qsgd(4)"
+
+
+def compare(
+    workload: Annotated[str, typer.Argument(help=f"One of {', '.join(names())}.")],
+    workers: Annotated[int, typer.Option("-n", "--workers", help="Workers of each trial.")] = 4,
+    configs: Annotated[str, typer.Option(help="Codec specs, ddp, ddp-fp16, ddp-powersgd, single.")] = CONFIGS,
+    seeds: Annotated[int, typer.Option(help="Trials of each configuration; fewer than 3 decide nothing.")] = 3,
+    first_seed: Annotated[int, typer.Option(help="Seeds count from here.")] = 0,
+    link: Annotated[str | None, typer.Option(help="Emulate links of this speed: 1gbit, 100mbit (root).")] = None,
+    hosts: Annotated[int | None, typer.Option(help="Emulated hosts; default: one a worker.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Default: the workload's.")] = None,
+    tuning_runs: Annotated[int | None, typer.Option(help="How many runs it took to choose these settings.")] = None,
+    runs: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Train a workload by several configurations and seeds, in turn, and say what is better, at what accuracy."""
+    show_warnings_as_sentences()
+    record, folder = run(
+        workload, workers, split(configs), seeds=seeds, first_seed=first_seed, link=link, hosts=hosts, epochs=epochs,
+        tuning_runs=tuning_runs, runs=runs, command=shlex.join(["laconic", *sys.argv[1:]]), note=say,
+    )  # fmt: skip
+    show(record, folder, json=json)
+    if not any(trial.failed is None for trial in record.trials):
+        raise typer.Exit(1)
+
+
+def show(record: Record, folder: Path, *, json: bool) -> None:
+    """The result: as JSON, or as a table, what the lint says, and where the report is."""
+    report = str(folder / FILE)
+    if json:
+        lint = [asdict(finding) for finding in record.lint]
+        body = {"results": results(record), "lint": lint, "report": report}
+        typer.echo(json_module.dumps(body, indent=2, ensure_ascii=False))
+        return
+    for line in table(record):
+        typer.echo(line)
+    found = counts(record.lint)
+    typer.echo("lint: " + ", ".join(f"{count} {verdict}" for verdict, count in found.items()))
+    for finding in failures(record.lint):
+        typer.echo(f"  fails {finding.rule}, {finding.title}: {finding.evidence}")
+    typer.echo(f"report: {report}")
+
+
+def table(record: Record) -> list[str]:
+    """One line a configuration, accuracy beside every speed-up; figures are medians over the seeds."""
+    base = record.claims[0].baseline if record.claims else None
+    quality = "test loss" if record.workload.judged_by_loss else "accuracy"
+    head = ["configuration", quality, f"time to {words.goal(record.workload)}", "step", "sent/step",
+            "speed-up" if base is None else f"speed-up over {base}", "verdict"]  # fmt: skip
+    rows = [head, *(_cells(record, row, base) for row in summarise(record))]
+    rows = [[cell.replace("\N{NARROW NO-BREAK SPACE}", " ") for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = []
+    for row in rows:
+        first, *middle, last = row
+        cells = [first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(middle, widths[1:-1], strict=True)), last]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _cells(record: Record, row: Row, base: str | None) -> list[str]:
+    quality, shown = (row.loss, words.digits) if record.workload.judged_by_loss else (row.accuracy, words.percent)
+    if row.to_target is not None:
+        to_target = words.seconds(row.to_target.value)
+    else:
+        to_target = f"reached by {row.reached} of {len(row.trials)}" if row.trials else words.NOTHING
+    claim = main_claim(row)
+    speed_up, verdict = "the base" if row.configuration.name == base else words.NOTHING, ""
+    if claim is not None:
+        speed_up = words.times(claim.ratio)
+        if claim.accuracy is not None and claim.baseline_accuracy is not None:
+            speed_up += f" at {words.percent(claim.accuracy)} against {words.percent(claim.baseline_accuracy)}"
+        verdict = f"{claim.what}: {claim.verdict}"
+    if row.failed:
+        verdict = "; ".join(part for part in (verdict, f"{row.failed} failed") if part)
+    return [
+        row.configuration.name,
+        words.NOTHING if quality is None else shown(quality.value),
+        to_target,
+        words.NOTHING if row.step is None else words.seconds(row.step.value),
+        words.NOTHING if row.sent is None else words.nbytes(row.sent.value),
+        speed_up,
+        verdict,
+    ]

@@ -1,0 +1,134 @@
+"""`laconic compare`: configurations × seeds, measured in turn, with claims, lint and report.
+
+Callers: the command line and the demo. For a seed every configuration starts from the same weights and sees the same
+batches. Trials are interleaved seed by seed, the first configuration changing each time, so that a slow minute of the
+machine falls on all alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from laconic.errors import BadInput, LaconicError
+from laconic.lab.claims import make_claims
+from laconic.lab.configurations import configuration
+from laconic.lab.jobs import is_launched
+from laconic.lab.lint import lint
+from laconic.lab.progress import Progress
+from laconic.lab.record import Configuration, Record, Trial
+from laconic.lab.report import words, write_report
+from laconic.lab.train import new_record, sized, steps_of
+from laconic.lab.trainer import Plan
+from laconic.lab.trial import failed_trial
+from laconic.lab.workers import Workers, ruler
+from laconic.lab.workloads import get
+
+
+def compare(
+    workload: str,
+    workers: int,
+    configs: Sequence[str],
+    *,
+    seeds: int = 3,
+    first_seed: int = 0,
+    link: str | None = None,
+    hosts: int | None = None,
+    epochs: int | None = None,
+    tuning_runs: int | None = None,
+    runs: Path = Path("runs"),
+    command: str = "",
+    note: Callable[[str], None] = lambda line: None,
+) -> tuple[Record, Path]:
+    """Train a workload by every configuration and seed; returns the record and the run's folder.
+
+    The record is saved after every trial: what is done stays, however the run ends.
+
+    Args:
+        configs: peers, `single` or codec specs.
+        note: told a sentence after each trial.
+
+    Raises:
+        BadInput: a name that is not known, or a value that cannot be used.
+    """
+    if is_launched():
+        raise BadInput("compare starts its own workers for every trial: run it without torchrun or mpiexec")
+    if seeds < 1:
+        raise BadInput(f"--seeds must be at least 1, got {seeds}")
+    chosen_workload = sized(get(workload), epochs)
+    with Workers(workers, link, hosts) as place:
+        chosen = [_told(configuration(name, workers), place) for name in configs]
+        record = new_record("compare", chosen_workload, workers, chosen, place, tuning_runs, runs, command)
+        folder = runs / record.id
+        record.save(folder)
+        turns = [(seed, each) for seed in range(seeds) for each in _rotated(chosen, seed)]
+        try:
+            for seed, each in turns:
+                position = f"{len(record.trials) + 1}/{len(turns)}"
+                record.trials.append(_trial(record, place, each, first_seed + seed, folder, position))
+                record.save(folder)
+                note(f"{position} {_spoken(record.trials[-1])}")
+        except KeyboardInterrupt:
+            conclude(record, folder)
+            note(f"stopped: {len(record.trials)} of {len(turns)} trials are in {folder}")
+            raise
+    record.finished = True
+    conclude(record, folder)
+    return record, folder
+
+
+def conclude(record: Record, folder: Path) -> None:
+    """Claims, lint and report from the trials that are there."""
+    base = baseline(record)
+    record.claims = [] if base is None else make_claims(record, base)
+    record.lint = lint(record)
+    record.save(folder)
+    write_report(record, folder)
+
+
+def baseline(record: Record) -> str | None:
+    """What the others are compared with: the first peer that trained, or else the first configuration that did."""
+    trained = [c for c in record.configurations if record.trials_of(c.name)]
+    peers = [c.name for c in trained if c.kind == "peer"]
+    return next(iter([*peers, *(c.name for c in trained)]), None)
+
+
+def _told(chosen: Configuration, place: Workers) -> Configuration:
+    told = ruler(place.counted_by(chosen.workers), chosen.kind)
+    return replace(chosen, options={**chosen.options, "bytes": told})
+
+
+def _rotated(chosen: Sequence[Configuration], by: int) -> list[Configuration]:
+    turn = by % len(chosen)
+    return [*chosen[turn:], *chosen[:turn]]
+
+
+def _trial(
+    record: Record, place: Workers, chosen: Configuration, seed: int, folder: Path, position: str
+) -> Trial:
+    """One training; one that breaks is a trial that failed, and the run goes on."""
+    order = len(record.trials)
+    plan = Plan(record.workload.name, chosen, seed, int(record.workload.epochs), order, str(folder))
+    label = f"{position} {chosen.name}, seed {seed}"
+    try:
+        with Progress(folder, label, steps_of(record), lines=False):
+            trial = place.run(plan).trial
+    except LaconicError as error:
+        return failed_trial(chosen.name, seed, order, _last_sentence(error))
+    assert trial is not None  # nobody asks a comparison's workers to stop
+    return trial
+
+
+def _last_sentence(error: LaconicError) -> str:
+    """What went wrong, without the traceback: its first line."""
+    return str(error).strip().splitlines()[0]
+
+
+def _spoken(trial: Trial) -> str:
+    """A trial in a sentence."""
+    who = f"{trial.configuration}, seed {trial.seed}"
+    if trial.failed is not None:
+        return f"{who}: failed: {trial.failed}"
+    quality = f"test loss {trial.test_loss:.4g}" if trial.test_accuracy is None else words.percent(trial.test_accuracy)
+    return f"{who}: {quality} after {trial.seconds_total:.1f} s, {words.seconds(trial.step_seconds_median)} a step"

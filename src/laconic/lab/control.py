@@ -1,0 +1,71 @@
+"""How a run's ranks agree to stop or to write a checkpoint, at the same step and without a message.
+
+Callers: the trainer on every rank, and the command, which asks. Rank 0 looks for a request before each step s and
+writes down what is to be done before step s+1. No rank can end step s without rank 0's gradient, which leaves after
+that was written; so all ranks see it. It needs a folder that all ranks share, as checkpoints do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Literal
+
+Order = Literal["stop", "checkpoint"]
+CHECKPOINT_S = 60.0  # a crash costs no more than about this much work
+
+
+class Control:
+    """One rank's side of the agreement.
+
+    Args:
+        folder: the run's.
+        rank: who asks; rank 0 decides.
+        checkpoint_s: how long rank 0 lets pass between checkpoints.
+    """
+
+    def __init__(self, folder: Path, rank: int, checkpoint_s: float = CHECKPOINT_S) -> None:
+        self._folder = folder / "control"
+        self._rank = rank
+        self._checkpoint_s = checkpoint_s
+        self._last_s = time.monotonic()
+        self._decided = -1
+
+    def order(self, step: int) -> Order | None:
+        """What is to be done before `step`, the same on all ranks; rank 0 also decides for the step after."""
+        if self._rank == 0 and self._decided < step:
+            self._decide(step + 1)
+        try:
+            text = (self._folder / str(step)).read_text()
+        except FileNotFoundError:
+            return None
+        return "stop" if text == "stop" else "checkpoint"
+
+    def saved(self) -> None:
+        """A checkpoint was written just now."""
+        self._last_s = time.monotonic()
+
+    def _decide(self, step: int) -> None:
+        stop = os.path.exists(self._folder / "request")
+        if not stop and time.monotonic() - self._last_s < self._checkpoint_s:
+            return
+        self._decided = step
+        temporary = self._folder / f".{step}"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        temporary.write_text("stop" if stop else "checkpoint")
+        temporary.replace(self._folder / str(step))
+
+
+def request_stop(folder: Path) -> None:
+    """Ask the ranks that train into `folder` to write a checkpoint and end."""
+    with contextlib.suppress(OSError):
+        (folder / "control").mkdir(parents=True, exist_ok=True)
+        (folder / "control" / "request").touch()
+
+
+def forget(folder: Path) -> None:
+    """Remove what an earlier start of the run asked for; before any rank is started."""
+    shutil.rmtree(folder / "control", ignore_errors=True)

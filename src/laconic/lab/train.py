@@ -1,0 +1,241 @@
+"""`laconic train`: one training, started or resumed, from the command's words to its record and report.
+
+Callers: the command line. The run's folder has everything a resumption needs; it is written from the first moment on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from laconic.errors import BadInput
+from laconic.exchange.collectives import broadcast
+from laconic.lab import checkpoint, control, metrics
+from laconic.lab.configurations import PEERS, SINGLE, configuration
+from laconic.lab.jobs import launched_rank
+from laconic.lab.lint import lint
+from laconic.lab.progress import Progress
+from laconic.lab.record import Configuration, Interruption, Record, environment, make_id
+from laconic.lab.record import Workload as RecordedWorkload
+from laconic.lab.report import write_report
+from laconic.lab.trainer import CLOCK, TIMEOUT_S, Ended, Plan
+from laconic.lab.workers import Workers, ruler
+from laconic.lab.workloads import Workload, get
+from laconic.transports.launcher import RankFailed
+from laconic.transports.world import World, init
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How `train` ended: its folder, its record, and after how many steps of how many."""
+
+    folder: Path
+    record: Record
+    step: int
+    steps: int
+
+
+def train(
+    workload: str,
+    workers: int,
+    *,
+    codec: str = "none",
+    algorithm: str = "auto",
+    consistency: str = "sync",
+    link: str | None = None,
+    hosts: int | None = None,
+    seed: int = 0,
+    epochs: int | None = None,
+    tuning_runs: int | None = None,
+    runs: Path = Path("runs"),
+    command: str = "",
+) -> Finished | None:
+    """Train a workload; None on the ranks of a launched job other than 0.
+
+    Raises:
+        BadInput: a name that is not known, or a value that cannot be used.
+        RankFailed: a worker raised or died; the sentence says how to go on.
+    """
+    if codec in (*PEERS, SINGLE):
+        raise BadInput(f"'{codec}' is for `laconic compare`; train takes a codec, or none")
+    chosen_workload = sized(get(workload), epochs)
+    with Workers(workers, link, hosts) as place:
+        with init(timeout_s=TIMEOUT_S) if place.launched else contextlib.nullcontext() as world:
+            workers = workers if world is None else world.world_size
+            engine = "gloo" if world is None else world.engine
+            chosen = configuration(codec, workers, algorithm, consistency, engine)
+            told = ruler(place.counted_by(workers), chosen.kind)
+            chosen = replace(chosen, options={"seed": seed, "bytes": told})
+            record, folder = None, None
+            if launched_rank() in (None, 0):
+                record = new_record("train", chosen_workload, workers, [chosen], place, tuning_runs, runs, command)
+                folder = runs / record.id
+                record.save(folder)
+            if world is not None:
+                folder = _shared_folder(folder, world)
+        assert folder is not None
+        return _train(folder, record, place, chosen)
+
+
+def resume(folder: Path, workload: str | None = None) -> Finished | None:
+    """Go on with a run that was interrupted, from its newest whole checkpoint.
+
+    Raises:
+        RecordError: there is no such run.
+        BadInput: it is finished, no training, or of another workload.
+    """
+    record = Record.load(folder)
+    if record.kind != "train":
+        raise BadInput(f"{folder} is a comparison; only what `laconic train` began can be resumed")
+    if record.finished:
+        raise BadInput(f"{folder} is finished; start another run, or look at {folder / 'report.html'}")
+    if workload is not None and workload != record.workload.name:
+        raise BadInput(f"{folder} trains {record.workload.name}, not {workload}")
+    (chosen,) = record.configurations
+    link = record.link
+    with Workers(chosen.workers, link.spec, link.hosts if link.emulated else None) as place:
+        first = launched_rank() in (None, 0)
+        return _train(folder, record if first else None, place, chosen, stored=record)
+
+
+def _train(
+    folder: Path, record: Record | None, place: Workers, chosen: Configuration, stored: Record | None = None
+) -> Finished | None:
+    """Train from the newest checkpoint, if any; rank 0 of a launched job, or the command, keeps the record."""
+    source = record or stored or Record.load(folder)
+    step = checkpoint.newest(folder / "checkpoints", chosen.workers)
+    if record is not None:
+        control.forget(folder)
+        if stored is not None:
+            _note_interruption(record, folder, step or 0)
+            record.save(folder)
+    plan = Plan(source.workload.name, chosen, int(chosen.options["seed"]), int(source.workload.epochs),
+                folder=str(folder), keeps=True, resume=step)  # fmt: skip
+    if record is None:
+        place.run(plan)
+        return None
+    steps = steps_of(record)
+    label = f"{plan.workload}, {chosen.name}, {chosen.workers} workers"
+    with Progress(folder, label, steps), _stopping(folder):
+        try:
+            ended = place.run(plan)
+        except RankFailed as error:
+            raise RankFailed(f"{error}; go on with: laconic train --resume {folder}") from error
+    _finish(record, folder, ended)
+    return Finished(folder, record, ended.step, steps)
+
+
+def _finish(record: Record, folder: Path, ended: Ended) -> None:
+    """Complete the record and write its report."""
+    if ended.trial is None:
+        record.interruptions.append(Interruption(_now(), ended.step, None, "stopped on request, after a checkpoint"))
+    else:
+        record.trials = [ended.trial]
+        record.finished = True
+    record.lint = lint(record)
+    record.save(folder)
+    write_report(record, folder)
+    control.forget(folder)
+
+
+@contextlib.contextmanager
+def _stopping(folder: Path) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM) asks the workers for a checkpoint and their end; the second ends them at once."""
+    asked = False
+
+    def ask(number: int, frame: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        control.request_stop(folder)
+
+    if launched_rank() is not None:  # the trainer listens itself
+        yield
+        return
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _note_interruption(record: Record, folder: Path, step: int) -> None:
+    """Say in the record that the run was cut off, unless it was stopped on request."""
+    if record.interruptions and record.interruptions[-1].step == step:
+        return
+    reached = [int(line["step"]) for line in metrics.read(folder) if isinstance(line.get("step"), int)]
+    lost = max(0, max(reached, default=0) - step)
+    what = f"cut off; resumed from the checkpoint at step {step}" if step else "cut off before its first checkpoint"
+    record.interruptions.append(Interruption(_now(), step, None, what, lost))
+
+
+def _shared_folder(folder: Path | None, world: World) -> Path:
+    """Rank 0's folder, on every rank of a launched job."""
+    text = b"" if folder is None else str(folder.absolute()).encode()
+    length = int(broadcast(torch.tensor([len(text)]), root=0, group=world).item())
+    values = torch.tensor(list(text or bytes(length)), dtype=torch.uint8)
+    return Path(bytes(broadcast(values, root=0, group=world).tolist()).decode())
+
+
+def sized(workload: Workload, epochs: int | None) -> Workload:
+    """The workload with the epochs asked for.
+
+    Raises:
+        BadInput: fewer than 1.
+    """
+    if epochs is not None and epochs < 1:
+        raise BadInput(f"--epochs must be at least 1, got {epochs}")
+    return workload if epochs is None else replace(workload, epochs=epochs)
+
+
+def new_record(
+    kind: Any,
+    workload: Workload,
+    workers: int,
+    configurations: list[Configuration],
+    place: Workers,
+    tuning_runs: int | None,
+    runs: Path,
+    command: str,
+) -> Record:
+    """The record of a run that begins. It reads the data: what is missing is fetched, or named, before all else."""
+    task = workload.prepare(0)
+    described: RecordedWorkload = replace(task.describe(workers), target_accuracy=workload.target)
+    return Record(
+        kind=kind,
+        id=make_id(workload.slug, runs),
+        created=_now(),
+        command=command,
+        workload=described,
+        scaling="strong" if workers > 1 else "none",
+        clock=CLOCK,
+        environment={**environment(), "blas_threads": 1},
+        configurations=configurations,
+        link=place.setting,
+        tuning_runs=tuning_runs,
+    )
+
+
+def steps_of(record: Record) -> int:
+    """Steps of a training of the record's workload; the same for any number of workers, as the batch is divided."""
+    batch = get(record.workload.name).batch
+    return int(record.workload.epochs) * -(-record.workload.train_samples // batch)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def show_warnings_as_sentences() -> None:
+    """A warning is one line on standard error, without the place in the code that gave it."""
+    warnings.formatwarning = lambda message, *_args, **_options: f"laconic: {message}\n"
