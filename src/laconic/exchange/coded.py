@@ -31,6 +31,7 @@ from laconic.transports.base import Call, Incoming, Outgoing, Transport
 
 _EXACT = codec("none")
 _IDLE = CodedStep()
+SMALL = 1 / 16  # of all values, times the world size: an exact lane up to this is sent whole
 
 
 def run_coded(
@@ -108,11 +109,23 @@ class CodedExchange:
         self.detail = " and ".join(f"{lane.buffer.numel()} through {lane.codec}" for lane in lanes)
         parameters = {"hosts": hosts} if algorithm == "hierarchical" and hosts is not None else {}
         size, rank = transport.world_size, transport.rank
+        self.whole = self._whole_lanes()
         schedules = [build("all_reduce", algorithm, size, lane.buffer.numel(), **parameters) for lane in lanes]
-        programs = [coded_program(PlanKey(schedule, rank, hosts)) for schedule in schedules]
+        programs = [
+            _to_all(plan.numel, rank, size) if lane in self.whole else coded_program(PlanKey(plan, rank, hosts))
+            for lane, plan in enumerate(schedules)
+        ]
         rounds = max((schedule.rounds for schedule in schedules), default=0)
         self.rounds = [self._plan([program.get(number, _IDLE) for program in programs]) for number in range(rounds)]
         self._payloads: dict[tuple[int, Piece], Tensor | None] = {}  # of this run; None: poisoned
+        self._gathered: dict[int, dict[int, Tensor | None]] = {lane: {} for lane in self.whole}  # by lane and rank
+
+    def _whole_lanes(self) -> set[int]:
+        """Small exact lanes, which `direct` sends whole to everyone in its first round: fewer calls for a few bytes."""
+        if self.algorithm != "direct" or self.transport.world_size == 1:
+            return set()
+        few = self.numel * SMALL / self.transport.world_size
+        return {i for i, lane in enumerate(self.lanes) if lane.codec == _EXACT and 0 < lane.buffer.numel() <= few}
 
     def _plan(self, steps: list[CodedStep]) -> _Round:
         """One round of all lanes."""
@@ -167,20 +180,28 @@ class CodedExchange:
     def _run_round(
         self, number: int, round_: _Round, step: int, timings: Timings, call: Call
     ) -> Generator[None, None, None]:
-        begun = time.perf_counter()
+        begun, posting_s = time.perf_counter(), 0.0
         draws = (step * len(self.rounds) + number) * self.transport.world_size
+        early = self.transport.interleaves  # then a message leaves while the next is encoded
+        posts = [self.transport.post([], round_.recvs, number)] if early else []
         sends: list[Outgoing] = []
         encoded: set[tuple[int, Piece]] = set()
         for message in round_.messages:
             data = self._write(message, number, draws, encoded)
             sends += [Outgoing(peer, data) for peer in message.peers]
-            timings.sent_nbytes += data.nbytes * len(message.peers)
-        timings.messages += len(sends)
+            if early:
+                written = time.perf_counter()
+                posts.append(self.transport.post(sends[-len(message.peers) :], [], number))
+                posting_s += time.perf_counter() - written
         now = time.perf_counter()
-        timings.encode_s += now - begun
+        timings.encode_s += now - begun - posting_s
+        timings.sent_nbytes += sum(send.data.nbytes for send in sends)
+        timings.messages += len(sends)
 
-        posted = self.transport.post(sends, round_.recvs, number)
-        timings.wait_s += time.perf_counter() - now
+        if not early:
+            posts.append(self.transport.post(sends, round_.recvs, number))
+        posted = posts[0]
+        timings.wait_s += time.perf_counter() - now + posting_s
         yield
         self.transport.resume(call)
         now = time.perf_counter()
@@ -191,9 +212,12 @@ class CodedExchange:
             timings.wait_s += arrived - now
             now = time.perf_counter()
             timings.decode_s += now - arrived
-        posted.sent()
+        for each in posts:
+            each.sent()
         timings.wait_s += time.perf_counter() - now
         self.transport.counters.rounds += 1
+        if number == 0:
+            self._add_whole()
 
     def _write(self, message: _Message, number: int, draws: int, encoded: set[tuple[int, Piece]]) -> Tensor:
         """Encode the pieces of a message, each where it lies; those that another message or round had are copied."""
@@ -232,7 +256,9 @@ class CodedExchange:
             for part, payload in zip(parts, payloads, strict=True):
                 piece = part.piece
                 values = self.lanes[part.lane].buffer[piece.start : piece.stop]
-                if payload is None:
+                if part.lane in self.whole:
+                    self._gathered[part.lane][incoming.peer] = payload
+                elif payload is None:
                     values.fill_(float("nan"))
                 elif part.add:
                     part.coder.decode_add(payload, values)
@@ -245,10 +271,36 @@ class CodedExchange:
             raise PayloadError(f"{where}: peer {incoming.peer} sent a bad payload: {error}") from error
         self.transport.counters.count_received(incoming.peer, nbytes)
 
+    def _add_whole(self) -> None:
+        """Sum what everyone sent of the whole lanes, in order of rank: the same bits everywhere."""
+        for index in self.whole:
+            lane, parts = self.lanes[index], self._gathered[index]
+            parts[self.transport.rank] = self._payloads[index, Piece(0, lane.buffer.numel(), True)]
+            for rank in range(self.transport.world_size):
+                payload = parts[rank]
+                try:
+                    if payload is None:
+                        lane.buffer.fill_(float("nan"))
+                    elif rank == 0:
+                        _EXACT.decode(payload, lane.buffer.numel(), out=lane.buffer)
+                    else:
+                        _EXACT.decode_add(payload, lane.buffer)
+                except PayloadError as error:
+                    where = self.transport.where(0)
+                    raise PayloadError(f"{where}: peer {rank} sent a bad payload: {error}") from error
+
     def _kept(self, incoming: Incoming, payload: Tensor | None, data: Tensor, number: int) -> Tensor | None:
         """A payload that a later round may pass on: copied where it lies in the engine's memory, not in ours."""
         ours = incoming.into is not None and data.data_ptr() == incoming.into.data_ptr()
         return payload if payload is None or ours or number + 1 == len(self.rounds) else payload.clone()
+
+
+def _to_all(numel: int, rank: int, world_size: int) -> dict[int, CodedStep]:
+    """A lane that is sent whole to everyone in the first round."""
+    piece = Piece(0, numel, True)
+    others = [(rank + hop) % world_size for hop in range(1, world_size)]
+    parcels = tuple(Parcel(peer, (piece,), True) for peer in others)
+    return {0: CodedStep((Encoding(piece, False, rank),), parcels, parcels)}
 
 
 def _by_peer(parcels: Iterable[tuple[Parcel, ...]]) -> list[tuple[int, list[tuple[int, Parcel]]]]:
