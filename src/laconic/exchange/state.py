@@ -256,7 +256,7 @@ class CompressionState:
         """Remember whether this bucket went as float32, all in the same call and with nothing owed."""
         last = self.records[-1] if self.records else None
         plain = last is not None and last.bucket == held.index and last.algorithm == "native" and last.codec == "none"
-        suits = _on_cpu(held.buffer) is held.buffer and self.world.transport.engine == "gloo"
+        suits = _on_cpu(held.buffer) is held.buffer and self.world.transport.has_futures
         self._plain.pop(held.index, None)
         if plain and suits and self.correction is None:
             self._plain[held.index] = (held.buffer.data_ptr(), held.buffer.numel(), tuple(map(id, held.parameters)))

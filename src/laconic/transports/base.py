@@ -111,6 +111,7 @@ class Transport(ABC):
     """One rank's end of an engine."""
 
     engine: str = ""
+    has_futures: bool = False
     interleaves: bool = False  # rounds of several calls may be under way at once, received into the caller's memory
 
     def __init__(self, rank: int, world_size: int, timeout_s: float) -> None:
@@ -164,8 +165,8 @@ class Transport(ABC):
         return lambda: None
 
     def native_future(self, tensor: Tensor) -> Any:
-        """As `start_native`, but returns a torch future; None where the engine has no futures."""
-        return None
+        """As `start_native`, but returns a torch future, on engines that `has_futures`."""
+        raise NotImplementedError(f"{self.engine} has no futures")
 
     @property
     def has_native(self) -> bool:

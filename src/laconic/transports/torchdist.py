@@ -40,6 +40,7 @@ class TorchTransport(Transport):
     """
 
     engine = "gloo"
+    has_futures = True
     interleaves = True  # messages carry their call's code as a tag
 
     def __init__(
@@ -71,7 +72,7 @@ class TorchTransport(Transport):
         self.group = group
         self._is_gloo = "gloo" in str(group.name()).lower()
         if not self._is_gloo:
-            self.interleaves = False
+            self.has_futures = self.interleaves = False
             self.engine = str(group.name()).lower()
 
     def _doing(self) -> tuple[int, str]:
@@ -108,7 +109,7 @@ class TorchTransport(Transport):
     def native_future(self, tensor: Tensor) -> Any:
         if self.broken is not None:
             raise self.broken
-        return self.group.allreduce([tensor], dist.AllreduceOptions()).get_future() if self._is_gloo else None
+        return self.group.allreduce([tensor], dist.AllreduceOptions()).get_future()
 
     def _begin_native(self, tensor: Tensor, op: str) -> Callable[[], None]:
         if self.broken is not None:
