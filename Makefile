@@ -24,7 +24,7 @@ $(VENV)/ready: pyproject.toml
 
 demo: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
-	@$(BIN)/laconic demo -n 4
+	@$(BIN)/laconic demo
 
 test: check
 	@mkdir -p $(TMPDIR)

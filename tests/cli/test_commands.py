@@ -73,7 +73,7 @@ def test_probe_then_simulate(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 
 
 @pytest.mark.processes
-def test_bench_collectives_and_demo(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_collectives(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["bench", "collectives", "-n", "3", "--numels", "100,5e4", "--seconds", "0.1", "--quick-probe", "--json"]
     record = _json(capsys, *words)
     assert {"engine", "algorithm", "numel", "seconds", "predicted_seconds", "sent_nbytes", "rounds"} <= set(
@@ -81,8 +81,6 @@ def test_bench_collectives_and_demo(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert {row["algorithm"] for row in record["results"]} >= {"ring", "tree", "butterfly", "direct", "native"}
     assert [pick["numel"] for pick in record["auto"]] == [100, 50_000]
-    demo = _json(capsys, "demo", "-n", "3", "--json")
-    assert all(row["right"] and row["sent_nbytes"] == row["formula_nbytes"] for row in demo["rows"])
 
 
 def test_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

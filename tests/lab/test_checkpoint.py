@@ -1,4 +1,4 @@
-"""Checkpoints: what goes in comes out to the bit; what is cut off or flipped is noticed, and the one before is taken."""
+"""Checkpoints: what goes in comes out to the bit; what is cut off or flipped is noticed, and gives way to the last."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ wait for torch. Bad input ends in exit code 2 and one sentence.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Mapping
 
@@ -44,6 +45,8 @@ def main(arguments: list[str] | None = None) -> None:
     if words == ["--version"]:
         typer.echo(f"laconic {__version__}")
         return
+    # Emulated hosts have no name service, of which torch complains at every connection; read when torch is loaded.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         _group("laconic", COMMANDS, words)(args=words, prog_name="laconic")
     except LaconicError as error:

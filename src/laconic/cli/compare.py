@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from laconic.lab import demo
 from laconic.lab.compare import compare as run
 from laconic.lab.configurations import split
 from laconic.lab.lint import counts, failures
@@ -22,7 +23,7 @@ from laconic.lab.summary import Row, results, summarise
 from laconic.lab.train import show_warnings_as_sentences
 from laconic.lab.workloads import names
 
-CONFIGS = "ddp,none,dynamic8,topk(0.01)+qsgd(4)"
+CONFIGS = ",".join(demo.CONFIGS)
 
 
 def compare(

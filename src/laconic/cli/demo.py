@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-import json as json_module
-import sys
-from typing import Annotated, Any
+import shlex
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from laconic.lab.demo import measure
-from laconic.lab.jobs import run_job
+from laconic.cli.compare import show
+from laconic.lab import demo as settings
+from laconic.lab.compare import compare
+from laconic.lab.progress import say
+from laconic.lab.train import show_warnings_as_sentences
 
 
 def demo(
-    ranks: Annotated[int, typer.Option("-n", "--ranks", help="Local ranks.")] = 4,
-    engine: Annotated[str | None, typer.Option(help="gloo, mpi or zmq.")] = None,
+    workers: Annotated[int, typer.Option("-n", "--workers", help="Workers of each trial.")] = 4,
+    seeds: Annotated[int, typer.Option(help="Trials of each configuration.")] = settings.SEEDS,
+    epochs: Annotated[int, typer.Option(help="Epochs of each trial.")] = settings.EPOCHS,
+    runs: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Sum real gradients over N local processes by every algorithm; check, time and count each one."""
-    record = run_job(ranks, engine, measure, ())
-    if record is None:
-        return
-    if json:
-        typer.echo(json_module.dumps(record))
-    else:
-        for line in _table(record):
-            typer.echo(line)
-    if not all(row["right"] and row["sent_nbytes"] == row["formula_nbytes"] for row in record["rows"]):
-        typer.echo("laconic: a sum or a byte count is wrong", err=True)
-        sys.exit(1)
-
-
-def _table(record: dict[str, Any]) -> list[str]:
-    lines = [
-        f"gradients of a digits network, {record['numel']} float32 values, summed over {record['world_size']} "
-        f"processes on {record['engine']}",
-        f"{'algorithm':<13} {'sum':<6} {'measured':>12} {'predicted':>12} {'bytes sent':>12} {'by formula':>12}",
-    ]
-    for row in record["rows"]:
-        sent = "" if row["sent_nbytes"] is None else str(row["sent_nbytes"])
-        formula = "" if row["formula_nbytes"] is None else str(row["formula_nbytes"])
-        lines.append(
-            f"{row['algorithm']:<13} {'right' if row['right'] else 'WRONG':<6} {row['seconds'] * 1e3:9.3f} ms "
-            f"{row['predicted_seconds'] * 1e3:9.3f} ms {sent:>12} {formula:>12}"
-        )
-    lines.append(f"auto picks {record['pick']} here; predictions come from a 2 s probe of this machine")
-    return lines
+    """Compare DDP with Laconic's codecs on real digits: over emulated 100 Mbit/s links as root, else on loopback."""
+    show_warnings_as_sentences()
+    link, sentence = settings.find_link(workers)
+    say(f"training {settings.WORKLOAD} by {', '.join(settings.CONFIGS)}, {seeds} seeds each, on {sentence}")
+    words = ["laconic", "compare", settings.WORKLOAD, "-n", str(workers), "--configs", ",".join(settings.CONFIGS)]
+    words += ["--seeds", str(seeds), "--epochs", str(epochs), *(["--link", link] if link else [])]
+    record, folder = compare(
+        settings.WORKLOAD, workers, settings.CONFIGS, seeds=seeds, epochs=epochs, link=link, runs=runs,
+        command=shlex.join(words), note=say,
+    )  # fmt: skip
+    show(record, folder, json=json)
+    if any(trial.failed is not None for trial in record.trials):
+        raise typer.Exit(1)

@@ -19,7 +19,7 @@ from laconic.lab.lint import lint
 from laconic.lab.progress import Progress
 from laconic.lab.record import Configuration, Record, Trial
 from laconic.lab.report import words, write_report
-from laconic.lab.train import new_record, sized, steps_of
+from laconic.lab.train import begin, new_record, sized, steps_of
 from laconic.lab.trainer import Plan
 from laconic.lab.trial import failed_trial
 from laconic.lab.workers import Workers, ruler
@@ -60,8 +60,7 @@ def compare(
     with Workers(workers, link, hosts) as place:
         chosen = [_told(configuration(name, workers), place) for name in configs]
         record = new_record("compare", chosen_workload, workers, chosen, place, tuning_runs, runs, command)
-        folder = runs / record.id
-        record.save(folder)
+        folder = begin(record, runs)
         turns = [(seed, each) for seed in range(seeds) for each in _rotated(chosen, seed)]
         try:
             for seed, each in turns:

@@ -6,6 +6,7 @@ Callers: the command line. The run's folder has everything a resumption needs; i
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import warnings
 from collections.abc import Iterator
@@ -77,8 +78,7 @@ def train(
             record, folder = None, None
             if launched_rank() in (None, 0):
                 record = new_record("train", chosen_workload, workers, [chosen], place, tuning_runs, runs, command)
-                folder = runs / record.id
-                record.save(folder)
+                folder = begin(record, runs)
             if world is not None:
                 folder = _shared_folder(folder, world)
         assert folder is not None
@@ -224,6 +224,17 @@ def new_record(
         link=place.setting,
         tuning_runs=tuning_runs,
     )
+
+
+def begin(record: Record, runs: Path) -> Path:
+    """Save a new run's record; returns its folder, which `runs`/latest leads to from now on."""
+    folder = runs / record.id
+    record.save(folder)
+    link = runs / f".latest-{os.getpid()}"
+    with contextlib.suppress(OSError):  # a convenience, which not every file system has
+        link.symlink_to(record.id)
+        link.replace(runs / "latest")
+    return folder
 
 
 def steps_of(record: Record) -> int:

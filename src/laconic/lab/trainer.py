@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from laconic.errors import BadInput
+from laconic.exchange.auto import GUESS
 from laconic.exchange.collectives import all_gather, barrier
 from laconic.lab import checkpoint
 from laconic.lab.cluster import INTERFACE
@@ -31,6 +32,7 @@ from laconic.lab.metrics import Metrics
 from laconic.lab.record import Clock, Configuration, Trial
 from laconic.lab.trial import COLUMNS, Evaluation, assemble
 from laconic.lab.workloads import Task, Workload, get
+from laconic.transports.profile import Profile
 from laconic.transports.world import World, init
 
 CLOCK = Clock(
@@ -54,6 +56,7 @@ class Plan:
         folder: the run's, for metrics, requests and checkpoints; None for no file at all.
         keeps: whether checkpoints are written.
         resume: the step to go on from.
+        link_bps: the emulated links' rate, for choosing between exchanges of one round and of two; None if unlimited.
         counted_by: "interface" where each rank has a network interface of its own, "exchange" otherwise.
         launched: started by torchrun or mpiexec, whose signals reach the ranks themselves.
     """
@@ -66,6 +69,7 @@ class Plan:
     folder: str | None = None
     keeps: bool = False
     resume: int | None = None
+    link_bps: float | None = None
     counted_by: str = "exchange"
     launched: bool = False
 
@@ -96,6 +100,7 @@ def run_rank(plan: Plan) -> Ended:
         with init(timeout_s=TIMEOUT_S) as world:
             if world.world_size != plan.configuration.workers:
                 raise BadInput(f"the run has {plan.configuration.workers} workers, this job {world.world_size}")
+            world.profile = _known_link(plan, world)
             return Training(plan, world).run()
     finally:
         if own_group:
@@ -274,6 +279,16 @@ class Training:
             parameters=sum(p.numel() for p in self.trainee.module.parameters()),
             weights_sha256=digest.hex(), replicas_identical=bool((digests == digests[0]).all()) if size > 1 else None,
         )  # fmt: skip
+
+
+def _known_link(plan: Plan, world: World) -> Profile | None:
+    """What is known of the link without measuring: a measurement could choose otherwise next time, with other bits.
+
+    Codec "auto" measures for itself.
+    """
+    if plan.link_bps is None or plan.configuration.codec == "auto":
+        return None
+    return Profile(world.engine, world.world_size, replace(GUESS, s_per_byte=8 / plan.link_bps))
 
 
 def weights_digest(model: nn.Module) -> bytes:

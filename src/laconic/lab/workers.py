@@ -16,7 +16,6 @@ from laconic.lab.trainer import Ended, Plan, run_rank
 from laconic.transports.launcher import LocalJob
 
 LONGEST_S = 20 * 86400.0  # about the longest wait poll() takes; ranks notice by themselves when one is gone
-_QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # namespaces have no name service, of which torch complains
 
 
 class Workers:
@@ -54,6 +53,13 @@ class Workers:
         if self.cluster is not None:
             self.cluster.close()
 
+    @property
+    def slowest_bps(self) -> float | None:
+        """The rate of the slowest emulated link; None where there is no limit."""
+        link = None if self.cluster is None else self.cluster.link
+        rates = [] if link is None else [link.rate_bps, link.between_sites_bps]
+        return min((rate for rate in rates if rate is not None), default=None)
+
     def counted_by(self, workers: int) -> str:
         """How bytes are counted: a host's interface tells one worker's bytes only when it serves one worker."""
         return "interface" if self.cluster is not None and 1 < workers == self.hosts else "exchange"
@@ -65,13 +71,15 @@ class Workers:
             RankFailed: a rank raised or died; all others are then stopped.
         """
         workers = plan.configuration.workers
-        plan = replace(plan, counted_by=self.counted_by(workers), launched=self.launched)
+        plan = replace(
+            plan, link_bps=self.slowest_bps, counted_by=self.counted_by(workers), launched=self.launched
+        )  # fmt: skip
         if self.launched:
             return run_rank(plan)
         if self.cluster is None or workers == 1:
             job = LocalJob(workers, run_rank, (plan,))
         else:
-            job = self.cluster.start(run_rank, (plan,), workers // self.hosts, _QUIET)
+            job = self.cluster.start(run_rank, (plan,), workers // self.hosts)
         with contextlib.ExitStack() as stack:
             stack.callback(job.kill)
             return job.results(LONGEST_S)[0]
