@@ -38,6 +38,7 @@ class Codec(ABC):
     fixed_size: ClassVar[bool] = True  # every payload for numel has exactly max_nbytes(numel) bytes
     unbiased: ClassVar[bool] = False  # E[decode(encode(x))] = x over the random step
     stochastic: ClassVar[bool] = False  # the payload depends on (seed, step)
+    coarse: ClassVar[bool] = False  # so coarse that to encode a sum of decoded values once more costs accuracy
     source: ClassVar[str] = ""  # the paper
     summary: ClassVar[str] = ""  # one line for `laconic codecs`
 

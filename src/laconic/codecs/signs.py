@@ -29,6 +29,7 @@ class SignCodec(Codec):
     bucket: int | None = 2048
 
     values_per_bucket: ClassVar[int]
+    coarse: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         bucket = self.bucket
