@@ -6,14 +6,17 @@ Callers: `train` and `compare`. Each trial has processes of its own, so that one
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import tempfile
 from dataclasses import replace
+from multiprocessing import forkserver
 
 from laconic.errors import BadInput
 from laconic.lab.cluster import Cluster
 from laconic.lab.jobs import is_launched
 from laconic.lab.record import LinkSetting
 from laconic.lab.trainer import Ended, Plan, run_rank
-from laconic.transports.launcher import LocalJob
+from laconic.transports.launcher import LONGEST_SOCKET_FOLDER, LocalJob
 
 LONGEST_S = 20 * 86400.0  # about the longest wait poll() takes; ranks notice by themselves when one is gone
 
@@ -45,6 +48,8 @@ class Workers:
         self.setting = LinkSetting((link or "unlimited") if emulated else None, emulated, self.hosts)
 
     def __enter__(self) -> Workers:
+        if not self.launched:
+            _start_fork_server()
         if self.cluster is not None:
             self.cluster.__enter__()
         return self
@@ -83,6 +88,17 @@ class Workers:
         with contextlib.ExitStack() as stack:
             stack.callback(job.kill)
             return job.results(LONGEST_S)[0]
+
+
+def _start_fork_server() -> None:
+    """Let the process that ranks are forked from import all that a training needs, once instead of on every rank.
+
+    One that runs already stays as it is.
+    """
+    if len(tempfile.gettempdir()) <= LONGEST_SOCKET_FOLDER:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["laconic.lab.trainer", "sklearn.datasets"])
+        forkserver.ensure_running()
 
 
 def ruler(counted_by: str, kind: str) -> str:
