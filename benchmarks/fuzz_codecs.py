@@ -162,7 +162,8 @@ class Fuzzer:
     def _sealed(original: bytes, numel: int, body: bytes) -> bytes:
         """`body` under the original's codec id, with a valid header."""
         fields = original[:4] + struct.pack("<Q", numel)
-        checksum = frame._checksum(fields, np.frombuffer(body, dtype=np.uint8))
+        payload = np.frombuffer(fields + bytes(4) + body, dtype=np.uint8)
+        checksum = frame._checksum(payload, frame._words(payload))
         return fields + struct.pack("<I", checksum) + body
 
 

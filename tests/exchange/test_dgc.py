@@ -19,8 +19,9 @@ import laconic
 from laconic.errors import BadInput
 from laconic.exchange.bucket import Bucket, Entry
 from laconic.exchange.dgc import DeepGradientCompression, MomentumCorrection, accelerate
+from laconic.exchange.merge import merge_state_dicts
 from laconic.exchange.policy import CodecSchedule, Exemptions
-from laconic.exchange.state import CompressionState, merge_state_dicts
+from laconic.exchange.state import CompressionState
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads

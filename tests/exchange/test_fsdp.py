@@ -16,8 +16,8 @@ import laconic
 from laconic.errors import BadInput
 from laconic.exchange.feedback import Feedback
 from laconic.exchange.fsdp import ShardedCompression
+from laconic.exchange.merge import merge_state_dicts
 from laconic.exchange.scatter import reduce_scatter_coded
-from laconic.exchange.state import merge_state_dicts
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads

@@ -15,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.bucket import Bucket, Entry
-from laconic.exchange.state import CompressionState, merge_state_dicts
+from laconic.exchange.merge import merge_state_dicts
 from laconic.exchange.policy import CodecSchedule, Exemptions
+from laconic.exchange.state import CompressionState
 from laconic.exchange.worker import Worker
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads

@@ -16,8 +16,9 @@ from laconic.errors import BadInput
 from laconic.exchange.bucket import Entry
 from laconic.exchange.exact import wire_nbytes
 from laconic.exchange.low_rank import LowRankBucket
+from laconic.exchange.merge import merge_state_dicts
 from laconic.exchange.message import max_nbytes
-from laconic.exchange.state import CompressionState, merge_state_dicts
+from laconic.exchange.state import CompressionState
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads

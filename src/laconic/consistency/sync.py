@@ -80,8 +80,14 @@ class Sync:
     def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         if any(value is not None for value in (*args[1:], options.get("closure"))):
             raise BadInput("a distributed optimiser steps without a closure: its gradients are exchanged in step()")
+        if strangers := [p for g in optimizer.param_groups for p in g["params"] if not self._knows(p)]:
+            text = f"{len(strangers)} parameters with gradients were frozen, or not the optimiser's, at distribute()"
+            raise BadInput(f"{text}; unfreeze or add them before it, or the workers would drift apart")
         self.gradients.complete()
         self.state.exchange([(buffer.values, list(buffer.parameters)) for buffer in self.gradients.buffers])
+
+    def _knows(self, parameter: torch.Tensor) -> bool:
+        return parameter.grad is None or self.gradients.holds(parameter)
 
     def _save(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         state[_KEY] = self.state.state_dict()

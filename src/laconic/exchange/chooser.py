@@ -84,12 +84,16 @@ class AutoCodec:
         self._ready: dict[int, dict[int, float]] = {}  # by step and bucket
         self._plain: dict[int, tuple[int, list[float]]] = {}
         self._settled = False
+        self._first = 0
         if quality == "exact":
             self._settle("quality 'exact' allows only none")
 
     def codec_for(self, bucket: int, step: int) -> Codec:
         """The codec of this bucket at this step."""
-        return next(codecs for first, codecs in reversed(self._plans) if first <= step).get(bucket, _NONE)
+        return self._plan(step).get(bucket, _NONE)
+
+    def _plan(self, step: int) -> dict[int, Codec]:
+        return next((codecs for first, codecs in reversed(self._plans) if first <= step), {})
 
     def note_ready(self, bucket: int, step: int) -> None:
         """A bucket's gradients are there: its exchange could begin now."""
@@ -105,7 +109,17 @@ class AutoCodec:
 
     def wants(self, step: int) -> bool:
         """Whether `before_step` has something to do before this step."""
-        return not self._settled and step in (WARM_STEPS, WARM_STEPS + 1 + TRIAL_STEPS)
+        return not self._settled and step - self._first in (WARM_STEPS, WARM_STEPS + 1 + TRIAL_STEPS)
+
+    def is_all_none(self, step: int) -> bool:
+        """Whether every bucket is exact at this step."""
+        return all(str(each) == "none" for each in self._plan(step).values())
+
+    def begin(self, step: int) -> None:
+        """Start anew at this step, as after a checkpoint: what was measured elsewhere does not hold here."""
+        if self.quality != "exact":
+            self.__init__(self.quality)  # type: ignore[misc]
+            self._first = step
 
     def before_step(self, step: int, world: World) -> None:
         """Decide, or look back, where it is time to; all ranks call it before the same step."""
@@ -113,19 +127,19 @@ class AutoCodec:
             return
         if world.world_size == 1:
             self._settle("one rank has nobody to send to")
-        elif not self.choices and step == WARM_STEPS:
+        elif not self.choices and step - self._first == WARM_STEPS:
             self._decide(step, world)
-        elif self.choices and step == WARM_STEPS + 1 + TRIAL_STEPS:
+        elif self.choices and step - self._first == WARM_STEPS + 1 + TRIAL_STEPS:
             self._look_back(step, world)
 
     def _decide(self, step: int, world: World) -> None:
-        buckets = sorted(self._plain)
-        whole = [ready for s, ready in self._ready.items() if 0 < s < step and len(ready) == len(buckets)]
+        buckets = sorted(self._ready[step - 1])  # of the last whole step: DDP may have rebuilt them since the first
+        whole = [ready for s, ready in self._ready.items() if self._first < s < step and sorted(ready) == buckets]
         gaps = [statistics.median(max(ready.values()) - ready[b] for ready in whole) for b in buckets]
         plain = [statistics.median(self._plain[b][1][1:] or self._plain[b][1]) for b in buckets]
         specs = QUALITIES[self.quality]
         speeds = [value for spec in specs[1:] for value in _speed(codec(spec))]
-        agreed = _mean([self._step_seconds(1, step), *gaps, *plain, *speeds], world)
+        agreed = _mean([self._step_seconds(self._first + 1, step), *gaps, *plain, *speeds], world)
         self.step_s["warm"], rest = agreed[0], agreed[1:]
         gaps, plain, speeds = rest[: len(buckets)], rest[len(buckets) : 2 * len(buckets)], rest[2 * len(buckets) :]
         link = profile_of(world).link
@@ -145,7 +159,7 @@ class AutoCodec:
             self.verdict = f"chosen by prediction, on trial for {TRIAL_STEPS} steps"
 
     def _look_back(self, step: int, world: World) -> None:
-        (self.step_s["trial"],) = _mean([self._step_seconds(WARM_STEPS + 2, step)], world)
+        (self.step_s["trial"],) = _mean([self._step_seconds(self._first + WARM_STEPS + 2, step)], world)
         warm, trial = 1e3 * self.step_s["warm"], 1e3 * self.step_s["trial"]
         measured = f"measured {trial:.1f} ms a step, {warm:.1f} ms with none"
         if trial < warm:

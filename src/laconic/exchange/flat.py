@@ -35,7 +35,8 @@ class FlatGradients:
     def __init__(self, parameters: Sequence[nn.Parameter], nbytes: int, exempt: Callable[[nn.Parameter], bool]) -> None:
         groups: list[list[nn.Parameter]] = [[]]
         for parameter in reversed([p for p in parameters if p.requires_grad]):
-            if sum(4 * p.numel() for p in groups[-1]) >= nbytes:
+            alike = not groups[-1] or _kind(groups[-1][0]) == _kind(parameter)
+            if not alike or sum(4 * p.numel() for p in groups[-1]) >= nbytes:
                 groups.append([])
             groups[-1].append(parameter)
         self.buffers = [_flat(sorted(group, key=exempt)) for group in groups if group]
@@ -53,6 +54,10 @@ class FlatGradients:
             view.copy_(gradient)
             parameter.grad = view
 
+    def holds(self, parameter: Tensor) -> bool:
+        """Whether this parameter's gradient has a place."""
+        return id(parameter) in self._places
+
     def complete(self) -> None:
         """Zeros where this rank has made no gradient: another may have."""
         for buffer in self.buffers:
@@ -67,6 +72,10 @@ class FlatGradients:
         """Take the hooks off the parameters."""
         for handle in self._handles:
             handle.remove()
+
+
+def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device]:
+    return parameter.dtype, parameter.device
 
 
 def _flat(parameters: Sequence[nn.Parameter]) -> FlatBuffer:

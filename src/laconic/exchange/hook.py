@@ -7,6 +7,7 @@ communication thread, through the codec, on a transport of our own, while backwa
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import BadInput
+from laconic.exchange.collectives import world_of
 from laconic.exchange.policy import CodecPlan
 from laconic.exchange.state import CompressionState, attach
 from laconic.transports.world import current
@@ -27,7 +29,8 @@ def hook(state: CompressionState, bucket: dist.GradBucket) -> Any:
     """The communication hook itself: `ddp.register_comm_hook(state, laconic.hook)`."""
     if bucket.index() == 0:  # after DDP's own last callback, which the first one runs before
         callbacks = torch.autograd.Variable._execution_engine
-        callbacks.queue_callback(lambda: callbacks.queue_callback(state.raise_failure))
+        with contextlib.suppress(RuntimeError):  # outside backward, where DDP.join() shadows the others' exchanges
+            callbacks.queue_callback(lambda: callbacks.queue_callback(state.raise_failure))
     return state.submit(bucket.buffer(), bucket.index(), bucket.parameters(), last=bucket.is_last())
 
 
@@ -52,7 +55,9 @@ def compress(model: nn.Module, codec: CodecPlan = "dynamic8", **options: Any) ->
     """
     if not isinstance(model, DistributedDataParallel):
         return _compress_sharded(model, codec, options)
-    options.setdefault("world", current())  # joined now, on all ranks
+    group = model.process_group
+    whole = group is None or group.size() == dist.get_world_size()
+    options.setdefault("world", current() if whole else world_of(group))  # joined now, on all its ranks
     state = CompressionState(codec, model.module.named_parameters(), **options)
     if state.schedule.names("factors"):
         state.observe(model.module)

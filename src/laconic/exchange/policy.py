@@ -94,4 +94,6 @@ def exemptions(exempt: Exemptions | Sequence[str] | None) -> Exemptions:
     """Exemptions from what a user gives: None for the defaults, a list of names to add to them, or the whole."""
     if isinstance(exempt, Exemptions):
         return exempt
+    if isinstance(exempt, str):
+        return Exemptions(names=(exempt,))
     return Exemptions(names=tuple(exempt or ()))

@@ -6,8 +6,6 @@ first step, codecs change mid-run, and checkpoints are restored into other world
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import time
 import weakref
 from collections import deque
@@ -28,7 +26,7 @@ from laconic.exchange.forms import AnyBucket, Forms
 from laconic.exchange.lane import Timings
 from laconic.exchange.policy import CodecPlan, CodecSchedule, Exemptions, exemptions
 from laconic.exchange.together import Together
-from laconic.exchange.worker import Worker, interleave
+from laconic.exchange.worker import enlist, interleave, release, users, worker_of
 from laconic.schedules.registry import names
 from laconic.transports.world import World, current
 
@@ -109,6 +107,8 @@ class CompressionState:
         self.names = {id(parameter): name for name, parameter in named}
         self.correction = correction_for(momentum, algorithm, feedback, named=bool(named))
         self.exempt = exemptions(exempt)
+        if self.exempt.names and not named:
+            raise BadInput("exempt by name needs the parameters' names: give named_parameters=model.named_parameters()")
         self.algorithm = algorithm
         self.feedback = feedback
         self.hosts = hosts
@@ -120,12 +120,12 @@ class CompressionState:
         self.keep_steps = 100
         self._owed: dict[str, Tensor] = {}
         self._held: list[_Held] = []
-        self._plain: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        self._plain_layout: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self._plain_step = False
         self._together: dict[tuple[int, ...], Together] = {}
-        self._worker: Worker | None = None
+        self._release: weakref.finalize[..., Any] | None = None
         self._failure: Exception | None = None
         self._watch = None if self.correction is None else refuse_second_momentum(p for _, p in named)
-        atexit.register(self.close)
 
     @property
     def world(self) -> World:
@@ -148,13 +148,14 @@ class CompressionState:
 
         A bucket whose payload is small waits for the next one, to travel in the same messages.
         """
-        if self.auto is not None:
-            self.auto.note_ready(index, self.step)
-        if self._goes_plain(buffer, index, parameters):
-            return self._submit_plain(buffer, index, last)
-        if self._worker is None:
-            self._worker = Worker(depth=self._depth)
         auto, step = self.auto, self.step
+        if index == 0:
+            self._begin_step()
+        if auto is not None:
+            auto.note_ready(index, step)
+        self._plain_step = self._plain_step and self._plain_layout.get(index) == _layout(buffer, parameters)
+        if self._plain_step:
+            return self._submit_plain(buffer, index, last)
         if auto is not None and self._held and auto.codec_for(index, step) != auto.codec_for(self._held[0].index, step):
             self._let_go(last=False)
         future: Any = torch.futures.Future()
@@ -163,16 +164,28 @@ class CompressionState:
             self._let_go(last=last)
         return future
 
-    def _goes_plain(self, buffer: Tensor, index: int, parameters: list[Tensor]) -> bool:
-        """Whether this bucket is float32 by the engine's own all-reduce, as in the last step: no thread needs to wait.
+    def _begin_step(self) -> None:
+        """Forget a backward that did not end, and decide whether this step is float32 without our thread.
 
-        The first time, and when "auto" measures or decides, it goes by the communication thread.
+        It is when all buckets are "none", as in a step before, and nobody else uses the transport: gloo matches its own
+        all-reduces by their order, so they must all come from one thread. Once a bucket is unlike the last time, it and
+        those after it go by the communication thread.
         """
-        if self._plain.get(index) != (buffer.data_ptr(), buffer.numel(), tuple(map(id, parameters))):
+        self._held = []
+        transport = self.world.transport
+        if self._release is None:
+            self._release = weakref.finalize(self, release, transport, enlist(transport))
+        deciding = self.auto is not None and self.auto.wants(self.step)
+        alone = transport.has_futures and users(transport) == 1
+        self._plain_step = alone and not deciding and self._failure is None and self._is_all_none()
+
+    def _is_all_none(self) -> bool:
+        if self.auto is not None:
+            return self.auto.is_all_none(self.step)
+        try:
+            return str(self.schedule.at(self.step)) == "none"
+        except Exception:  # the user's function failed: it will again, on the communication thread, which reports it
             return False
-        if self._held or self._failure is not None or (self.auto is not None and self.auto.wants(self.step)):
-            return False
-        return str(self._chosen(index, self.step)) == "none"
 
     def _submit_plain(self, buffer: Tensor, index: int, last: bool) -> Any:
         begun, step, transport = time.perf_counter(), self.step, self.world.transport
@@ -181,7 +194,7 @@ class CompressionState:
             try:
                 future.value()
             except RuntimeError as error:
-                self._failure = transport.explain(error, None, None)  # type: ignore[attr-defined]
+                self._failure = self._failure or transport.explain(error, None, None)  # type: ignore[attr-defined]
                 return buffer.fill_(float("nan"))
             buffer.div_(transport.world_size)
             seconds, numel = time.perf_counter() - begun, buffer.numel()
@@ -197,9 +210,8 @@ class CompressionState:
         return transport.native_future(buffer).then(finish)
 
     def _let_go(self, *, last: bool) -> None:
-        assert self._worker is not None
         held, self._held = self._held, []
-        self._worker.submit(lambda: self._attempt(held, last))
+        worker_of(self.world.transport, self._depth).submit(lambda: self._attempt(held, last))
 
     def _chosen(self, index: int, step: int) -> Codec:
         """The codec of a bucket at a step."""
@@ -248,18 +260,15 @@ class CompressionState:
         except Exception as error:
             self._failure = self._failure or error  # a bucket that was under way too fails because of the first
             self.world.transport.abandon(f"{type(error).__name__}: {error}")
-        for each in held:
-            self._note_plain(each)
-            each.future.set_result(each.buffer if self._failure is None else each.buffer.fill_(float("nan")))
+        finally:
+            for each in held:
+                each.future.set_result(each.buffer if self._failure is None else each.buffer.fill_(float("nan")))
 
-    def _note_plain(self, held: _Held) -> None:
-        """Remember whether this bucket went as float32, all in the same call and with nothing owed."""
-        last = self.records[-1] if self.records else None
-        plain = last is not None and last.bucket == held.index and last.algorithm == "native" and last.codec == "none"
-        suits = _on_cpu(held.buffer) is held.buffer and self.world.transport.has_futures
-        self._plain.pop(held.index, None)
-        if plain and suits and self.correction is None:
-            self._plain[held.index] = (held.buffer.data_ptr(), held.buffer.numel(), tuple(map(id, held.parameters)))
+    def _note_plain(self, held: _Held, plain: bool, values: Tensor) -> None:
+        """Remember that this bucket went as float32, all ranks in the same call and with nothing owed."""
+        self._plain_layout.pop(held.index, None)
+        if plain and values is held.buffer and self.correction is None:
+            self._plain_layout[held.index] = _layout(held.buffer, held.parameters)
 
     def raise_failure(self) -> None:
         """Raise what went wrong on the communication thread, if anything did."""
@@ -284,6 +293,8 @@ class CompressionState:
         numel = sum(part.numel() for part in values)
         seconds = time.perf_counter() - begun
         self._record(BucketRecord(step, held[0].index, numel, str(chosen), algorithm, seconds, **asdict(timings)))
+        if len(held) == 1:
+            self._note_plain(held[0], str(chosen) == "none" and algorithm == "native", values[0])
         if self.auto is not None:
             self.auto.note_exchange(held[0].index, numel, seconds)
         if last:
@@ -306,8 +317,8 @@ class CompressionState:
     def _bucket(self, index: int, parameters: list[Tensor], numel: int, chosen: Codec) -> AnyBucket:
         """The bucket's state; a new layout (DDP rebuilds buckets after the first step) takes the residuals along."""
         entries, at = [], 0
-        for position, parameter in enumerate(parameters):
-            name = self.names.get(id(parameter), f"bucket{index}.{position}")
+        for parameter in parameters:
+            name = self.names.setdefault(id(parameter), f"parameter{len(self.names)}")  # in the order they are met
             exempt, shape = self.exempt.covers(name, parameter), tuple(parameter.shape)
             entries.append(Entry(name, at, at + parameter.numel(), exempt, shape))
             at += parameter.numel()
@@ -319,7 +330,7 @@ class CompressionState:
                     self._owed.update(bucket.owed())
                 self.buckets.clear()
                 self._together.clear()
-                self._plain.clear()
+                self._plain_layout.clear()
             found = self.forms.bucket(chosen, entries, numel, self.feedback, self.correction)
             self.buckets[index] = found
             found.use(chosen)
@@ -354,21 +365,27 @@ class CompressionState:
         elif state.get("velocity"):
             raise BadInput("the state holds momentum, and this one has none: give momentum=…, or remove 'velocity'")
         self.step = int(state["step"])
+        if self.auto is not None:
+            self.auto.begin(self.step)
         self.forms.load_state_dict(state.get("warm", {}))
         self.buckets.clear()
         self._together.clear()
-        self._plain.clear()
+        self._plain_layout.clear()
         self._owed = {name: value.clone() for name, value in state["owed"].items()}
 
     def close(self) -> None:
         """Join the communication thread; safe to call twice."""
-        if self._worker is not None:
-            self._worker.close()
+        if self._release is not None:
+            self._release()
+            self._release = None
         self.forms.close()
         if self._watch is not None:
             self._watch.remove()
-        with contextlib.suppress(Exception):
-            atexit.unregister(self.close)
+
+
+def _layout(buffer: Tensor, parameters: list[Tensor]) -> tuple[int, tuple[int, ...]]:
+    """What a bucket holds; it changes on all ranks at once."""
+    return buffer.numel(), tuple(map(id, parameters))
 
 
 def _on_cpu(buffer: Tensor) -> Tensor:
@@ -389,32 +406,3 @@ def state_of(subject: object) -> CompressionState:
     if subject not in _attached:
         raise BadInput(f"{type(subject).__name__} has no compressed exchange: call compress or distribute first")
     return _attached[subject]
-
-
-def merge_state_dicts(states: Sequence[Mapping[str, Any]], world_size: int) -> list[dict[str, Any]]:
-    """State dicts of all old ranks as those of `world_size` new ranks, owing the same sum: nothing is dropped.
-
-    A mean over P ranks pays each rank's debt with weight 1/P, so every new rank owes the mean of the old debts, and
-    moves with the mean of the old velocities where there is momentum.
-    """
-    if not states or world_size < 1:
-        raise BadInput("merge_state_dicts needs the state of every old rank and a new world size of at least 1")
-    kinds = [kind for kind in ("owed", "velocity") if any(kind in state for state in states)]
-    shares = {kind: _mean_by_name([state.get(kind, {}) for state in states]) for kind in kinds}
-    return [
-        {
-            "step": states[0]["step"],
-            "warm": {name: q.clone() for name, q in states[0].get("warm", {}).items()},
-            **{kind: {name: value.clone() for name, value in share.items()} for kind, share in shares.items()},
-        }
-        for _ in range(world_size)
-    ]
-
-
-def _mean_by_name(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of each name's vectors, zeros standing for those that are not there."""
-    total: dict[str, Tensor] = {}
-    for part in parts:
-        for name, value in part.items():
-            total[name] = total[name] + value if name in total else value.clone()
-    return {name: value / len(parts) for name, value in total.items()}

@@ -1,8 +1,8 @@
 """The communication thread: exchanges run on it in order, while backward goes on.
 
-Callers: the DDP hook, one per process. A job pauses (yields) where it has nothing to do but wait for its messages; the
-next one, if it is there, is begun meanwhile, so that it is encoded while the first is on the wire. Jobs are begun, and
-ended, in the order they came.
+Callers: the DDP hook, one per transport, whoever uses it. A job pauses (yields) where it has nothing to do but wait for
+its messages; the next one, if it is there, is begun meanwhile, so that it is encoded while the first is on the wire.
+Jobs are begun, and ended, in the order they came.
 
 An error ends up in the future of the job that caused it, so that it surfaces in `backward()`; jobs after it fail with
 the same error at once. `close` joins the thread.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from laconic.errors import LaconicError
+from laconic.transports.base import Transport
 
 Job = Callable[[], Generator[None, None, Any]]
 T = TypeVar("T")
@@ -105,3 +107,45 @@ class Worker:
         if self._thread.is_alive():
             self._jobs.put(None)
             self._thread.join()
+
+
+class _Shared:
+    """The worker of one transport and those who use it: calls on one transport must come from one thread, in order."""
+
+    def __init__(self) -> None:
+        self.users: set[object] = set()
+        self.worker: Worker | None = None
+
+
+_shared: weakref.WeakKeyDictionary[Transport, _Shared] = weakref.WeakKeyDictionary()
+
+
+def enlist(transport: Transport) -> object:
+    """Become a user of the transport's worker; returns what `release` takes."""
+    token = object()
+    _shared.setdefault(transport, _Shared()).users.add(token)
+    return token
+
+
+def users(transport: Transport) -> int:
+    """How many use the transport's worker."""
+    return len(_shared[transport].users) if transport in _shared else 0
+
+
+def worker_of(transport: Transport, depth: int) -> Worker:
+    """The worker of this transport, started when it is first needed."""
+    shared = _shared.setdefault(transport, _Shared())
+    if shared.worker is None:
+        shared.worker = Worker(depth=depth)
+    return shared.worker
+
+
+def release(transport: Transport, token: object) -> None:
+    """Use the worker no more; the last user joins it."""
+    shared = _shared.get(transport)
+    if shared is None:
+        return
+    shared.users.discard(token)
+    if not shared.users and shared.worker is not None:
+        shared.worker.close()
+        shared.worker = None

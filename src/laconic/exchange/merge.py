@@ -1,0 +1,39 @@
+"""What all ranks of an old world owe, divided among the ranks of a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from laconic.errors import BadInput
+
+
+def merge_state_dicts(states: Sequence[Mapping[str, Any]], world_size: int) -> list[dict[str, Any]]:
+    """State dicts of all old ranks as those of `world_size` new ranks, owing the same sum: nothing is dropped.
+
+    A mean over P ranks pays each rank's debt with weight 1/P, so every new rank owes the mean of the old debts, and
+    moves with the mean of the old velocities where there is momentum.
+    """
+    if not states or world_size < 1:
+        raise BadInput("merge_state_dicts needs the state of every old rank and a new world size of at least 1")
+    kinds = [kind for kind in ("owed", "velocity") if any(kind in state for state in states)]
+    shares = {kind: _mean_by_name([state.get(kind, {}) for state in states]) for kind in kinds}
+    return [
+        {
+            "step": states[0]["step"],
+            "warm": {name: q.clone() for name, q in states[0].get("warm", {}).items()},
+            **{kind: {name: value.clone() for name, value in share.items()} for kind, share in shares.items()},
+        }
+        for _ in range(world_size)
+    ]
+
+
+def _mean_by_name(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of each name's vectors, zeros standing for those that are not there."""
+    total: dict[str, Tensor] = {}
+    for part in parts:
+        for name, value in part.items():
+            total[name] = total[name] + value if name in total else value.clone()
+    return {name: value / len(parts) for name, value in total.items()}
