@@ -120,6 +120,27 @@ def test_parameters_that_only_some_ranks_use() -> None:
     assert run_local(2, _unused, timeout_s=60) == [[True, True]] * 2
 
 
+def test_parameters_that_were_frozen_are_not_trained_apart() -> None:
+    model = _model()
+    model[0].weight.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    laconic.distribute(model, optimizer)
+    model[0].weight.requires_grad_(True)
+    _loss(model, _batch(0, 0)).backward()
+    with pytest.raises(BadInput, match="1 parameters with gradients were frozen"):
+        optimizer.step()
+    mode_of(optimizer).close()
+
+
+def test_parameters_of_several_dtypes() -> None:
+    model = nn.ModuleList([nn.Linear(40, 40), nn.Linear(40, 40).double()])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    laconic.distribute(model, optimizer)
+    (model[0](torch.ones(40)).sum() + model[1](torch.ones(40).double()).sum()).backward()
+    optimizer.step()
+    mode_of(optimizer).close()
+
+
 def test_wrong_use() -> None:
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

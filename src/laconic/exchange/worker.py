@@ -78,6 +78,7 @@ class Worker:
                         closing = True
                     else:
                         self._begin(*entry)
+                        del entry  # or the last job, and all it refers to, would live as long as this thread
                     continue
             self._advance(0)
 
@@ -103,10 +104,11 @@ class Worker:
             self._active.clear()
 
     def close(self) -> None:
-        """Finish what is queued and join the thread; safe to call twice."""
+        """Finish what is queued and join the thread; safe to call twice, and on the thread itself, which then ends."""
         if self._thread.is_alive():
             self._jobs.put(None)
-            self._thread.join()
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
 
 
 class _Shared:
