@@ -1,0 +1,92 @@
+"""train, compare and demo as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from laconic.cli import main
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["train", "digits-mpl"], "did you mean 'digits-mlp'"),
+        (["train"], "name a workload (cifar-convnet"),
+        (["train", "digits-mlp", "--codec", "dynamic9"], "did you mean 'dynamic8'"),
+        (["train", "digits-mlp", "--codec", "ddp"], "for `laconic compare`"),
+        (["train", "digits-mlp", "--algorithm", "rign"], "did you mean 'ring'"),
+        (["train", "digits-mlp", "--consistency", "eventual"], "valid ones: "),
+        (["train", "digits-mlp", "-n", "0"], "between 1 and 256"),
+        (["train", "digits-mlp", "--epochs", "0"], "at least 1"),
+        (["train", "--resume", "nowhere"], "no run at nowhere"),
+        (["compare", "digits-mlp", "--configs", ","], "no configuration is named"),
+        (["compare", "digits-mlp", "--configs", "ddp,ddp"], "named twice"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert len(error.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.processes
+def test_compare_prints_the_json_it_promises(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["compare", "digits-mlp", "-n", "2", "--configs", "ddp,dynamic8", "--seeds", "2", "--epochs", "2"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--runs", str(tmp_path), "--json"])
+    assert ended.value.code == 0
+    body = json.loads(capsys.readouterr().out)
+    assert set(body) == {"results", "lint", "report"}
+    assert [row["config"] for row in body["results"]] == ["ddp", "dynamic8"]
+    for row in body["results"]:
+        assert set(row) == {
+            "config", "seeds", "test_accuracy", "seconds_to_target", "step_seconds_median", "sent_nbytes_per_step",
+            "wire_seconds_per_step",
+        }  # fmt: skip
+        assert row["seeds"] == [0, 1]
+        assert all(0.5 < accuracy <= 1 for accuracy in row["test_accuracy"])
+    ddp, ours = body["results"]
+    assert ddp["wire_seconds_per_step"] is None
+    assert ours["wire_seconds_per_step"] > 0
+    assert ddp["sent_nbytes_per_step"] > 3.8 * ours["sent_nbytes_per_step"]
+    assert {"rule", "title", "verdict", "evidence"} == set(body["lint"][0])
+    assert Path(body["report"]).exists()
+
+
+@pytest.mark.processes
+def test_train_joins_torchrun(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "laconic"]
+    command += ["train", "digits-mlp", "--codec", "dynamic8", "--epochs", "2", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, env=environment)
+    assert done.returncode == 0, done.stderr
+    body = json.loads(done.stdout)
+    assert body["results"][0]["config"] == "dynamic8"
+    (run,) = (tmp_path / "runs").glob("2*")
+    assert json.loads((run / "run.json").read_text())["configurations"][0]["workers"] == 2
+
+
+@pytest.mark.processes
+def test_demo_ends_with_a_table_and_a_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", "-n", "2", "--seeds", "1", "--epochs", "2", "--runs", str(tmp_path)])
+    said = capsys.readouterr()
+    assert ended.value.code == 0
+    assert "emulated hosts" in said.err or "loopback" in said.err
+    *_, report = said.out.strip().splitlines()
+    assert Path(report.removeprefix("report: ")).exists()
+    for name in ("ddp", "none", "dynamic8", "topk(0.01)+qsgd(4)"):
+        assert any(line.startswith(name + " ") for line in said.out.splitlines())

@@ -1,0 +1,108 @@
+"""Comparisons: interleaved, from the same start on the same data, with claims, lint and report; failures are kept."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from laconic.errors import BadInput
+from laconic.lab.compare import compare
+from laconic.lab.record import Record
+from laconic.lab.trainer import Ended, Plan
+from laconic.lab.workers import Workers
+from laconic.transports.launcher import RankFailed
+
+CONFIGS = ["ddp", "none", "single"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Path]:
+    runs = tmp_path_factory.mktemp("runs")
+    return compare("digits-mlp", 2, CONFIGS, seeds=2, epochs=2, runs=runs, command="laconic compare …", tuning_runs=0)
+
+
+@pytest.mark.processes
+def test_trials_are_interleaved_and_all_there(finished: tuple[Record, Path]) -> None:
+    record, folder = finished
+    order = [(trial.configuration, trial.seed) for trial in record.trials]
+    assert order == [("ddp", 0), ("none", 0), ("single", 0), ("none", 1), ("single", 1), ("ddp", 1)]
+    assert [trial.order for trial in record.trials] == list(range(6))
+    assert [trial.failed for trial in record.trials] == [None] * 6
+    assert Record.load(folder) == record
+    assert record.finished
+
+
+@pytest.mark.processes
+def test_all_start_alike_and_see_the_same_data(finished: tuple[Record, Path]) -> None:
+    """The mean of two gradients has one rounding, whoever adds them: ddp and none end with the same bits."""
+    record, _ = finished
+    for seed in (0, 1):
+        ddp, none, single = (record.trials_of(name)[seed] for name in CONFIGS)
+        assert ddp.weights_sha256 == none.weights_sha256
+        assert [p.test_accuracy for p in ddp.curve] == [p.test_accuracy for p in none.curve]
+        assert single.curve[-1].test_loss == pytest.approx(ddp.curve[-1].test_loss, rel=0.05)
+        assert (single.samples, single.steps) == (ddp.samples, ddp.steps)
+        # a ring over two sends the gradient once: counted by ours, by the formula for the peer
+        assert none.sent_nbytes_per_step == ddp.sent_nbytes_per_step == record.workload.parameters * 4
+        assert single.sent_nbytes_per_step == 0
+
+
+@pytest.mark.processes
+def test_claims_lint_and_report(finished: tuple[Record, Path]) -> None:
+    record, folder = finished
+    assert {claim.baseline for claim in record.claims} == {"ddp"}
+    assert {claim.configuration for claim in record.claims if claim.what == "step time"} == {"none", "single"}
+    assert all(claim.accuracy is not None for claim in record.claims)
+    broken = {finding.rule for finding in record.lint if finding.verdict == "fail"}
+    assert broken <= {"sc15-8"}, broken  # stalls, on a busy machine
+    assert len(record.lint) == 24
+    assert "<html" in (folder / "report.html").read_text()
+
+
+@pytest.mark.processes
+def test_a_trial_that_fails_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Workers.run
+
+    def run(self: Workers, plan: Plan) -> Ended:
+        if plan.configuration.name == "none":
+            raise RankFailed("rank 1: RuntimeError: out of memory\nTraceback …")
+        return real(self, plan)
+
+    monkeypatch.setattr(Workers, "run", run)
+    record, folder = compare("digits-mlp", 1, ["dynamic8", "none"], seeds=1, epochs=2, runs=tmp_path)
+    assert [trial.failed for trial in record.trials] == [None, "rank 1: RuntimeError: out of memory"]
+    assert "out of memory" in next(finding.evidence for finding in record.lint if finding.rule == "sc15-2")
+    assert record.claims == []
+    assert (folder / "report.html").exists()
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(os.geteuid() != 0, reason="emulated hosts need root")
+def test_on_emulated_hosts_bytes_are_counted_by_the_interface(tmp_path: Path) -> None:
+    record, _ = compare("digits-mlp", 2, ["ddp", "dynamic8"], seeds=1, epochs=2, link="1gbit", runs=tmp_path)
+    assert [trial.failed for trial in record.trials] == [None, None]
+    assert (record.link.spec, record.link.emulated, record.link.hosts) == ("1gbit", True, 2)
+    ddp, ours = record.trials
+    raw = record.workload.parameters * 4
+    # two workers, so one payload each: headers and acknowledgements come on top
+    assert raw < ddp.sent_nbytes_per_step < 1.25 * raw
+    assert raw / 4 < ours.sent_nbytes_per_step < 1.6 * raw / 4
+    assert all("interface" in each.options["bytes"] for each in record.configurations)
+
+
+def test_what_cannot_be_compared_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for options, says in [
+        ({"seeds": 0}, "--seeds"),
+        ({"epochs": 0}, "--epochs"),
+        ({"hosts": 3}, "divided evenly"),
+        ({"configs": ["dynamic9"]}, "dynamic8"),
+    ]:
+        given = {"configs": ["none"], "runs": tmp_path, **options}
+        with pytest.raises(BadInput, match=says):
+            compare("digits-mlp", 2, **given)  # type: ignore[arg-type]
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(BadInput, match="without torchrun"):
+        compare("digits-mlp", 2, ["none"], runs=tmp_path)
+    assert list(tmp_path.iterdir()) == []
