@@ -9,7 +9,7 @@ export XDG_CACHE_HOME := $(CURDIR)/.cache
 export TMPDIR := $(CURDIR)/.cache/tmp
 export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test slow check bench docs clean
 .DEFAULT_GOAL := demo
 
 # torch first, pinned to the CPU build: an open range would bring gigabytes of CUDA.
@@ -29,6 +29,10 @@ demo: $(VENV)/ready
 test: check
 	@mkdir -p $(TMPDIR)
 	$(BIN)/python -m pytest
+
+slow: $(VENV)/ready
+	@mkdir -p $(TMPDIR)
+	$(BIN)/python -m pytest -m slow
 
 check: $(VENV)/ready
 	@mkdir -p $(TMPDIR)

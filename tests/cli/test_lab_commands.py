@@ -80,6 +80,7 @@ def test_train_joins_torchrun(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 def test_demo_ends_with_a_table_and_a_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["demo", "-n", "2", "--seeds", "1", "--epochs", "2", "--runs", str(tmp_path)])

@@ -421,6 +421,7 @@ def one_torch_thread() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_torch_thread")
+@pytest.mark.slow
 def test_training_reaches_float32_where_the_optimisers_momentum_does_not() -> None:
     warm_up = laconic.sparsity_warm_up("topk(0.002)", steps_per_epoch=11)
     seeds = range(3)

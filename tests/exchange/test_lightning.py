@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).with_name("lightning_program.py")
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("way", ["strategy", "callback"])
+@pytest.mark.parametrize("way", ["strategy", pytest.param("callback", marks=pytest.mark.slow)])
 def test_the_hook_in_lightning(way: str, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
