@@ -315,7 +315,7 @@ def split_specs(text: str) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--links", default="1gbit,100mbit,unlimited", help="one after the other")
-    parser.add_argument("--codecs", default="", help="specs for laconic.compress; distribute:SPEC for laconic.distribute")
+    parser.add_argument("--codecs", default="", help="specs for compress; distribute:SPEC for distribute")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--batch", type=int, default=64, help="per worker")
     parser.add_argument("--blocks", type=int, default=5, help="per configuration")
