@@ -100,6 +100,7 @@ def _mean_owed(reports: list[dict[str, Any]], form: str) -> torch.Tensor:
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(240)
 def test_a_checkpoint_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
     before = run_local(4, _run, (str(tmp_path), None), timeout_s=110)
     for size in (2, 3):

@@ -14,13 +14,14 @@ PROGRAM = Path(__file__).with_name("lightning_program.py")
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("way", ["strategy", pytest.param("callback", marks=pytest.mark.slow)])
 def test_the_hook_in_lightning(way: str, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(PROGRAM), str(tmp_path), way],
-        cwd=tmp_path, capture_output=True, text=True, timeout=110, env=environment,
+        cwd=tmp_path, capture_output=True, text=True, timeout=220, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
