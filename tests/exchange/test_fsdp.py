@@ -187,7 +187,7 @@ def _refused(model: nn.Module) -> str:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_fsdp2(world_size: int) -> None:
     results = run_local(world_size, _on_ranks, timeout_s=110)
     for found in results:

@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).with_name("lightning_program.py")
 
 @pytest.mark.processes
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("way", ["strategy", pytest.param("callback", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["callback", pytest.param("strategy", marks=pytest.mark.slow)])
 def test_the_hook_in_lightning(way: str, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
