@@ -9,7 +9,7 @@ DDP workers on loopback, 128 images each at a step; for one seed all codecs begi
 same images in the same order under the same dropout masks. Codecs run as `laconic.compress(ddp, codec)` does by
 default: biases and small tensors exact, feedback where the codec needs it.
 
-With RMSProp top-k lost 3.8 points after one epoch, with SGD 0.1 after two. A likely reason: RMSProp divides by a running
+With RMSProp top-k lost 3.8 points after one epoch, with SGD 0.1 after two. Likely because RMSProp divides by a running
 mean of squares, so that a value which top-k sends once in a hundred steps, with all that was owed, moves its weight no
 further than one that is sent at every step. Top-k is therefore judged with SGD, as in the papers on it.
 
