@@ -109,7 +109,8 @@ def test_killed_at_a_random_step_and_resumed(uninterrupted: Trial, tmp_path: Pat
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_on_request_and_resumed_with_a_broken_checkpoint(
     uninterrupted: Trial, tmp_path: Path, sent: signal.Signals
 ) -> None:
