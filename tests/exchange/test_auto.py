@@ -54,7 +54,7 @@ def _ranks(native_s: float, look_back_s: float, door: str) -> dict[str, Any]:
         laconic.distribute(model, optimizer, codec="auto", quality="8bit")
         _train(model, optimizer, STEPS)
         text = laconic.explain(optimizer)
-        state = laconic.exchange.state.state_of(model)  # type: ignore[attr-defined]
+        state = laconic.exchange.attached.state_of(model)  # type: ignore[attr-defined]
     assert state.auto is not None
     flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     everyone = laconic.all_gather(flat, algorithm="ring")

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from laconic.errors import BadInput
+from laconic.exchange.attached import attach
 from laconic.exchange.collectives import broadcast
 from laconic.exchange.flat import FlatGradients
 from laconic.exchange.policy import CodecPlan
-from laconic.exchange.state import CompressionState, attach
+from laconic.exchange.state import CompressionState
 from laconic.transports.world import World, current
 
 # A message should carry about this much: below, it costs mostly its latency, above, encoding waits for the wire.

@@ -6,7 +6,8 @@ import statistics
 import sys
 from collections.abc import Sequence
 
-from laconic.exchange.state import BucketRecord, CompressionState, state_of
+from laconic.exchange.attached import state_of
+from laconic.exchange.state import BucketRecord, CompressionState
 
 
 def explain(subject: object) -> str:

@@ -16,9 +16,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import BadInput
+from laconic.exchange.attached import attach
 from laconic.exchange.collectives import world_of
 from laconic.exchange.policy import CodecPlan
-from laconic.exchange.state import CompressionState, attach
+from laconic.exchange.state import CompressionState
 from laconic.transports.world import current
 
 if TYPE_CHECKING:

@@ -391,18 +391,3 @@ def _layout(buffer: Tensor, parameters: list[Tensor]) -> tuple[int, tuple[int, .
 def _on_cpu(buffer: Tensor) -> Tensor:
     """The buffer itself, or a float32 copy on the CPU where it is something else."""
     return buffer if buffer.dtype == torch.float32 and buffer.device.type == "cpu" else buffer.float().cpu()
-
-
-_attached: weakref.WeakKeyDictionary[Any, CompressionState] = weakref.WeakKeyDictionary()
-
-
-def attach(subject: object, state: CompressionState) -> None:
-    """Let `state_of(subject)` find this state."""
-    _attached[subject] = state
-
-
-def state_of(subject: object) -> CompressionState:
-    """The state that `compress` or `distribute` gave this model or optimiser."""
-    if subject not in _attached:
-        raise BadInput(f"{type(subject).__name__} has no compressed exchange: call compress or distribute first")
-    return _attached[subject]

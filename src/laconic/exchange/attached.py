@@ -1,0 +1,23 @@
+"""Which exchange belongs to which model or optimiser, for `explain` and whoever else looks for it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from laconic.errors import BadInput
+from laconic.exchange.state import CompressionState
+
+_attached: weakref.WeakKeyDictionary[Any, CompressionState] = weakref.WeakKeyDictionary()
+
+
+def attach(subject: object, state: CompressionState) -> None:
+    """Let `state_of(subject)` find this state."""
+    _attached[subject] = state
+
+
+def state_of(subject: object) -> CompressionState:
+    """The state that `compress` or `distribute` gave this model or optimiser."""
+    if subject not in _attached:
+        raise BadInput(f"{type(subject).__name__} has no compressed exchange: call compress or distribute first")
+    return _attached[subject]
