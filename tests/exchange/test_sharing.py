@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.errors import BadInput
-from laconic.exchange.chooser import WARM_STEPS, AutoCodec
+from laconic.exchange.chooser import WARM_STEPS
 from laconic.exchange.policy import exemptions
 from laconic.exchange.state import CompressionState
 from laconic.transports.launcher import run_local
@@ -98,7 +98,9 @@ def test_names_are_needed_for_exemptions_by_name() -> None:
 
 
 def test_auto_starts_anew_after_a_checkpoint() -> None:
-    auto = AutoCodec("8bit")
-    auto.begin(1000)
+    state = CompressionState("auto")
+    state.load_state_dict({"step": 1000, "owed": {}})
+    auto = state.auto
+    assert auto is not None
     assert next(step for step in range(995, 1020) if auto.wants(step)) == 1000 + WARM_STEPS
     assert auto.is_all_none(1000)

@@ -67,13 +67,17 @@ class Choice:
 class AutoCodec:
     """The choice for all buckets of one model.
 
+    Args:
+        quality: what may be picked, one of QUALITIES.
+        first: the step that measuring begins with: 0, or where a checkpoint goes on.
+
     Attributes:
         choices: by bucket, once made.
         verdict: one sentence about where the choice stands.
         step_s: measured seconds a step, exact ("warm") and as chosen ("trial").
     """
 
-    def __init__(self, quality: str = "8bit") -> None:
+    def __init__(self, quality: str = "8bit", first: int = 0) -> None:
         if quality not in QUALITIES:
             raise UnknownName("quality", quality, QUALITIES)
         self.quality = quality
@@ -84,7 +88,7 @@ class AutoCodec:
         self._ready: dict[int, dict[int, float]] = {}  # by step and bucket
         self._plain: dict[int, tuple[int, list[float]]] = {}
         self._settled = False
-        self._first = 0
+        self._first = first
         if quality == "exact":
             self._settle("quality 'exact' allows only none")
 
@@ -114,12 +118,6 @@ class AutoCodec:
     def is_all_none(self, step: int) -> bool:
         """Whether every bucket is exact at this step."""
         return all(str(each) == "none" for each in self._plan(step).values())
-
-    def begin(self, step: int) -> None:
-        """Start anew at this step, as after a checkpoint: what was measured elsewhere does not hold here."""
-        if self.quality != "exact":
-            self.__init__(self.quality)  # type: ignore[misc]
-            self._first = step
 
     def before_step(self, step: int, world: World) -> None:
         """Decide, or look back, where it is time to; all ranks call it before the same step."""

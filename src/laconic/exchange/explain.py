@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Sequence
 
 from laconic.exchange.attached import state_of
+from laconic.exchange.exact import wire_nbytes
 from laconic.exchange.state import BucketRecord, CompressionState
 
 
@@ -45,10 +45,10 @@ def _buckets(state: CompressionState) -> str:
         last = records[-1]
         alike = [r for r in records[-20:] if (r.codec, r.numel) == (last.codec, last.numel)]
         times = " ".join(
-            f"{1e3 * _median([getattr(r, name) for r in alike]):8.2f}"
+            f"{1e3 * statistics.median(getattr(r, name) for r in alike):8.2f}"
             for name in ("encode_s", "wait_s", "decode_s", "seconds")
         )
-        share = last.sent_nbytes / max(1.0, state.exact_nbytes(last.numel))
+        share = last.sent_nbytes / max(1, wire_nbytes(last.numel, state.world.world_size))
         lines.append(
             f"{bucket:6} {last.numel:10} {last.codec:22} {last.algorithm:8} {last.sent_nbytes:10} {share:8.1%} {times}"
         )
@@ -64,7 +64,3 @@ def _layers(state: CompressionState) -> str:
         share = row.sent_nbytes / max(1, row.raw_nbytes)
         lines.append(f"{row.name:32} {row.form:16} {row.sent_nbytes:10} {share:8.1%}")
     return "\n".join(lines)
-
-
-def _median(values: Sequence[float]) -> float:
-    return statistics.median(values)

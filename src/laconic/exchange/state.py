@@ -21,7 +21,7 @@ from laconic.errors import BadInput, UnknownName
 from laconic.exchange.bucket import Bucket, Entry
 from laconic.exchange.chooser import AutoCodec
 from laconic.exchange.dgc import DeepGradientCompression, correction_for, refuse_second_momentum
-from laconic.exchange.exact import LayerForm
+from laconic.exchange.exact import LayerForm, wire_nbytes
 from laconic.exchange.forms import AnyBucket, Forms
 from laconic.exchange.lane import Timings
 from laconic.exchange.policy import CodecPlan, CodecSchedule, Exemptions, exemptions
@@ -198,8 +198,7 @@ class CompressionState:
                 return buffer.fill_(float("nan"))
             buffer.div_(transport.world_size)
             seconds, numel = time.perf_counter() - begun, buffer.numel()
-            sent_nbytes = int(self.exact_nbytes(numel))
-            timings = Timings(wait_s=seconds, sent_nbytes=sent_nbytes)
+            timings = Timings(wait_s=seconds, sent_nbytes=wire_nbytes(numel, transport.world_size))
             self._record(BucketRecord(step, index, numel, "none", "native", seconds, **asdict(timings)))
             if self.auto is not None:
                 self.auto.note_exchange(index, numel, seconds)
@@ -337,11 +336,6 @@ class CompressionState:
             found.owe({e.name: self._owed.pop(e.name) for e in entries if e.name in self._owed})
         return found
 
-    def exact_nbytes(self, numel: int) -> float:
-        """What a rank sends in an all-reduce of `numel` float32 values that sends the least: 2(P−1)/P of them."""
-        size = self.world.world_size
-        return 2 * (size - 1) / size * 4 * numel
-
     def _record(self, record: BucketRecord) -> None:
         self.records.append(record)
         while self.records and self.records[0].step < self.step - self.keep_steps:
@@ -366,7 +360,7 @@ class CompressionState:
             raise BadInput("the state holds momentum, and this one has none: give momentum=…, or remove 'velocity'")
         self.step = int(state["step"])
         if self.auto is not None:
-            self.auto.begin(self.step)
+            self.auto = AutoCodec(self.auto.quality, self.step)  # what was measured elsewhere does not hold here
         self.forms.load_state_dict(state.get("warm", {}))
         self.buckets.clear()
         self._together.clear()

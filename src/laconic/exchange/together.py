@@ -14,6 +14,7 @@ from torch import Tensor
 from laconic.exchange.auto import GUESS, cheapest_form
 from laconic.exchange.bucket import Bucket
 from laconic.exchange.coded import CodedExchange
+from laconic.exchange.exact import wire_nbytes
 from laconic.exchange.gather import GatherExchange
 from laconic.exchange.lane import Lane, Timings
 from laconic.schedules.link import Link
@@ -29,6 +30,7 @@ class Together:
         self.buckets = tuple(buckets)
         self._exchange: CodedExchange | GatherExchange | None = None
         self._key: tuple[object, ...] = ()
+        self._agreed: set[tuple[Transport, int]] = set()  # which float32 all-reduces everyone is known to be in
 
     def steps(
         self,
@@ -80,19 +82,17 @@ class Together:
         if transport.world_size == 1:
             return Timings(), "native"
         if not transport.has_native:
-            timings = [self._ring(buffer, transport) for buffer in buffers]
-            return Timings(sent_nbytes=sum(timings)), "ring"
+            return Timings(sent_nbytes=sum(self._ring(buffer, transport) for buffer in buffers)), "ring"
         begun, sent_nbytes = time.perf_counter(), 0
         for buffer in buffers:
-            key = ("native", id(transport), buffer.numel())
-            if self._key != key:
+            if (transport, buffer.numel()) not in self._agreed:
                 agree(transport, "all_reduce", "native", buffer)
-                self._key = key
+                self._agreed.add((transport, buffer.numel()))
             wait = transport.start_native(buffer)
             yield
             wait()
             buffer.div_(transport.world_size)
-            sent_nbytes += int(2 * (transport.world_size - 1) / transport.world_size * buffer.nbytes)
+            sent_nbytes += wire_nbytes(buffer.numel(), transport.world_size)
         return Timings(wait_s=time.perf_counter() - begun, sent_nbytes=sent_nbytes), "native"
 
     @staticmethod
