@@ -16,6 +16,7 @@ SOURCE = Path(laconic.__file__).parent
 # A package may import itself, those on lower floors, and nothing else of laconic.
 FLOORS = {
     "errors": 0,
+    "specs": 0.5,
     "schedules": 1,
     "codecs": 1,
     "operators": 1,

@@ -53,7 +53,7 @@ def test_one_huge_value_leaves_the_mean_of_the_other_side_alone(spec):
     assert float(decoded[0]) == float(x[0])
 
 
-SIZES = [("onebit", 1 + 64 / 2048), ("onebit(512)", 1 + 64 / 512), ("onebit(none)", 1.0)]
+SIZES = [("onebit", 1 + 64 / 256), ("onebit(512)", 1 + 64 / 512), ("onebit(none)", 1.0)]
 
 
 @pytest.mark.parametrize(("spec", "bits"), SIZES)

@@ -11,19 +11,16 @@ To add a codec, add one file with one `@register` class to this folder; the conf
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from laconic.errors import BadInput, UnknownName
+from laconic.errors import BadInput
+from laconic.specs import Registry, spec_of
 
-_REGISTRY: dict[str, type[Codec]] = {}
-C = TypeVar("C", bound="type[Codec]")
+REGISTRY: Registry[Codec] = Registry("codec")
 
 
 class Codec(ABC):
@@ -72,91 +69,10 @@ class Codec(ABC):
         return spec_of(self)
 
 
-def register(name: str) -> Callable[[C], C]:
-    """Class decorator: make a Codec known to `codec()` under `name`."""
-
-    def add(cls: C) -> C:
-        if name in _REGISTRY:
-            raise ValueError(f"codec name '{name}' is taken by {_REGISTRY[name].__qualname__}")
-        cls.name = name
-        _REGISTRY[name] = cls
-        return cls
-
-    return add
-
-
-def names() -> list[str]:
-    """The registered codec names, sorted."""
-    return sorted(_REGISTRY)
-
-
-def get(name: str) -> type[Codec]:
-    """The codec class registered under `name`."""
-    if name not in _REGISTRY:
-        raise UnknownName("codec", name, _REGISTRY)
-    return _REGISTRY[name]
-
-
-_PART = re.compile(r"\s*([A-Za-z_][A-Za-z_0-9]*)\s*(?:\((.*)\))?\s*$", re.DOTALL)
-
-
-def build(part: str) -> Codec:
-    """Build one codec from `name` or `name(arg, key=value)`; composition with `+` is in `compose.py`."""
-    match = _PART.match(part)
-    if not match:
-        raise BadInput(f"codec spec '{part}' is not of the form name or name(arg, key=value)")
-    cls = get(match[1])
-    fields = [f.name for f in _options(cls)]
-    values: dict[str, Any] = {}
-    for position, item in enumerate(match[2].split(",") if (match[2] or "").strip() else []):
-        if not item.strip():
-            raise BadInput(f"codec spec '{part}' has an empty argument")
-        key, equals, text = item.partition("=")
-        if equals:
-            key = key.strip()
-        else:
-            if position >= len(fields):
-                raise BadInput(f"codec '{match[1]}' takes at most {len(fields)} arguments: {', '.join(fields)}")
-            key, text = fields[position], item
-        if key not in fields:
-            raise UnknownName(f"option of codec '{match[1]}'", key, fields)
-        if key in values:
-            raise BadInput(f"codec '{match[1]}': option '{key}' is given twice")
-        values[key] = _literal(text.strip())
-    try:
-        return cls(**values)
-    except TypeError as error:
-        raise BadInput(f"codec '{part}': {error}; its options: {', '.join(fields) or 'none'}") from error
-
-
-def _options(codec: Any) -> list[dataclasses.Field[Any]]:
-    """The options of a codec class or codec, in the order of its own file."""
-    return [f for f in dataclasses.fields(codec) if f.init]
-
-
-def _literal(text: str) -> int | float | bool | str | None:
-    """A number, true/false/none, or a bare word."""
-    words: dict[str, bool | None] = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text.strip("'\"")
-
-
-def spec_of(codec: Codec) -> str:
-    """The spec string that builds an equal codec: first field bare, the others by name, defaults left out."""
-    parts = []
-    for position, field in enumerate(_options(codec)):
-        value = getattr(codec, field.name)
-        if value == field.default and not (isinstance(value, bool) ^ isinstance(field.default, bool)):
-            continue
-        text = str(value).lower() if value is None or isinstance(value, bool) else str(value)
-        parts.append(text if position == 0 else f"{field.name}={text}")
-    return f"{codec.name}({', '.join(parts)})" if parts else codec.name
+register = REGISTRY.register
+names = REGISTRY.names
+get = REGISTRY.get
+build = REGISTRY.build  # one codec; composition with `+` is in `compose.py`
 
 
 def check_input(x: Tensor) -> Tensor:

@@ -18,8 +18,9 @@ class OneBit(SignCodec):
     0 where there is none; xᵢ decodes to above or below. Given the signs, no other two values have a smaller squared
     error: ‖x − C(x)‖² = ‖x‖² − Σ (n₊·above² + n₋·below²). Biased: meant for `encode_feedback`, which is fused.
 
-    Cost: 1 bit per value and 64 bits per bucket: 1.03125 bits at the default bucket of 2048. Sums are float64 in a
-    fixed order (`planes.py`). One pass over memory.
+    Cost: 1 bit per value and 64 bits per bucket: 1.25 bits at the default bucket of 256, which on MNIST ended half a
+    point nearer to float32 than 2048 did (docs/exchange.md). Sums are float64 in a fixed order (`planes.py`). One pass
+    over memory.
 
     Args:
         bucket: values per pair of means, a multiple of 32, or none for the whole tensor.
@@ -36,6 +37,8 @@ class OneBit(SignCodec):
     Source: Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014.
     Differs: the paper's columns of a weight matrix are buckets of a flat vector here.
     """
+
+    bucket: int | None = 256
 
     source: ClassVar[str] = "Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014"
     summary: ClassVar[str] = "sign bits, and the means of both sides per bucket"
