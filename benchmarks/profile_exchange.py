@@ -3,7 +3,7 @@
     python benchmarks/profile_exchange.py --link 1gbit "no communication" ddp dynamic8 "distribute:topk(0.01)+qsgd(4)"
 
 Needs root for the emulated hosts. Prints, for rank 0 and per step, the time of the step and the processor time of each
-thread as the kernel counts it: the main thread computes, `gloo_tcp_loop` moves bytes, a further `python` thread encodes.
+thread as the kernel counts it: the main thread computes, `gloo_tcp_loop` moves bytes, another `python` thread encodes.
 """
 
 from __future__ import annotations

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from laconic.consistency.sync import Sync
-from laconic.errors import BadInput, UnknownName
+from laconic.consistency.base import Agreement, Mode, build
+from laconic.errors import BadInput
 from laconic.exchange.policy import CodecPlan
-from laconic.transports.world import World
+from laconic.transports.world import World, current
 
-MODES = {"sync": Sync}
-_installed: weakref.WeakKeyDictionary[torch.optim.Optimizer, Sync] = weakref.WeakKeyDictionary()
+_installed: weakref.WeakKeyDictionary[torch.optim.Optimizer, Agreement] = weakref.WeakKeyDictionary()
 
 
 def distribute(
@@ -22,7 +21,7 @@ def distribute(
     optimizer: torch.optim.Optimizer,
     *,
     codec: CodecPlan = "none",
-    consistency: str = "sync",
+    consistency: str | Mode = "sync",
     world: World | None = None,
     **options: Any,
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -35,27 +34,26 @@ def distribute(
         model: a plain module, not wrapped in DDP.
         optimizer: any optimiser of the model's parameters.
         codec: a spec such as "dynamic8", {first step: spec}, or a function of the step.
-        consistency: when workers agree: sync.
+        consistency: when workers agree: a spec such as "sync" or "local(8)"; see `laconic.consistency.names()`.
         world: where to communicate; the default world when None.
-        options: as for `CompressionState`: algorithm, exempt, feedback, momentum, hosts.
+        options: the mode's own; for sync as for `CompressionState`: algorithm, exempt, feedback, momentum, hosts.
 
     >>> model = nn.Linear(4, 2)
     >>> model, optimizer = distribute(model, torch.optim.SGD(model.parameters(), 0.1), codec="dynamic8")
     >>> model(torch.ones(4)).sum().backward()
     >>> optimizer.step()
     """
-    if consistency not in MODES:
-        raise UnknownName("consistency", consistency, MODES)
+    mode = build(consistency) if isinstance(consistency, str) else consistency
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise BadInput("distribute takes the plain model, ddp.module; for DDP there is laconic.compress(ddp, codec)")
     if optimizer in _installed:
         raise BadInput("this optimiser is distributed already")
-    _installed[optimizer] = MODES[consistency](model, optimizer, codec, world, **options)
+    _installed[optimizer] = mode.install(model, optimizer, world or current(), codec, **options)
     return model, optimizer
 
 
-def mode_of(optimizer: torch.optim.Optimizer) -> Sync:
-    """What `distribute` installed on this optimiser: its state, records and `close()`."""
+def mode_of(optimizer: torch.optim.Optimizer) -> Agreement:
+    """What `distribute` installed on this optimiser: its records, `finish()` and `close()`."""
     if optimizer not in _installed:
         raise BadInput("this optimiser is not distributed: call laconic.distribute(model, optimizer) first")
     return _installed[optimizer]

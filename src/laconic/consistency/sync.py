@@ -6,26 +6,41 @@ gradients may be accumulated over several backwards; all workers end every step 
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+from laconic.consistency.base import Agreement, Mode, register, start_alike, trained_parameters
 from laconic.errors import BadInput
 from laconic.exchange.attached import attach
-from laconic.exchange.collectives import broadcast
 from laconic.exchange.flat import FlatGradients
 from laconic.exchange.policy import CodecPlan
 from laconic.exchange.state import CompressionState
-from laconic.transports.world import World, current
+from laconic.transports.world import World
 
 # A message should carry about this much: below, it costs mostly its latency, above, encoding waits for the wire.
 MESSAGE_NBYTES = 1 << 20
-_KEY = "laconic"
 
 
-class Sync:
-    """What `distribute` installs on an optimiser for consistency="sync".
+@register("sync")
+@dataclass(frozen=True)
+class Sync(Mode):
+    """Every step waits for the mean of all workers' gradients; the weights stay the same bits everywhere."""
+
+    summary: ClassVar[str] = "every step waits for the mean of all gradients"
+    examples: ClassVar[tuple[str, ...]] = ("sync",)
+
+    def install(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan, **options: Any
+    ) -> SyncAgreement:
+        return SyncAgreement(model, optimizer, world, codec, **options)
+
+
+class SyncAgreement(Agreement):
+    """Sync at work.
 
     Attributes:
         state: the exchange's state: records, residuals, codec schedule.
@@ -33,30 +48,20 @@ class Sync:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, codec: CodecPlan, world: World | None, **options: Any
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan, **options: Any
     ) -> None:
-        self.world = world or current()
-        self.state = CompressionState(codec, model.named_parameters(), world=self.world, **options)
+        trained = trained_parameters(model, optimizer)
+        self.state = CompressionState(codec, model.named_parameters(), world=world, **options)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        trained = [p for group in optimizer.param_groups for p in group["params"]]
-        if unknown := [p for p in trained if id(p) not in names]:
-            raise BadInput(f"the optimiser trains {len(unknown)} parameters that are not the model's")
         if self.state.schedule.names("factors"):
             self.state.observe(model)
-        trained_ids = {id(p) for p in trained}
         self.gradients = FlatGradients(
-            [p for p in model.parameters() if id(p) in trained_ids],
-            self._buffer_nbytes(),
-            lambda p: self.state.exempt.covers(names[id(p)], p),
+            trained, self._buffer_nbytes(), lambda p: self.state.exempt.covers(names[id(p)], p)
         )
-        self._handles = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_state_dict_post_hook(self._save),
-            optimizer.register_load_state_dict_pre_hook(self._load),
-        ]
         attach(model, self.state)
         attach(optimizer, self.state)
-        self._start_alike(model)
+        start_alike(model, world)
+        super().__init__(model, optimizer, world)
 
     def _buffer_nbytes(self) -> int:
         """Raw bytes whose payload makes a message of about MESSAGE_NBYTES."""
@@ -68,40 +73,28 @@ class Sync:
         sample = 1 << 20
         return int(MESSAGE_NBYTES * max(1.0, 4 * sample / first.max_nbytes(sample)))
 
-    def _start_alike(self, model: nn.Module) -> None:
-        """Everyone begins with rank 0's parameters and buffers."""
-        tensors = [t.detach() for t in (*model.parameters(), *model.buffers())]
-        if self.world.world_size == 1 or not tensors:
-            return
-        parts = [t.contiguous().reshape(-1).view(torch.uint8).cpu() for t in tensors]
-        whole = broadcast(torch.cat(parts), root=0, group=self.world)
-        for tensor, part in zip(tensors, torch.split(whole, [p.numel() for p in parts]), strict=True):
-            tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))  # a copy is aligned for any dtype
-
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        if any(value is not None for value in (*args[1:], options.get("closure"))):
-            raise BadInput("a distributed optimiser steps without a closure: its gradients are exchanged in step()")
-        if strangers := [p for g in optimizer.param_groups for p in g["params"] if not self._knows(p)]:
+    def before_step(self) -> None:
+        if strangers := [p for g in self.optimizer.param_groups for p in g["params"] if not self._knows(p)]:
             text = f"{len(strangers)} parameters with gradients were frozen, or not the optimiser's, at distribute()"
             raise BadInput(f"{text}; unfreeze or add them before it, or the workers would drift apart")
+        begun, sent = time.perf_counter(), self.world.transport.counters.total_sent_nbytes
         self.gradients.complete()
         self.state.exchange([(buffer.values, list(buffer.parameters)) for buffer in self.gradients.buffers])
+        sent = self.world.transport.counters.total_sent_nbytes - sent
+        self.record(time.perf_counter() - begun, 0.0, sent, staleness=0)
 
     def _knows(self, parameter: torch.Tensor) -> bool:
         return parameter.grad is None or self.gradients.holds(parameter)
 
-    def _save(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        state[_KEY] = self.state.state_dict()
+    def state_dict(self) -> dict[str, Any]:
+        return self.state.state_dict()
 
-    def _load(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        kept = dict(state)
-        if _KEY in kept:
-            self.state.load_state_dict(kept.pop(_KEY))
-        return kept
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state.load_state_dict(state)
+        self.step = self.state.step
 
     def close(self) -> None:
         """Undo `distribute`: the optimiser steps alone again."""
         self.gradients.close()
         self.state.close()
-        for handle in self._handles:
-            handle.remove()
+        super().close()

@@ -19,7 +19,9 @@ from torch.optim import Optimizer
 
 from laconic.codecs import codec
 from laconic.codecs import names as codec_names
-from laconic.consistency.distribute import MODES, distribute, mode_of
+from laconic.consistency import build as consistency_mode
+from laconic.consistency.distribute import distribute, mode_of
+from laconic.consistency.sync import SyncAgreement
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.state import CompressionState
 from laconic.lab.record import Configuration, Layer
@@ -86,8 +88,7 @@ def configuration(
         UnknownName: none of these; the valid ones are listed.
         BadInput: a codec's arguments that it does not take.
     """
-    if consistency not in MODES:
-        raise UnknownName("consistency", consistency, MODES)
+    consistency = str(consistency_mode(consistency))
     valid = {"auto", "gather", *algorithm_names("all_reduce")}
     if algorithm not in valid:
         raise UnknownName("compressed all-reduce algorithm", algorithm, valid)
@@ -141,10 +142,12 @@ def make_trainee(chosen: Configuration, module: nn.Module, optimizer: Optimizer,
         return Trainee(module, module, optimizer, None, _nothing)
     if chosen.kind == "peer":
         return Trainee(PEERS[chosen.name].wrap(module), module, optimizer, None, _nothing)
-    options = {} if chosen.codec == "auto" else {"algorithm": chosen.algorithm}
+    synchronous = chosen.consistency.startswith("sync")
+    options = {"algorithm": chosen.algorithm} if synchronous and chosen.codec != "auto" else {}
     distribute(module, optimizer, codec=chosen.codec, consistency=chosen.consistency, world=world, **options)
     mode = mode_of(optimizer)
-    return Trainee(module, module, optimizer, mode.state, mode.close)
+    state = mode.state if isinstance(mode, SyncAgreement) else None
+    return Trainee(module, module, optimizer, state, mode.close)
 
 
 def _nothing() -> None:

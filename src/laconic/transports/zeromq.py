@@ -14,11 +14,9 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn
 
-import torch
 import zmq
 from torch import Tensor
 
@@ -27,9 +25,8 @@ from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Call, Incoming, Ou
 from laconic.transports.zeromq_keys import KEY_VARIABLE, host_to_bind, is_loopback
 from laconic.transports.zeromq_mesh import TICK_S, Mesh, Patience
 from laconic.transports.zeromq_peer import Arrival, Peer
-from laconic.transports.zeromq_wire import CHUNK_NBYTES, ERRORS, FAULTS, Address, Header, Kind, dtype_code, frames
-
-Trackers = list[tuple[Peer, zmq.MessageTracker]]
+from laconic.transports.zeromq_round import Trackers, ZmqRound
+from laconic.transports.zeromq_wire import ERRORS, FAULTS, Address, Header, Kind, dtype_code, frames
 
 
 class ZmqTransport(Transport):
@@ -108,11 +105,7 @@ class ZmqTransport(Transport):
         for rank in others:
             self.add_peer(rank, store.get(f"zmq/{rank}").decode())
         deadline = time.monotonic() + self.timeout_s
-        peers = self._open_mesh().peers
-        while missing := [rank for rank in others if not peers[rank].greeted]:
-            self._open_mesh().take_in()
-            for rank in missing:
-                self._check_hope(peers[rank], None)
+        while missing := [rank for rank in others if not self.has_met(rank)]:
             if time.monotonic() > deadline:
                 raise self._absent("no hello", missing)
 
@@ -152,6 +145,18 @@ class ZmqTransport(Transport):
         """
         self._open_mesh().add(rank, Address.parse(address))
 
+    def has_met(self, rank: int) -> bool:
+        """Take in what has come, waiting a moment for more; whether this peer has said hello, so that messages flow.
+
+        Raises:
+            PeerLost, NotAuthorised: it never will.
+        """
+        self._open_mesh().take_in()
+        peer = self._peer(rank, None)
+        if not peer.greeted:
+            self._check_hope(peer, None)
+        return peer.greeted
+
     def drop_peer(self, rank: int) -> None:
         """Say goodbye to a rank and forget it; what it sent and nobody asked for is dropped."""
         self._open_mesh().drop(rank)
@@ -181,7 +186,7 @@ class ZmqTransport(Transport):
             header = Header(Kind.DATA, self.call.sequence, self._code, round, 0, send.data.nbytes)
             trackers += self._send(peer, header, text, send.data, round)
             self.counters.count_sent(send.peer, send.data.nbytes)
-        return _ZmqRound(self, trackers, recvs, round)
+        return ZmqRound(self, trackers, recvs, round)
 
     def announced_nbytes(self, rank: int, round: int, most: int) -> int:
         """The length of the next message from a peer, when it is of this round and not above `most`."""
@@ -241,7 +246,7 @@ class ZmqTransport(Transport):
         header = Header(Kind.PARCEL, 0, tag, dtype_code(payload.dtype), 0, payload.nbytes)
         trackers = self._send(mesh.peers[peer], header, "", payload, None)
         self.counters.count_sent(peer, payload.nbytes)
-        return _ZmqRound(self, trackers, (), None)
+        return ZmqRound(self, trackers, (), None)
 
     def recv_any(self, timeout_s: float | None = None) -> tuple[int, int, Tensor]:
         """The next tensor sent by `send_to` from any peer: (peer, tag, tensor).
@@ -375,45 +380,3 @@ class ZmqTransport(Transport):
             old = self._failure
             raise type(old)(str(old), rank=old.rank, peer=old.peer, round=old.round) from old
         return self._open_mesh()
-
-
-class _ZmqRound(Posted):
-    def __init__(self, owner: ZmqTransport, trackers: Trackers, recvs: Sequence[Incoming], round: int | None) -> None:
-        self.owner = owner
-        self.trackers = trackers
-        self.recvs = recvs
-        self.round = round
-
-    def received(self, index: int) -> Tensor:
-        owner, incoming = self.owner, self.recvs[index]
-        assert self.round is not None
-        nbytes = incoming.numel * incoming.dtype.itemsize
-        if incoming.at_most:
-            nbytes = owner.announced_nbytes(incoming.peer, self.round, nbytes)
-            incoming = replace(incoming, numel=nbytes // incoming.dtype.itemsize)
-        payload = owner.next_payload(incoming.peer, self.round, nbytes, 0)
-        target = incoming.into
-        if target is None and payload.nbytes == nbytes and nbytes and incoming.device.type == "cpu":
-            # The frame itself will do; only small ones lie where ZeroMQ happened to read them.
-            data = torch.frombuffer(payload, dtype=torch.uint8)
-            if data.data_ptr() % incoming.dtype.itemsize == 0:
-                if not incoming.at_most:
-                    owner.counters.count_received(incoming.peer, nbytes)
-                return data.view(incoming.dtype)
-        if target is None:
-            target = owner.arena.take(incoming)
-        room = target.view(torch.uint8)
-        done = 0
-        while nbytes:
-            room[done : done + payload.nbytes].copy_(torch.frombuffer(payload, dtype=torch.uint8))
-            done += payload.nbytes
-            if done == nbytes:
-                break
-            payload = owner.next_payload(incoming.peer, self.round, nbytes, done // CHUNK_NBYTES)
-        if not incoming.at_most:
-            owner.counters.count_received(incoming.peer, nbytes)
-        return target if target.nbytes == nbytes else target[: incoming.numel]
-
-    def sent(self) -> None:
-        self.owner.wait_sent(self.trackers, self.round)
-        self.trackers = []
