@@ -91,6 +91,11 @@ def _everything() -> dict[str, Any]:
     except RuntimeError as error:
         found["error"] = str(error)
     state.close()
+    doubles = torch.full((8,), 1.0 + 1e-12 * dist.get_rank(), dtype=torch.float64)
+    state = CompressionState("none")
+    state.exchange([(doubles, [nn.Parameter(torch.zeros(8, dtype=torch.float64))])])
+    found["doubles"] = doubles - 1.0
+    state.close()
     laconic.init().close()
     dist.destroy_process_group()
     return found
@@ -105,6 +110,7 @@ def test_ddp() -> None:
         assert found["topk(0.05)+qsgd(4) nbytes"] < found["dynamic8 nbytes"]
         assert found["codecs"] == ["none"] * 3 + ["topk(0.1)"] * 3 + ["dynamic8"] * 4
         assert "division by zero" in found["error"]
+        torch.testing.assert_close(found["doubles"], torch.full((8,), 1e-12, dtype=torch.float64), rtol=1e-3, atol=0)
     states = [found["owed"] for found in results]
     for new_size in (1, 2, 5):
         merged = merge_state_dicts(states, new_size)
@@ -196,4 +202,8 @@ def test_wrong_use() -> None:
         laconic.compress(nn.Linear(2, 2))  # type: ignore[arg-type]
     with pytest.raises(UnknownName, match="gather"):
         CompressionState("dynamic8", algorithm="star")
+    with pytest.raises(BadInput, match="powersgd"):
+        CompressionState("powersgd(2)", nn.Linear(40, 40).named_parameters(), momentum=0.9)
+    with pytest.raises(BadInput, match="3 ranks"):
+        CompressionState("dynamic8", hosts=(0, 0, 1), world=laconic.init())
     laconic.init().close()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from laconic.codecs import frame, huffman
 from laconic.codecs.base import Codec, build, register
+from laconic.codecs.selector import Sparse
 from laconic.errors import BadInput, NonFiniteError
 
 
@@ -95,6 +96,16 @@ class Entropy(Codec):
         buffer = frame.buffer_for(self, x.numel(), out)
         with self._named():
             payload = self.coded.encode_feedback(x, residual, step=step)
+        return self._shorten(payload, x.numel(), buffer)
+
+    def encode_selection(self, x: Tensor, residual: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
+        """As the inner codec's, which must be a selector with a quantiser: only what it leaves out is kept."""
+        if not isinstance(self.coded, Sparse):
+            raise BadInput(f"{self}: encode_selection needs a selector, as in 'topk(0.01)+qsgd(4)+entropy'")
+        frame.floats(x, self)
+        buffer = frame.buffer_for(self, x.numel(), out)
+        with self._named():
+            payload = self.coded.encode_selection(x, residual, step=step)
         return self._shorten(payload, x.numel(), buffer)
 
     def decode(self, payload: Tensor, numel: int, *, out: Tensor | None = None) -> Tensor:

@@ -77,12 +77,12 @@ def plus(one: Timings, other: Timings) -> Timings:
     return Timings(**{f.name: getattr(one, f.name) + getattr(other, f.name) for f in fields(Timings)})
 
 
-def wire_nbytes(numel: int, world_size: int, algorithm: str = "direct") -> int:
-    """What one rank sends to sum `numel` float32: (P−1)·4n by gather, else 2·(P−1)/P·4n, the least that is possible.
+def wire_nbytes(numel: int, world_size: int, algorithm: str = "direct", itemsize: int = 4) -> int:
+    """What one rank sends to sum n float32: (P−1)·4n by gather, else 2·(P−1)/P·4n, the least that is possible.
 
     >>> wire_nbytes(1000, 4), wire_nbytes(1000, 4, "gather")
     (6000, 12000)
     """
     if algorithm == "gather":
-        return 4 * numel * (world_size - 1)
-    return 8 * numel * (world_size - 1) // world_size
+        return itemsize * numel * (world_size - 1)
+    return 2 * itemsize * numel * (world_size - 1) // world_size

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from laconic.codecs import Codec
 from laconic.codecs.compose import Selected
+from laconic.codecs.entropy import Entropy
 from laconic.errors import BadInput, NonFiniteError
 
 Site = tuple[int, int, int]  # round, start, stop
@@ -32,10 +33,11 @@ def mode_for(codec: Codec) -> Mode:
     buckets of 512 has up to 3.2 times the variance of its input, and the residual would grow at every step.
 
     >>> from laconic.codecs import codec
-    >>> [mode_for(codec(spec)) for spec in ("qsgd(4)", "topk(0.01)+qsgd(4)", "topk(0.01)", "dynamic8")]
+    >>> [mode_for(codec(spec)) for spec in ("qsgd(4)", "topk(0.01)+qsgd(4)+entropy", "topk(0.01)", "dynamic8")]
     ['off', 'selection', 'full', 'full']
     """
-    if isinstance(codec, Selected) and codec.quantiser.unbiased:
+    coded = codec.coded if isinstance(codec, Entropy) else codec
+    if isinstance(coded, Selected) and coded.quantiser.unbiased:
         return "selection"
     return "off" if codec.unbiased else "full"
 

@@ -105,7 +105,11 @@ class CompressedReduceScatter:
             pieces.append((self._with_pending(_cut(values, coded)), chosen, self.feedback))
         if exact:
             pieces.append((_cut(values, exact), _EXACT, None))
-        timings = reduce_scatter_coded(pieces, transport, step=self.step)
+        try:
+            timings = reduce_scatter_coded(pieces, transport, step=self.step)
+        except Exception as error:
+            transport.abandon(f"{type(error).__name__}: {error}")
+            raise
         for shards, (rows, _, _) in zip(filter(None, (coded, exact)), pieces, strict=True):
             parts = rows[rank].split_with_sizes([s.stop - s.start for s in shards])
             for shard, part in zip(shards, parts, strict=True):

@@ -77,6 +77,10 @@ class CodecSchedule:
             return self._codec(self._function(step))
         return [entry for first, entry in self._table if first <= step][-1]
 
+    def matrix_codec(self) -> Codec | None:
+        """The first codec for matrices in the table, if there is one; what a function will choose is not known."""
+        return next((entry for _, entry in self._table if entry.kind == "matrix"), None)
+
     def names(self, name: str) -> bool:
         """Whether the table has a codec of this name; what a function will choose is not known."""
         return any(entry.name == name for _, entry in self._table)

@@ -106,6 +106,8 @@ class CompressionState:
         named = list(named_parameters or ())
         self.names = {id(parameter): name for name, parameter in named}
         self.correction = correction_for(momentum, algorithm, feedback, named=bool(named))
+        if self.correction is not None and (matrix := self.schedule.matrix_codec()):
+            raise BadInput(f"momentum goes with codecs for flat gradients, not with '{matrix}'")
         self.exempt = exemptions(exempt)
         if self.exempt.names and not named:
             raise BadInput("exempt by name needs the parameters' names: give named_parameters=model.named_parameters()")
@@ -113,7 +115,7 @@ class CompressionState:
         self.feedback = feedback
         self.hosts = hosts
         self.message_nbytes = message_nbytes
-        self._world = world
+        self._world = None if world is None else self._fitting(world)
         self.step = 0
         self.buckets: dict[int, AnyBucket] = {}
         self.records: deque[BucketRecord] = deque()
@@ -131,8 +133,13 @@ class CompressionState:
     def world(self) -> World:
         """Where to communicate: found when it is first needed, for Lightning starts its processes after this object."""
         if self._world is None:
-            self._world = current()
+            self._world = self._fitting(current())
         return self._world
+
+    def _fitting(self, world: World) -> World:
+        if self.hosts is not None and len(self.hosts) != world.world_size:
+            raise BadInput(f"hosts names the host of {len(self.hosts)} ranks, the world has {world.world_size}")
+        return world
 
     def observe(self, model: nn.Module) -> None:
         """Catch what codec "factors" sends of this model's layers; `compress` does it when its codecs name factors."""
@@ -198,7 +205,8 @@ class CompressionState:
                 return buffer.fill_(float("nan"))
             buffer.div_(transport.world_size)
             seconds, numel = time.perf_counter() - begun, buffer.numel()
-            timings = Timings(wait_s=seconds, sent_nbytes=wire_nbytes(numel, transport.world_size))
+            sent_nbytes = wire_nbytes(numel, transport.world_size, itemsize=buffer.itemsize)
+            timings = Timings(wait_s=seconds, sent_nbytes=sent_nbytes)
             self._record(BucketRecord(step, index, numel, "none", "native", seconds, **asdict(timings)))
             if self.auto is not None:
                 self.auto.note_exchange(index, numel, seconds)
@@ -280,7 +288,8 @@ class CompressionState:
         begun, step = time.perf_counter(), self.step
         chosen = self._chosen(held[0].index, step)
         buckets = [self._bucket(each.index, each.parameters, each.buffer.numel(), chosen) for each in held]
-        values = [_on_cpu(each.buffer) for each in held]
+        exact = str(chosen) == "none" and self.algorithm in ("auto", "native") and self.correction is None
+        values = [_on_cpu(each.buffer, exact) for each in held]
         for bucket, part in zip(buckets, values, strict=True):
             bucket.use(chosen)
             if self.correction is not None:
@@ -382,6 +391,7 @@ def _layout(buffer: Tensor, parameters: list[Tensor]) -> tuple[int, tuple[int, .
     return buffer.numel(), tuple(map(id, parameters))
 
 
-def _on_cpu(buffer: Tensor) -> Tensor:
-    """The buffer itself, or a float32 copy on the CPU where it is something else."""
-    return buffer if buffer.dtype == torch.float32 and buffer.device.type == "cpu" else buffer.float().cpu()
+def _on_cpu(buffer: Tensor, exact: bool) -> Tensor:
+    """The buffer itself, or a copy on the CPU in float32, which codecs take; float64 stays where none is used."""
+    dtype = torch.float64 if exact and buffer.dtype == torch.float64 else torch.float32
+    return buffer.to("cpu", dtype)

@@ -92,7 +92,7 @@ class Together:
             yield
             wait()
             buffer.div_(transport.world_size)
-            sent_nbytes += wire_nbytes(buffer.numel(), transport.world_size)
+            sent_nbytes += wire_nbytes(buffer.numel(), transport.world_size, itemsize=buffer.itemsize)
         return Timings(wait_s=time.perf_counter() - begun, sent_nbytes=sent_nbytes), "native"
 
     @staticmethod

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from laconic.errors import BadInput
+
 DEFAULT_TIMEOUT_S = 300.0
 
 
@@ -161,7 +163,8 @@ class Transport(ABC):
 
         Every rank must be in the same call, with tensors of the same size and dtype: see `executor.agree`.
         """
-        self.native_all_reduce(tensor, "sum")
+        if not self.native_all_reduce(tensor, "sum"):
+            raise BadInput(f"{self.where()}: {self.engine} has no all-reduce of its own for {tensor.dtype}")
         return lambda: None
 
     def native_future(self, tensor: Tensor) -> Any:
