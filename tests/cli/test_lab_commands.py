@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from laconic.cli import main
+from laconic.transports.mpi_launcher import find_mpiexec
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,26 @@ def test_train_joins_torchrun(tmp_path: Path) -> None:
     assert body["results"][0]["config"] == "dynamic8"
     (run,) = (tmp_path / "runs").glob("2*")
     assert json.loads((run / "run.json").read_text())["configurations"][0]["workers"] == 2
+
+
+@pytest.mark.processes
+def test_train_joins_mpiexec_and_ends_with_the_weights_of_local_workers(tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py")
+    words = ["train", "digits-mlp", "--codec", "dynamic8", "--epochs", "2", "--json"]
+    launched = [find_mpiexec(), "-n", "2", sys.executable, "-m", "laconic", *words]
+    local = [sys.executable, "-m", "laconic", *words, "-n", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    said = []
+    for folder, command in (("mpi", launched), ("local", local)):
+        done = subprocess.run(
+            [*command, "--runs", str(tmp_path / folder)], capture_output=True, text=True, timeout=110, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(json.loads(done.stdout))  # one rank prints, the others are silent
+    assert said[0]["weights_sha256"] == said[1]["weights_sha256"]
+    (run,) = (tmp_path / "mpi").glob("2*")
+    (chosen,) = json.loads((run / "run.json").read_text())["configurations"]
+    assert (chosen["workers"], chosen["engine"]) == (2, "mpi")
 
 
 @pytest.mark.processes
