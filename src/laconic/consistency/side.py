@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -32,12 +33,7 @@ def open_mesh(world: World, *, offset: int = 0, silence_s: float | None = None) 
     Raises:
         CollectiveTimeout: not all ranks could be reached within the world's time-out.
     """
-    host = own_address()
-    key = _shared_key(world) if not is_loopback(host) or read_key() is not None else None
-    timeout_s = world.transport.timeout_s
-    mesh = ZmqTransport(
-        None, world.rank + offset, world.world_size, timeout_s, bind=host, key=key, insecure=True, silence_s=silence_s
-    )
+    mesh = _new_member(world, world.rank + offset, world.world_size, _host_and_key(world), silence_s=silence_s)
     try:
         introduce(mesh, world, offset)
     except BaseException:
@@ -48,18 +44,111 @@ def open_mesh(world: World, *, offset: int = 0, silence_s: float | None = None) 
 
 def introduce(mesh: ZmqTransport, world: World, offset: int = 0) -> list[str]:
     """Tell all ranks every rank's address, connect to them, and wait until all are reachable; returns the addresses."""
-    text = mesh.address.encode().ljust(ADDRESS_NBYTES, b"\0")
-    gathered = all_gather(torch.frombuffer(bytearray(text), dtype=torch.uint8), group=world)
-    addresses = [bytes(row.tolist()).rstrip(b"\0").decode() for row in gathered]
-    others = [rank for rank in range(world.world_size) if rank != world.rank]
-    for rank in others:
-        mesh.add_peer(rank + offset, addresses[rank])
-    deadline = time.monotonic() + world.transport.timeout_s
-    while missing := [rank for rank in others if not mesh.has_met(rank + offset)]:
-        if time.monotonic() > deadline:
-            names = ", ".join(map(str, missing))
-            raise CollectiveTimeout(f"{mesh.where()} zmq: no hello from rank {names}", rank=world.rank, peer=missing[0])
+    addresses = [row[0] for row in _exchange_addresses(world, [mesh], 1)]
+    others = {rank + offset: addresses[rank] for rank in range(world.world_size) if rank != world.rank}
+    _meet(world, [(mesh, others)])
     return addresses
+
+
+def open_members(
+    world: World,
+    homes: Sequence[int],
+    linked: Callable[[int, int], bool],
+    *,
+    silence_s: float | None = None,
+    linger_s: float = 1.0,
+) -> dict[int, ZmqTransport]:
+    """A mesh with members of its own, of which a rank may have several or none: workers and servers, or leaders.
+
+    All ranks must call it with the same homes and links; each closes its own members.
+
+    Args:
+        homes: the rank on which each member lives, by the member's number.
+        linked: whether two members speak with each other; the same both ways.
+        linger_s: how long closing a member waits at most until the others have taken in what it sent.
+
+    Returns:
+        This rank's members by number.
+    """
+    place = _host_and_key(world)
+    mine = [member for member, home in enumerate(homes) if home == world.rank]
+    opened: dict[int, ZmqTransport] = {}
+    try:
+        for member in mine:
+            opened[member] = _new_member(world, member, len(homes), place, silence_s=silence_s, linger_s=linger_s)
+        most = max([homes.count(rank) for rank in range(world.world_size)])
+        told = _exchange_addresses(world, list(opened.values()), most)
+        seen = dict.fromkeys(range(world.world_size), 0)
+        addresses = []
+        for home in homes:
+            addresses.append(told[home][seen[home]])
+            seen[home] += 1
+        everyone = range(len(homes))
+        _meet(world, [(m, {o: addresses[o] for o in everyone if o != n and linked(n, o)}) for n, m in opened.items()])
+    except BaseException:
+        for each in opened.values():
+            each.close()
+        raise
+    return opened
+
+
+def open_groups(world: World, group_of: Sequence[int], *, linger_s: float = 1.0) -> World:
+    """A world of its own for each group of ranks, this rank's being returned: ranks count anew within it.
+
+    All ranks must call it with the same groups; each closes what it gets.
+    """
+    members = [rank for rank in range(world.world_size) if group_of[rank] == group_of[world.rank]]
+    own = members.index(world.rank)
+    mesh = _new_member(world, own, len(members), _host_and_key(world), linger_s=linger_s)
+    try:
+        told = _exchange_addresses(world, [mesh], 1)
+        _meet(world, [(mesh, {n: told[rank][0] for n, rank in enumerate(members) if n != own})])
+    except BaseException:
+        mesh.close()
+        raise
+    return World(mesh)
+
+
+def _new_member(
+    world: World, number: int, size: int, place: tuple[str, bytes | None], *, silence_s: float | None = None,
+    linger_s: float = 5.0,
+) -> ZmqTransport:  # fmt: skip
+    host, key = place
+    timeout_s = world.transport.timeout_s
+    return ZmqTransport(
+        None, number, size, timeout_s, bind=host, key=key, insecure=True, silence_s=silence_s, linger_s=linger_s
+    )
+
+
+def _exchange_addresses(world: World, meshes: list[ZmqTransport], most: int) -> list[list[str]]:
+    """Every rank's addresses, `most` at the most, by rank."""
+    own = b"".join(mesh.address.encode().ljust(ADDRESS_NBYTES, b"\0") for mesh in meshes)
+    own = own.ljust(most * ADDRESS_NBYTES, b"\0")
+    gathered = all_gather(torch.frombuffer(bytearray(own), dtype=torch.uint8), group=world)
+    rows = [bytes(row.tolist()) for row in gathered]
+    starts = range(0, most * ADDRESS_NBYTES, ADDRESS_NBYTES)
+    return [[row[at : at + ADDRESS_NBYTES].rstrip(b"\0").decode() for at in starts] for row in rows]
+
+
+def _meet(world: World, meetings: list[tuple[ZmqTransport, dict[int, str]]]) -> None:
+    """Connect members to their peers, by number and address, and wait until all have said hello."""
+    for mesh, peers in meetings:
+        for number, address in peers.items():
+            mesh.add_peer(number, address)
+    deadline = time.monotonic() + world.transport.timeout_s
+    for mesh, peers in meetings:
+        while missing := [number for number in peers if not mesh.has_met(number)]:
+            if time.monotonic() > deadline:
+                names = ", ".join(map(str, missing))
+                raise CollectiveTimeout(
+                    f"{mesh.where()} zmq: no hello from member {names}", rank=world.rank, peer=missing[0]
+                )
+
+
+def _host_and_key(world: World) -> tuple[str, bytes | None]:
+    """Where members listen, and the mesh's key: none on loopback unless the job has one."""
+    host = own_address()
+    return host, _shared_key(world) if not is_loopback(host) or read_key() is not None else None
 
 
 def own_address() -> str:
