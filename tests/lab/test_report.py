@@ -164,6 +164,24 @@ def test_the_headline_has_accuracy_beside_speed(tmp_path: Path):
         assert f"{title}</th>" in table
 
 
+def test_the_words_on_the_target_line_stand_where_no_curve_crosses_them():
+    """A curve that begins at the target, where the words would be written first, and ends above it."""
+    axis = Axis("y", "linear", str)
+    for left in (True, False):
+        line = [(0.0, 0.5), (1.0, 0.52), (10.0, 0.9)] if left else [(0.0, 0.1), (9.0, 0.5), (10.0, 0.52)]
+        drawn = curves([Series("a", 0, line)], axis, axis, WIDE, title="t", target=(0.5, 0.5),
+                              target_label="target 50 %")  # fmt: skip
+        x = float(re.search(r'<text x="([\d.]+)" y="[\d.]+">target', drawn)[1])  # type: ignore[index]
+        assert (x > 400) is left
+
+
+def test_a_p_value_that_is_not_there_leaves_no_dash(tmp_path: Path):
+    record = compare_record(seeds=2)
+    text = write_report(record, tmp_path).read_text()
+    assert "too few seeds to say" in text
+    assert ", –</span>" not in text
+
+
 def test_a_target_in_bits_is_drawn_in_nats_and_named_in_bits(tmp_path: Path):
     record = compare_record()
     _bits(record)

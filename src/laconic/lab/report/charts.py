@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from laconic.lab.report import words
@@ -110,7 +111,8 @@ def curves(series: Sequence[Series], x: Axis, y: Axis, size: Size, *, title: str
                    _range([p[0] for p in points], x.scale, 0.02), _range(heights, y.scale, 0.06))  # fmt: skip
     body = [legend, _axes(frame, size, legend_height)]
     if target is not None:
-        body.append(_target(frame, target[0], target_label))
+        lines = [line for each in kept for line in (each.line, *each.thin)]
+        body.append(_target(frame, target[0], target_label, lines, size))
     body += [_event(frame, event) for event in events]
     body += [_thin(frame, each) for each in kept]
     body += [_line(frame, each, size) for each in kept]
@@ -249,12 +251,31 @@ def _axes(frame: _Frame, size: Size, legend_height: float) -> str:
     return "\n".join(parts)
 
 
-def _target(frame: _Frame, value: float, label: str) -> str:
-    y = frame.up(value)
+def _target(frame: _Frame, value: float, label: str, lines: Sequence[Sequence[Pair]], size: Size) -> str:
+    """The dotted line, and its words at whichever place on it the curves cross least."""
+    y, width = frame.up(value), text_width(label, size)
+    drawn = [place for line in lines for place in _along([(frame.across(a), frame.up(b)) for a, b in line])]
+    starts = [frame.left + 4, frame.right - width - 4, (frame.left + frame.right - width) / 2]
+    places = [(x, base) for base in (y - 6, y + size.font + 4) for x in starts if base < frame.bottom]
+
+    def crossings(place: Pair) -> int:
+        x, base = place
+        return sum(x - 5 <= px <= x + width + 5 and base - size.font <= py <= base + 4 for px, py in drawn)
+
+    x, base = min(places, key=crossings)
     return (
         f'<path class="target" d="M{frame.left} {y:.1f}H{frame.right}"/>'
-        f'<text x="{frame.left + 4}" y="{y - 6:.1f}">{words.text(label)}</text>'
+        f'<text x="{x:.1f}" y="{base:.1f}">{words.text(label)}</text>'
     )
+
+
+def _along(line: Sequence[Pair]) -> list[Pair]:
+    """Places along a line of points, close enough to notice a word that it crosses."""
+    between = [
+        (a[0] + (b[0] - a[0]) * i / 16, a[1] + (b[1] - a[1]) * i / 16)
+        for a, b in pairwise(line) for i in range(1, 16)
+    ]  # fmt: skip
+    return [*line, *between]
 
 
 def _event(frame: _Frame, event: Event) -> str:

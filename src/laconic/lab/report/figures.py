@@ -100,6 +100,8 @@ def breakdown(record: Record, rows: Sequence[Row]) -> Figure | None:
         return None
     title = "Where a step's time goes"
     caption = "Each part is the median over the steps and seeds."
+    if any(row.configuration.kind == "peer" for row in rows):
+        caption += " A peer's backward pass computes and communicates at once; both are in its \u201cother\u201d."
     if any(stack.limit is not None for stack in stacks):
         rate = words.link(record.link.spec or "")
         caption += f" The tick is the time that the bytes need at {rate}; no step can be shorter."

@@ -107,10 +107,11 @@ def _verdict(row: Row) -> str:
     if claim is None:
         return ""
     kind, sign = SIGNS[claim.verdict]
-    others = [
-        f"{other.what} {words.times(other.ratio)}, {words.p_value(other.p_value)}"
-        for other in row.claims.values() if other is not claim
-    ]  # fmt: skip
+    others = []
+    for other in row.claims.values():
+        if other is not claim:
+            p = "" if other.p_value is None else f", {words.p_value(other.p_value)}"
+            others.append(f"{other.what} {words.times(other.ratio)}{p}")
     why = words.p_value(claim.p_value) if claim.p_value is not None else "no test holds"
     lines = [f"{claim.what}, {why}", *others]
     return f"<span class='verdict {kind}'>{sign}</span>" + "".join(f"<span class='sub'>{line}</span>" for line in lines)
@@ -190,10 +191,10 @@ def trials(record: Record) -> str:
             words.seconds(trial.seconds_total), _or(trial.seconds_to_target, words.seconds), f"{trial.steps:,}",
             words.seconds(trial.step_seconds_median), (trial.weights_sha256 or words.NOTHING)[:8], same,
         ]  # fmt: skip
-        if trial.failed is not None:
-            cells = [f"failed: {words.text(trial.failed)}", *[""] * 7]
         name = f"<td class='left'>{words.text(trial.configuration)}</td>"
         rest = "".join(f"<td>{cell}</td>" for cell in cells)
+        if trial.failed is not None:
+            rest = f"<td class='left wrap' colspan='{len(cells)}'>failed: {words.text(trial.failed)}</td>"
         body += f"<tr><td>{trial.order + 1}</td>{name}<td>{trial.seed}</td>{rest}</tr>"
     return _compact(head, body)
 
