@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from laconic.consistency import names as mode_names
 from laconic.lab import demo
 from laconic.lab.compare import compare as run
 from laconic.lab.configurations import split
@@ -29,7 +30,13 @@ CONFIGS = ",".join(demo.CONFIGS)
 def compare(
     workload: Annotated[str, typer.Argument(help=f"One of {', '.join(names())}.")],
     workers: Annotated[int, typer.Option("-n", "--workers", help="Workers of each trial.")] = 4,
-    configs: Annotated[str, typer.Option(help="Codec specs, ddp, ddp-fp16, ddp-powersgd, single.")] = CONFIGS,
+    configs: Annotated[
+        str | None, typer.Option(help=f"Codec specs, ddp, ddp-fp16, ddp-powersgd, single. [default: {CONFIGS}]")
+    ] = None,
+    consistency: Annotated[
+        str | None, typer.Option(help=f"When workers agree: {', '.join(mode_names())}; each with every codec.")
+    ] = None,
+    slow: Annotated[float, typer.Option(help="The last worker computes this many times as long.")] = 1.0,
     seeds: Annotated[int, typer.Option(help="Trials of each configuration; fewer than 3 decide nothing.")] = 3,
     first_seed: Annotated[int, typer.Option(help="Seeds count from here.")] = 0,
     link: Annotated[str | None, typer.Option(help="Emulate links of this speed: 1gbit, 100mbit (root).")] = None,
@@ -41,9 +48,12 @@ def compare(
 ) -> None:
     """Train a workload by several configurations and seeds, in turn, and say what is better, at what accuracy."""
     show_warnings_as_sentences()
+    if configs is None:
+        configs = CONFIGS if consistency is None else "none"
     record, folder = run(
-        workload, workers, split(configs), seeds=seeds, first_seed=first_seed, link=link, hosts=hosts, epochs=epochs,
-        tuning_runs=tuning_runs, runs=runs, command=shlex.join(["laconic", *sys.argv[1:]]), note=say,
+        workload, workers, split(configs), consistency=split(consistency or "sync"), slow=slow, seeds=seeds,
+        first_seed=first_seed, link=link, hosts=hosts, epochs=epochs, tuning_runs=tuning_runs, runs=runs,
+        command=shlex.join(["laconic", *sys.argv[1:]]), note=say,
     )  # fmt: skip
     show(record, folder, json=json)
     if not any(trial.failed is None for trial in record.trials):
@@ -73,9 +83,13 @@ def table(record: Record) -> list[str]:
     quality = "test loss" if record.workload.judged_by_loss else "accuracy"
     head = ["configuration", quality, f"time to {words.goal(record.workload)}", "step", "sent/step",
             "speed-up" if base is None else f"speed-up over {base}", "verdict"]  # fmt: skip
-    rows = [head, *(_cells(record, row, base) for row in summarise(record))]
+    summary = summarise(record)
+    rows = [head, *(_cells(record, row, base) for row in summary)]
+    if any(row.staleness is not None and row.staleness.value > 0 for row in summary):
+        told = [words.NOTHING if row.staleness is None else f"{row.staleness.value:.1f}" for row in summary]
+        rows = [[*row[:5], cell, *row[5:]] for row, cell in zip(rows, ["staleness", *told], strict=True)]
     rows = [[cell.replace("\N{NARROW NO-BREAK SPACE}", " ") for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
         first, *middle, last = row

@@ -25,7 +25,7 @@ def train(
     workers: Annotated[int, typer.Option("-n", "--workers", help="Workers; ignored under torchrun or mpiexec.")] = 4,
     codec: Annotated[str, typer.Option(help="What is sent: a codec spec, none or auto.")] = "none",
     algorithm: Annotated[str, typer.Option(help="To whom: auto, gather or an all-reduce algorithm.")] = "auto",
-    consistency: Annotated[str, typer.Option(help="When workers agree: sync.")] = "sync",
+    consistency: Annotated[str, typer.Option(help="When workers agree, such as local(8).")] = "sync",
     link: Annotated[str | None, typer.Option(help="Emulate links of this speed: 1gbit, 100mbit (root).")] = None,
     hosts: Annotated[int | None, typer.Option(help="Emulated hosts; default: one a worker.")] = None,
     seed: Annotated[int, typer.Option(help="Of weights, data order and dropout.")] = 0,

@@ -39,6 +39,7 @@ class Mode(ABC):
     examples: ClassVar[tuple[str, ...]] = ()  # the specs that the conformance suite trains with
     same_weights: ClassVar[bool] = True  # all workers hold the same bits after every step (without: after `finish`)
     one_host: ClassVar[bool] = False  # shared memory: all workers on one machine
+    lockstep: ClassVar[bool] = True  # all workers take the same number of steps; without, each as many as it can
 
     @abstractmethod
     def install(

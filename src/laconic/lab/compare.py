@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from laconic.errors import BadInput, LaconicError
 from laconic.lab.claims import make_claims
@@ -31,6 +32,8 @@ def compare(
     workers: int,
     configs: Sequence[str],
     *,
+    consistency: Sequence[str] = ("sync",),
+    slow: float = 1.0,
     seeds: int = 3,
     first_seed: int = 0,
     link: str | None = None,
@@ -47,6 +50,8 @@ def compare(
 
     Args:
         configs: peers, `single` or codec specs.
+        consistency: when workers agree; codecs are combined with each.
+        slow: the last worker computes this many times as long; 1 for all alike.
         note: told a sentence after each trial.
 
     Raises:
@@ -54,18 +59,20 @@ def compare(
     """
     if is_launched():
         raise BadInput("compare starts its own workers for every trial: run it without torchrun or mpiexec")
+    if not 1 <= slow < 1000:
+        raise BadInput(f"--slow must be from 1 to below 1000, got {slow}")
     if seeds < 1:
         raise BadInput(f"--seeds must be at least 1, got {seeds}")
     chosen_workload = sized(get(workload), epochs)
     with Workers(workers, link, hosts) as place:
-        chosen = [_told(configuration(name, workers), place) for name in configs]
+        chosen = [_told(each, place, slow) for each in combined(configs, consistency, workers)]
         record = new_record("compare", chosen_workload, workers, chosen, place, tuning_runs, runs, command)
         folder = begin(record, runs)
         turns = [(seed, each) for seed in range(seeds) for each in _rotated(chosen, seed)]
         try:
             for seed, each in turns:
                 position = f"{len(record.trials) + 1}/{len(turns)}"
-                record.trials.append(_trial(record, place, each, first_seed + seed, folder, position))
+                record.trials.append(_trial(record, place, each, first_seed + seed, folder, position, slow))
                 record.save(folder)
                 note(f"{position} {_spoken(record.trials[-1])}")
         except KeyboardInterrupt:
@@ -93,9 +100,21 @@ def baseline(record: Record) -> str | None:
     return next(iter([*peers, *(c.name for c in trained)]), None)
 
 
-def _told(chosen: Configuration, place: Workers) -> Configuration:
-    told = ruler(place.counted_by(chosen.workers), chosen.kind)
-    return replace(chosen, options={**chosen.options, "bytes": told})
+def combined(configs: Sequence[str], consistency: Sequence[str], workers: int) -> list[Configuration]:
+    """Every codec with every consistency; peers and `single`, which have their own, once.
+
+    >>> [each.name for each in combined(["ddp", "none"], ["sync", "local(8)"], 4)]
+    ['ddp', 'none', 'local']
+    """
+    made = [configuration(name, workers, consistency=mode) for name in configs for mode in consistency]
+    return list({each.name: each for each in made}.values())
+
+
+def _told(chosen: Configuration, place: Workers, slow: float) -> Configuration:
+    told: dict[str, Any] = {"bytes": ruler(place.counted_by(chosen.workers), chosen.kind)}
+    if slow > 1:
+        told["slow_worker"] = f"rank {chosen.workers - 1} computes {slow:g} times as long"
+    return replace(chosen, options={**chosen.options, **told})
 
 
 def _rotated(chosen: Sequence[Configuration], by: int) -> list[Configuration]:
@@ -104,11 +123,11 @@ def _rotated(chosen: Sequence[Configuration], by: int) -> list[Configuration]:
 
 
 def _trial(
-    record: Record, place: Workers, chosen: Configuration, seed: int, folder: Path, position: str
+    record: Record, place: Workers, chosen: Configuration, seed: int, folder: Path, position: str, slow: float
 ) -> Trial:
     """One training; one that breaks is a trial that failed, and the run goes on."""
     order = len(record.trials)
-    plan = Plan(record.workload.name, chosen, seed, int(record.workload.epochs), order, str(folder))
+    plan = Plan(record.workload.name, chosen, seed, int(record.workload.epochs), order, str(folder), slow=slow)
     label = f"{position} {chosen.name}, seed {seed}"
     try:
         with Progress(folder, label, steps_of(record), lines=False):

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from laconic.codecs import codec
 from laconic.codecs import names as codec_names
+from laconic.consistency import Agreement
 from laconic.consistency import build as consistency_mode
 from laconic.consistency.distribute import distribute, mode_of
 from laconic.consistency.sync import SyncAgreement
@@ -89,6 +90,7 @@ def configuration(
         BadInput: a codec's arguments that it does not take.
     """
     consistency = str(consistency_mode(consistency))
+    called = name if consistency == "sync" else consistency if name == "none" else f"{name} {consistency}"
     valid = {"auto", "gather", *algorithm_names("all_reduce")}
     if algorithm not in valid:
         raise UnknownName("compressed all-reduce algorithm", algorithm, valid)
@@ -102,7 +104,7 @@ def configuration(
         if first not in codec_names():
             raise UnknownName("configuration", first, [*codec_names(), *PEERS, SINGLE, "auto"])
         codec(name)  # refuses arguments that do not fit
-    return Configuration(name, "laconic", name, algorithm, consistency, workers, engine)
+    return Configuration(called, "laconic", name, algorithm, consistency, workers, engine)
 
 
 def split(text: str) -> list[str]:
@@ -126,7 +128,8 @@ def split(text: str) -> list[str]:
 class Trainee:
     """A model made to train by a configuration: call `model`, then `optimizer.step()`; `module` is the network itself.
 
-    `state` has the records of our exchange, and is None for the peers.
+    `state` has the records of our exchange, and is None for the peers and for modes that have none; `agreement` is
+    None for the peers.
     """
 
     model: nn.Module
@@ -134,6 +137,7 @@ class Trainee:
     optimizer: Optimizer
     state: CompressionState | None
     close: Callable[[], None]
+    agreement: Agreement | None = None
 
 
 def make_trainee(chosen: Configuration, module: nn.Module, optimizer: Optimizer, world: World) -> Trainee:
@@ -147,7 +151,7 @@ def make_trainee(chosen: Configuration, module: nn.Module, optimizer: Optimizer,
     distribute(module, optimizer, codec=chosen.codec, consistency=chosen.consistency, world=world, **options)
     mode = mode_of(optimizer)
     state = mode.state if isinstance(mode, SyncAgreement) else None
-    return Trainee(module, module, optimizer, state, mode.close)
+    return Trainee(module, module, optimizer, state, mode.close, mode)
 
 
 def _nothing() -> None:

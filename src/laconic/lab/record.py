@@ -160,6 +160,7 @@ class Event:
 class Trial:
     """One training: a configuration and a seed. `order` is its position in the run; bytes are one worker's.
 
+    Staleness: how many updates of others the weights that a worker computed with had not seen, over all steps.
     `failed` is null, or a sentence: trials that broke stay in the record and out of the statistics.
     """
 
@@ -184,6 +185,8 @@ class Trial:
     events: list[Event] = field(default_factory=list)
     weights_sha256: str | None = None
     replicas_identical: bool | None = None
+    staleness_mean: float | None = None
+    staleness_max: int | None = None
     failed: str | None = None
 
 

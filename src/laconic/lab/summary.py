@@ -36,6 +36,7 @@ class Row:
     sent: Median | None
     raw: Median | None
     breakdown: Breakdown | None
+    staleness: Median | None
     claims: dict[str, Claim]
 
     @property
@@ -65,6 +66,7 @@ def _row(record: Record, configuration: Configuration) -> Row:
         sent=_median(trials, lambda t: t.sent_nbytes_per_step),
         raw=_median(trials, lambda t: t.raw_nbytes_per_step),
         breakdown=_breakdown(trials),
+        staleness=_median(trials, lambda t: t.staleness_mean),
         claims=claims,
     )
 
@@ -105,6 +107,7 @@ def results(record: Record) -> list[dict[str, Any]]:
             "seconds_to_target": [trial.seconds_to_target for trial in row.trials],
             "step_seconds_median": None if row.step is None else row.step.value,
             "sent_nbytes_per_step": None if row.sent is None else row.sent.value,
+            "staleness_mean": None if row.staleness is None else row.staleness.value,
             "wire_seconds_per_step": _value(_median(row.trials, lambda t: t.wire_seconds_per_step)),
         }
         for row in summarise(record)

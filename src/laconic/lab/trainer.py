@@ -11,6 +11,7 @@ before the data is read, and stands still during evaluations and checkpoints.
 from __future__ import annotations
 
 import hashlib
+import math
 import signal
 import time
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from laconic.consistency import build as consistency_mode
 from laconic.errors import BadInput
 from laconic.exchange.auto import GUESS
 from laconic.exchange.collectives import all_gather, barrier
@@ -30,7 +32,7 @@ from laconic.lab.configurations import Trainee, layers_of, make_trainee
 from laconic.lab.control import Control, request_stop
 from laconic.lab.metrics import Metrics
 from laconic.lab.record import Clock, Configuration, Trial
-from laconic.lab.trial import COLUMNS, Evaluation, assemble
+from laconic.lab.trial import COLUMNS, Evaluation, Figures, assemble
 from laconic.lab.workloads import Task, Workload, get
 from laconic.transports.profile import Profile
 from laconic.transports.world import World, init
@@ -59,6 +61,7 @@ class Plan:
         link_bps: the emulated links' rate, for choosing between exchanges of one round and of two; None if unlimited.
         counted_by: "interface" where each rank has a network interface of its own, "exchange" otherwise.
         launched: started by torchrun or mpiexec, whose signals reach the ranks themselves.
+        slow: the last rank computes this many times as long, by sleeping; 1 does not.
     """
 
     workload: str
@@ -72,6 +75,7 @@ class Plan:
     link_bps: float | None = None
     counted_by: str = "exchange"
     launched: bool = False
+    slow: float = 1.0
 
     def build(self) -> Workload:
         """The workload, with the epochs asked for."""
@@ -101,10 +105,19 @@ def run_rank(plan: Plan) -> Ended:
             if world.world_size != plan.configuration.workers:
                 raise BadInput(f"the run has {plan.configuration.workers} workers, this job {world.world_size}")
             world.profile = _known_link(plan, world)
-            return Training(plan, world).run()
+            return _training(plan)(plan, world).run()
     finally:
         if own_group:
             dist.destroy_process_group()
+
+
+def _training(plan: Plan) -> type[Training]:
+    """Workers that need not keep step run freely in a comparison; a training keeps step, for its checkpoints' sake."""
+    from laconic.lab.free_training import FreeTraining
+
+    chosen = plan.configuration
+    free = chosen.kind == "laconic" and not plan.keeps and not consistency_mode(chosen.consistency).lockstep
+    return FreeTraining if free and chosen.workers > 1 else Training
 
 
 class Training:
@@ -161,6 +174,8 @@ class Training:
                 return Ended(self.step)
             self.rows.append(self._one_step(*divmod(self.step, self.steps_per_epoch)))
             self.step += 1
+            if self.step == self.total_steps:
+                self._finish()
             if self.step % self.steps_per_epoch == 0:
                 self._evaluate(metrics)
                 if control is not None:
@@ -170,9 +185,17 @@ class Training:
                 self._show(metrics)
         return Ended(self.step, self._trial())
 
-    def _one_step(self, epoch: int, step: int) -> list[float]:
-        """Train one step; its figures in the order of COLUMNS."""
-        task, trainee, place = self.task, self.trainee, (self.world.rank, self.world.world_size)
+    def _finish(self) -> None:
+        """Let all workers agree on the model that was trained; it is part of the last step."""
+        begun = time.perf_counter()
+        if self.trainee.agreement is not None:
+            self.trainee.agreement.finish()
+        self.rows[-1][0] += time.perf_counter() - begun
+
+    def _one_step(self, epoch: int, step: int, share: int | None = None) -> list[float]:
+        """Train one step, with this rank's share of it or another; its figures in the order of COLUMNS."""
+        share = self.world.rank if share is None else share
+        task, trainee, place = self.task, self.trainee, (share, self.world.world_size)
         begun = time.perf_counter()
         task.begin_step(trainee.optimizer, epoch, step, *place)
         batch = task.batch(epoch, step, *place)
@@ -180,11 +203,16 @@ class Training:
         loss = task.loss(trainee.model, batch)
         forward = time.perf_counter()
         loss.backward()  # type: ignore[no-untyped-call]
+        if self.plan.slow > 1 and self.world.rank == self.world.world_size - 1:
+            time.sleep((self.plan.slow - 1) * (time.perf_counter() - begun))
         backward = time.perf_counter()
         trainee.optimizer.step()
         ended = time.perf_counter()
         encode = wait = decode = sent = 0.0
-        if trainee.state is None:
+        if trainee.state is None and trainee.agreement is not None:
+            compute, last = backward - begun, trainee.agreement.records[-1]
+            wait, sent = last.wait_s, float(last.sent_nbytes)
+        elif trainee.state is None:
             # DDP's backward computes and communicates at once: what it takes cannot be told apart, and is left over
             compute = ended - begun
             if self.plan.configuration.kind == "peer":
@@ -260,25 +288,36 @@ class Training:
 
     def _trial(self) -> Trial | None:
         """What all ranks measured, as one trial; on rank 0."""
-        rows = torch.tensor(self.rows, dtype=torch.float64)
-        everyone = all_gather(torch.cat([rows.reshape(-1), torch.tensor([self.loading_s]).double()]), group=self.world)
+        figures = self._figures()
+        scalars = all_gather(torch.tensor([self.loading_s, *self._staleness()]).double(), group=self.world)
         digest = weights_digest(self.trainee.module)
         digests = all_gather(torch.frombuffer(bytearray(digest), dtype=torch.uint8), group=self.world)
         if self.world.rank != 0:
             return None
         size = self.world.world_size
-        figures = everyone[:, :-1].reshape(size, len(self.rows), len(COLUMNS)).numpy()
         formula = self.plan.configuration.kind == "peer" and self.plan.counted_by == "exchange"
         counted = None if formula else float(figures[:, :, COLUMNS.index("sent")].mean())
         layers = layers_of(self.plan.configuration, self.trainee, counted, size) if size > 1 else []
         return assemble(
-            self.plan.configuration, self.plan.seed, self.plan.order, figures, float(everyone[:, -1].max()),
+            self.plan.configuration, self.plan.seed, self.plan.order, figures, float(scalars[:, 0].max()),
             evaluations=self.evaluations, layers=layers, resumed=self.resumed, world_size=size,
             samples_per_step=len(self.task.data.train) / self.steps_per_epoch,
             sent_by_formula=sum(layer.sent_nbytes for layer in layers) if formula else None,
             parameters=sum(p.numel() for p in self.trainee.module.parameters()),
             weights_sha256=digest.hex(), replicas_identical=bool((digests == digests[0]).all()) if size > 1 else None,
+            staleness=None if scalars[:, 1].isnan().any() else (float(scalars[:, 1].mean()), int(scalars[:, 2].max())),
         )  # fmt: skip
+
+    def _figures(self) -> Figures:
+        """What every rank measured at every step."""
+        rows = torch.tensor(self.rows, dtype=torch.float64)
+        return all_gather(rows, group=self.world).numpy()
+
+    def _staleness(self) -> tuple[float, float]:
+        """Mean and most of this rank's steps; NaN where the mode does not measure it."""
+        records = self.trainee.agreement.records if self.trainee.agreement is not None else []
+        found = [record.staleness for record in records if record.staleness is not None]
+        return (sum(found) / len(found), float(max(found))) if found else (math.nan, math.nan)
 
 
 def _known_link(plan: Plan, world: World) -> Profile | None:

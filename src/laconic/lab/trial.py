@@ -50,6 +50,7 @@ def assemble(
     parameters: int,
     weights_sha256: str,
     replicas_identical: bool | None,
+    staleness: tuple[float, int] | None = None,
 ) -> Trial:
     """The trial.
 
@@ -100,6 +101,8 @@ def assemble(
         ],
         weights_sha256=weights_sha256,
         replicas_identical=replicas_identical,
+        staleness_mean=None if staleness is None else staleness[0],
+        staleness_max=None if staleness is None else staleness[1],
     )
 
 
