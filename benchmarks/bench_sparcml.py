@@ -1,0 +1,322 @@
+"""SparCML's MNIST experiment on eight emulated hosts: top 16 of every 512 values at 4 bits against float32.
+
+    LACONIC_DATA=… python benchmarks/bench_sparcml.py                    # three links, about 10 minutes, needs root
+    LACONIC_DATA=… python benchmarks/bench_sparcml.py --links 100mbit=12 --output /tmp/sparcml.json
+
+Published (Renggli et al., SparCML, 2018; Hoefler, PPAM 2019): an MLP on MNIST, 8 nodes, Top16_Q4, end to end 3.65 times
+as quick as dense float32 and 4.53 in communication on Piz Daint, 19.12 and 22.97 on EC2. The links' speeds are not given
+with them. Here one worker trains on each of 8 network namespaces behind `tc tbf`, at the link speeds that are named.
+
+All eight workers share this machine's cores, so what is computed (the step itself, encoding, decoding) takes several
+times longer than on eight machines, while the wire takes as long as a real one: the factors are those of a slow link
+beside slow workers. The network is 784-1024-1024-10 with dropout, batch 64 a worker, SGD with momentum 0.9 at 0.1
+falling linearly to zero.
+
+For each link all configurations live in the same processes and take turns in blocks, their order rotating. A step is
+zero_grad, forward, backward and optimiser; its time is the slowest rank's, and the first of each block is not counted.
+"Communication" is the exchange alone: every rank has a gradient ready, all begin together, and it ends when the mean is
+there; encoding and decoding are part of it. After each block of training the test accuracy is taken, at rest; a
+configuration's time to the target is that of its steps until an evaluation met it.
+
+"no communication" is the floor: each worker alone, whose weights drift apart, so that its accuracy means nothing.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # namespaces have no name service, of which torch complains
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import laconic
+from laconic.errors import BadInput, LaconicError
+from laconic.exchange.auto import GUESS
+from laconic.exchange.state import CompressionState
+from laconic.lab.cluster import INTERFACE, Cluster, Link
+from laconic.lab.codec_bench import environment
+from laconic.lab.configurations import SINGLE, Trainee, configuration, make_trainee
+from laconic.lab.data import fetch
+from laconic.lab.statistics import median, ratio_interval
+from laconic.lab.workloads import Task, get
+from laconic.transports.profile import Profile
+from laconic.transports.world import World
+
+FLOOR, FP32, FP16, OURS = "no communication", "ddp", "ddp-fp16", "topk(16,bucket=512)+qsgd(4)"
+CONFIGURATIONS = (FLOOR, FP32, FP16, OURS)
+PUBLISHED = {"Piz Daint": (3.65, 4.53), "EC2": (19.12, 22.97)}  # end to end, communication
+OUTPUT = Path(__file__).parent / "results" / "sparcml.json"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every rank does.
+
+    Attributes:
+        steps: of training, by every configuration.
+        block: steps between two turns; the first of each is not counted.
+        exchanges: of the gradient alone, after each block.
+        batch: of all workers together.
+        rate_bps: what the link is told to carry, for choosing between exchanges of one round and of two.
+    """
+
+    steps: int
+    block: int
+    exchanges: int
+    batch: int
+    target: float
+    seed: int
+    rate_bps: float | None
+
+
+def run_rank(plan: Plan) -> dict[str, Any]:
+    """One rank's figures, by configuration."""
+    dist.init_process_group("gloo")
+    try:
+        with laconic.init(timeout_s=300) as world:
+            if plan.rate_bps is not None:
+                world.profile = Profile(world.engine, world.world_size, replace(GUESS, s_per_byte=8 / plan.rate_bps))
+            runners = {name: Runner(name, plan, world) for name in CONFIGURATIONS}
+            names = list(CONFIGURATIONS)
+            for turn, begin in enumerate(range(0, plan.steps, plan.block)):
+                first = turn % len(names)
+                for name in names[first:] + names[:first]:
+                    runners[name].block(min(plan.block, plan.steps - begin))
+                    runners[name].exchange_alone(plan.exchanges)
+            return {name: runner.figures() for name, runner in runners.items()}
+    finally:
+        dist.destroy_process_group()
+
+
+class Runner:
+    """One configuration on this rank."""
+
+    def __init__(self, name: str, plan: Plan, world: World) -> None:
+        epochs = -(-plan.steps // (60_000 // plan.batch + 1))
+        workload = replace(get("mnist-mlp"), optimizer=momentum_sgd, learning_rate=0.1, batch=plan.batch, epochs=epochs)
+        self.task: Task = workload.prepare(plan.seed)
+        self.name, self.plan, self.world = name, plan, world
+        chosen = configuration(SINGLE if name == FLOOR else name, world.world_size)
+        optimizer = self.task.optimizer(self.task.model.parameters())
+        self.trainee: Trainee = make_trainee(chosen, self.task.model, optimizer, world)
+        self.alone = exchange_of(name, list(self.task.model.named_parameters()), world)
+        self.step = 0
+        self.step_s: list[float] = []
+        self.counted: list[bool] = []
+        self.exchange_s: list[float] = []
+        self.curve: list[tuple[int, float]] = []
+        self.sent_nbytes = 0
+        for _ in range(2):  # kernels are compiled and connections opened before anything is timed
+            self.exchange_alone(1)
+        self.exchange_s.clear()
+
+    def block(self, steps: int) -> None:
+        """Train, then take the test accuracy on rank 0."""
+        dist.barrier()
+        before = interface_nbytes()
+        for i in range(steps):
+            self.step_s.append(self._one_step())
+            self.counted.append(i > 0)
+        dist.barrier()
+        self.sent_nbytes += interface_nbytes() - before
+        if self.world.rank == 0 and self.name != FLOOR:
+            self.curve.append((self.step, self.task.evaluate(self.trainee.module)["accuracy"]))
+
+    def _one_step(self) -> float:
+        task, optimizer, place = self.task, self.trainee.optimizer, (self.world.rank, self.world.world_size)
+        when = divmod(self.step, task.steps_per_epoch(self.world.world_size))
+        batch = task.batch(*when, *place)
+        task.begin_step(optimizer, *when, *place)
+        # the rate falls to zero within the steps there are, whole epochs or not
+        optimizer.param_groups[0]["lr"] = task.workload.learning_rate * (1 - self.step / self.plan.steps)
+        begun = time.perf_counter()
+        optimizer.zero_grad()
+        task.loss(self.trainee.model, batch).backward()
+        optimizer.step()
+        seconds = time.perf_counter() - begun
+        self.step += 1
+        return seconds
+
+    def exchange_alone(self, repeats: int) -> None:
+        """Exchange a gradient that is ready, without computing; it changes nothing of the training."""
+        if self.alone is None:
+            return
+        place = (self.world.rank, self.world.world_size)
+        parameters = list(self.task.model.parameters())
+        loss = self.task.loss(self.task.model, self.task.batch(0, 0, *place))
+        gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)])
+        for _ in range(repeats):
+            values = gradient.clone()
+            dist.barrier()
+            begun = time.perf_counter()
+            self.alone(values)
+            self.exchange_s.append(time.perf_counter() - begun)
+
+    def figures(self) -> dict[str, Any]:
+        weights = torch.cat([p.detach().reshape(-1) for p in self.task.model.parameters()])
+        first = weights.clone()
+        dist.broadcast(first, 0)
+        same = torch.tensor(float(torch.equal(first, weights)))
+        dist.all_reduce(same, dist.ReduceOp.MIN)
+        return {
+            "step_s": self.step_s, "counted": self.counted, "exchange_s": self.exchange_s, "curve": self.curve,
+            "sent_nbytes_per_step": self.sent_nbytes / self.step, "replicas_identical": bool(same.item()),
+            "parameters": weights.numel(),
+        }  # fmt: skip
+
+
+def momentum_sgd(parameters: Iterable[Tensor], rate: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=rate, momentum=0.9)
+
+
+def exchange_of(name: str, named: list[tuple[str, Any]], world: World) -> Callable[[Tensor], None] | None:
+    """How a configuration averages a flat gradient over the ranks, by itself; None for the floor."""
+    if name == FLOOR:
+        return None
+    if name == OURS:
+        state = CompressionState(OURS, named, world=world)
+        return lambda values: state.exchange([(values, [parameter for _, parameter in named])])
+
+    def native(values: Tensor) -> None:
+        short = values.half() if name == FP16 else values
+        short.div_(world.world_size)
+        dist.all_reduce(short)
+        if short is not values:
+            values.copy_(short)
+
+    return native
+
+
+def interface_nbytes() -> int:
+    """What this host's interface has sent so far, as the kernel counts it, headers and acknowledgements included."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == INTERFACE:
+            return int(counters.split()[8])
+    raise BadInput(f"there is no interface {INTERFACE}: this rank is not on an emulated host")
+
+
+def measure(link: str, hosts: int, plan: Plan, timeout_s: float) -> dict[str, Any]:
+    """The record of one link."""
+    load = os.getloadavg()[0]
+    with Cluster(hosts, link) as cluster:
+        ranks = cluster.run(run_rank, (plan,), timeout_s=timeout_s)
+    rows = [summary(name, [rank[name] for rank in ranks], plan) for name in CONFIGURATIONS]
+    by_name = {row["configuration"]: row for row in rows}
+    for row in rows:
+        for base in (FP32, FP16):
+            for what in ("step", "exchange"):
+                ours, theirs = row[f"{what}_s"], by_name[base][f"{what}_s"]
+                if ours and theirs:
+                    row[f"{what}_speed_up_over_{base}"] = statistics.median(theirs) / statistics.median(ours)
+                    row[f"{what}_speed_up_over_{base}_interval"] = ratio_interval(ours, theirs, paired=False)
+    wire_nbytes = 2 * (hosts - 1) / hosts * 4 * ranks[0][FP32]["parameters"]
+    return {
+        "link": link, "hosts": hosts, "plan": asdict(plan), "load_average_before": load,
+        "fp32_wire_seconds": None if plan.rate_bps is None else 8 * wire_nbytes / plan.rate_bps, "results": rows,
+    }  # fmt: skip
+
+
+def summary(name: str, ranks: list[dict[str, Any]], plan: Plan) -> dict[str, Any]:
+    """One configuration's row; a step and an exchange take as long as on their slowest rank."""
+    every = [max(step) for step in zip(*(rank["step_s"] for rank in ranks), strict=True)]
+    steps = [seconds for seconds, counts in zip(every, ranks[0]["counted"], strict=True) if counts]
+    exchanges = [max(one) for one in zip(*(rank["exchange_s"] for rank in ranks), strict=True)]
+    curve = ranks[0]["curve"]
+    reached = next((step for step, accuracy in curve if accuracy >= plan.target), None)
+    return {
+        "configuration": name,
+        "step_seconds": statistics.median(steps),
+        "step_seconds_interval": median(steps).interval,
+        "exchange_seconds": statistics.median(exchanges) if exchanges else None,
+        "exchange_seconds_interval": median(exchanges).interval if exchanges else None,
+        "test_accuracy": curve[-1][1] if curve else None,
+        "steps_to_target": reached,
+        "seconds_to_target": None if reached is None else sum(every[:reached]),
+        "sent_nbytes_per_step": statistics.mean(rank["sent_nbytes_per_step"] for rank in ranks),
+        "replicas_identical": ranks[0]["replicas_identical"],
+        "curve": curve, "step_s": steps, "exchange_s": exchanges,
+    }  # fmt: skip
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """All links as Markdown."""
+    lines = [
+        "| link | configuration | step, ms | exchange alone, ms | MB sent a step | test accuracy | "
+        "steps (s) to target | end to end (communication) over fp32 | over fp16 |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for record in records:
+        for row in record["results"]:
+            wide = row["exchange_seconds"] is not None
+            shown = {
+                "link": f"{record['link']}, {record['plan']['steps']} steps",
+                "name": f"`{row['configuration']}`" if row["configuration"] != FLOOR else FLOOR,
+                "step": f"{1e3 * row['step_seconds']:.0f}",
+                "exchange": f"{1e3 * row['exchange_seconds']:.0f}" if wide else "–",
+                "sent": f"{row['sent_nbytes_per_step'] / 1e6:.3f}",
+                "accuracy": "–" if row["test_accuracy"] is None else f"{100 * row['test_accuracy']:.2f} %",
+                "reached": "–" if row["steps_to_target"] is None else (
+                    f"{row['steps_to_target']} ({row['seconds_to_target']:.0f})"),
+                "fp32": _factors(row, FP32) if wide else "–",
+                "fp16": _factors(row, FP16) if wide else "–",
+            }  # fmt: skip
+            lines.append("| " + " | ".join(shown.values()) + " |")
+    return "\n".join(lines)
+
+
+def _factors(row: dict[str, Any], base: str) -> str:
+    return f"{row[f'step_speed_up_over_{base}']:.2f} ({row[f'exchange_speed_up_over_{base}']:.2f})"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--links", default="1gbit=118,100mbit=118,20mbit=12", help="each with its steps of training")
+    parser.add_argument("--hosts", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=64, help="per worker; an epoch is 60,000 / (8 · 64) = 118 steps")
+    parser.add_argument("--blocks", type=int, default=10, help="turns and evaluations of each configuration")
+    parser.add_argument("--exchanges", type=int, default=2, help="of the gradient alone, after each block")
+    parser.add_argument("--target", type=float, default=0.95, help="test accuracy")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds, per link")
+    parser.add_argument("--output", type=Path, default=OUTPUT)
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = arguments()
+    records = []
+    try:
+        fetch("mnist")
+        for part in options.links.split(","):
+            link, _, steps = part.partition("=")
+            if not steps.isdigit() or int(steps) < 2:
+                raise BadInput(f"--links takes a link and its steps, such as 100mbit=118, got '{part}'")
+            sizes = int(steps), max(3, -(-int(steps) // options.blocks)), options.exchanges
+            plan = Plan(*sizes, options.hosts * options.batch, options.target, options.seed, Link.parse(link).rate_bps)
+            records.append(measure(link, options.hosts, plan, options.timeout))
+            print(table(records[-1:]), file=sys.stderr, flush=True)
+    except LaconicError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    content = {"benchmark": "sparcml", "environment": environment(), "published": PUBLISHED, "links": records}
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(content, indent=1) + "\n")
+    print(table(records))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
