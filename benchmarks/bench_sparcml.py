@@ -4,8 +4,8 @@
     LACONIC_DATA=… python benchmarks/bench_sparcml.py --links 100mbit=12 --output /tmp/sparcml.json
 
 Published (Renggli et al., SparCML, 2018; Hoefler, PPAM 2019): an MLP on MNIST, 8 nodes, Top16_Q4, end to end 3.65 times
-as quick as dense float32 and 4.53 in communication on Piz Daint, 19.12 and 22.97 on EC2. The links' speeds are not given
-with them. Here one worker trains on each of 8 network namespaces behind `tc tbf`, at the link speeds that are named.
+as quick as dense float32 and 4.53 in communication on Piz Daint, 19.12 and 22.97 on EC2. No link's speed is given with
+them. Here one worker trains on each of 8 network namespaces behind `tc tbf`, at the link speeds that are named.
 
 All eight workers share this machine's cores, so what is computed (the step itself, encoding, decoding) takes several
 times longer than on eight machines, while the wire takes as long as a real one: the factors are those of a slow link
