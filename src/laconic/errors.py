@@ -9,6 +9,7 @@
     ├── NonFiniteError (ValueError)       NaN or infinity where a codec's policy is to refuse it
     ├── ScheduleError (ValueError)        a schedule is not a correct collective
     ├── ProfileError (ValueError)         a link profile cannot be read
+    ├── StalenessError (RuntimeError)     a worker computed with weights older than its bound allows
     └── TransportError (RuntimeError)     something failed between ranks; has .rank, .peer, .round
         ├── PeerLost                      a peer died, stopped or was cut off
         ├── CollectiveTimeout (TimeoutError)  nobody is known dead, but the wait ran out
@@ -75,6 +76,10 @@ class ScheduleError(LaconicError, ValueError):
 
 class ProfileError(LaconicError, ValueError):
     """A link profile is missing, corrupt or from another version."""
+
+
+class StalenessError(LaconicError, RuntimeError):
+    """A worker computed with weights older than the staleness bound allows."""
 
 
 class TransportError(LaconicError, RuntimeError):

@@ -1,0 +1,96 @@
+"""Who is how far, and who may go on: the clock table of stale-synchronous training, without any communication.
+
+Callers: `server.py` (the centralised mode), `stale_peers.py` (the decentralised one) and the simulation in the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from laconic.errors import BadInput, StalenessError
+
+
+class Clocks:
+    """How many steps each worker has taken, and the bound on how far they may be apart.
+
+    A worker at clock c (c steps taken) may compute the next only when the slowest is at s ≥ c − bound. Invariant: no
+    clock ever exceeds the slowest by more than bound + 1, and none computes from weights that lack an update older than
+    `bound` steps.
+
+    Args:
+        workers: who takes part; they begin at clock 0.
+        bound: the staleness bound; None for none.
+
+    >>> clocks = Clocks([0, 1], bound=1)
+    >>> clocks.tick(0, 1), clocks.may_begin(0)
+    (None, True)
+    >>> clocks.tick(0, 2), clocks.may_begin(0)
+    (None, False)
+    """
+
+    def __init__(self, workers: Iterable[int], bound: int | None) -> None:
+        self.bound = bound
+        self.clocks = dict.fromkeys(workers, 0)
+        self._away: set[int] = set()
+
+    def tick(self, worker: int, clock: int) -> None:
+        """`worker` has taken `clock` steps.
+
+        Raises:
+            StalenessError: it took more than it was allowed to, or its clock goes back.
+        """
+        before = self.clocks.get(worker, clock)
+        if clock < before:
+            raise StalenessError(f"worker {worker} was at clock {before} and now says {clock}")
+        if self.bound is not None and clock - 1 - self.slowest > self.bound:
+            raise StalenessError(
+                f"worker {worker} computed step {clock} while the slowest has taken {self.slowest}: the bound is "
+                f"{self.bound}"
+            )
+        self.clocks[worker] = clock
+
+    @property
+    def slowest(self) -> int:
+        """The clock of the slowest that still takes part; of the fastest when none does."""
+        present = [clock for worker, clock in self.clocks.items() if worker not in self._away]
+        return min(present) if present else max(self.clocks.values(), default=0)
+
+    def may_begin(self, worker: int) -> bool:
+        """Whether the worker may compute its next step."""
+        return self.bound is None or self.clocks.get(worker, 0) - self.slowest <= self.bound
+
+    def leave(self, worker: int) -> None:
+        """The worker is gone for good and holds nobody up any more."""
+        self.clocks.pop(worker, None)
+        self._away.discard(worker)
+
+    def pause(self, worker: int) -> None:
+        """The worker takes no steps for now, and holds nobody up, until `resume`."""
+        self._away.add(worker)
+
+    def resume(self) -> None:
+        """All go on together; clocks that differ by then become the fastest one's."""
+        self._away.clear()
+        if self.clocks:
+            self.clocks = dict.fromkeys(self.clocks, max(self.clocks.values()))
+
+
+def check_read(who: str, clock: int, slowest: int, bound: int) -> None:
+    """The reader's own assertion, whatever the server believed: raise where the bound does not hold.
+
+    Args:
+        who: the worker, as in "[rank 1/4]".
+        clock: steps it has taken.
+        slowest: steps that its weights hold of every worker.
+
+    Raises:
+        StalenessError: slowest < clock − bound.
+    """
+    if clock - slowest > bound:
+        raise StalenessError(f"{who} stale: at clock {clock}, with weights of clock {slowest}, the bound is {bound}")
+
+
+def check_bound(bound: int) -> None:
+    """Refuse a bound that is not a whole number from 0."""
+    if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
+        raise BadInput(f"stale: the bound is a whole number of steps from 0, got {bound!r}")
