@@ -60,7 +60,7 @@ class Robust(Mode):
 
     summary: ClassVar[str] = "a rule makes one gradient of all, up to f of which may be anything"
     source: ClassVar[str] = "Blanchard et al., Machine Learning with Adversaries, NIPS 2017"
-    examples: ClassVar[tuple[str, ...]] = ("robust(median)", "robust(krum)")
+    examples: ClassVar[tuple[str, ...]] = ("robust(median)", "robust(multi_krum)")
 
     def __post_init__(self) -> None:
         rules.get(self.rule)

@@ -109,9 +109,9 @@ def aggregate(name: str, vectors: Array, f: int | None = None) -> Array:
     left = int(finite.sum())
     if len(vectors) - left > f:
         return np.zeros(vectors.shape[1], dtype=np.float32)
-    kept = vectors if left == len(vectors) else vectors[finite]
+    kept: Array = vectors if left == len(vectors) else vectors[finite]
     if left == 1:
-        return kept[0].copy()
+        return kept.reshape(-1).copy()
     if left < chosen.base:
         return mean(kept, 0)
     return chosen.combine(np.ascontiguousarray(kept), min(f, chosen.most(left)))
