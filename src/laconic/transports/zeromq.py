@@ -157,6 +157,11 @@ class ZmqTransport(Transport):
             self._check_hope(peer, None)
         return peer.greeted
 
+    def is_connected(self, rank: int) -> bool:
+        """Whether a connection to this rank stands, as far as known; `peers` also lists ranks not yet reached."""
+        peer = self._open_mesh().peers.get(rank)
+        return peer is not None and not peer.left and peer.established
+
     def drop_peer(self, rank: int) -> None:
         """Say goodbye to a rank and forget it; what it sent and nobody asked for is dropped."""
         self._open_mesh().drop(rank)
@@ -254,14 +259,14 @@ class ZmqTransport(Transport):
         Peers that leave or die do not end the wait as long as one can be reached.
 
         Raises:
-            CollectiveTimeout: nothing came within `timeout_s` (None: the transport's own).
+            CollectiveTimeout: nothing came within `timeout_s` (None: the transport's own; 0: nothing is there now).
             PeerLost: nobody is left to send anything.
         """
         mesh = self._usable_mesh()
         wait_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + wait_s
         while not self._parcels:
-            if mesh.take_in():
+            if mesh.take_in(block=wait_s > 0):
                 continue
             if mesh.peers and all(mesh.is_over(peer) for peer in mesh.peers.values()) and not mesh.take_in():
                 raise PeerLost(f"{self.where()} recv_any: every peer has left or is lost", rank=self.rank)

@@ -109,6 +109,11 @@ class Peer:
             self.disconnect(linger=False)
 
     @property
+    def established(self) -> bool:
+        """Whether both connections to it stand."""
+        return bool(self._lines) and all(line.established for line in self._lines)
+
+    @property
     def refuses(self) -> bool:
         """Whether it will not have our key: it refused several times, or once and was not seen again."""
         return self.refusals > 2 or (self.refusals > 0 and time.monotonic() - self._refused_at > 1.0)

@@ -1,0 +1,252 @@
+"""`laconic.elastic`: synchronous training in which workers may come, go, stop and die at any moment.
+
+Callers: users. Each worker is a process that runs the same script; nothing else has to run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from laconic.consistency.base import StepRecord
+from laconic.consistency.churn.deadline import Deadline
+from laconic.consistency.churn.group import Fenced, Finished, Group, Mean
+from laconic.consistency.churn.meeting import Meeting
+from laconic.consistency.churn.messages import values_of
+from laconic.consistency.churn.replica import Replica
+from laconic.consistency.churn.samples import SampleLedger
+from laconic.errors import BadInput
+
+
+class ElasticJob:
+    """One worker's part in an elastic training; made by `elastic`.
+
+    Attributes:
+        finished: all epochs are done and this worker's model is the final one.
+        rejoined: how often the others went on without this worker, and it came back as a new one.
+        records: one StepRecord per committed step that this worker took part in, the last `KEPT`.
+    """
+
+    KEPT = 10_000
+
+    def __init__(
+        self, replica: Replica, meeting: Meeting, deadline: Deadline, epochs: int, **options: Any
+    ) -> None:
+        self._replica, self._epochs, self._options = replica, epochs, options
+        self._meeting, self._deadline = meeting, deadline
+        self.finished, self.rejoined = False, 0
+        self.records: list[StepRecord] = []
+        self._group: Group | None = None
+        self._busy = False
+        with contextlib.suppress(Finished):
+            self._group = Group(meeting, replica, deadline, **options)
+            self._gradient = self._group.gradient_buffer()
+
+    # what a training loop needs
+
+    def batches(self) -> Iterator[Tensor]:
+        """Sample numbers for this worker, one batch a step, until all epochs are done.
+
+        After each, run backward on the batch's mean loss and call `step()`. When a worker was lost in between, the
+        same samples come again, divided anew.
+        """
+        while self._group is not None and not self.finished:
+            if not self._settle():
+                return
+            group = self._group
+            while (mean := group.missed()) is not None:
+                self._commit(mean)
+            if self._replica.ledger.epoch >= self._epochs:
+                self.finished = group.finish()
+                continue
+            share = self._replica.ledger.shares(len(group.view.ids))[group.place]
+            if len(share):
+                self._samples = len(share)
+                yield share
+            else:
+                self._samples = 0
+                self.step()
+
+    def step(self) -> bool:
+        """Agree on the mean of all workers' gradients and let the optimiser step by it; gradients are cleared.
+
+        Returns:
+            Whether the step was made. If not, the group has changed; the weights are as before.
+        """
+        group = self._group
+        if group is None:
+            raise BadInput("step() belongs into the loop over batches()")
+        begun, sent = time.perf_counter(), group.sent_nbytes
+        self._replica.weights.gradients(values_of(self._gradient))
+        mean = group.agree(self._gradient, self._samples)
+        if mean is None:
+            self._replica.forget_gradients()
+            self._gradient = group.gradient_buffer()  # the old one may still be on its way
+            return False
+        waited = time.perf_counter() - begun
+        self._commit(mean)
+        self.records.append(
+            StepRecord(group.step - 1, time.perf_counter() - begun, waited, group.sent_nbytes - sent, staleness=0)
+        )
+        if len(self.records) > self.KEPT:
+            del self.records[: self.KEPT // 2]
+        return True
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        """While something else than a step goes on here (an evaluation), the others wait for as long as this lives."""
+        group = self._group
+        if group is not None:
+            group.say_busy(True)
+        try:
+            yield
+        finally:
+            if group is not None:
+                group.say_busy(False)
+
+    def _commit(self, mean: Mean) -> None:
+        group = self._present()
+        self._replica.apply(mean.values, len(group.view.ids), mean.included)
+        group.commit()
+
+    def _settle(self) -> bool:
+        """Be in the newest view, as a new worker if need be; False when the training is over without this one."""
+        group = self._present()
+        while True:
+            try:
+                group.settle()
+                return True
+            except Fenced:
+                group.leave()
+                self.rejoined += 1
+                try:
+                    group.begin()
+                except Finished:
+                    self._group = None
+                    return False
+
+    # what it is doing
+
+    @property
+    def worker(self) -> int:
+        """This worker's number in the job."""
+        return self._present().id
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The numbers of those who train together now, the coordinator's first."""
+        return self._present().view.ids
+
+    @property
+    def view(self) -> int:
+        """The number of the present view: one more with every worker that comes or goes."""
+        return self._present().view.number
+
+    @property
+    def steps(self) -> int:
+        """Steps committed so far, by this worker or before it came."""
+        return self._present().step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch the next batch belongs to, from 0."""
+        return self._replica.ledger.epoch
+
+    @property
+    def deadline_s(self) -> float:
+        """After how long without a word a worker counts as lost, as learned so far."""
+        return self._deadline.seconds
+
+    @property
+    def digest(self) -> int:
+        """A checksum of the weights: after the same number of steps it is the same on all workers."""
+        return self._replica.digest
+
+    def _present(self) -> Group:
+        if self._group is None:
+            raise BadInput("this worker is not, or no longer, part of the job")
+        return self._group
+
+    def close(self) -> None:
+        """Leave the job; the others go on."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.leave()
+
+    def __enter__(self) -> ElasticJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def elastic(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    dataset_size: int,
+    batch: int,
+    meeting: str | Path,
+    epochs: int = 1,
+    seed: int = 0,
+    workers: int = 1,
+    scheduler: Any = None,
+    drop_slowest: int = 0,
+    patience_s: float = 5.0,
+    silence_s: float = 1.5,
+) -> ElasticJob:
+    """Train together with whoever meets in `meeting`, through every loss of a worker; blocks until this one is in.
+
+    The first worker that comes gives its model; all others receive weights, optimiser state, step and place in the
+    data from a peer, whenever they come. A step is the mean gradient of `batch` samples whoever is there to compute
+    them, and every sample of an epoch is in exactly one committed step.
+
+    Cost of a step: the coordinator, which is the longest-standing worker, receives and sends (P − 1)·n values, every
+    other worker n each way, and one small message more. A view change costs a file in `meeting` and a round of small
+    messages; a newcomer also the state, sent by one peer.
+
+    Args:
+        model: parameters float32 on the CPU; all workers must build the same shapes.
+        optimizer: of the model's parameters. `job.step()` steps it, not you.
+        dataset_size: samples of an epoch; batches are numbers below it.
+        batch: samples of a step over all workers.
+        meeting: a folder all workers can write to, of this job alone.
+        epochs: how often every sample is used.
+        workers: the first step waits for this many.
+        scheduler: a learning-rate scheduler, stepped after every committed step.
+        drop_slowest: steps do not wait for this many workers; samples of the dropped are used later.
+        patience_s: how long to wait for a worker before the deadline is learned from past steps.
+        silence_s: after so long without a heartbeat a connection counts as broken, whatever steps take.
+
+    Raises:
+        BadInput: a value out of range, or the job in `meeting` trains something else.
+        PeerLost: everyone who had the model is gone.
+
+    >>> import tempfile
+    >>> model = nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    >>> x = torch.ones(10, 4)
+    >>> with elastic(model, optimizer, dataset_size=10, batch=5, meeting=tempfile.mkdtemp()) as job:
+    ...     for batch in job.batches():
+    ...         model(x[batch]).square().mean().backward()
+    ...         _ = job.step()
+    ...     job.steps
+    2
+
+    Source: Chen et al., Revisiting Distributed Synchronous SGD, 2016 (backup workers); Birman and Joseph, Exploiting
+        virtual synchrony in distributed systems, SOSP 1987 (views).
+    Differs: views are numbered by files in a shared folder, of which each can be made once, not by a vote; gradients
+        dropped by `drop_slowest` are computed again from the same samples later, not lost.
+    """
+    if epochs < 0 or workers < 1 or drop_slowest < 0 or silence_s <= 0:
+        text = f"{epochs}, {workers}, {drop_slowest} and {silence_s}"
+        raise BadInput(f"elastic needs epochs ≥ 0, workers ≥ 1, drop_slowest ≥ 0 and silence_s > 0, got {text}")
+    replica = Replica(model, optimizer, SampleLedger(dataset_size, batch, seed), scheduler)
+    options = {"drop_slowest": drop_slowest, "workers": workers, "silence_s": silence_s}
+    return ElasticJob(replica, Meeting(meeting), Deadline(patience_s), epochs, **options)

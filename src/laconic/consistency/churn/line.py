@@ -1,0 +1,198 @@
+"""A member's line to the others: its number, its connections, and the messages of the present view only.
+
+Caller: `group.py`. Whatever comes from an older view is dropped here, a newer view ends every wait by NewView, and
+newcomers that ask to join are noted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+from torch import Tensor
+
+from laconic.consistency.churn.meeting import Meeting, View, event
+from laconic.consistency.churn.messages import Kind, Message, pack, unpack
+from laconic.errors import CollectiveTimeout, PayloadError, PeerLost
+from laconic.transports.zeromq import ZmqTransport
+from laconic.transports.zeromq_keys import is_loopback, read_key
+
+# How often a wait looks into the meeting folder: messages tell of new views, the folder is for those that nobody told.
+LOOK_S = 0.1
+HEARTBEAT_S = 0.25
+LINGER_S = 0.5
+
+
+class NewView(Exception):
+    """A newer view is valid."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view.number)
+        self.view = view
+
+
+class Line:
+    """One worker's ZeroMQ transport in a group.
+
+    Attributes:
+        id: this worker's number in the meeting.
+        view: whose messages are heard.
+        newcomers: who has asked to join, by number, with addresses.
+        ignored: messages of other views, of strangers and of no known kind.
+    """
+
+    def __init__(self, meeting: Meeting, silence_s: float) -> None:
+        self.meeting = meeting
+        self.id = meeting.number()
+        self.view = View(0, (), "", 0.0)
+        self.newcomers: dict[int, str] = {}
+        self.ignored = 0
+        self._leaving: set[int] = set()
+        self._looked_at = time.monotonic()
+        host = os.environ.get("LACONIC_BIND", "127.0.0.1")
+        key = read_key() if is_loopback(host) else read_key() or meeting.key()
+        self._transport = ZmqTransport(
+            None, self.id, 1, 60.0, bind=host, key=key, heartbeat_s=HEARTBEAT_S, silence_s=silence_s, linger_s=LINGER_S
+        )
+        self.address = self._transport.address
+
+    def close(self) -> None:
+        """Say goodbye and give up all connections."""
+        for member in self.view.ids:
+            if member != self.id:
+                self.tell(member, pack(Kind.LEAVE, self.view.number, 0))
+        self._transport.close()
+
+    # joining
+
+    def ask(self, view: View) -> None:
+        """Ask the coordinator of a view that this worker is not in to take it into the next."""
+        coordinator, address = view.members[0]
+        with contextlib.suppress(PeerLost):
+            if coordinator not in self._transport.peers:
+                self._transport.add_peer(coordinator, address)
+            self._transport.send_to(coordinator, pack(Kind.JOIN, view.number, 0, body=self.address.encode()), 0)
+
+    def invitation(self, wait_s: float) -> View | None:
+        """A view with this worker in it, if one is announced within `wait_s`."""
+        try:
+            self.next(wait_s, look=False)
+        except NewView as news:
+            if self.id in news.view.ids:
+                return news.view
+        return None
+
+    # views
+
+    def turn_to(self, view: View) -> None:
+        """Hear only this view from now on; connect to its members, and forget who is not in it."""
+        waiting = {m: place for m, place in self.newcomers.items() if m not in view.ids and self.reaches(m)}
+        if view.coordinator != self.id:
+            waiting = {}  # they will ask its coordinator
+        for member in {*self.view.ids, *self.newcomers} - {*view.ids, *waiting, self.id}:
+            self._transport.drop_peer(member)
+        self.view, self.newcomers = view, waiting
+        for member, address in view.members:
+            if member != self.id and member not in self._transport.peers:
+                self._transport.add_peer(member, address)
+        self._leaving.clear()
+
+    def has_newcomers(self) -> bool:
+        """Whether somebody who can be reached has asked to join; the others are forgotten."""
+        for member in [m for m in self.newcomers if not self.reaches(m)]:
+            del self.newcomers[member]
+            self._transport.drop_peer(member)
+        return bool(self.newcomers)
+
+    def propose(self, lost: dict[int, str], step: int, most: int) -> View:
+        """Publish the view after this one, without the `lost` (and why), with newcomers; returns what is valid then."""
+        staying = [(member, place) for member, place in self.view.members if member not in lost]
+        coming = [(m, place) for m, place in self.newcomers.items() if self.reaches(m)][: most - len(staying)]
+        view = View(self.view.number + 1, (*staying, *coming), self.view.job, self.view.begun)
+        if not self.meeting.publish(view):
+            newest = self.meeting.newest(self.view.number)
+            assert newest is not None
+            return newest
+        announcement = pack(Kind.VIEW, view.number, step, body=view.to_json().encode())
+        for member in view.ids[1:]:
+            self.tell(member, announcement)
+        self.meeting.record(
+            [event(view, step, m, "left" if m in self._leaving else f"lost: {why}") for m, why in lost.items()]
+            + [event(view, step, m, "joined") for m, _ in coming]
+        )
+        return view
+
+    # messages
+
+    def reaches(self, member: int) -> bool:
+        """Whether a member may be there: its connection stands, or is being made."""
+        return member in self._transport.peers
+
+    def has_reached(self, member: int) -> bool:
+        """Whether its connection stands."""
+        return self._transport.is_connected(member)
+
+    @property
+    def sent_nbytes(self) -> int:
+        """Payload bytes sent so far."""
+        return self._transport.counters.total_sent_nbytes
+
+    def tell(self, member: int, message: Tensor) -> None:
+        """Send; a member that is gone is noticed by `reaches`."""
+        with contextlib.suppress(PeerLost):
+            self._transport.send_to(member, message, 0)
+
+    def next(self, wait_s: float, *, look: bool = True) -> Message | None:
+        """The next message of the present view; None when none came within `wait_s`.
+
+        Raises:
+            NewView: there is a newer one.
+        """
+        deadline = time.monotonic() + wait_s
+        while True:
+            message = self._receive(max(0.0, deadline - time.monotonic()))
+            if message is None:
+                if look and time.monotonic() - self._looked_at > LOOK_S:
+                    self.look()
+                if time.monotonic() >= deadline:
+                    return None
+            elif message.kind is Kind.JOIN:
+                self.newcomers[message.sender] = message.text
+            elif message.kind is Kind.VIEW:
+                self._announced(message)
+            elif message.view != self.view.number or message.sender not in self.view.ids:
+                self.ignored += 1
+            elif message.kind is Kind.LEAVE:
+                self._leaving.add(message.sender)
+            else:
+                return message
+
+    def _announced(self, message: Message) -> None:
+        try:
+            view = View.parse(message.text)
+        except PayloadError:
+            self.ignored += 1
+            return
+        if view.number > self.view.number:
+            raise NewView(view)
+
+    def look(self) -> None:
+        """Look for a newer view in the meeting folder; NewView when there is one."""
+        self._looked_at = time.monotonic()
+        newest = self.meeting.newest(self.view.number)
+        if newest is not None:
+            raise NewView(newest)
+
+    def _receive(self, wait_s: float) -> Message | None:
+        try:
+            sender, _, tensor = self._transport.recv_any(wait_s)
+            return unpack(sender, tensor)
+        except CollectiveTimeout:
+            return None
+        except PeerLost:  # nobody is left: somebody may come
+            time.sleep(min(wait_s, 0.01))
+            return None
+        except PayloadError:
+            self.ignored += 1
+            return None

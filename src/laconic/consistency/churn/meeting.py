@@ -1,0 +1,176 @@
+"""The folder where workers meet: numbers for newcomers, the list of views, and what happened.
+
+Callers: `group.py`. The folder must be one that all workers share (a disk on one machine, NFS between several); it is
+the only thing that has to survive every worker. It holds
+
+    id-00000007            number 7 is taken
+    view-00000012.json     the members of view 12, the coordinator first
+    events.jsonl           who joined, left or was lost, when, at which step
+    key                    beyond loopback: the job's key, made by whoever came first
+    finished.json          the training is over
+
+Invariant: view n is written once, by a hard link that fails when it is there. So of two workers that believe the other
+dead only one gets view n+1, and the other finds that it is out: a zombie cannot form a group of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from laconic.errors import BadInput, PayloadError
+from laconic.transports.zeromq_keys import new_key
+
+_ID = re.compile(r"id-(\d{8})")
+_VIEW = re.compile(r"view-(\d{8})\.json")
+
+
+@dataclass(frozen=True)
+class View:
+    """Who trains together, by seniority: the first is the coordinator, who sums the gradients.
+
+    Attributes:
+        number: from 1, one more than that of the view it replaces.
+        members: (id, address) of each.
+        job: what is trained, so that nobody joins with another model or other data.
+        begun: when view 1 was made, in seconds since 1970.
+    """
+
+    number: int
+    members: tuple[tuple[int, str], ...]
+    job: str
+    begun: float
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The members' numbers, the coordinator's first."""
+        return tuple(member for member, _ in self.members)
+
+    @property
+    def coordinator(self) -> int:
+        """Who sums the gradients: the longest-standing member."""
+        return self.members[0][0]
+
+    def to_json(self) -> str:
+        """As `parse` reads it."""
+        return json.dumps({"number": self.number, "members": self.members, "job": self.job, "begun": self.begun})
+
+    @classmethod
+    def parse(cls, text: str) -> View:
+        """Read what `to_json` wrote; PayloadError for anything else.
+
+        >>> View.parse(View(3, ((7, "a"), (9, "b")), "digits", 0.0).to_json()).coordinator
+        7
+        """
+        try:
+            data = json.loads(text)
+            members = tuple((int(member), str(address)) for member, address in data["members"])
+            return cls(int(data["number"]), members, str(data["job"]), float(data["begun"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise PayloadError(f"not a view: {error}") from None
+
+
+class Meeting:
+    """The folder of one job; made when it is not there, readable by its owner only."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise BadInput(f"workers cannot meet in {folder}: {error.strerror}") from None
+
+    def number(self) -> int:
+        """A number that no other worker of this job has or had."""
+        found = [int(name[1]) for name in map(_ID.fullmatch, os.listdir(self.folder)) if name]
+        candidate = max(found, default=0)
+        while True:
+            candidate += 1
+            try:
+                os.close(os.open(self.folder / f"id-{candidate:08d}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+                return candidate
+            except FileExistsError:
+                continue
+
+    def publish(self, view: View) -> bool:
+        """Make a view the valid one; False when another of its number is there already."""
+        return self._place(f"view-{view.number:08d}.json", view.to_json())
+
+    def newest(self, known: int = 0) -> View | None:
+        """The newest view above number `known`; None where there is none."""
+        if known:
+            number = known
+            while self._path(number + 1).exists():
+                number += 1
+        else:
+            found = [int(name[1]) for name in map(_VIEW.fullmatch, os.listdir(self.folder)) if name]
+            number = max(found, default=0)
+        return View.parse(self._path(number).read_text()) if number > known else None
+
+    def key(self) -> bytes:
+        """The job's key: made by the first who asks, read by all others."""
+        path = self.folder / "key"
+        if not path.exists():
+            self._place("key", new_key().decode())
+        return path.read_bytes()
+
+    def finish(self, step: int) -> None:
+        """Say that the training is over."""
+        self._place("finished.json", json.dumps({"step": step}))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the training is over."""
+        return (self.folder / "finished.json").exists()
+
+    def record(self, events: Iterable[dict[str, Any]]) -> None:
+        """Append events, one JSON object a line, in one write: lines of several workers do not mix."""
+        text = "".join(json.dumps(event) + "\n" for event in events)
+        if text:
+            descriptor = os.open(self.folder / "events.jsonl", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+            try:
+                os.write(descriptor, text.encode())
+            finally:
+                os.close(descriptor)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"view-{number:08d}.json"
+
+    def _place(self, name: str, text: str) -> bool:
+        """Write a file that appears whole, under a name that nobody has used; False when somebody has."""
+        temporary = self.folder / f".{name}.{secrets.token_hex(4)}"
+        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        try:
+            with open(descriptor, "w") as file:
+                file.write(text)
+            os.link(temporary, self.folder / name)
+            return True
+        except FileExistsError:
+            return False
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+
+def read_events(folder: str | Path) -> list[dict[str, Any]]:
+    """What happened to a job, in order: seconds, step, rank, what, lost, view. A line cut off by a kill is left out."""
+    path = Path(folder) / "events.jsonl"
+    events = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            events.append(json.loads(line))
+    return events
+
+
+def event(view: View, step: int, member: int, what: str, lost: int = 0) -> dict[str, Any]:
+    """One event; `rank` is the worker's number, `lost` the steps that have to be done again."""
+    seconds = round(time.time() - view.begun, 4)
+    return {"seconds": seconds, "step": step, "rank": member, "what": what, "lost": lost, "view": view.number}

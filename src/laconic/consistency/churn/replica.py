@@ -1,0 +1,207 @@
+"""One worker's copy of everything that is trained, and that copy as one block of bytes for a newcomer.
+
+Callers: `group.py` saves and loads it, `job.py` applies a step to it. Two replicas after the same steps hold the same
+bits; buffers (running means) are each worker's own between transfers, as in `sync`.
+
+    block:  length of the head, 8 bytes little-endian | head | tensors, each from a multiple of 8
+    head:   UTF-8 JSON: [the tree, [[dtype, shape], …]]; in the tree a tensor is {"tensor": its number}, a dict is
+            {"dict": [[key, value], …]} (keys may be numbers), a tuple is {"tuple": […]}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from laconic.consistency.base import FlatWeights, trained_parameters
+from laconic.consistency.churn.samples import SampleLedger
+from laconic.errors import BadInput, PayloadError
+
+_LENGTH = struct.Struct("<Q")
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
+                  torch.int8, torch.uint8, torch.bool)
+}  # fmt: skip
+
+
+class Replica:
+    """A model, its optimiser, an optional scheduler and the sample ledger.
+
+    Args:
+        scheduler: stepped after every committed step.
+
+    Raises:
+        BadInput: parameters that are not float32 on the CPU, or not the model's.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, ledger: SampleLedger, scheduler: Any = None
+    ) -> None:
+        self.model, self.optimizer, self.ledger, self.scheduler = model, optimizer, ledger, scheduler
+        self.weights = FlatWeights(trained_parameters(model, optimizer))
+
+    @property
+    def numel(self) -> int:
+        """Values of a gradient."""
+        return self.weights.values.numel()
+
+    @property
+    def signature(self) -> str:
+        """What must be equal on all workers, as text: the data, their division and the parameters' names and shapes."""
+        trained = {id(parameter) for parameter in self.weights.parameters}
+        shapes = [(name, list(p.shape)) for name, p in self.model.named_parameters() if id(p) in trained]
+        kind, ledger = type(self.optimizer).__name__, self.ledger
+        crc = zlib.crc32(json.dumps(shapes).encode())
+        data = f"{ledger.samples} samples in batches of {ledger.batch} by seed {ledger.seed}"
+        return f"{self.numel} parameters ({crc:08x}) by {kind}, {data}"
+
+    @property
+    def digest(self) -> int:
+        """A checksum of the weights: equal bits, equal digest."""
+        return zlib.crc32(self.weights.values.view(torch.uint8).numpy().tobytes())
+
+    def apply(self, mean: Tensor, parts: int, included: tuple[int, ...]) -> None:
+        """One committed step: the optimiser steps by `mean`, and the ledger notes whose samples are in it."""
+        pieces = torch.split(mean, [p.numel() for p in self.weights.parameters])
+        for parameter, piece in zip(self.weights.parameters, pieces, strict=True):
+            parameter.grad = piece.view(parameter.shape)
+        self.optimizer.step()
+        self.forget_gradients()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.ledger.commit(parts, included)
+
+    def forget_gradients(self) -> None:
+        """No gradients, so that the next backward begins anew."""
+        for parameter in self.weights.parameters:
+            parameter.grad = None
+
+    def save(self) -> Tensor:
+        """Everything, as one uint8 tensor."""
+        scheduler = None if self.scheduler is None else self.scheduler.state_dict()
+        return dumps(
+            {
+                "weights": self.weights.values,
+                "frozen": [p.detach() for p in self.model.parameters() if not self._is_trained(p)],
+                "buffers": list(self.model.buffers()),
+                "optimizer": self.optimizer.state_dict(),
+                "scheduler": scheduler,
+                "ledger": self.ledger.state(),
+            }
+        )
+
+    def load(self, block: Tensor) -> None:
+        """The reverse of `save`.
+
+        Raises:
+            PayloadError: not a block of this model's.
+        """
+        state = loads(block)
+        if state["weights"].shape != self.weights.values.shape:
+            raise PayloadError(f"a state of {state['weights'].numel()} weights for a model of {self.numel}")
+        with torch.no_grad():
+            self.weights.values.copy_(state["weights"])
+            frozen = [p for p in self.model.parameters() if not self._is_trained(p)]
+            values = [*state["frozen"], *state["buffers"]]
+            for tensor, value in zip([*frozen, *self.model.buffers()], values, strict=True):
+                tensor.copy_(value)
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None and state["scheduler"] is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        self.ledger.load(state["ledger"])
+
+    def _is_trained(self, parameter: Tensor) -> bool:
+        return any(parameter is each for each in self.weights.parameters)
+
+
+def dumps(tree: Any) -> Tensor:
+    """A tree of dicts, lists, tuples, tensors, numbers, texts and None as one uint8 tensor.
+
+    >>> loads(dumps({"step": 3, "weights": {0: torch.ones(2)}}))
+    {'step': 3, 'weights': {0: tensor([1., 1.])}}
+
+    Raises:
+        BadInput: something else is in it.
+    """
+    tensors: list[Tensor] = []
+    written = _plain(tree, tensors)
+    kinds = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]
+    head = json.dumps([written, kinds]).encode()
+    at = _aligned(_LENGTH.size + len(head))
+    places = []
+    for tensor in tensors:
+        places.append(at)
+        at = _aligned(at + tensor.nbytes)
+    block = torch.zeros(at, dtype=torch.uint8)
+    block[: _LENGTH.size + len(head)] = torch.frombuffer(bytearray(_LENGTH.pack(len(head)) + head), dtype=torch.uint8)
+    for tensor, place in zip(tensors, places, strict=True):
+        if tensor.nbytes:
+            block[place : place + tensor.nbytes] = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return block
+
+
+def loads(block: Tensor) -> Any:
+    """What `dumps` was given; tensors are copies.
+
+    Raises:
+        PayloadError: cut off, or made by something else.
+    """
+    try:
+        (length,) = _LENGTH.unpack(bytes(block[: _LENGTH.size].numpy()))
+        tree, kinds = json.loads(bytes(block[_LENGTH.size : _LENGTH.size + length].numpy()))
+        tensors, at = [], _aligned(_LENGTH.size + length)
+        for name, shape in kinds:
+            dtype = _DTYPES[name]
+            nbytes = math.prod(shape) * dtype.itemsize
+            if at + nbytes > block.numel():
+                raise ValueError("it ends too early")
+            tensors.append(block[at : at + nbytes].clone().view(dtype).reshape(shape))
+            at = _aligned(at + nbytes)
+        return _tree(tree, tensors)
+    except (ValueError, KeyError, TypeError, IndexError, RuntimeError, RecursionError, struct.error) as error:
+        raise PayloadError(f"not a replica's state: {error}") from error
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // 8) * 8
+
+
+def _plain(value: Any, tensors: list[Tensor]) -> Any:
+    """`value` as JSON can hold it, its tensors collected in `tensors`."""
+    if isinstance(value, Tensor):
+        if str(value.dtype).removeprefix("torch.") not in _DTYPES:
+            raise BadInput(f"a replica cannot hold a tensor of {value.dtype}")
+        tensors.append(value)
+        return {"tensor": len(tensors) - 1}
+    if isinstance(value, dict):
+        return {"dict": [[key, _plain(item, tensors)] for key, item in value.items()]}
+    if isinstance(value, tuple):
+        return {"tuple": [_plain(item, tensors) for item in value]}
+    if isinstance(value, list):
+        return [_plain(item, tensors) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise BadInput(f"the state of a model or optimiser holds a {type(value).__name__}, which cannot be sent")
+
+
+def _tree(value: Any, tensors: list[Tensor]) -> Any:
+    """The other way round."""
+    if isinstance(value, list):
+        return [_tree(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, held),) = value.items()
+    if kind == "tensor":
+        return tensors[held]
+    if kind == "dict":
+        return {key: _tree(item, tensors) for key, item in held}
+    if kind == "tuple":
+        return tuple(_tree(item, tensors) for item in held)
+    raise ValueError(f"'{kind}' is not known")
