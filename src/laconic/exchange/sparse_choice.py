@@ -15,10 +15,12 @@ from laconic.schedules.link import Link
 ALGORITHMS = ("ssar_recursive_doubling", "ssar_split_allgather", "dsar", "native", "ring")
 
 # Seconds per pair or value on one core. Measured with 1e7 values at 1 to 10 %: packing 4 to 8 ns, unpacking 4 to 9,
-# merging 3 to 6 per pair of the union; writing out a dense vector 0.8 to 1.5, reckoned at 2 with its checksum and copy.
+# merging 3 to 6 per pair of the union, joining chunks 4; writing out a dense vector 0.8 to 1.5, reckoned at 2 with its
+# checksum and copy.
 PACK_S = 5e-9
 UNPACK_S = 5e-9
 MERGE_S = 5e-9
+JOIN_S = 4e-9
 DENSE_S = 2e-9
 _ADD_S_PER_BYTE = 0.25e-9  # what adding a received byte takes on that core when nobody else uses it
 
@@ -43,7 +45,7 @@ def predicted(
         ssar_recursive_doubling  Σ_{i < log₂p} x(W(U(2ⁱP/p), n)) + pack, unpack and merge of U(2ⁱP/p) pairs;
                                  x(W(k, n)) + x(W(U(P), n)) more when P is no power of two
         ssar_split_allgather     B(W(k/P, n/P)) + B(W(U(P)/P, n/P)) + pack and unpack of k, then of U(P) pairs
-                                 + merge of Σⱼ U(j)/P pairs
+                                 + merge of Σⱼ U(j)/P pairs + join of U(P) pairs
         dsar                     B(W(k/P, n/P)) + B(4n/P, or the codec's bytes) + pack and unpack of k pairs + n values
         ring, native             the closed form of ring for 4n bytes + n/2 values
 
@@ -75,7 +77,7 @@ def predicted(
     split_work = (PACK_S + UNPACK_S) * count
     merged = sum(union_count(j, count, numel) for j in range(2, world_size + 1)) / world_size
     gather = link.burst_s(peers, nbytes(union / world_size, chunk), reduced=False)
-    gather_work = PACK_S * union / world_size + UNPACK_S * union + MERGE_S * merged
+    gather_work = PACK_S * union / world_size + (UNPACK_S + JOIN_S) * union + MERGE_S * merged
     dense_nbytes = ISIZE * chunk if codec is None else codec.max_nbytes(chunk)
     dense = link.burst_s(peers, HEAD_NBYTES + dense_nbytes, reduced=False)
     ring = registry.get("all_reduce", "ring").seconds(world_size, ISIZE * numel, link)

@@ -189,14 +189,19 @@ def merge(low: SparseStream, high: SparseStream) -> SparseStream:
 
 def join(parts: Sequence[SparseStream], starts: Sequence[int], numel: int) -> SparseStream:
     """The stream whose part from starts[j] on is parts[j]: a copy. Dense where that is smaller."""
-    if is_dense(sum(part.count for part in parts), numel):
+    total = sum(part.count for part in parts)
+    if is_dense(total, numel):
         values = torch.empty(numel, dtype=torch.float32)
         for part, start in zip(parts, starts, strict=True):
             part.to_dense(values[start : start + part.numel])
         return SparseStream(None, values.numpy(), numel)
-    where = [np.arange(part.numel) if part.indices is None else part.indices for part in parts]
-    shifted = [inside + start for inside, start in zip(where, starts, strict=True)]
-    return SparseStream(np.concatenate(shifted), np.concatenate([part.values for part in parts]), numel)
+    indices, values, at = np.empty(total, np.int64), np.empty(total, np.float32), 0
+    for part, start in zip(parts, starts, strict=True):
+        inside = np.arange(part.numel) if part.indices is None else part.indices
+        np.add(inside, start, out=indices[at : at + part.count])
+        values[at : at + part.count] = part.values
+        at += part.count
+    return SparseStream(indices, values, numel)
 
 
 def seal(message: Tensor, kind: int, count: int, numel: int) -> Tensor:
