@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from laconic import codecs, errors, schedules
     from laconic.codecs import Codec, codec
+    from laconic.consistency.churn.job import elastic
     from laconic.consistency.distribute import distribute
     from laconic.errors import LaconicError
     from laconic.exchange.collectives import (
@@ -58,6 +59,7 @@ _HOME = {
     "codecs": "",
     "compress": "exchange.hook",
     "distribute": "consistency.distribute",
+    "elastic": "consistency.churn.job",
     "errors": "",
     "explain": "exchange.explain",
     "hook": "exchange.hook",
@@ -89,6 +91,7 @@ __all__ = [
     "codecs",
     "compress",
     "distribute",
+    "elastic",
     "errors",
     "explain",
     "hook",
