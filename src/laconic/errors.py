@@ -6,6 +6,7 @@
     │   └── RecordError                   a run's record is missing, corrupt, cut off or of another format
     ├── MissingExtra (ImportError)        an optional package is not installed; names the extra
     ├── PayloadError (ValueError)         bytes from the wire or a file are truncated, oversized or corrupt
+    ├── CheckpointError (RuntimeError)    there are checkpoints, and none that all workers can go on from
     ├── NonFiniteError (ValueError)       NaN or infinity where a codec's policy is to refuse it
     ├── ScheduleError (ValueError)        a schedule is not a correct collective
     ├── ProfileError (ValueError)         a link profile cannot be read
@@ -64,6 +65,10 @@ class MissingExtra(LaconicError, ImportError):
 
 class PayloadError(LaconicError, ValueError):
     """A payload is truncated, oversized, corrupt, or not for this codec."""
+
+
+class CheckpointError(LaconicError, RuntimeError):
+    """There are checkpoints, and none of them is whole and fits this job."""
 
 
 class NonFiniteError(LaconicError, ValueError):
