@@ -1,0 +1,76 @@
+"""EASGD and EAMSGD: both formulas on real processes, through codecs, and what a checkpoint holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import laconic
+from laconic.consistency import build
+from laconic.errors import BadInput
+from laconic.exchange.policy import Exemptions
+from laconic.transports.launcher import run_local
+from laconic.transports.threads import run_threads
+from laconic.transports.world import World
+from reference import averaging as reference
+from tests.consistency.least_squares import ETA, SIZE, gradient, start, train
+
+STEPS = 25
+PLAIN = {
+    "elastic(0.2, 0.5, 1)": (0.2, 0.5, 1),
+    "elastic(0.3, 0.9, 4)": (0.3, 0.9, 4),
+    "elastic(period=3)": (0.3, 0.9, 3),  # α = β/m
+}
+MOMENTUM = {"elastic(0.2, 0.8, 3, momentum=0.6)": (0.2, 0.8, 3, 0.6)}
+
+
+def _all(specs: list[str]) -> dict[str, Any]:
+    with laconic.init(timeout_s=60):
+        return {spec: train(spec, STEPS) for spec in specs}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return run_local(3, _all, ([*PLAIN, *MOMENTUM],), timeout_s=100)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("spec", [*PLAIN, *MOMENTUM])
+def test_elastic_is_its_two_formulas(spec: str, ranks: list[dict[str, Any]]) -> None:
+    known = (gradient, start(), 3, STEPS, ETA)
+    w, centre = reference.easgd(*known, *PLAIN[spec]) if spec in PLAIN else reference.eamsgd(*known, *MOMENTUM[spec])
+    for rank in range(3):
+        np.testing.assert_allclose(ranks[rank][spec]["own"].numpy(), w[rank], rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(ranks[rank][spec]["end"].numpy(), centre, rtol=2e-5, atol=2e-5)
+        assert torch.equal(ranks[rank][spec]["end"], ranks[0][spec]["end"])
+
+
+@pytest.mark.processes
+def test_only_every_period_is_sent_and_once_per_exchange(ranks: list[dict[str, Any]]) -> None:
+    records = ranks[1]["elastic(0.3, 0.9, 4)"]["records"]
+    sent = [record.sent_nbytes for record in records]
+    assert [step for step, nbytes in enumerate(sent) if nbytes] == list(range(4, STEPS, 4))
+    assert max(sent) >= 4 * 4 * SIZE // 3  # a ring's share: 2·(m−1)/m of the vector
+
+
+@pytest.mark.parametrize("codec", ["dynamic8", "onebit", "topk(0.1)"])
+def test_the_centre_converges_through_codecs(codec: str) -> None:
+    """Exempt nothing: w is short, and short parameters would be sent exactly."""
+    options = {"codec": codec, "exempt": Exemptions(vectors=False, smaller_than=0)}
+    coded = run_threads(3, lambda t: train("elastic(period=2)", 150, World(t), **options), timeout_s=60)
+    exact = run_threads(3, lambda t: train("elastic(period=2)", 150, World(t)), timeout_s=60)
+    best = np.ones(SIZE)  # up to the mean of the ranks' offsets, which no w can follow
+    error, reference_error = (float(np.linalg.norm(each[0]["end"].numpy() - best)) for each in (coded, exact))
+    assert error < reference_error + 0.35
+    assert sum(r.sent_nbytes for r in coded[0]["records"]) < sum(r.sent_nbytes for r in exact[0]["records"])
+
+
+def test_wrong_use() -> None:
+    for arguments in ("alpha=1.5", "beta=0", "momentum=1", "alpha=-0.1"):
+        with pytest.raises(BadInput, match=arguments.partition("=")[0]):
+            build(f"elastic({arguments})")
+    with pytest.raises(BadInput, match="number of steps"):
+        build("elastic(period=0)")

@@ -1,0 +1,75 @@
+"""Modes that average weights, straight from their formulas: all workers in one loop, float64.
+
+`gradient(i, t, w)` is worker i's gradient at its step t, at w. Every function returns the workers' weights after the
+last step (one row each) and the global model where there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+Gradient = Callable[[int, int, Vector], Vector]
+
+
+def local(gradient: Gradient, start: Vector, m: int, steps: int, eta: float, period: int) -> Vector:
+    w = np.stack([start] * m)
+    for t in range(steps):
+        w = np.stack([w[i] - eta * gradient(i, t, w[i]) for i in range(m)])
+        if (t + 1) % period == 0:
+            w = np.stack([w.mean(axis=0)] * m)
+    return w
+
+
+def block_momentum(
+    gradient: Gradient, start: Vector, m: int, blocks: int, eta: float, period: int, mu: float, zeta: float, nag: bool
+) -> tuple[Vector, Vector]:
+    glob, delta, begin = start.copy(), np.zeros_like(start), start.copy()
+    for block in range(blocks):
+        w = np.stack([begin] * m)
+        for t in range(block * period, (block + 1) * period):
+            w = np.stack([w[i] - eta * gradient(i, t, w[i]) for i in range(m)])
+        g = w.mean(axis=0) - begin
+        delta = mu * delta + zeta * g
+        glob = glob + delta
+        begin = glob + mu * delta if nag else glob
+    return np.stack([begin] * m), glob
+
+
+def easgd(
+    gradient: Gradient, start: Vector, m: int, steps: int, eta: float, alpha: float, beta: float, period: int
+) -> tuple[Vector, Vector]:
+    w, centre = np.stack([start] * m), start.copy()
+    for t in range(steps):
+        old, old_centre = w.copy(), centre.copy()
+        w = np.stack([old[i] - eta * gradient(i, t, old[i]) for i in range(m)])
+        if t % period == 0:
+            w = w - alpha * (old - old_centre)
+            centre = (1 - beta) * old_centre + beta / m * old.sum(axis=0)
+    return w, centre
+
+
+def eamsgd(
+    gradient: Gradient,
+    start: Vector,
+    m: int,
+    steps: int,
+    eta: float,
+    alpha: float,
+    beta: float,
+    period: int,
+    delta: float,
+) -> tuple[Vector, Vector]:
+    """The workers' rows are w + δv, where the next gradient is taken."""
+    w, v, centre = np.stack([start] * m), np.zeros((m, start.size)), start.copy()
+    for t in range(steps):
+        old, old_centre = w.copy(), centre.copy()
+        v = np.stack([delta * v[i] - eta * gradient(i, t, old[i] + delta * v[i]) for i in range(m)])
+        w = old + v
+        if t % period == 0:
+            w = w - alpha * (old - old_centre)
+            centre = (1 - beta) * old_centre + beta / m * old.sum(axis=0)
+    return w + delta * v, centre
