@@ -17,7 +17,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from laconic import codecs, errors, schedules
     from laconic.codecs import Codec, codec
+    from laconic.consistency.checkpoint import Checkpoints
     from laconic.consistency.churn.job import elastic
+    from laconic.consistency.cursor import Cursor
     from laconic.consistency.distribute import distribute
     from laconic.errors import LaconicError
     from laconic.exchange.collectives import (
@@ -41,8 +43,10 @@ if TYPE_CHECKING:
     from laconic.transports.world import World, init
 
 _HOME = {
+    "Checkpoints": "consistency.checkpoint",
     "Codec": "codecs",
     "CompressionState": "exchange.state",
+    "Cursor": "consistency.cursor",
     "DeepGradientCompression": "exchange.dgc",
     "LaconicError": "errors",
     "Link": "schedules.link",
@@ -73,8 +77,10 @@ _HOME = {
 }
 
 __all__ = [
+    "Checkpoints",
     "Codec",
     "CompressionState",
+    "Cursor",
     "DeepGradientCompression",
     "LaconicError",
     "Link",

@@ -70,6 +70,15 @@ def dump(tree: Any, file: BinaryIO) -> None:
     file.write(digest.digest())
 
 
+def check(tree: Any) -> None:
+    """Whether a block can hold it.
+
+    Raises:
+        BadInput: it cannot; the sentence says what is in the way.
+    """
+    _plain(tree, [])
+
+
 def write_file(path: Path, tree: Any, prefix: str = ".") -> None:
     """Write a tree to `path`, which is whole or not there whatever happens: a temporary file, fsync, rename, fsync.
 

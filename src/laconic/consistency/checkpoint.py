@@ -1,0 +1,275 @@
+"""Checkpoints of any training: what a worker needs to go on to the bit, in files that are whole or not there.
+
+Callers: users (`laconic.Checkpoints`). Each worker writes its own file, since what it owes its peers is its own; a
+checkpoint is the files of all workers at one step. `save` copies and returns; a thread writes.
+
+    folder/step000000120-rank0.ckpt       the format is that of `block.py`: JSON and raw tensors, checksummed, no pickle
+
+Invariants: a file is whole or not there, wherever the process is killed; one write at a time is under way, so that of
+workers in step none is more than two checkpoints ahead of another, and with `keep` ≥ 3 the files of one step are there
+for all; the thread does not outlive `close`.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from laconic.consistency.block import check, map_tensors, read_file, write_file
+from laconic.errors import BadInput, CheckpointError, PayloadError
+from laconic.exchange.collectives import all_gather
+from laconic.transports.world import World, current
+
+SLOTS = 8  # newest whole checkpoints that workers tell each other of
+BEGINNING = 2  # by how many checkpoints one worker can be ahead of one that has none yet
+_NAME = re.compile(r"step(\d{9})-rank(\d+)\.ckpt")
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a checkpoint held beside model, optimiser and random state.
+
+    Attributes:
+        step: as given to `save`.
+        cursor: the data cursor's state, for one that was not given to `restore`.
+        extra: as given to `save`.
+    """
+
+    step: int
+    cursor: Any
+    extra: Any
+
+
+class Checkpoints:
+    """A folder of one training's checkpoints; every worker makes one and calls the same methods at the same steps.
+
+    Args:
+        folder: made when it is not there; shared by all workers, or each worker's own.
+        keep: how many checkpoints stay; older ones are removed after a newer one is written.
+        world: the workers; the default world when None.
+        asynchronous: write on a thread; False writes within `save`.
+
+    >>> import tempfile
+    >>> model = nn.Linear(2, 1)
+    >>> with tempfile.TemporaryDirectory() as folder, Checkpoints(folder) as checkpoints:
+    ...     checkpoints.save(7, model=model, cursor={"epoch": 0, "position": 7})
+    ...     found = checkpoints.restore(model=model)
+    >>> found.step, found.cursor["position"]
+    (7, 7)
+    """
+
+    def __init__(
+        self, folder: str | Path, keep: int = 3, *, world: World | None = None, asynchronous: bool = True
+    ) -> None:
+        if not isinstance(keep, int) or isinstance(keep, bool) or not 1 <= keep <= SLOTS:
+            raise BadInput(f"keep is a number of checkpoints from 1 to {SLOTS}, got {keep!r}")
+        self.folder, self.keep, self.asynchronous = Path(folder), keep, asynchronous
+        self.world = world or current()
+        self._writing: threading.Thread | None = None
+        self._failed: BaseException | None = None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for left in self.folder.glob(f"{self._prefix}*"):
+            left.unlink(missing_ok=True)  # a killed process's unfinished file
+
+    @property
+    def _prefix(self) -> str:
+        return f".rank{self.world.rank}."
+
+    def save(
+        self,
+        step: int,
+        *,
+        model: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        cursor: Any = None,
+        extra: Any = None,
+    ) -> None:
+        """Keep everything as it is now under the number `step`; returns when it is copied, not when it is written.
+
+        Waits for the write before this one, and raises what that one met.
+
+        Args:
+            step: a number of the caller's, greater than that of the checkpoint before.
+            model: its parameters and buffers.
+            optimizer: its state, with the agreement's where it is distributed: residuals, momentum, servers' shares.
+            cursor: where the data are: plain values and tensors, or an object with `state_dict()`.
+            extra: further plain values and tensors, for example a scheduler's state_dict().
+
+        Raises:
+            BadInput: something that is neither a plain value nor a tensor.
+            OSError: the write before this one failed.
+        """
+        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 10**9:
+            raise BadInput(f"step is a whole number from 0 to 999999999, got {step!r}")
+        self.wait()
+        tree = {
+            "step": step,
+            "world_size": self.world.world_size,
+            "model": None if model is None else dict(model.state_dict()),
+            "optimizer": None if optimizer is None else optimizer.state_dict(),
+            "cursor": cursor.state_dict() if hasattr(cursor, "state_dict") else cursor,
+            "extra": extra,
+            "random": _random_state(),
+        }
+        check(tree)
+        snapshot = map_tensors(tree, _copy)
+        if not self.asynchronous:
+            self._write(step, snapshot)
+            return
+        self._writing = threading.Thread(target=self._try, args=(step, snapshot), name="laconic-checkpoint")
+        self._writing.start()
+
+    def wait(self) -> None:
+        """Return when the last `save` is on the disk; raises what its write met."""
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+    def latest(self) -> int | None:
+        """The newest step of which every worker's file is whole, None where there is no checkpoint; called by all.
+
+        Files that are cut off or changed are named in a warning.
+
+        Raises:
+            CheckpointError: there are files, but none that all workers could go on from.
+        """
+        self.wait()
+        whole, damaged, made_by = self._own_files()
+        mine = torch.full((3 + SLOTS,), -1, dtype=torch.int64)
+        mine[:3] = torch.tensor([len(whole) + damaged, damaged, made_by])
+        mine[3 : 3 + len(whole)] = torch.tensor(whole, dtype=torch.int64)
+        told = all_gather(mine, group=self.world)
+        sizes = {int(size) for size in told[:, 2] if size >= 0}
+        if sizes - {self.world.world_size}:
+            text = f"made by {min(sizes - {self.world.world_size})} workers, this job has {self.world.world_size}"
+            raise CheckpointError(f"{self.folder}: the checkpoints were {text}: start as many again")
+        common = set.intersection(*({int(step) for step in row[3:] if step >= 0} for row in told))
+        if common:
+            return max(common)
+        if not told[:, 0].any():
+            return None
+        missing = [rank for rank, row in enumerate(told) if row[0] == 0]
+        if missing and int(told[:, 0].max()) <= BEGINNING and not told[:, 1].any():
+            text = f"the job ended before worker {missing[0]} had written its first checkpoint"
+            warnings.warn(f"{self.folder}: {text}; starting from the beginning", stacklevel=2)
+            return None
+        text = f"of {int(told[:, 0].sum())} files {int(told[:, 1].sum())} are cut off or changed"
+        raise CheckpointError(f"{self.folder}: no checkpoint is whole on all {self.world.world_size} workers; {text}")
+
+    def restore(
+        self,
+        *,
+        model: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        cursor: Any = None,
+    ) -> Restored | None:
+        """Go on from the newest whole checkpoint: load it into what is given, and the random state; called by all.
+
+        Returns None, and changes nothing, where there is no checkpoint. Later files than the one taken are removed,
+        for the training that wrote them is given up.
+
+        Args:
+            model: what `save` was given, or one of the same shape.
+            optimizer: likewise; distributed in the same mode when it was.
+            cursor: an object with `load_state_dict()`.
+
+        Raises:
+            CheckpointError: as `latest`; or the checkpoint holds no such part.
+        """
+        step = self.latest()
+        if step is None:
+            return None
+        kept = read_file(self._path(step))
+        for part, given in (("model", model), ("optimizer", optimizer), ("cursor", cursor)):
+            if given is None:
+                continue
+            if kept[part] is None:
+                raise CheckpointError(f"{self._path(step)} holds no {part}")
+            given.load_state_dict(kept[part])
+        _set_random_state(kept["random"])
+        for later in (number for number in self._steps() if number > step):
+            self._path(later).unlink(missing_ok=True)
+        return Restored(step, kept["cursor"], kept["extra"])
+
+    def close(self) -> None:
+        """Wait for the last write and end its thread; safe to call twice."""
+        self.wait()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _try(self, step: int, tree: Any) -> None:
+        try:
+            self._write(step, tree)
+        except BaseException as error:  # raised by the next wait()
+            self._failed = error
+
+    def _write(self, step: int, tree: Any) -> None:
+        write_file(self._path(step), tree, prefix=self._prefix)
+        before = [number for number in self._steps() if number < step]
+        for old in before[: max(0, len(before) - self.keep + 1)]:
+            self._path(old).unlink(missing_ok=True)
+
+    def _own_files(self) -> tuple[list[int], int, int]:
+        """This worker's steps whose file is whole, newest first; how many files are not; how many workers made them.
+
+        A worker alone needs no other than its newest; several may have to go back to one that all have.
+        """
+        whole: list[int] = []
+        damaged, made_by = 0, -1
+        for step in self._steps()[::-1][:SLOTS]:
+            try:
+                made_by = max(made_by, int(read_file(self._path(step))["world_size"]))
+                whole.append(step)
+                if self.world.world_size == 1:
+                    break
+            except (PayloadError, KeyError, TypeError) as error:
+                damaged += 1
+                warnings.warn(f"{error}; taking a checkpoint before it", stacklevel=3)
+        return whole, damaged, made_by
+
+    def _steps(self) -> list[int]:
+        names = [_NAME.fullmatch(path.name) for path in self.folder.glob("*.ckpt")]
+        return sorted(int(name[1]) for name in names if name and int(name[2]) == self.world.rank)
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step{step:09d}-rank{self.world.rank}.ckpt"
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _random_state() -> dict[str, Any]:
+    """The state of torch's, NumPy's and Python's generators, and of every GPU's."""
+    name, words, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002  (the one that users may draw from)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "python": random.getstate(),
+        "numpy": (str(name), torch.from_numpy(words.astype(np.int64)), int(position), int(has_gauss), float(gauss)),
+    }
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    random.setstate(state["python"])
+    name, words, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, words.numpy().astype(np.uint32), position, has_gauss, gauss))  # noqa: NPY002
