@@ -142,6 +142,7 @@ def _on_ranks() -> dict[str, Any]:
                 bound = sum(own[name].item() for own in largest) / size / 254
                 assert 0 < (gradient - exact[name]).abs().max() <= 1.001 * bound, name
         assert [r.codec for r in state.records] == ["linear8"] * 3
+        assert "linear8" in laconic.explain(model)
 
     found["fp32"] = _train(_sharded(), 25)
     for spec in ("dynamic8", "topk(0.05)", "qsgd(4)"):

@@ -208,6 +208,12 @@ class ShardedCompression:
             raise BadInput(f"the world has {world.world_size} ranks, the reduce-scatter's group {group.size()}")
         return world.transport
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """This rank, and how many there are."""
+        world = self.world or current()
+        return world.rank, world.world_size
+
     def record(self, step: int, group: int, numel: int, codec: str, seconds: float, timings: Timings) -> None:
         """Keep what one reduce-scatter sent and where its time went."""
         self.records.append(BucketRecord(step, group, numel, codec, "direct", seconds, **asdict(timings)))

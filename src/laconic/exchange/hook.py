@@ -77,4 +77,6 @@ def _compress_sharded(model: nn.Module, codec: CodecPlan, options: dict[str, Any
 
     if unknown := options.keys() - {"exempt", "feedback", "world"}:
         raise BadInput(f"{', '.join(sorted(unknown))}: with fully_shard the options are exempt, feedback and world")
-    return ShardedCompression(codec, model, **options)
+    state = ShardedCompression(codec, model, **options)
+    attach(model, state)
+    return state

@@ -191,10 +191,10 @@ def join(parts: Sequence[SparseStream], starts: Sequence[int], numel: int) -> Sp
     """The stream whose part from starts[j] on is parts[j]: a copy. Dense where that is smaller."""
     total = sum(part.count for part in parts)
     if is_dense(total, numel):
-        values = torch.empty(numel, dtype=torch.float32)
+        dense = torch.empty(numel, dtype=torch.float32)
         for part, start in zip(parts, starts, strict=True):
-            part.to_dense(values[start : start + part.numel])
-        return SparseStream(None, values.numpy(), numel)
+            part.to_dense(dense[start : start + part.numel])
+        return SparseStream(None, dense.numpy(), numel)
     indices, values, at = np.empty(total, np.int64), np.empty(total, np.float32), 0
     for part, start in zip(parts, starts, strict=True):
         inside = np.arange(part.numel) if part.indices is None else part.indices

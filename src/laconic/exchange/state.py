@@ -141,6 +141,11 @@ class CompressionState:
             raise BadInput(f"hosts names the host of {len(self.hosts)} ranks, the world has {world.world_size}")
         return world
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """This rank, and how many there are."""
+        return self.world.rank, self.world.world_size
+
     def observe(self, model: nn.Module) -> None:
         """Catch what codec "factors" sends of this model's layers; `compress` does it when its codecs name factors."""
         self.forms.observe(model, self.names)
