@@ -67,7 +67,7 @@ class Async(Mode):
     summary: ClassVar[str] = "workers push gradients to servers and pull weights, each in its own time"
     source: ClassVar[str] = "Dean et al., Large Scale Distributed Deep Networks, NeurIPS 2012"
     examples: ClassVar[tuple[str, ...]] = (
-        "async", "async(push=2, pull=3)", "async(hierarchical=true)", "async(replicas=1)",
+        "async", "async(push=2, pull=2)", "async(hierarchical=true)", "async(replicas=1)",
     )  # fmt: skip
     same_weights: ClassVar[bool] = False
     lockstep: ClassVar[bool] = False

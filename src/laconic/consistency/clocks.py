@@ -33,21 +33,29 @@ class Clocks:
         self.clocks = dict.fromkeys(workers, 0)
         self._away: set[int] = set()
 
-    def tick(self, worker: int, clock: int) -> None:
-        """`worker` has taken `clock` steps.
+    def hear(self, worker: int, clock: int) -> None:
+        """Word has come that `worker` has taken `clock` steps; what allowed it to may not have come here yet.
 
         Raises:
-            StalenessError: it took more than it was allowed to, or its clock goes back.
+            StalenessError: its clock goes back.
         """
         before = self.clocks.get(worker, clock)
         if clock < before:
             raise StalenessError(f"worker {worker} was at clock {before} and now says {clock}")
+        self.clocks[worker] = clock
+
+    def tick(self, worker: int, clock: int) -> None:
+        """`worker` has taken `clock` steps, each allowed by this table.
+
+        Raises:
+            StalenessError: it took more than it was allowed to, or its clock goes back.
+        """
         if self.bound is not None and clock - 1 - self.slowest > self.bound:
             raise StalenessError(
                 f"worker {worker} computed step {clock} while the slowest has taken {self.slowest}: the bound is "
                 f"{self.bound}"
             )
-        self.clocks[worker] = clock
+        self.hear(worker, clock)
 
     @property
     def slowest(self) -> int:

@@ -35,6 +35,7 @@ class Kind(IntEnum):
     REPLY = 6  # clock: the slowest worker's; value: the staleness
     REFUSED = 7  # this server does not serve that shard (yet): ask again
     WAITING = 8  # a sign that FINISH has come and others have yet to finish; version: how far the shard is
+    BARRIER = 9  # between sites: these values are coming; wait for them
 
 
 @dataclass(frozen=True)
