@@ -5,7 +5,8 @@
 
 Needs root (each host is a network namespace behind `tc tbf`). One process per host trains 784-1024-1024-10 with SGD on
 MNIST from LACONIC_DATA (on random images without it). For each link all configurations live in the same processes and
-take turns in short blocks, their order rotating, so that a slow minute of the machine falls on all of them.
+take turns in short blocks, their order rotating, so that a slow minute of the machine falls on all of them; each of
+ours communicates on a process group of its own, as if it were alone in its process.
 
 A step is zero_grad, forward, backward and optimiser; its time is the slowest rank's. The first step of each block is
 not counted: it brings the model back into the caches. Figures are medians with the 95 % interval by ranks. Bytes are
@@ -40,9 +41,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import BadInput, LaconicError
+from laconic.exchange.collectives import world_of
 from laconic.lab.cluster import INTERFACE, Cluster, Link
 from laconic.lab.codec_bench import environment
 from laconic.lab.statistics import median
+from laconic.transports.world import World
 
 EVALUATED = 2048  # training images the loss is taken on
 NO_COMMUNICATION, DDP, DDP_FP16 = "no communication", "ddp", "ddp-fp16"
@@ -100,8 +103,13 @@ def compressed(model: nn.Module, spec: str) -> nn.Module:
     import laconic
 
     wrapped = DistributedDataParallel(model)
-    laconic.compress(wrapped, spec)
+    laconic.compress(wrapped, spec, world=own_world())
     return wrapped
+
+
+def own_world() -> World:
+    """A world of a model's own, as it has when it is the only one in its process."""
+    return world_of(dist.new_group())
 
 
 DISTRIBUTE = "distribute:"  # before a spec: laconic.distribute on the plain model instead of a hook on DDP
@@ -124,7 +132,7 @@ class Trainee:
         if name.startswith(DISTRIBUTE):
             import laconic
 
-            laconic.distribute(self.model, self.optimizer, codec=name.removeprefix(DISTRIBUTE))
+            laconic.distribute(self.model, self.optimizer, codec=name.removeprefix(DISTRIBUTE), world=own_world())
         self.images, self.labels, self.batch = images, labels, task.batch
         self.position = 0
         self.seconds: list[float] = []
