@@ -387,8 +387,12 @@ class Group:
             self._line.tell(member, message)
         return Mean(values_of(message).clone(), tuple(included))  # a copy: the message is on its way
 
-    def commit(self) -> None:
-        """The mean has been applied: the step is over here; the coordinator waits until it is over elsewhere too."""
+    def commit(self) -> bool:
+        """The mean has been applied here; the coordinator waits until somebody else has it too.
+
+        Returns:
+            Whether two workers hold the step, or there is only one. If not, settle: it stands unless Fenced.
+        """
         self.step += 1
         now = time.monotonic()
         if not self._fresh:
@@ -396,11 +400,13 @@ class Group:
         self._committed_at, self._fresh = now, False
         if not self._is_coordinator:
             self._line.tell(self.view.coordinator, pack(Kind.HELD, self.view.number, self.step))
-            return
+            return True
         try:
             self._await_holder()
+            return True
         except NewView as news:
             self._pending = news.view
+            return False
 
     def _await_holder(self) -> None:
         """Until somebody else holds the step too."""

@@ -90,10 +90,13 @@ class ElasticJob:
             self._gradient = group.gradient_buffer()  # the old one may still be on its way
             return False
         waited = time.perf_counter() - begun
-        self._commit(mean)
-        self.records.append(
-            StepRecord(group.step - 1, time.perf_counter() - begun, waited, group.sent_nbytes - sent, staleness=0)
-        )
+        number, rejoined = group.step, self.rejoined
+        if not self._commit(mean):
+            self._settle()
+            if self.rejoined != rejoined:
+                return False  # nobody else has seen this step, and the others went on without it
+        seconds, sent = time.perf_counter() - begun, group.sent_nbytes - sent
+        self.records.append(StepRecord(number, seconds, waited, max(0, sent), staleness=0))
         if len(self.records) > self.KEPT:
             del self.records[: self.KEPT // 2]
         return True
@@ -110,10 +113,11 @@ class ElasticJob:
             if group is not None:
                 group.say_busy(False)
 
-    def _commit(self, mean: Mean) -> None:
+    def _commit(self, mean: Mean) -> bool:
+        """Apply a step; False when it is not known whether anybody else has."""
         group = self._present()
         self._replica.apply(mean.values, len(group.view.ids), mean.included)
-        group.commit()
+        return group.commit()
 
     def _settle(self) -> bool:
         """Be in the newest view, as a new worker if need be; False when the training is over without this one."""

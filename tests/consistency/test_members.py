@@ -1,0 +1,188 @@
+"""The meeting folder, messages and replicas: what an elastic group is made of."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import laconic
+from laconic.consistency.churn.meeting import Meeting, View, event, read_events
+from laconic.consistency.churn.messages import HEADER_NBYTES, Kind, pack, unpack
+from laconic.consistency.churn.replica import Replica, dumps, loads
+from laconic.consistency.churn.samples import SampleLedger
+from laconic.errors import BadInput, PayloadError, PeerLost
+
+
+def _view(number: int, *members: int) -> View:
+    return View(number, tuple((m, f"127.0.0.1:{m}:00") for m in members), "a job", 0.0)
+
+
+def test_of_two_views_with_one_number_only_the_first_counts(tmp_path: Path) -> None:
+    meeting = Meeting(tmp_path)
+    assert meeting.newest() is None
+    assert meeting.publish(_view(1, 1, 2))
+    assert not meeting.publish(_view(1, 2))
+    assert meeting.publish(_view(2, 2))
+    assert meeting.newest() == meeting.newest(1) == _view(2, 2)
+    assert meeting.newest(2) is None
+    assert meeting.finished is False
+    meeting.finish(7)
+    assert meeting.finished
+
+
+def test_numbers_and_views_are_given_once_to_many_at_a_time(tmp_path: Path) -> None:
+    numbers: list[int] = []
+    winners: list[int] = []
+
+    def come(worker: int) -> None:
+        meeting = Meeting(tmp_path)
+        numbers.extend(meeting.number() for _ in range(20))
+        winners.extend(number for number in range(1, 20) if meeting.publish(_view(number, worker)))
+
+    threads = [threading.Thread(target=come, args=(worker,)) for worker in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(numbers) == list(range(1, 121))
+    assert sorted(winners) == list(range(1, 20))
+    assert not list(tmp_path.glob(".*")), "temporary files stay behind"
+
+
+def test_events_are_read_even_when_the_last_line_is_cut_off(tmp_path: Path) -> None:
+    meeting = Meeting(tmp_path)
+    meeting.record([event(_view(3, 1), 40, 2, "lost: its connection broke", 1)])
+    with open(tmp_path / "events.jsonl", "a") as file:
+        file.write('{"seconds": 1.0, "st')
+    (found,) = read_events(tmp_path)
+    assert (found["step"], found["rank"], found["what"], found["lost"], found["view"]) == (
+        40, 2, "lost: its connection broke", 1, 3,
+    )  # fmt: skip
+    assert read_events(tmp_path / "nowhere") == []
+
+
+def test_messages_round_trip_and_strangers_are_refused() -> None:
+    message = unpack(5, pack(Kind.MEAN, 7, 3, 1 << 63, 1, torch.arange(3.0)))
+    assert (message.sender, message.kind, message.view, message.step) == (5, Kind.MEAN, 7, 3)
+    assert (message.detail, message.flag) == (1 << 63, 1)
+    assert torch.equal(message.body.view(torch.float32), torch.arange(3.0))
+    good = pack(Kind.JOIN, 1, 0, body=b"somewhere")
+    for bad in (good[: HEADER_NBYTES - 1], good.float(), torch.zeros(64, dtype=torch.uint8)):
+        with pytest.raises(PayloadError):
+            unpack(1, bad)
+    with pytest.raises(PayloadError):
+        View.parse('{"number": 1}')
+
+
+def _trained(make: Any, steps: int) -> Replica:
+    torch.manual_seed(steps)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    model[0].bias.requires_grad_(False)
+    optimizer = make([p for p in model.parameters() if p.requires_grad])
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    replica = Replica(model, optimizer, SampleLedger(100, 10), scheduler)
+    for step in range(steps):
+        model(torch.randn(5, 6))
+        replica.apply(torch.randn(replica.numel, generator=torch.Generator().manual_seed(step)), 1, (0,))
+    return replica
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
+        lambda p: torch.optim.Adam(p, 0.01, amsgrad=True),
+        lambda p: torch.optim.RMSprop(p, 0.01),
+    ],
+)
+def test_a_newcomer_goes_on_with_the_same_bits(make: Any) -> None:
+    old, new = _trained(make, 5), _trained(make, 0)
+    new.load(old.save())
+    for _ in range(3):
+        mean = torch.randn(old.numel)
+        for replica in (old, new):
+            replica.apply(mean.clone(), 1, (0,))
+    assert old.digest == new.digest
+    for ours, theirs in zip(old.model.state_dict().values(), new.model.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert old.optimizer.param_groups[0]["lr"] == new.optimizer.param_groups[0]["lr"]
+    assert old.ledger.state() == new.ledger.state()
+
+
+def test_states_that_are_cut_off_or_of_another_model_are_refused() -> None:
+    block = dumps({"a": (1, 2.5, None), 3: [torch.ones(2, 3), torch.empty(0)], "b": torch.tensor(True)})
+    again = loads(block)
+    assert again["a"] == (1, 2.5, None)
+    assert torch.equal(again[3][0], torch.ones(2, 3))
+    for cut in (0, 7, 20, block.numel() - 16):
+        with pytest.raises(PayloadError):
+            loads(block[:cut])
+    with pytest.raises(BadInput, match="set"):
+        dumps({"a": {1, 2}})
+    sgd = lambda p: torch.optim.SGD(p, 0.1)  # noqa: E731
+    model = nn.Linear(2, 2)
+    with pytest.raises(PayloadError, match="for a model of 6"):
+        Replica(model, sgd(model.parameters()), SampleLedger(1, 1)).load(_trained(sgd, 0).save())
+
+
+def _elastic(folder: Path, model: nn.Module, **options: Any) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return laconic.elastic(model, optimizer, **({"dataset_size": 8, "batch": 4, "meeting": folder} | options))
+
+
+def test_wrong_use_gets_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="workers ≥ 1"):
+        _elastic(tmp_path / "a", nn.Linear(2, 1), workers=0)
+    with pytest.raises(BadInput, match="float32"):
+        _elastic(tmp_path / "a", nn.Linear(2, 1).double())
+    job = _elastic(tmp_path / "b", nn.Linear(2, 1))
+    with pytest.raises(BadInput, match=r"trains .* parameters"):
+        _elastic(tmp_path / "b", nn.Linear(3, 1))
+    job.close()
+    with pytest.raises(BadInput, match="no longer"):
+        _ = job.steps
+    with pytest.raises(PeerLost, match="begin in another folder"):
+        _elastic(tmp_path / "b", nn.Linear(2, 1), patience_s=0.3)
+
+
+def test_who_comes_after_the_end_has_nothing_to_do(tmp_path: Path) -> None:
+    for expected in (True, False):
+        model = nn.Linear(2, 1)
+        with _elastic(tmp_path, model) as job:
+            for batch in job.batches():
+                model(torch.ones(len(batch), 2)).mean().backward()
+                assert job.step()
+            assert job.finished is expected
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
+def test_one_worker_equals_the_plain_optimiser(make: Any, tmp_path: Path) -> None:
+    x = torch.randn(40, 6)
+    weights = []
+    for elastic in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+        optimizer = make(model.parameters(), lr=0.05)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        options = {"dataset_size": 40, "batch": 8, "epochs": 2, "seed": 4, "meeting": tmp_path}
+        if elastic:
+            with laconic.elastic(model, optimizer, scheduler=scheduler, **options) as job:
+                for batch in job.batches():
+                    model(x[batch]).square().mean().backward()
+                    assert job.step()
+                assert (job.steps, job.epoch, len(job.records)) == (10, 2, 10)
+        else:
+            ledger = SampleLedger(40, 8, 4)
+            while ledger.epoch < 2:
+                optimizer.zero_grad()
+                model(x[ledger.shares(1)[0]]).square().mean().backward()
+                optimizer.step()
+                scheduler.step()
+                ledger.commit(1, [0])
+        weights.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
+    assert torch.equal(*weights)
