@@ -29,8 +29,8 @@ def distribute(
 
     Every worker begins with rank 0's weights. Communication happens in `optimizer.step()`; learning-rate schedulers,
     gradient accumulation and `state_dict()` (which then holds the exchange's state too) work as without it. A worker
-    that skips a step the others take makes them wait: under GradScaler, which skips by what one worker sees, use DDP and
-    `laconic.compress`, where gradients are exchanged in backward.
+    that skips a step the others take makes them wait: under GradScaler, which skips by what one worker sees, use
+    `laconic.compress` on DDP, which exchanges gradients in backward.
 
     Args:
         model: a plain module, not wrapped in DDP.
