@@ -164,14 +164,18 @@ class GaiaAgreement(OwnWeights):
             values = self.weights.values
             update = (values - self._base) / self.site.count
             torch.add(self._base, update, out=values)
-            codec = self.schedule.at(self.step)
             for site, link in self.links.items():
                 link.filter.add(update)
-                for message in link.outgoing(values, self.clock, codec):
-                    self._send(site, message)
+                self._tell(site)
         self.settle(max((max(0, self.clock - link.mirror) for link in self.links.values()), default=0))
 
     # the link
+
+    def _tell(self, site: int) -> None:
+        """Send a site what it should know after this step, as far as the link is free."""
+        codec = self.schedule.at(self.step)
+        for message in self.links[site].outgoing(self.weights.values, self.clock, codec):
+            self._send(site, message)
 
     def _send(self, site: int, message: Message) -> None:
         assert self._mesh is not None
@@ -193,8 +197,11 @@ class GaiaAgreement(OwnWeights):
             return False
         except PeerLost:
             raise self._lost(next(iter(self.links))) from None
-        if self.links[site].take_in(unpack(data)):
+        link = self.links[site]
+        if link.take_in(unpack(data)):
             self._send(site, Message(Kind.STORED, self.site.number, 0))
+        if link.held_back and not link.under_way:
+            self._tell(site)  # now, for the other site may be waiting for it, and this one for the other
         return True
 
     def _wait(self, done: Callable[[], bool], why: str) -> None:

@@ -23,6 +23,7 @@ from laconic.codecs import codec as codec_of
 from laconic.consistency.server_wire import Kind, Message, settings
 from laconic.consistency.significance import Significance
 from laconic.errors import PayloadError
+from laconic.exchange.feedback import mode_for
 
 
 class Link:
@@ -40,6 +41,8 @@ class Link:
         barriers: values announced and not yet come.
         ended: the other site has finished.
         told: values sent so far.
+        under_way: values were sent and have not been confirmed.
+        held_back: there are significant updates that could not be sent.
     """
 
     def __init__(self, site: int, numel: int, threshold: float) -> None:
@@ -52,27 +55,28 @@ class Link:
         self.ended = False
         self.told = 0
         self.under_way = False
-        self._held_back = False
+        self.held_back = False
         self._announced: Tensor | None = None
 
     def outgoing(self, weights: Tensor, clock: int, codec: Codec) -> list[Message]:
         """What to send after step `clock`."""
         chosen = self.filter.select(weights, clock)
         if chosen.numel() and self.under_way:
-            self._held_back = True
+            self.held_back = True
             return []
         if not chosen.numel():
             return [Message(Kind.PUSH, self.site, 0, clock=clock)]
         values = self.filter.accumulated[chosen]
         payload = codec.encode(values, step=clock)
-        self.filter.take(chosen, codec.decode(payload, values.numel()))
+        is_fed_back = mode_for(codec) != "off"  # the noise of unbiased codecs averages out by itself
+        self.filter.take(chosen, codec.decode(payload, values.numel()) if is_fed_back else values)
         self.told += chosen.numel()
         self.under_way = True
         text = {"count": chosen.numel(), **({"codec": str(codec)} if codec.name != "none" else {})}
         section = _packed(chosen, self.numel)
-        if not self._held_back:
+        if not self.held_back:
             return [_message(Kind.PUSH, self.site, clock, text, torch.cat([section, payload]))]
-        self._held_back = False
+        self.held_back = False
         return [
             _message(Kind.BARRIER, self.site, clock, text, section),
             _message(Kind.PUSH, self.site, clock, {**text, "announced": True}, payload),

@@ -5,6 +5,7 @@ Callers: `async_`, `stale`; and `elastic` for its asynchronous centre, as `Centr
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from laconic.consistency.side import open_members
 from laconic.errors import BadInput
 from laconic.exchange.policy import CodecPlan
 from laconic.transports.world import World
+from laconic.transports.zeromq import ZmqTransport
 
 MakeOptimizer = Callable[[int, Tensor], ShardOptimizer | None]
 
@@ -66,6 +68,7 @@ class Served:
         for member, held in shards.items():
             self.server = Server(members[member], layout, held, staleness_aware=staleness_aware)
         self.client = Client(members[world.rank], layout, values, mode, self._server_failure)
+        self._end = weakref.finalize(self, _end, self.server, self.client.mesh)
 
     @property
     def sent_nbytes(self) -> int:
@@ -79,15 +82,19 @@ class Served:
         return list(dict.fromkeys(self.layout.homes[member] for member in found))
 
     def close(self) -> None:
-        """End the server and leave the mesh; safe to call twice."""
-        if self.server is not None:
-            self.server.stop()
-        self.client.mesh.close()  # meanwhile, so that the server's goodbye is heard
-        if self.server is not None:
-            self.server.join()
+        """End the server and leave the mesh; safe to call twice, and done for whoever forgets it."""
+        self._end()
 
     def _server_failure(self) -> Exception | None:
         return None if self.server is None else self.server.failure
+
+
+def _end(server: Server | None, mesh: ZmqTransport) -> None:
+    if server is not None:
+        server.stop()
+    mesh.close()  # meanwhile, so that the server's goodbye is heard
+    if server is not None:
+        server.join()
 
 
 class Centre:
@@ -267,6 +274,8 @@ class ServedAgreement(OwnWeights):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         if self.served is not None:
+            if "shards" not in state:
+                raise BadInput("the state was saved by a single worker; load the optimiser's part before distribute()")
             self.coder.load_state_dict(state["owed"])
             if self.served.server is not None:
                 self.served.server.load_state_dict(state["shards"])

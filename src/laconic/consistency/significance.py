@@ -15,7 +15,7 @@ class Significance:
     """Updates accumulate until they matter: wᵢ's does when |aᵢ| > threshold/√t · |wᵢ|.
 
     a is the sum of all updates since value i was last told, t the step from 1, w the weights as they are. What is told
-    is taken from a; what a codec loses of it stays.
+    is taken from a; what a biased codec loses of it stays.
 
     Args:
         numel: of the weights.

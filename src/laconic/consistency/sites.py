@@ -5,12 +5,13 @@ Callers: `gaia` and hierarchical `async`. A site is a world of its own on ZeroMQ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from torch import Tensor
 
 from laconic.consistency.side import open_groups
-from laconic.errors import BadInput
+from laconic.errors import BadInput, TransportError
 from laconic.exchange.collectives import all_reduce, broadcast
 from laconic.transports.world import World
 
@@ -52,6 +53,7 @@ class Site:
         number: which site it is.
         count: how many sites there are.
         leaders: the first rank of each site, which speaks for it.
+        ranks: those of this site.
     """
 
     def __init__(self, world: World, numbers: Sequence[int]) -> None:
@@ -59,7 +61,9 @@ class Site:
         self.count = max(numbers) + 1
         self.leaders = [list(numbers).index(site) for site in range(self.count)]
         self.leads = self.leaders[self.number] == world.rank
-        self.size = list(numbers).count(self.number)
+        self.ranks = [rank for rank, site in enumerate(numbers) if site == self.number]
+        self.size = len(self.ranks)
+        self._whole = f"[rank {world.rank}/{world.world_size}] site {self.number}"
         self._world = open_groups(world, numbers) if world.world_size > 1 else None
 
     @property
@@ -70,14 +74,27 @@ class Site:
     def mean(self, values: Tensor) -> Tensor:
         """The mean over the site's ranks, in place, the same bits on all."""
         if self._world is not None and self.size > 1:
-            all_reduce(values, "mean", algorithm=ALGORITHM, group=self._world)
+            with self._named():
+                all_reduce(values, "mean", algorithm=ALGORITHM, group=self._world)
         return values
 
     def tell(self, values: Tensor) -> Tensor:
         """The leader's values on all ranks of the site, in place."""
         if self._world is not None and self.size > 1:
-            broadcast(values, root=0, group=self._world)
+            with self._named():
+                broadcast(values, root=0, group=self._world)
         return values
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Errors name ranks of the job, where the site's world knows its own numbers only."""
+        try:
+            yield
+        except TransportError as error:
+            rank = self.ranks[error.rank]
+            peer = None if error.peer is None else self.ranks[error.peer]
+            about = "" if peer is None else f" (rank {peer} of the job)"
+            raise type(error)(f"{self._whole}{about}: {error}", rank=rank, peer=peer, round=error.round) from error
 
     def close(self) -> None:
         """Leave the site's world; safe to call twice."""
