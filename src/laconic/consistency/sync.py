@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from laconic.consistency.backup import BackupAgreement
 from laconic.consistency.base import Agreement, Mode, register, start_alike, trained_parameters
 from laconic.errors import BadInput
 from laconic.exchange.attached import attach
@@ -28,14 +29,28 @@ MESSAGE_NBYTES = 1 << 20
 @register("sync")
 @dataclass(frozen=True)
 class Sync(Mode):
-    """Every step waits for the mean of all workers' gradients; the weights stay the same bits everywhere."""
+    """Every step waits for the mean of all workers' gradients; the weights stay the same bits everywhere.
+
+    Args:
+        drop_slowest: how many workers a step does not wait for (`backup.py`); gradients are then sent as they are.
+    """
+
+    drop_slowest: int = 0
 
     summary: ClassVar[str] = "every step waits for the mean of all gradients"
-    examples: ClassVar[tuple[str, ...]] = ("sync",)
+    examples: ClassVar[tuple[str, ...]] = ("sync", "sync(drop_slowest=1)")
+
+    def __post_init__(self) -> None:
+        if self.drop_slowest < 0:
+            raise BadInput(f"drop_slowest is a number of workers, got {self.drop_slowest}")
 
     def install(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan, **options: Any
-    ) -> SyncAgreement:
+    ) -> Agreement:
+        if self.drop_slowest:
+            if codec != "none" or options:
+                raise BadInput(f"{self} sends gradients as they are: it takes no codec and no further options")
+            return BackupAgreement(model, optimizer, world, self.drop_slowest)
         return SyncAgreement(model, optimizer, world, codec, **options)
 
 

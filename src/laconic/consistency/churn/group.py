@@ -17,13 +17,14 @@ Invariant: members of one view that have applied as many steps hold the same bit
 from __future__ import annotations
 
 import time
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from laconic.consistency.churn.deadline import Deadline
 from laconic.consistency.churn.line import Line, NewView
+from laconic.consistency.churn.mean import Mean, weighted_mean
 from laconic.consistency.churn.meeting import Meeting, View
 from laconic.consistency.churn.messages import Kind, Message, address, blank, pack, values_of
 from laconic.consistency.churn.replica import Replica
@@ -41,13 +42,6 @@ class Fenced(Exception):
 
 class Finished(Exception):
     """The training was over before this worker came."""
-
-
-class Mean(NamedTuple):
-    """What a step applies: the mean gradient, and the places in the view of those whose gradients are in it."""
-
-    values: Tensor
-    included: tuple[int, ...]
 
 
 class Group:
@@ -85,7 +79,7 @@ class Group:
         self.step = NO_MODEL
         self._line = Line(self.meeting, self._silence_s)
         self._pending: View | None = None
-        self._held = self._fresh = self._transferred = False
+        self._held = self._fresh = self._transferred = self._stepping = False
         self._busy: set[int] = set()
         self._finishing: set[int] = set()
         self._gradients: dict[int, Message] = {}
@@ -307,7 +301,7 @@ class Group:
 
     def _propose(self, lost: dict[int, str]) -> NoReturn:
         """Publish the next view, without the lost and with the newcomers; raises NewView with whichever is valid."""
-        raise NewView(self._line.propose(lost, max(0, self.step), MAX_MEMBERS))
+        raise NewView(self._line.propose(lost, max(0, self.step), int(self._stepping), MAX_MEMBERS))
 
     def _model_lost(self) -> PeerLost:
         return PeerLost(f"[worker {self.id}] everyone who had the model is gone", rank=self.id)
@@ -326,11 +320,14 @@ class Group:
             gradient: a message from `gradient_buffer`, filled.
             samples: how many samples it is the mean over; 0: it counts for nothing.
         """
+        self._stepping = True
         try:
             return self._collect(gradient, samples) if self._is_coordinator else self._contribute(gradient, samples)
         except NewView as news:
             self._pending = news.view
             return None
+        finally:
+            self._stepping = False
 
     def gradient_buffer(self) -> Tensor:
         """Memory for a gradient that is sent without a copy; its values are `messages.values_of` it."""
@@ -381,7 +378,7 @@ class Group:
         self._gradients.clear()
         included = [place for place, member in enumerate(self.view.ids) if member in came]
         message = self.gradient_buffer()
-        _weighted_mean([came[self.view.ids[place]] for place in included], values_of(message))
+        weighted_mean([came[self.view.ids[place]] for place in included], values_of(message))
         address(message, Kind.MEAN, self.view.number, self.step, sum(1 << place for place in included))
         for member in self._others:
             self._line.tell(member, message)
@@ -447,16 +444,6 @@ class Group:
         """Tell all members that no step comes from here for a while, or that it does again."""
         for member in self._others:
             self._line.tell(member, pack(Kind.BUSY, self.view.number, self.step, flag=busy))
-
-
-def _weighted_mean(parts: list[tuple[int, Tensor]], out: Tensor) -> None:
-    """out = Σ nᵢ·gᵢ / Σ nᵢ in the order given; of one alone, its own bits."""
-    total = sum(count for count, _ in parts)
-    counted = [(count / total, values) for count, values in parts if count]
-    weight, values = counted[0]
-    torch.mul(values, weight, out=out)
-    for weight, values in counted[1:]:
-        out.add_(values, alpha=weight)
 
 
 def _silent(limit_s: float) -> str:

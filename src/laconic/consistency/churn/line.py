@@ -105,8 +105,14 @@ class Line:
             self._transport.drop_peer(member)
         return bool(self.newcomers)
 
-    def propose(self, lost: dict[int, str], step: int, most: int) -> View:
-        """Publish the view after this one, without the `lost` (and why), with newcomers; returns what is valid then."""
+    def propose(self, lost: dict[int, str], step: int, redo: int, most: int) -> View:
+        """Publish the view after this one, without the `lost` (and why) and with newcomers; returns what is valid then.
+
+        Args:
+            step: steps made here so far.
+            redo: how many may have to be made again.
+            most: members a view may have.
+        """
         staying = [(member, place) for member, place in self.view.members if member not in lost]
         coming = [(m, place) for m, place in self.newcomers.items() if self.reaches(m)][: most - len(staying)]
         view = View(self.view.number + 1, (*staying, *coming), self.view.job, self.view.begun)
@@ -118,7 +124,7 @@ class Line:
         for member in view.ids[1:]:
             self.tell(member, announcement)
         self.meeting.record(
-            [event(view, step, m, "left" if m in self._leaving else f"lost: {why}") for m, why in lost.items()]
+            [event(view, step, m, "left" if m in self._leaving else f"lost: {why}", redo) for m, why in lost.items()]
             + [event(view, step, m, "joined") for m, _ in coming]
         )
         return view

@@ -1,0 +1,138 @@
+"""Elastic training and backup workers, for real: processes that are killed, stopped and started while they train."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import laconic
+from laconic.consistency.churn.meeting import read_events
+from laconic.consistency.distribute import mode_of
+from laconic.errors import BadInput
+from laconic.transports.launcher import LocalJob, run_local
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from churn_verdict import verdict
+from soak_churn import Soak, soak
+
+pytestmark = pytest.mark.processes
+# On two quiet cores 60 kills take about 40 s; the bound keeps a busy machine's run short.
+CI_KILLS, CI_LIMIT_S = 60, 75.0
+
+
+@pytest.mark.timeout(240)
+def test_nothing_is_lost_through_kills_stops_and_joins() -> None:
+    found = soak(CI_KILLS, seed=1, size=4, limit_s=CI_LIMIT_S)
+    assert found["problems"] == []
+    assert found["kills"] > 0
+    assert found["steps_compared"] > 0
+    assert found["epochs_checked"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_nothing_is_lost_through_two_hundred_kills() -> None:
+    found = soak(200, seed=2, size=4, limit_s=1100.0)
+    assert found["problems"] == []
+    assert found["kills"] >= 200
+
+
+@pytest.mark.timeout(200)
+def test_who_dies_stops_or_leaves_is_recorded_and_who_is_fenced_comes_back(tmp_path: Path) -> None:
+    running = Soak(tmp_path / "soak", 3, seed=1)
+    try:
+        first = running.party.coordinator
+        assert first is not None
+        numbers = [first.last["id"]]
+        running._kill("kill coordinator", [first])
+        second = running.party.coordinator
+        assert second is not None
+        numbers.append(second.last["id"])
+        running._stop("stop coordinator", second)
+        assert second.last["id"] not in numbers, "it came back as a new worker"
+        found = verdict(running)
+    finally:
+        running.party.close()
+    assert found["problems"] == []
+    events = {event["rank"]: event for event in read_events(tmp_path / "soak" / "meeting") if "lost" in event["what"]}
+    assert set(numbers) <= set(events)
+    for number in numbers:
+        assert events[number]["step"] > 0
+        assert events[number]["seconds"] > 0
+
+
+def _backup(drop_slowest: int, steps: int, pause_s: float) -> dict[str, Any]:
+    with laconic.init(timeout_s=60) as world:
+        torch.manual_seed(world.rank)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+        laconic.distribute(model, optimizer, consistency=f"sync(drop_slowest={drop_slowest})", world=world)
+        if world.rank == world.world_size - 1:
+            time.sleep(pause_s)  # a straggler from the first step on
+        begun = time.monotonic()
+        for step in range(steps):
+            generator = torch.Generator().manual_seed(100 * world.rank + step)
+            optimizer.zero_grad()
+            model(torch.randn(16, 8, generator=generator)).square().mean().backward()
+            optimizer.step()
+        seconds = time.monotonic() - begun
+        mode_of(optimizer).finish()
+        weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+        mode_of(optimizer).close()
+        return {"weights": weights, "seconds": seconds}
+
+
+def test_a_straggler_is_not_waited_for_and_ends_with_the_same_weights() -> None:
+    results = run_local(3, _backup, (1, 20, 3.0), timeout_s=100)
+    for found in results:
+        assert torch.equal(found["weights"], results[0]["weights"])
+    alone = run_local(3, _backup, (0, 20, 0.0), timeout_s=100)
+    assert not torch.equal(alone[0]["weights"], results[0]["weights"]), "the straggler's gradients were left out"
+
+
+def _many_steps(folder: str) -> float:
+    """Train for long; leave a file when half is done."""
+    with laconic.init(timeout_s=60) as world:
+        model = nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        laconic.distribute(model, optimizer, consistency="sync(drop_slowest=1)", world=world)
+        Path(folder, f"pid{world.rank}").write_text(str(os.getpid()))
+        for _ in range(2000):
+            optimizer.zero_grad()
+            model(torch.ones(4, 8)).square().mean().backward()
+            optimizer.step()
+        loss = float(model(torch.ones(8)).square())
+        mode_of(optimizer).close()
+        return loss
+
+
+def test_a_killed_worker_costs_the_others_nothing_but_itself(tmp_path: Path) -> None:
+    job = LocalJob(3, _many_steps, (str(tmp_path),))
+    try:
+        deadline = time.monotonic() + 90
+        while not (tmp_path / "pid2").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(int((tmp_path / "pid2").read_text()), signal.SIGKILL)
+        outcomes = job.outcomes(100, ranks=[0, 1])
+    finally:
+        job.kill()
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    assert outcomes[0].value == outcomes[1].value
+
+
+def test_backup_workers_take_no_codec() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(BadInput, match="no codec"):
+        laconic.distribute(model, optimizer, consistency="sync(drop_slowest=1)", codec="dynamic8")
+    with pytest.raises(BadInput, match="drop_slowest is a number"):
+        laconic.distribute(model, optimizer, consistency="sync(drop_slowest=-1)")
