@@ -80,7 +80,8 @@ def _one(spec: str) -> dict[str, Any]:
         optimizer.load_state_dict(saved)
         agreement.finish()
         found = {
-            "begun": begun, "before": before, "after": _weights(model).clone(), "accuracy": _accuracy(model),
+            "begun": begun, "before": before, "after": _weights(model).clone(),
+            "accuracy": _accuracy(agreement.predictor()),
             "steps": steps, "restored": agreement.step, "records": list(agreement.records), "saved": "laconic" in saved,
             "sent": sum(each.sent_nbytes for each in agreement.records),
         }  # fmt: skip

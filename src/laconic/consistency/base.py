@@ -108,6 +108,10 @@ class Agreement:
     def finish(self) -> None:
         """Called by all workers after the last step: leave in the model what this mode trains, the same on all."""
 
+    def predictor(self) -> nn.Module:
+        """What predicts after `finish`: the model, or what a mode made of several."""
+        return self.model
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold beside the optimiser's own state: tensors and plain values, no pickle needed."""
         return {"step": self.step}
