@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from laconic.consistency.averaging import OwnWeights, average_buffers
+from laconic.consistency.averaging import Averager, OwnWeights, average_buffers
 from laconic.consistency.base import Mode, register
 from laconic.consistency.local import check_period
+from laconic.consistency.served import Centre
 from laconic.errors import BadInput
 from laconic.exchange.policy import CodecPlan
 from laconic.transports.world import World
@@ -28,15 +29,19 @@ class Elastic(Mode):
     With `momentum` δ (EAMSGD), v ← δv − η∇f(wᵢ + δv) and wᵢ ← wᵢ + v take the place of the gradient step: between
     steps the model then holds wᵢ + δv, where the gradient is to be taken. The inner optimiser should have none itself.
 
-    Cost: one all-reduce every `period` steps, of wᵢ − w̃, through the codec with error feedback. `finish` leaves w̃, the
-    same bits on all workers, and the mean of the buffers.
+    Asynchronous, w̃ lies on servers, sharded over all workers, and each worker visits it every `period` of its own
+    steps: wᵢ as above, w̃ ← w̃ + α(wᵢ − w̃). A slow worker holds up nobody; staleness counts the visits of others.
+
+    Cost: one all-reduce every `period` steps, of wᵢ − w̃, through the codec with error feedback; asynchronous, w̃ is
+    read, exactly, and the difference sent through the codec. `finish` leaves w̃, the same bits on all workers, and the
+    mean of the buffers.
 
     Args:
         alpha: how far a worker moves to the centre; none for β/m, with which both pulls are alike.
-        beta: how far the centre moves to the mean of the workers.
+        beta: how far the centre moves to the mean of the workers; asynchronous, only α's default depends on it.
         period: steps between two exchanges.
         momentum: δ, Nesterov's momentum; 0 for plain EASGD.
-        asynchronous: a centre that each worker visits in its own time.
+        asynchronous: each worker visits the centre in its own time.
 
     Raises:
         BadInput: a value out of range.
@@ -44,7 +49,7 @@ class Elastic(Mode):
     >>> str(Elastic(beta=0.8, period=4))
     'elastic(beta=0.8, period=4)'
 
-    Source: Zhang, Choromanska and LeCun, Deep Learning with Elastic Averaging SGD, NeurIPS 2015, eq. 5 and 6, Alg. 2.
+    Source: Zhang, Choromanska and LeCun, Deep Learning with Elastic Averaging SGD, NeurIPS 2015, eq. 5, 6, Alg. 1, 2.
     Differs: the exchange before the first step is left out, for all weights are w̃ then. One worker has no centre: it is
     the plain optimiser.
     """
@@ -57,7 +62,7 @@ class Elastic(Mode):
 
     summary: ClassVar[str] = "workers are drawn to a common centre, which is the result"
     source: ClassVar[str] = "Zhang, Choromanska and LeCun, Elastic Averaging SGD, NeurIPS 2015"
-    examples: ClassVar[tuple[str, ...]] = ("elastic(period=4)",)
+    examples: ClassVar[tuple[str, ...]] = ("elastic(period=4)", "elastic(period=4, asynchronous=true)")
     same_weights: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -68,8 +73,6 @@ class Elastic(Mode):
             raise BadInput(f"elastic: beta is above 0 and at most 1, got {self.beta}")
         if not 0 <= self.momentum < 1:
             raise BadInput(f"elastic: momentum is at least 0 and below 1, got {self.momentum}")
-        if self.asynchronous:
-            raise BadInput("elastic: there is no asynchronous centre yet; leave asynchronous out")
 
     def install(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan, **options: Any
@@ -82,7 +85,7 @@ class ElasticAgreement(OwnWeights):
 
     Attributes:
         alpha: α as it is used.
-        centre: w̃, the same bits on all workers.
+        centre: w̃, and how it is moved.
         velocity: v of EAMSGD; None without momentum.
     """
 
@@ -98,12 +101,21 @@ class ElasticAgreement(OwnWeights):
         super().__init__(model, optimizer, world, codec, **options)
         self.mode = mode
         self.alpha = mode.beta / world.world_size if mode.alpha is None else mode.alpha
-        self.centre = self.weights.values.clone()
-        self.velocity = torch.zeros_like(self.centre) if mode.momentum and not self.alone else None
+        self.centre = self._make_centre(world, codec)
+        self.velocity = torch.zeros_like(self.weights.values) if mode.momentum and not self.alone else None
         self._origin: Tensor | None = None  # the weights before this step, where they are needed after it
         self._pull: Tensor | None = None  # w − w̃ before this step, where it is one of exchange
 
+    def _make_centre(self, world: World, codec: CodecPlan) -> _Meeting | _Visited:
+        if self.mode.asynchronous and not self.alone:
+            return _Visited(Centre(world, self.weights.values, codec), self.alpha)
+        return _Meeting(self.averager, self.weights.values, self.mode.beta)
+
+    def sent_nbytes(self) -> int:
+        return super().sent_nbytes() + self.centre.sent_nbytes
+
     def before_step(self) -> None:
+        self._stale = 0
         if self.alone:
             return
         values = self.weights.values
@@ -112,10 +124,8 @@ class ElasticAgreement(OwnWeights):
             self._origin = values.clone()
         if self.step > 0 and self.step % self.mode.period == 0:
             with self.agreeing():
-                self._pull = values - self.centre
-                mean = self._pull.clone()
-                self.waited(self.averager.mean(mean))
-                self.centre.add_(mean, alpha=self.mode.beta)
+                self._pull, wait_s, self._stale = self.centre.meet(values, self.step)
+                self.waited(wait_s)
 
     def after_step(self) -> None:
         values = self.weights.values
@@ -128,25 +138,91 @@ class ElasticAgreement(OwnWeights):
         if self.velocity is not None:
             values.add_(self.velocity, alpha=self.mode.momentum)
         self._origin = self._pull = None
-        self.settle()
+        self.settle(self._stale)
 
     def finish(self) -> None:
         """The centre in every model, and the mean of the buffers."""
         if self.alone:
             return
         with self.agreeing():
-            self.weights.values.copy_(self.centre)
+            self.weights.values.copy_(self.centre.finish())
             if self.velocity is not None:
                 self.velocity.zero_()
             average_buffers(self.model, self.world)
         self.settle_finish()
 
     def state_dict(self) -> dict[str, Any]:
-        state = {**super().state_dict(), "centre": self.centre.clone()}
+        state = {**super().state_dict(), "centre": self.centre.state_dict()}
         return state if self.velocity is None else {**state, "velocity": self.velocity.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.centre.copy_(state["centre"])
+        self.centre.load_state_dict(state["centre"])
         if self.velocity is not None and "velocity" in state:
             self.velocity.copy_(state["velocity"])
+
+    def close(self) -> None:
+        self.centre.close()
+        super().close()
+
+
+class _Meeting:
+    """A centre that all workers hold, the same bits, and move together."""
+
+    sent_nbytes = 0  # the world counts what it sends
+
+    def __init__(self, averager: Averager, start: Tensor, beta: float) -> None:
+        self.averager, self.beta = averager, beta
+        self.values = start.clone()
+
+    def meet(self, values: Tensor, step: int) -> tuple[Tensor, float, int]:
+        """w − w̃, and move w̃; the seconds waited, and the staleness."""
+        pull = values - self.values
+        mean = pull.clone()
+        wait_s = self.averager.mean(mean)
+        self.values.add_(mean, alpha=self.beta)
+        return pull, wait_s, 0
+
+    def finish(self) -> Tensor:
+        return self.values
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.values.copy_(state["values"])
+
+    def close(self) -> None:
+        """It has nothing to give back."""
+
+
+class _Visited:
+    """A centre on servers, moved by whoever visits it."""
+
+    def __init__(self, served: Centre, alpha: float) -> None:
+        self.served, self.alpha = served, alpha
+
+    @property
+    def sent_nbytes(self) -> int:
+        return self.served.sent_nbytes
+
+    def meet(self, values: Tensor, step: int) -> tuple[Tensor, float, int]:
+        """As for `_Meeting`."""
+        waited = self.served.wait_s
+        self.served.pull()
+        pull = values - self.served.values
+        self.served.add(self.alpha * pull, step)
+        return pull, self.served.wait_s - waited, self.served.staleness
+
+    def finish(self) -> Tensor:
+        self.served.finish()
+        return self.served.values
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.served.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.served.load_state_dict(state)
+
+    def close(self) -> None:
+        self.served.close()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from laconic.codecs import Codec
 from laconic.consistency.averaging import OwnWeights
 from laconic.consistency.base import Agreement, Mode, register
-from laconic.consistency.gossip_edges import EVERYONE, Edges, message_nbytes, share_kept
+from laconic.consistency.gossip_edges import EVERYONE, Edges, message_nbytes, trust
 from laconic.consistency.gossip_pairs import PairsAgreement
 from laconic.consistency.graphs import neighbours
 from laconic.errors import BadInput, PayloadError
@@ -44,7 +44,7 @@ class Gossip(Mode):
     Args:
         graph: ring; exponential (one peer a step, 1, 2, 4, … ranks away); random (pairs drawn anew at every step).
         asynchronous: average in pairs, each worker in its own time.
-        gamma: γ, how far copies are trusted; none for the share of a Gaussian vector that the codec keeps.
+        gamma: γ, how far copies are trusted; none for what `gossip_edges.trust` finds.
         seed: of random pairs.
 
     Raises:
@@ -126,7 +126,7 @@ class GossipAgreement(OwnWeights):
             change.add_(heard[peer], alpha=near.hears[peer])
         for peer, key in keys.items():
             change.sub_(told[key][1], alpha=near.tells[peer])
-        values.add_(change, alpha=share_kept(coder) if mode.gamma is None else mode.gamma)
+        values.add_(change, alpha=trust(coder) if mode.gamma is None else mode.gamma)
 
     def _swap(self, messages: dict[int, Tensor], hears: list[int], coder: Codec) -> dict[int, Tensor]:
         """Send each its message, and receive one of each."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from laconic.codecs import Codec
 from laconic.consistency.averaging import OwnWeights
-from laconic.consistency.gossip_edges import Edges, share_kept
+from laconic.consistency.gossip_edges import Edges, trust
 from laconic.consistency.graphs import acquaintances
 from laconic.consistency.side import open_mesh
 from laconic.errors import CollectiveTimeout, PeerLost
@@ -50,7 +50,7 @@ class PairsAgreement(OwnWeights):
     ) -> None:
         coder = flat_codec(plan)
         super().__init__(model, optimizer, world)
-        gamma = share_kept(coder) if gamma is None else gamma
+        gamma = trust(coder) if gamma is None else gamma
         friends = acquaintances(graph, world.world_size, world.rank)
         draw = np.random.Generator(np.random.Philox(key=[seed, world.rank]))
         self.pairs: _Pairs | None = None
@@ -142,13 +142,13 @@ class _Pairs:
         return met
 
     def rest(self, timeout_s: float) -> None:
-        """Ask nobody any more, and wait for the answer that is under way."""
-        self.wants = False
+        """Wait until the last question is asked and answered."""
         deadline = time.monotonic() + timeout_s
-        while (asked := self._asked) is not None and self._failure is None:
+        while (self.wants or self._asked is not None) and self._failure is None:
             if time.monotonic() > deadline:
-                text = f"{self.mesh.where()} gossip: no answer from rank {asked[0]} in {timeout_s:g} s"
-                raise CollectiveTimeout(text, rank=self.mesh.rank, peer=asked[0])
+                peer = None if self._asked is None else self._asked[0]
+                text = f"{self.mesh.where()} gossip: no answer from rank {peer} in {timeout_s:g} s"
+                raise CollectiveTimeout(text, rank=self.mesh.rank, peer=peer)
             time.sleep(0.001)
 
     def close(self) -> None:
@@ -189,7 +189,6 @@ class _Pairs:
             self._asked = None
 
     def _ask(self) -> None:
-        self.wants = False
         present = [friend for friend in self.friends if friend in self.mesh.peers]
         if present:
             peer = present[int(self.draw.integers(len(present)))]
@@ -197,6 +196,7 @@ class _Pairs:
                 message, mine = self._tell(peer)
             self._asked = (peer, mine)
             self._send(peer, message, ASK)
+        self.wants = False
 
     def _tell(self, peer: int) -> tuple[Tensor, Tensor]:
         """The message that tells a peer where this worker is now, and a copy of what it then knows."""
