@@ -21,6 +21,8 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
         "approximation": "laconic.cli.bench_codecs:approximation",
         "codecs": "laconic.cli.bench_codecs:codecs",
         "collectives": "laconic.cli.bench_collectives:collectives",
+        "distributed": "laconic.cli.bench_distributed:distributed",
+        "networks": "laconic.cli.bench_networks:networks",
     },
     "codecs": "laconic.cli.codecs:codecs",
     "compare": "laconic.cli.compare:compare",
@@ -35,7 +37,7 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
 }
 HELP = {
     "laconic": "Laconic trains PyTorch models over networks slower than the model.",
-    "bench": "Measure codecs and collectives on this machine, beside their peers and their limits.",
+    "bench": "Measure codecs, collectives and networks on this machine, and check that they are right.",
 }
 
 
