@@ -3,8 +3,8 @@
     python benchmarks/bench_byzantine.py                      # about 3 minutes on one core
     python benchmarks/bench_byzantine.py --rules krum,median --attacks alie --seeds 0 --table
 
-The 11 workers are simulated in one process: at every step each honest one computes a real gradient on its own 12 rows of
-the batch; the liars send what the attack makes of all honest ones' (they know them, and the rule); the rule is the
+The 11 workers are simulated in one process: at every step each honest one computes a real gradient on its own 12 rows
+of the batch; the liars send what the attack makes of all honest ones' (they know them, and the rule); the rule is the
 function that `distribute(consistency="robust(…)")` applies on every worker, and gets 11 float32 vectors. The rule is
 told the true f. Bulyan needs 4f + 3 workers: with 11 it stands f = 2 at most, and that cell is empty.
 
@@ -190,7 +190,8 @@ def main() -> None:
     print(f"{len(runs)} runs, {len(broken)} with anything that is not finite")
     if not arguments.table:
         settings = {"workers": WORKERS, "rows_per_worker": SHARE, "epochs": EPOCHS, "seeds": seeds, "simulated": True}
-        text = {"settings": settings, "environment": environment(), "seconds": time.perf_counter() - begun, "runs": runs}
+        seconds = time.perf_counter() - begun
+        text = {"settings": settings, "environment": environment(), "seconds": seconds, "runs": runs}
         arguments.output.write_text(json.dumps(text, indent=1) + "\n")
 
 

@@ -164,7 +164,7 @@ def loads(data: bytes) -> Any:
 def _bytes(tensor: Tensor) -> memoryview:
     """A tensor's values as bytes, without a copy where they lie side by side on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def _plain(value: Any, tensors: list[Tensor]) -> Any:

@@ -257,7 +257,8 @@ def _copy(tensor: Tensor) -> Tensor:
 
 def _random_state() -> dict[str, Any]:
     """The state of torch's, NumPy's and Python's generators, and of every GPU's."""
-    name, words, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002  (the one that users may draw from)
+    state: Any = np.random.get_state()  # noqa: NPY002  (the generator that users may draw from)
+    name, words, position, has_gauss, gauss = state
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],

@@ -104,7 +104,8 @@ class TreeNetAgreement(Agreement):
         if not trained:
             raise BadInput("treenet: the optimiser trains nothing of the shared trunk")
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self.mode, self.ensemble = mode, None
+        self.mode = mode
+        self.ensemble: Ensemble | None = None
         self.state = CompressionState(codec, model.named_parameters(), world=world, **options)
         exempt = self.state.exempt
         self.gradients = FlatGradients(trained, 25 << 20, lambda p: exempt.covers(names[id(p)], p))
