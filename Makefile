@@ -9,7 +9,7 @@ export XDG_CACHE_HOME := $(CURDIR)/.cache
 export TMPDIR := $(CURDIR)/.cache/tmp
 export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba
 
-.PHONY: demo test slow check bench docs clean
+.PHONY: demo test slow soak check bench docs clean
 .DEFAULT_GOAL := demo
 
 # torch first, pinned to the CPU build: an open range would bring gigabytes of CUDA.
@@ -33,6 +33,10 @@ test: check
 slow: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
 	$(BIN)/python -m pytest -m slow
+
+soak: $(VENV)/ready
+	@mkdir -p $(TMPDIR)
+	$(BIN)/python benchmarks/soak_churn.py --kills 1000 --seed 1 --output .cache/churn.json
 
 check: $(VENV)/ready
 	@mkdir -p $(TMPDIR)

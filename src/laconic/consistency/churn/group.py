@@ -23,12 +23,13 @@ import torch
 from torch import Tensor
 
 from laconic.consistency.churn.deadline import Deadline
+from laconic.consistency.churn.joining import found, join
 from laconic.consistency.churn.line import Line, NewView
 from laconic.consistency.churn.mean import Mean, weighted_mean
-from laconic.consistency.churn.meeting import Meeting, View
+from laconic.consistency.churn.meeting import Meeting, View, event
 from laconic.consistency.churn.messages import Kind, Message, address, blank, pack, values_of
 from laconic.consistency.churn.replica import Replica
-from laconic.errors import BadInput, PayloadError, PeerLost
+from laconic.errors import PayloadError, PeerLost
 
 NO_MODEL = -1
 TICK_S = 0.02
@@ -38,10 +39,6 @@ CUT = "its connection broke"
 
 class Fenced(Exception):
     """The others have gone on without this worker."""
-
-
-class Finished(Exception):
-    """The training was over before this worker came."""
 
 
 class Group:
@@ -80,9 +77,6 @@ class Group:
         self._line = Line(self.meeting, self._silence_s)
         self._pending: View | None = None
         self._held = self._fresh = self._transferred = self._stepping = False
-        self._busy: set[int] = set()
-        self._finishing: set[int] = set()
-        self._gradients: dict[int, Message] = {}
         self._committed_at = time.monotonic()
         try:
             self._pending = self._first_view()
@@ -106,37 +100,18 @@ class Group:
         return self._line.view
 
     def _first_view(self) -> View:
-        """Found the group, or ask the coordinator of the newest view until a view has this worker in it."""
-        alone = View(1, ((self.id, self._line.address),), self._job, time.time())
-        if self.meeting.newest() is None and self.meeting.publish(alone):
-            self.step = 0
-            return alone
-        quiet_since, asked = time.monotonic(), 0
-        while True:
-            newest = self.meeting.newest()
-            assert newest is not None
-            if newest.job != self._job:
-                raise BadInput(f"the job in {self.meeting.folder} trains {newest.job}; this worker has {self._job}")
-            if self.id in newest.ids:
-                return newest
-            if newest.number != asked:
-                asked, quiet_since = newest.number, time.monotonic()
-                self._line.ask(newest)
-            view = self._line.invitation(4 * TICK_S)
-            if view is not None:
-                return view
-            if self.meeting.finished:
-                raise Finished
-            if self._line.has_reached(newest.coordinator):
-                quiet_since = time.monotonic()  # it lives, and answers between two steps
-            if time.monotonic() - quiet_since > self.deadline.patience_s:
-                raise self._nobody(newest)
+        view = found(self._line, self._job)
+        if view is None:
+            return join(self._line, self._job, self.deadline.patience_s)
+        self.step = 0
+        return view
 
-    def _nobody(self, view: View) -> PeerLost:
-        waited = f"within {self.deadline.patience_s:g} s"
-        text = f"[worker {self.id}] nobody of view {view.number} in {self.meeting.folder} can be reached {waited}"
-        cure = "if all are gone, so is the model: begin in another folder"
-        return PeerLost(f"{text}; {cure}", rank=self.id, peer=view.coordinator)
+    def rejoin(self) -> None:
+        """Come back as a newcomer after Fenced, and leave a record of it."""
+        old, made = self.id, self.step
+        self.begin()
+        if self._pending is not None:
+            self.meeting.record([event(self._pending, made, self.id, f"rejoined: had been worker {old}")])
 
     def leave(self) -> None:
         """Go, and say so."""
@@ -171,8 +146,6 @@ class Group:
         if self.id not in view.ids:
             raise Fenced
         self._line.turn_to(view)
-        for known in (self._busy, self._finishing, self._gradients):
-            known.clear()
         if self._is_coordinator:
             self._gather_reports()
         else:
@@ -185,7 +158,7 @@ class Group:
         reports = {self.id: self.step}
         since = time.monotonic()
         while len(reports) < len(self.view.ids):
-            message = self._next()
+            message = self._line.next(TICK_S)
             if message is None:
                 self._replace([m for m in self.view.ids if m not in reports], since, self.deadline.seconds)
             elif message.kind is Kind.REPORT:
@@ -209,7 +182,7 @@ class Group:
         """Fetch the state of a member that is further on."""
         self._line.tell(holder, pack(Kind.FETCH, self.view.number, self.step))
         while True:
-            message = self._next()
+            message = self._line.next(TICK_S)
             if message is None:
                 self._replace([holder], time.monotonic(), None)
             elif message.kind is Kind.STATE and message.sender == holder:
@@ -245,7 +218,7 @@ class Group:
         since, watched = time.monotonic(), self.view.coordinator
         suspects: dict[int, str] = {}
         while True:
-            message = self._next()
+            message = self._line.next(TICK_S)
             if message is not None and message.sender == self.view.coordinator:
                 return message
             if message is not None:
@@ -259,33 +232,20 @@ class Group:
                 self._propose(suspects)
             if first != watched:
                 since, watched, waits_s = time.monotonic(), first, 2 * self.deadline.seconds
-            if waits_s is not None and not self._busy and time.monotonic() - since > waits_s:
+            if waits_s is not None and not self._line.busy and time.monotonic() - since > waits_s:
                 suspects[watched] = _silent(waits_s)
-
-    def _next(self, wait_s: float = TICK_S) -> Message | None:
-        """The next message of this view, noted where it may be wanted later; None when none came in time."""
-        message = self._line.next(wait_s)
-        if message is None:
-            return None
-        if message.kind is Kind.BUSY:
-            (self._busy.add if message.flag else self._busy.discard)(message.sender)
-        elif message.kind is Kind.FINISH:
-            self._finishing.add(message.sender)
-        elif message.kind is Kind.GRADIENT and message.body.numel() == 4 * self.replica.numel:
-            self._gradients[message.sender] = message
-        return message
 
     def _look_around(self) -> None:
         """The coordinator, between steps: change the view when somebody has come or gone; wait for enough to begin."""
         while True:
-            while self._next(0.0) is not None:
+            while self._line.next(0.0) is not None:
                 pass
             self._replace(self._others, 0.0, None)
             if self._line.has_newcomers() and len(self.view.ids) < MAX_MEMBERS:
                 self._propose({})
             if not self._held:
                 return
-            self._next()
+            self._line.next(TICK_S)
 
     @property
     def _others(self) -> list[int]:
@@ -294,7 +254,7 @@ class Group:
     def _replace(self, missing: list[int], since: float, limit_s: float | None) -> None:
         """The coordinator: go on without those of the `missing` who cannot be reached, or are silent for `limit_s`."""
         gone = {m: CUT for m in missing if not self._line.reaches(m)}
-        if limit_s is not None and not self._busy and time.monotonic() - since > limit_s:
+        if limit_s is not None and not self._line.busy and time.monotonic() - since > limit_s:
             gone = {m: _silent(limit_s) for m in missing} | gone
         if gone:
             self._propose(gone)
@@ -336,7 +296,7 @@ class Group:
     def missed(self) -> Mean | None:
         """The mean of the present step if the others have made it without this worker; nothing is waited for."""
         try:
-            while self._drop_slowest and not self._is_coordinator and (message := self._next(0.0)) is not None:
+            while self._drop_slowest and not self._is_coordinator and (message := self._line.next(0.0)) is not None:
                 if message.kind is Kind.MEAN and message.step == self.step:
                     return self._mean(message)
         except NewView as news:
@@ -368,14 +328,12 @@ class Group:
         needed = max(1, len(self.view.ids) - self._drop_slowest)
         since, limit_s = time.monotonic(), None if self._unsettled else self.deadline.seconds
         while True:
-            came = {m: (each.detail, each.body.view(torch.float32)) for m, each in self._gradients.items()
-                    if each.step == self.step}
+            came = self._line.gradients_of(self.step, self.replica.numel)
             came[self.id] = (samples, values_of(gradient))
             if len(came) >= needed and any(count for count, _ in came.values()):
                 break
-            if self._next() is None:
+            if self._line.next(TICK_S) is None:
                 self._replace([m for m in self.view.ids if m not in came], since, limit_s)
-        self._gradients.clear()
         included = [place for place, member in enumerate(self.view.ids) if member in came]
         message = self.gradient_buffer()
         weighted_mean([came[self.view.ids[place]] for place in included], values_of(message))
@@ -409,7 +367,7 @@ class Group:
         """Until somebody else holds the step too."""
         since = time.monotonic()
         while self._others:
-            message = self._next()
+            message = self._line.next(TICK_S)
             if message is None:
                 self._replace(self._others, since, self.deadline.seconds)
             elif message.kind is Kind.HELD and message.step == self.step:
@@ -433,8 +391,8 @@ class Group:
 
     def _end(self) -> None:
         since = time.monotonic()
-        while waiting := [m for m in self._others if m not in self._finishing]:
-            if self._next() is None:
+        while waiting := [m for m in self._others if m not in self._line.finishing]:
+            if self._line.next(TICK_S) is None:
                 self._replace(waiting, since, None if self._unsettled else self.deadline.seconds)
         self.meeting.finish(self.step)
         for member in self._others:

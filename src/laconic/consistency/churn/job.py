@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from laconic.consistency.base import StepRecord
 from laconic.consistency.churn.deadline import Deadline
-from laconic.consistency.churn.group import Fenced, Finished, Group
+from laconic.consistency.churn.group import Fenced, Group
+from laconic.consistency.churn.joining import Finished
 from laconic.consistency.churn.mean import Mean
 from laconic.consistency.churn.meeting import Meeting
 from laconic.consistency.churn.messages import values_of
@@ -91,6 +92,8 @@ class ElasticJob:
             self._gradient = group.gradient_buffer()  # the old one may still be on its way
             return False
         waited = time.perf_counter() - begun
+        if self._options["drop_slowest"]:
+            self._gradient = group.gradient_buffer()  # a dropped one may still be on its way
         number, rejoined = group.step, self.rejoined
         if not self._commit(mean):
             self._settle()
@@ -131,7 +134,7 @@ class ElasticJob:
                 group.leave()
                 self.rejoined += 1
                 try:
-                    group.begin()
+                    group.rejoin()
                 except Finished:
                     self._group = None
                     return False

@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 
+import torch
 from torch import Tensor
 
 from laconic.consistency.churn.meeting import Meeting, View, event
@@ -39,6 +40,8 @@ class Line:
         id: this worker's number in the meeting.
         view: whose messages are heard.
         newcomers: who has asked to join, by number, with addresses.
+        busy: members that have said so.
+        finishing: members that have made their last step.
         ignored: messages of other views, of strangers and of no known kind.
     """
 
@@ -47,8 +50,13 @@ class Line:
         self.id = meeting.number()
         self.view = View(0, (), "", 0.0)
         self.newcomers: dict[int, str] = {}
+        self.busy: set[int] = set()
+        self.finishing: set[int] = set()
         self.ignored = 0
         self._leaving: set[int] = set()
+        self._gradients: dict[int, Message] = {}
+        self._met: dict[int, float] = {}  # since when we have had, or tried to have, a connection to a member
+        self._silence_s = silence_s
         self._looked_at = time.monotonic()
         host = os.environ.get("LACONIC_BIND", "127.0.0.1")
         key = read_key() if is_loopback(host) else read_key() or meeting.key()
@@ -91,19 +99,26 @@ class Line:
         if view.coordinator != self.id:
             waiting = {}  # they will ask its coordinator
         for member in {*self.view.ids, *self.newcomers} - {*view.ids, *waiting, self.id}:
-            self._transport.drop_peer(member)
+            self._forget(member)
         self.view, self.newcomers = view, waiting
         for member, address in view.members:
-            if member != self.id and member not in self._transport.peers:
+            # Whoever was met before and cannot be reached is lost: a new connection would only hide that.
+            if member != self.id and member not in self._met and member not in self._transport.peers:
                 self._transport.add_peer(member, address)
-        self._leaving.clear()
+            self._met.setdefault(member, time.monotonic())
+        for known in (self.busy, self.finishing, self._leaving, self._gradients):
+            known.clear()
 
     def has_newcomers(self) -> bool:
         """Whether somebody who can be reached has asked to join; the others are forgotten."""
         for member in [m for m in self.newcomers if not self.reaches(m)]:
             del self.newcomers[member]
-            self._transport.drop_peer(member)
+            self._forget(member)
         return bool(self.newcomers)
+
+    def _forget(self, member: int) -> None:
+        self._transport.drop_peer(member)
+        self._met.pop(member, None)
 
     def propose(self, lost: dict[int, str], step: int, redo: int, most: int) -> View:
         """Publish the view after this one, without the `lost` (and why) and with newcomers; returns what is valid then.
@@ -132,8 +147,11 @@ class Line:
     # messages
 
     def reaches(self, member: int) -> bool:
-        """Whether a member may be there: its connection stands, or is being made."""
-        return member in self._transport.peers
+        """Whether a member may be there: its connection stands, or has been in the making for less than silence_s."""
+        if self._transport.is_connected(member):
+            return True
+        since = self._met.setdefault(member, time.monotonic())
+        return member in self._transport.peers and time.monotonic() - since < self._silence_s
 
     def has_reached(self, member: int) -> bool:
         """Whether its connection stands."""
@@ -169,10 +187,28 @@ class Line:
                 self._announced(message)
             elif message.view != self.view.number or message.sender not in self.view.ids:
                 self.ignored += 1
-            elif message.kind is Kind.LEAVE:
-                self._leaving.add(message.sender)
             else:
+                self._note(message)
                 return message
+
+    def gradients_of(self, step: int, numel: int) -> dict[int, tuple[int, Tensor]]:
+        """The gradients of a step that have come so far: over how many samples, and the values, by member."""
+        return {
+            member: (message.detail, message.body.view(torch.float32))
+            for member, message in self._gradients.items()
+            if message.step == step and message.body.numel() == 4 * numel
+        }
+
+    def _note(self, message: Message) -> None:
+        """Keep what may be wanted after the wait in which it came."""
+        if message.kind is Kind.BUSY:
+            (self.busy.add if message.flag else self.busy.discard)(message.sender)
+        elif message.kind is Kind.FINISH:
+            self.finishing.add(message.sender)
+        elif message.kind is Kind.LEAVE:
+            self._leaving.add(message.sender)
+        elif message.kind is Kind.GRADIENT:
+            self._gradients[message.sender] = message
 
     def _announced(self, message: Message) -> None:
         try:
