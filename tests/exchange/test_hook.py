@@ -19,8 +19,10 @@ from laconic.exchange.merge import merge_state_dicts
 from laconic.exchange.policy import CodecSchedule, Exemptions
 from laconic.exchange.state import CompressionState
 from laconic.exchange.worker import Worker
+from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads
+from laconic.transports.world import World
 
 
 def _data() -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,6 +79,10 @@ def _everything() -> dict[str, Any]:
 
     ddp = DistributedDataParallel(_model())
     state = laconic.compress(ddp, {0: "none", 3: "topk(0.1)", 6: "dynamic8"}, exempt=["2.weight"])
+    with pytest.raises(BadInput, match="already"):
+        laconic.compress(ddp, "dynamic8")
+    with pytest.raises(UnknownName, match="message_nbytes"):
+        laconic.compress(DistributedDataParallel(_model()), "dynamic8", foo=1)
     _train(ddp, 10, x, y, dist.get_rank())
     found["codecs"] = [r.codec for r in state.records if r.bucket == 0]
     state.close()
@@ -171,6 +177,26 @@ def _job(number: int, seen: list[str], pauses: int = 1) -> Callable[[], Generato
     return steps
 
 
+@pytest.mark.parametrize("spec", ["fp16", "bf16", "dynamic8", "onebit"])
+@pytest.mark.parametrize("feedback", [None, True])
+def test_one_bad_gradient_spoils_one_step_only(spec: str, feedback: bool | None) -> None:
+    weight = nn.Parameter(torch.zeros(64, 64))
+
+    def work(transport: Transport) -> list[bool]:
+        state = CompressionState(spec, [("w", weight)], feedback=feedback, world=World(transport))
+        finite = []
+        for step in range(4):
+            gradient = torch.full((4096,), 0.1)
+            if step == 1 and transport.rank == 1:
+                gradient[7] = float("inf") if spec == "fp16" else float("nan")
+            state.exchange([(gradient, [weight])])
+            finite.append(bool(torch.isfinite(gradient).all()))
+        return finite
+
+    for finite in run_threads(2, work):
+        assert finite == [True, False, True, True]
+
+
 def test_worker_keeps_order_and_passes_errors_on() -> None:
     worker, seen = Worker(), []
     futures = [worker.submit(_job(i, seen)) for i in range(50)]
@@ -206,4 +232,16 @@ def test_wrong_use() -> None:
         CompressionState("powersgd(2)", nn.Linear(40, 40).named_parameters(), momentum=0.9)
     with pytest.raises(BadInput, match="3 ranks"):
         CompressionState("dynamic8", hosts=(0, 0, 1), world=laconic.init())
+    parameters = list(nn.Linear(40, 40).named_parameters())
+    with pytest.raises(BadInput, match="'head' is found in no parameter's name; the names: weight, bias"):
+        CompressionState("dynamic8", parameters, exempt=["head"])
+    state = CompressionState("dynamic8", parameters)
+    with pytest.raises(BadInput, match="no state of an exchange"):
+        state.load_state_dict({})
+    with pytest.raises(BadInput, match=r"no parameter '0\.weight'"):
+        state.load_state_dict({"step": 1, "owed": {"0.weight": torch.zeros(1)}})
+    with pytest.raises(BadInput, match="auto"):
+        laconic.all_reduce(torch.ones(4), codec="auto")
+    with pytest.raises(BadInput, match="NoneType"):
+        laconic.distribute(nn.Linear(2, 2), None)  # type: ignore[arg-type]
     laconic.init().close()

@@ -26,6 +26,7 @@ class Cast(Codec):
     """Sends x as `dtype`; decode casts back. Cost: 16 + numel · itemsize bytes, one pass each way."""
 
     dtype: ClassVar[torch.dtype]
+    fine: ClassVar[bool] = True
 
     def encode(self, x: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
         check_input(x)

@@ -45,6 +45,8 @@ def distribute(
     >>> model(torch.ones(4)).sum().backward()
     >>> optimizer.step()
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise BadInput(f"distribute takes a model and its torch optimiser, got {type(optimizer).__name__}")
     mode = build(consistency) if isinstance(consistency, str) else consistency
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise BadInput("distribute takes the plain model, ddp.module; for DDP there is laconic.compress(ddp, codec)")

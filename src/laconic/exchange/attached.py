@@ -21,6 +21,11 @@ def attach(subject: object, state: AnyState) -> None:
     _attached[subject] = state
 
 
+def is_attached(subject: object) -> bool:
+    """Whether this model or optimiser has a state."""
+    return subject in _attached
+
+
 def state_of(subject: object) -> AnyState:
     """The state that `compress` or `distribute` gave this model or optimiser."""
     if subject not in _attached:

@@ -63,6 +63,8 @@ def all_reduce(
     world = world_of(group)
     if parameters and (codec is not None or algorithm in ("auto", auto.NATIVE)):
         raise BadInput(f"{', '.join(parameters)}: parameters go with a named algorithm, without a codec")
+    if codec == "auto":
+        raise BadInput("codec 'auto' learns from step to step: it goes with compress and distribute, not all_reduce")
     if codec is not None:
         return _all_reduce_coded(tensor, op, flat_codec(codec), algorithm, world)
     valid = {"auto", *auto.candidates(world)}

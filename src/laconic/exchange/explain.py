@@ -55,7 +55,8 @@ def _buckets(state: AnyState) -> str:
             f"{1e3 * statistics.median(getattr(r, name) for r in alike):8.2f}"
             for name in ("encode_s", "wait_s", "decode_s", "seconds")
         )
-        share = last.sent_nbytes / max(1, wire_nbytes(last.numel, size))
+        raw_nbytes = wire_nbytes(last.numel, size) // (1 if isinstance(state, CompressionState) else 2)
+        share = last.sent_nbytes / max(1, raw_nbytes)  # FSDP's reduce-scatter is half an all-reduce
         lines.append(
             f"{bucket:6} {last.numel:10} {last.codec:22} {last.algorithm:8} {last.sent_nbytes:10} {share:8.1%} {times}"
         )

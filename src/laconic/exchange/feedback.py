@@ -27,7 +27,8 @@ Mode = Literal["off", "selection", "full"]
 
 
 def mode_for(codec: Codec) -> Mode:
-    """What to feed back: nothing for unbiased codecs, what was not selected where the rest is unbiased, else all.
+    """What to feed back: nothing for unbiased codecs and casts, what was not selected where the rest is unbiased, else
+    all.
 
     The noise of an unbiased quantiser averages out by itself. Fed back, it need not stay bounded: QSGD with 7 levels on
     buckets of 512 has up to 3.2 times the variance of its input, and the residual would grow at every step.
@@ -39,7 +40,7 @@ def mode_for(codec: Codec) -> Mode:
     coded = codec.coded if isinstance(codec, Entropy) else codec
     if isinstance(coded, Selected) and coded.quantiser.unbiased:
         return "selection"
-    return "off" if codec.unbiased else "full"
+    return "off" if codec.unbiased or codec.fine else "full"
 
 
 class Feedback:
@@ -71,7 +72,10 @@ class Feedback:
         try:
             if self.mode == "selection":
                 return codec.encode_selection(x, residual, step=step, out=out)  # type: ignore[attr-defined,no-any-return]
-            return codec.encode_feedback(x, residual, step=step, out=out)
+            payload = codec.encode_feedback(x, residual, step=step, out=out)
+            if codec.fine:  # casts send NaN and infinity instead of refusing them; they must not stay in the residual
+                torch.nan_to_num_(residual, nan=0.0, posinf=0.0, neginf=0.0)
+            return payload
         except NonFiniteError:
             residual.zero_()
             raise

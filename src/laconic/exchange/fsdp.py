@@ -186,6 +186,7 @@ class ShardedCompression:
     ) -> None:
         self.schedule = CodecSchedule(codec)
         self.exempt = exemptions(exempt)
+        self.exempt.check(name for name, _ in model.named_parameters())
         self.feedback = feedback
         self.world = world
         self.records: deque[BucketRecord] = deque()

@@ -8,6 +8,7 @@ communication thread, through the codec, on a transport of our own, while backwa
 from __future__ import annotations
 
 import contextlib
+import inspect
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -15,8 +16,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from laconic.errors import BadInput
-from laconic.exchange.attached import attach
+from laconic.errors import BadInput, UnknownName
+from laconic.exchange.attached import attach, is_attached
 from laconic.exchange.collectives import world_of
 from laconic.exchange.policy import CodecPlan
 from laconic.exchange.state import CompressionState
@@ -56,6 +57,11 @@ def compress(model: nn.Module, codec: CodecPlan = "dynamic8", **options: Any) ->
     """
     if not isinstance(model, DistributedDataParallel):
         return _compress_sharded(model, codec, options)
+    valid = set(inspect.signature(CompressionState).parameters) - {"codec", "named_parameters"}
+    if unknown := options.keys() - valid:
+        raise UnknownName("option of compress", min(unknown), valid)
+    if is_attached(model):
+        raise BadInput("this model is compressed already; a codec that changes is {first step: codec}")
     group = model.process_group
     whole = group is None or group.size() == dist.get_world_size()
     options.setdefault("world", current() if whole else world_of(group))  # joined now, on all its ranks

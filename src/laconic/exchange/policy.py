@@ -7,7 +7,7 @@ percent of the bytes, and the ones whose errors hurt most.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -25,7 +25,8 @@ class Exemptions:
     Args:
         vectors: exempt parameters with fewer than two dimensions (biases, norms).
         smaller_than: exempt parameters with fewer values than this.
-        names: regular expressions; a parameter whose name one of them finds is exempt.
+        names: regular expressions; a parameter is exempt when one of them is found anywhere in its name, as the model
+            itself (ddp.module) names it.
     """
 
     vectors: bool = True
@@ -38,6 +39,14 @@ class Exemptions:
                 re.compile(pattern)
             except re.error as error:
                 raise BadInput(f"exempt: '{pattern}' is not a regular expression: {error}") from error
+
+    def check(self, parameters: Iterable[str]) -> None:
+        """Refuse a pattern that finds none of these names: a slip of the pen would compress what was to be exact."""
+        known = list(parameters)
+        for pattern in self.names:
+            if not any(re.search(pattern, name) for name in known):
+                shown = ", ".join(known[:6]) + (", …" if len(known) > 6 else "")
+                raise BadInput(f"exempt: '{pattern}' is found in no parameter's name; the names: {shown}")
 
     def covers(self, name: str, parameter: Tensor) -> bool:
         """Whether this parameter is sent exactly."""
@@ -90,7 +99,7 @@ def flat_codec(spec: str | Codec) -> Codec:
     """A codec for flat vectors; matrix codecs need an exchange of their own."""
     built = codec(spec)
     if built.kind == "matrix":
-        raise BadInput(f"codec '{built}' works on matrices; it has an exchange of its own")
+        raise BadInput(f"codec '{built}' works on matrices: it goes with laconic.compress and laconic.distribute")
     return built
 
 

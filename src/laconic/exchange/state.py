@@ -105,12 +105,14 @@ class CompressionState:
         self.forms = Forms()
         named = list(named_parameters or ())
         self.names = {id(parameter): name for name, parameter in named}
+        self._named = bool(named)
         self.correction = correction_for(momentum, algorithm, feedback, named=bool(named))
         if self.correction is not None and (matrix := self.schedule.matrix_codec()):
             raise BadInput(f"momentum goes with codecs for flat gradients, not with '{matrix}'")
         self.exempt = exemptions(exempt)
         if self.exempt.names and not named:
             raise BadInput("exempt by name needs the parameters' names: give named_parameters=model.named_parameters()")
+        self.exempt.check(name for name, _ in named)
         self.algorithm = algorithm
         self.feedback = feedback
         self.hosts = hosts
@@ -367,7 +369,15 @@ class CompressionState:
         return state if self.correction is None else {**state, "velocity": self.correction.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another state left off; the exchange must be idle (between steps)."""
+        """Go on where another state left off; the exchange must be idle (between steps).
+
+        Raises:
+            BadInput: not such a state, or one of another model.
+        """
+        if not {"step", "owed"} <= state.keys():
+            raise BadInput(f"this is no state of an exchange: it has {', '.join(map(str, state)) or 'nothing'}")
+        if self._named and (strangers := sorted(set(state["owed"]) - set(self.names.values()))):
+            raise BadInput(f"the state is of another model: this one has no parameter '{strangers[0]}'")
         if self.correction is not None:
             self.correction.load_state_dict(state.get("velocity", {}))
         elif state.get("velocity"):
