@@ -1,0 +1,86 @@
+"""Writes the tables of docs/experiments.md from the benchmarks' records, so that no figure is copied by hand.
+
+    python benchmarks/write_tables.py
+
+A table stands between `<!-- table NAME -->` and `<!-- end -->`; what is between them is replaced. Where a record is
+missing the page says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import bench_8bit_paper as paper
+import bench_sparcml as sparcml
+
+PAGE = Path(__file__).parents[1] / "docs" / "experiments.md"
+RESULTS = Path(__file__).parent / "results"
+BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+Record = dict[str, Any]
+
+
+def sparcml_table(record: Record) -> str:
+    learnt = record["accuracy"]["results"]
+    steps, target = record["accuracy"]["plan"]["steps"], record["accuracy"]["plan"]["target"]
+    reached = "; ".join(
+        f"`{row['configuration']}` {100 * row['test_accuracy']:.2f} %, {100 * target:g} % "
+        + (f"after {row['steps_to_target']}" if row["steps_to_target"] else "not reached")
+        for row in learnt
+    )  # fmt: skip
+    wires = ", ".join(
+        f"{1e3 * link['fp32_wire_seconds']:.0f} ms at {link['link']}" for link in record["links"] if link["link"]
+    )
+    loads = ", ".join(f"{link['load_average_before']:.1f}" for link in record["links"])
+    return "\n\n".join([
+        f"Learnt in {steps} steps: {reached}.",
+        sparcml.table(record["links"]),
+        f"The least that float32's bytes need on the wire: {wires}. Load of the machine before each link: {loads}.",
+    ])  # fmt: skip
+
+
+def cifar_table(record: Record) -> str:
+    settings = paper.Settings(**record["settings"])
+    errors = [1 - run["accuracy"] for run in record["runs"]]
+    known = 1.96 * math.sqrt(errors[0] * (1 - errors[0]) / 10_000)
+    return paper.cifar_table(settings, record["runs"]) + (
+        f"\n\nOf 10,000 test images an error of {100 * errors[0]:.1f} % is known to ± {100 * known:.1f} points (95 %), "
+        f"{100 * known / errors[0]:.1f} % of itself, before another seed changes anything."
+    )
+
+
+def transfer_table(record: Record) -> str:
+    load = f"Load of the machine before: {record['load_average_before']:.1f}."
+    return paper.transfer_table(record["link"], record["sizes"]) + f"\n\n{load}"
+
+
+TABLES: dict[str, Callable[[Record], str]] = {
+    "8bit-cifar": cifar_table,
+    "8bit-transfer": transfer_table,
+    "parity-mnist": lambda record: paper.mnist(RESULTS / "parity-mnist.json"),
+    "sparcml": sparcml_table,
+}
+
+
+def block(name: str) -> str:
+    """What stands between the marks of a table."""
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        return "Not measured yet."
+    record = json.loads(path.read_text())
+    made = record["environment"]
+    source = f"`benchmarks/results/{name}.json`, commit {made['commit']}, {made['cores']} cores of {made['cpu']}."
+    return f"{TABLES[name](record)}\n\nFrom {source}"
+
+
+def page(text: str) -> str:
+    """The page with every table made anew."""
+    return BLOCK.sub(lambda found: f"{found[1]}{block(found[2])}\n{found[3]}", text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))
