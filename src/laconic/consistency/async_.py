@@ -70,7 +70,10 @@ class Async(Mode):
         "async", "async(push=2, pull=2)", "async(hierarchical=true)", "async(replicas=1)",
     )  # fmt: skip
     same_weights: ClassVar[bool] = False
-    lockstep: ClassVar[bool] = False
+
+    @property
+    def lockstep(self) -> bool:  # type: ignore[override]
+        return self.hierarchical  # a site's workers wait for each other
 
     def __post_init__(self) -> None:
         for name in ("push", "pull"):

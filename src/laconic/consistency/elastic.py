@@ -65,6 +65,10 @@ class Elastic(Mode):
     examples: ClassVar[tuple[str, ...]] = ("elastic(period=4)", "elastic(period=4, asynchronous=true)")
     same_weights: ClassVar[bool] = False
 
+    @property
+    def lockstep(self) -> bool:  # type: ignore[override]
+        return not self.asynchronous
+
     def __post_init__(self) -> None:
         check_period(self.period)
         if self.alpha is not None and not 0 <= self.alpha <= 1:

@@ -70,6 +70,10 @@ class Gossip(Mode):
     examples: ClassVar[tuple[str, ...]] = ("gossip", "gossip(exponential)", "gossip(random, asynchronous=true)")
     same_weights: ClassVar[bool] = False
 
+    @property
+    def lockstep(self) -> bool:  # type: ignore[override]
+        return not self.asynchronous
+
     def __post_init__(self) -> None:
         neighbours(self.graph, 2, 0, 0)
         if self.gamma is not None and not 0 < self.gamma <= 1:

@@ -51,6 +51,7 @@ class Hogwild(Mode):
     examples: ClassVar[tuple[str, ...]] = ("hogwild",)
     same_weights: ClassVar[bool] = False
     one_host: ClassVar[bool] = True
+    lockstep: ClassVar[bool] = False
 
     def install(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan, **options: Any
