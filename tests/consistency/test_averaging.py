@@ -19,7 +19,7 @@ from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
 from reference import averaging as reference
-from tests.consistency.least_squares import ETA, gradient, start, train
+from tests.consistency.least_squares import ETA, gradient, start, train_all
 
 STEPS = 24
 BLOCKS = {
@@ -34,14 +34,9 @@ def _near(ours: torch.Tensor, expected: Any) -> None:
     np.testing.assert_allclose(ours.double().numpy(), expected, rtol=2e-5, atol=2e-5)
 
 
-def _all(specs: list[str]) -> dict[str, Any]:
-    with laconic.init(timeout_s=60):
-        return {spec: train(spec, STEPS) for spec in specs}
-
-
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
-    return run_local(3, _all, (SPECS,), timeout_s=100)
+    return run_local(3, train_all, (SPECS, STEPS), timeout_s=100)
 
 
 @pytest.mark.processes

@@ -16,7 +16,7 @@ from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
 from reference import averaging as reference
-from tests.consistency.least_squares import ETA, SIZE, gradient, start, train
+from tests.consistency.least_squares import ETA, SIZE, gradient, start, train, train_all
 
 STEPS = 25
 PLAIN = {
@@ -27,14 +27,9 @@ PLAIN = {
 MOMENTUM = {"elastic(0.2, 0.8, 3, momentum=0.6)": (0.2, 0.8, 3, 0.6)}
 
 
-def _all(specs: list[str]) -> dict[str, Any]:
-    with laconic.init(timeout_s=60):
-        return {spec: train(spec, STEPS) for spec in specs}
-
-
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
-    return run_local(3, _all, ([*PLAIN, *MOMENTUM],), timeout_s=100)
+    return run_local(3, train_all, ([*PLAIN, *MOMENTUM], STEPS), timeout_s=100)
 
 
 @pytest.mark.processes
@@ -66,6 +61,17 @@ def test_the_centre_converges_through_codecs(codec: str) -> None:
     error, reference_error = (float(np.linalg.norm(each[0]["end"].numpy() - best)) for each in (coded, exact))
     assert error < reference_error + 0.35
     assert sum(r.sent_nbytes for r in coded[0]["records"]) < sum(r.sent_nbytes for r in exact[0]["records"])
+
+
+def test_an_asynchronous_centre_comes_as_near() -> None:
+    together = run_threads(3, lambda t: train("elastic(period=2)", 60, World(t)), timeout_s=60)
+    apart = run_threads(3, lambda t: train("elastic(period=2, asynchronous=true)", 60, World(t)), timeout_s=90)
+    errors = [float(np.linalg.norm(each[0]["end"].numpy() - 1)) for each in (together, apart)]
+    assert errors[1] < errors[0] + 0.5 < np.linalg.norm(start() - 1) / 2
+    for each in apart:
+        assert torch.equal(each["end"], apart[0]["end"])
+        assert sum(record.sent_nbytes for record in each["records"]) > 29 * 4 * SIZE  # 29 visits
+    assert sum(record.staleness or 0 for each in apart for record in each["records"]) > 0
 
 
 def test_wrong_use() -> None:

@@ -73,3 +73,31 @@ def eamsgd(
             w = w - alpha * (old - old_centre)
             centre = (1 - beta) * old_centre + beta / m * old.sum(axis=0)
     return w + delta * v, centre
+
+
+def ring(m: int) -> Vector:
+    """Metropolis weights on a ring: every worker and its neighbours with equal weights."""
+    w = np.zeros((m, m))
+    for i in range(m):
+        near = {i, (i + 1) % m, (i - 1) % m}
+        for j in near:
+            w[i, j] = 1 / len(near)
+    return w
+
+
+def exponential(m: int, t: int) -> Vector:
+    """One peer a step: worker i hears the one 1, 2, 4, … places behind, in turn."""
+    hops = [2**k for k in range(m) if 2**k < m]
+    w = np.zeros((m, m))
+    for i in range(m):
+        w[i, i] += 0.5
+        w[i, (i - hops[t % len(hops)]) % m] += 0.5
+    return w
+
+
+def dpsgd(gradient: Gradient, start: Vector, mixing: Callable[[int], Vector], steps: int, eta: float) -> Vector:
+    m = len(mixing(0))
+    w = np.stack([start] * m)
+    for t in range(steps):
+        w = mixing(t) @ w - eta * np.stack([gradient(i, t, w[i]) for i in range(m)])
+    return w

@@ -101,7 +101,7 @@ class OwnWeights(Agreement):
         self.averager = Averager(model, self.weights, world, codec, **options)
         self.alone = world.world_size == 1
         self._seconds = self._wait_s = 0.0
-        self._sent_nbytes = 0
+        self._collective_nbytes = self._settled_nbytes = 0
         start_alike(model, world)
         super().__init__(model, optimizer, world)
 
@@ -109,14 +109,15 @@ class OwnWeights(Agreement):
     def agreeing(self) -> Iterator[None]:
         """Charge what happens inside to this step, and make sure that the weights are still where they were."""
         check_in_place(self.weights, self.optimizer)
-        begun, before = time.perf_counter(), self.sent_nbytes()
+        counters = self.world.transport.counters
+        begun, before = time.perf_counter(), counters.total_sent_nbytes
         yield
-        self._sent_nbytes += self.sent_nbytes() - before
+        self._collective_nbytes += counters.total_sent_nbytes - before
         self._seconds += time.perf_counter() - begun
 
     def sent_nbytes(self) -> int:
-        """What this worker has sent so far."""
-        return self.world.transport.counters.total_sent_nbytes + self.averager.native_nbytes
+        """What this worker has sent for this mode so far; a mode whose threads send at any time adds theirs."""
+        return self._collective_nbytes + self.averager.native_nbytes
 
     def waited(self, seconds: float) -> None:
         """Of the time charged to this step, so much was waiting for others."""
@@ -124,8 +125,8 @@ class OwnWeights(Agreement):
 
     def settle(self, staleness: int | None = None) -> None:
         """Keep the record of this step and begin that of the next."""
-        self.record(self._seconds, self._wait_s, self._sent_nbytes, staleness)
-        self._seconds, self._wait_s, self._sent_nbytes = 0.0, 0.0, 0
+        self.record(self._seconds, self._wait_s, self._unsettled_nbytes(), staleness)
+        self._seconds = self._wait_s = 0.0
 
     def settle_finish(self) -> None:
         """Add what `finish` cost to the last step's record."""
@@ -135,9 +136,14 @@ class OwnWeights(Agreement):
                 last,
                 seconds=last.seconds + self._seconds,
                 wait_s=last.wait_s + self._wait_s,
-                sent_nbytes=last.sent_nbytes + self._sent_nbytes,
+                sent_nbytes=last.sent_nbytes + self._unsettled_nbytes(),
             )
-        self._seconds, self._wait_s, self._sent_nbytes = 0.0, 0.0, 0
+        self._seconds = self._wait_s = 0.0
+
+    def _unsettled_nbytes(self) -> int:
+        """What was sent since it was last asked."""
+        before, self._settled_nbytes = self._settled_nbytes, self.sent_nbytes()
+        return self._settled_nbytes - before
 
     def average_all(self) -> None:
         """Leave the exact mean of all workers' weights, and of their buffers, in every model."""
@@ -148,7 +154,7 @@ class OwnWeights(Agreement):
                 self.waited(exact.mean(mean))
                 self.weights.values.copy_(mean)
                 if exact is not self.averager:
-                    self._sent_nbytes += exact.native_nbytes
+                    self._collective_nbytes += exact.native_nbytes
                     exact.state.close()
                 average_buffers(self.model, self.world)
             self.settle_finish()
