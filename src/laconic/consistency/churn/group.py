@@ -1,7 +1,6 @@
 """Who trains together, and how their gradients become one: views, failover, and a step that all or none have made.
 
-Callers: `job.py`. A worker runs everything here on its own thread, inside `settle` and `agree`; ZeroMQ's threads only
-move bytes and answer heartbeats.
+Callers: `job.py`. All runs on the worker's own thread; ZeroMQ's threads only move bytes and answer heartbeats.
 
 A view is a numbered list of members; its first member is the coordinator. A step of a view: members send their
 gradients to the coordinator, which sums them in the members' order and sends all the same mean. Members say that they
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from laconic.consistency.churn.deadline import Deadline
-from laconic.consistency.churn.joining import found, join
+from laconic.consistency.churn.joining import Fenced, found, join
 from laconic.consistency.churn.line import Line, NewView
 from laconic.consistency.churn.mean import Mean, weighted_mean
 from laconic.consistency.churn.meeting import Meeting, View, event
@@ -35,10 +34,6 @@ NO_MODEL = -1
 TICK_S = 0.02
 MAX_MEMBERS = 64  # bits of a message's `detail`
 CUT = "its connection broke"
-
-
-class Fenced(Exception):
-    """The others have gone on without this worker."""
 
 
 class Group:
@@ -79,7 +74,11 @@ class Group:
         self._held = self._fresh = self._transferred = self._stepping = False
         self._committed_at = time.monotonic()
         try:
-            self._pending = self._first_view()
+            self._pending = found(self._line, self._job)
+            if self._pending is not None:
+                self.step = 0
+            else:
+                self._pending = join(self._line, self._job, self.deadline.patience_s)
         except BaseException:
             self._line.close()
             raise
@@ -98,13 +97,6 @@ class Group:
     def view(self) -> View:
         """The present view."""
         return self._line.view
-
-    def _first_view(self) -> View:
-        view = found(self._line, self._job)
-        if view is None:
-            return join(self._line, self._job, self.deadline.patience_s)
-        self.step = 0
-        return view
 
     def rejoin(self) -> None:
         """Come back as a newcomer after Fenced, and leave a record of it."""
@@ -308,7 +300,7 @@ class Group:
         address(gradient, Kind.GRADIENT, self.view.number, self.step, samples)
         self._line.tell(self.view.coordinator, gradient)
         while True:
-            message = self._hear(None if self._unsettled else 2 * self.deadline.seconds)
+            message = self._hear(self._limit_s and 2 * self._limit_s)
             if message.kind is Kind.MEAN and message.step == self.step:
                 return self._mean(message)
 
@@ -319,14 +311,14 @@ class Group:
         return Mean(values, tuple(place for place in range(len(self.view.ids)) if message.detail >> place & 1))
 
     @property
-    def _unsettled(self) -> bool:
-        """Whether somebody may still be receiving the state, so that past steps say nothing of how long this takes."""
-        return self._fresh and self._transferred
+    def _limit_s(self) -> float | None:
+        """How long a step may take; None while somebody may be receiving the state: past steps do not tell how long."""
+        return None if self._fresh and self._transferred else self.deadline.seconds
 
     def _collect(self, gradient: Tensor, samples: int) -> Mean:
         """The coordinator's part of a step."""
         needed = max(1, len(self.view.ids) - self._drop_slowest)
-        since, limit_s = time.monotonic(), None if self._unsettled else self.deadline.seconds
+        since, limit_s = time.monotonic(), self._limit_s
         while True:
             came = self._line.gradients_of(self.step, self.replica.numel)
             came[self.id] = (samples, values_of(gradient))
@@ -349,7 +341,7 @@ class Group:
             Whether two workers hold the step, or there is only one. If not, settle: it stands unless Fenced.
         """
         self.step += 1
-        now = time.monotonic()
+        now, limit_s = time.monotonic(), self._limit_s
         if not self._fresh:
             self.deadline.observe(now - self._committed_at)
         self._committed_at, self._fresh = now, False
@@ -357,19 +349,19 @@ class Group:
             self._line.tell(self.view.coordinator, pack(Kind.HELD, self.view.number, self.step))
             return True
         try:
-            self._await_holder()
+            self._await_holder(limit_s)
             return True
         except NewView as news:
             self._pending = news.view
             return False
 
-    def _await_holder(self) -> None:
+    def _await_holder(self, limit_s: float | None) -> None:
         """Until somebody else holds the step too."""
         since = time.monotonic()
         while self._others:
             message = self._line.next(TICK_S)
             if message is None:
-                self._replace(self._others, since, self.deadline.seconds)
+                self._replace(self._others, since, limit_s)
             elif message.kind is Kind.HELD and message.step == self.step:
                 return
 
@@ -393,7 +385,7 @@ class Group:
         since = time.monotonic()
         while waiting := [m for m in self._others if m not in self._line.finishing]:
             if self._line.next(TICK_S) is None:
-                self._replace(waiting, since, None if self._unsettled else self.deadline.seconds)
+                self._replace(waiting, since, self._limit_s)
         self.meeting.finish(self.step)
         for member in self._others:
             self._line.tell(member, pack(Kind.DONE, self.view.number, self.step))

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from laconic.consistency.base import StepRecord
 from laconic.consistency.churn.deadline import Deadline
-from laconic.consistency.churn.group import Fenced, Group
-from laconic.consistency.churn.joining import Finished
+from laconic.consistency.churn.group import Group
+from laconic.consistency.churn.joining import Fenced, Finished
 from laconic.consistency.churn.mean import Mean
 from laconic.consistency.churn.meeting import Meeting
 from laconic.consistency.churn.messages import values_of

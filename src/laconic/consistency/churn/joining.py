@@ -11,11 +11,16 @@ from laconic.consistency.churn.line import Line
 from laconic.consistency.churn.meeting import View
 from laconic.errors import BadInput, PeerLost
 
-ASK_S = 0.08  # how often the meeting folder is looked into while nobody answers
+LOOK_S = 0.08  # how often the meeting folder is looked into while nobody answers
+ASK_AGAIN_S = 1.0  # a coordinator may have changed its mind about us, or its role, without a new view
 
 
 class Finished(Exception):
     """The training was over before this worker came."""
+
+
+class Fenced(Exception):
+    """The others have gone on without this worker: it is out, and may come back as a newcomer."""
 
 
 def found(line: Line, job: str) -> View | None:
@@ -36,7 +41,7 @@ def join(line: Line, job: str, patience_s: float) -> View:
         Finished: it has nothing more to train.
         PeerLost: nobody can be reached.
     """
-    asked, quiet_since = 0, time.monotonic()
+    asked, asked_at, quiet_since = 0, 0.0, time.monotonic()
     while True:
         newest = line.meeting.newest()
         assert newest is not None
@@ -45,9 +50,11 @@ def join(line: Line, job: str, patience_s: float) -> View:
         if line.id in newest.ids:
             return newest
         if newest.number != asked:
-            asked, quiet_since = newest.number, time.monotonic()
+            quiet_since = time.monotonic()
+        if newest.number != asked or time.monotonic() - asked_at > ASK_AGAIN_S:
+            asked, asked_at = newest.number, time.monotonic()
             line.ask(newest)
-        view = line.invitation(ASK_S)
+        view = line.invitation(LOOK_S)
         if view is not None:
             return view
         if line.meeting.finished:
