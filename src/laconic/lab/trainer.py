@@ -155,6 +155,8 @@ class Training:
             for parameter in spare.module.parameters():
                 parameter.grad = torch.randn_like(parameter)
             spare.optimizer.step()
+        if spare.agreement is not None:
+            spare.agreement.finish()  # nobody closes a server that another still speaks to
         spare.close()
 
     def run(self) -> Ended:
