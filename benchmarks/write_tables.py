@@ -44,6 +44,12 @@ def sparcml_table(record: Record) -> str:
 
 
 def cifar_table(record: Record) -> str:
+    """The table, and those of other seeds where they were trained: 8bit-cifar-seed1.json and so on."""
+    others = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("8bit-cifar-seed*.json"))]
+    return "\n\n".join([_cifar_table(record), *map(_cifar_table, others)])
+
+
+def _cifar_table(record: Record) -> str:
     settings = paper.Settings(**record["settings"])
     errors = [1 - run["accuracy"] for run in record["runs"]]
     known = 1.96 * math.sqrt(errors[0] * (1 - errors[0]) / 10_000)
