@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-import laconic
 from laconic.consistency import build
 from laconic.errors import BadInput
 from laconic.exchange.policy import Exemptions
