@@ -36,6 +36,8 @@ def headline(record: Record, rows: Sequence[Row]) -> str:
         ("time of a step", lambda row: _figure(row.step, words.seconds)),
         ("sent per step", _sent),
     ]
+    if any(row.staleness is not None and row.staleness.value > 0 for row in rows):
+        columns.append(("staleness, in updates", _staleness))
     if base is not None:
         columns.append((f"speed-up over {base}", lambda row: _speed_up(row, base, judged_by_loss)))
         columns.append(("verdict", _verdict))
@@ -80,8 +82,15 @@ def _sent(row: Row) -> str:
     if row.sent is None:
         return words.NOTHING
     factor = row.raw.value / row.sent.value if row.raw is not None and row.sent.value else 0
-    less = f"{words.digits(factor)} times less" if factor > 1.005 else "uncompressed"
+    less = f"{words.digits(factor)} times less" if factor > 1.005 else "as float32" if row.sent.value else "nothing"
     return f"<b>{words.nbytes(row.sent.value)}</b><span class='sub'>{less}</span>"
+
+
+def _staleness(row: Row) -> str:
+    if row.staleness is None:
+        return words.NOTHING
+    most = max(trial.staleness_max or 0 for trial in row.trials)
+    return f"<b>{words.digits(row.staleness.value)}</b><span class='sub'>at most {most}</span>"
 
 
 def main_claim(row: Row) -> Claim | None:
