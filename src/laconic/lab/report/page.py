@@ -114,6 +114,9 @@ def _told(record: Record, row: Row, index: int) -> str:
     if claim is None and record.claims and row.configuration.name == record.claims[0].baseline:
         name = f"{name}, the base,"
     text = _told_alone(record, row) if claim is None else _told_claim(record, row, claim)
+    if not row.trials:
+        broken = [t.failed for t in record.trials if t.configuration == row.configuration.name and t.failed is not None]
+        text = f"failed: {words.text(broken[0])}" if broken else "has not been trained."
     return f"<li>{swatch(index)}{name} {text}</li>"
 
 
