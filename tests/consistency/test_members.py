@@ -16,6 +16,7 @@ from laconic.consistency.churn.messages import HEADER_NBYTES, Kind, pack, unpack
 from laconic.consistency.churn.replica import Replica, dumps, loads
 from laconic.consistency.churn.samples import SampleLedger
 from laconic.errors import BadInput, PayloadError, PeerLost
+from laconic.transports.zeromq import ZmqTransport
 
 
 def _view(number: int, *members: int) -> View:
@@ -186,3 +187,16 @@ def test_one_worker_equals_the_plain_optimiser(make: Any, tmp_path: Path) -> Non
                 ledger.commit(1, [0])
         weights.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
     assert torch.equal(*weights)
+
+
+def test_who_joins_while_a_line_closes_does_not_keep_it_open() -> None:
+    """A stopped coordinator wakes, is fenced, and closes; newcomers that had asked it to join say hello meanwhile."""
+    closing, silent, newcomer = (ZmqTransport(None, rank, 1, 10.0, linger_s=1.0) for rank in (1, 2, 3))
+    closing.add_peer(2, silent.address)  # never says thank you, so that closing takes its second
+    thread = threading.Thread(target=closing.close, daemon=True)
+    thread.start()
+    newcomer.add_peer(1, closing.address)
+    thread.join(timeout=10)
+    assert not thread.is_alive(), "close() waits for ever"
+    silent.close()
+    newcomer.close()

@@ -117,6 +117,8 @@ class Mesh:
     def close(self) -> None:
         """Say goodbye to all, release every socket and thread; takes patience.linger_s at most."""
         self._leave(list(self.peers.values()), thanks=True)
+        for peer in self.peers.values():
+            peer.disconnect(linger=False)  # who has said hello meanwhile: term() would wait for their sockets for ever
         self._router.close()
         self._guard.close()
         self._context.term()
