@@ -19,6 +19,7 @@ from laconic.errors import CollectiveTimeout, PeerLost
 from laconic.transports.zeromq import ZmqTransport
 
 TICK_S = 0.02
+GRACE_S = 1.0  # an answer that was sent before its server left or died may take so long to come
 RETRY_S = 0.01  # after a refusal: the copy notices its server's death about when the worker does
 
 
@@ -56,6 +57,7 @@ class Client:
         self._unanswered: list[dict[int, Tensor]] = [{} for _ in self.edges]
         self._route = [layout.chain(shard)[0] for shard in range(len(self.edges))]
         self._retry_at: dict[int, float] = {}
+        self._orphan_since: dict[int, float] = {}
         self._seen = [0] * len(self.edges)
 
     @property
@@ -145,14 +147,15 @@ class Client:
             self.sent_nbytes += data.numel()
 
     def _progress(self, timeout_s: float) -> bool:
-        """Take in one message; whether it brought anything on."""
-        self._look_at_routes()
+        """Take in one message; whether it brought anything on. Who is gone matters only once all that came is read."""
         try:
             _, _, data = self.mesh.recv_any(timeout_s)
         except CollectiveTimeout:
+            self._look_at_routes()
             return False
         except PeerLost:
             self._look_at_routes()
+            time.sleep(timeout_s)
             return False
         message = unpack(data)
         shard = message.shard
@@ -164,6 +167,7 @@ class Client:
             return moved
         if message.kind != Kind.REPLY or self._unanswered[shard].pop(message.sequence, None) is None:
             return False
+        self._orphan_since.pop(shard, None)
         self._staleness[shard] = int(message.value)
         if message.wants_weights:
             begin, end = self.edges[shard]
@@ -179,23 +183,27 @@ class Client:
                 continue
             again = self._retry_at.get(shard, now + 1) <= now
             if self._route[shard] not in live:
-                self._route[shard] = self._next_holder(shard, live)
-                again = True
+                holder = self._next_holder(shard, live)
+                if holder is None:
+                    continue
+                self._route[shard], again = holder, True
             if again:
                 self._retry_at.pop(shard, None)
                 for sequence in sorted(asked):
                     self._send(shard, asked[sequence])
 
-    def _next_holder(self, shard: int, live: list[int]) -> int:
+    def _next_holder(self, shard: int, live: list[int]) -> int | None:
+        """The next that lives; None while there is none and answers may still be on their way."""
         chain, gone = self.layout.chain(shard), self._route[shard]
-        rank = self._homes[gone]
         if gone not in self.lost:
             self.lost.append(gone)
         left = [member for member in chain[chain.index(gone) + 1 :] if member in live]
-        if left:
-            return left[0]
+        now = time.monotonic()
+        if left or now - self._orphan_since.setdefault(shard, now) < GRACE_S:
+            return left[0] if left else None
         if (failure := self._server_failure()) is not None:
             raise failure
+        rank = self._homes[gone]
         cure = "" if self.layout.replicas else "; with replicas=1 the others would go on"
         text = f"rank {rank}, which serves shard {shard} of {len(self.edges)}, is lost{cure}"
         raise PeerLost(f"{self._where()}: {text}", rank=self.mesh.rank, peer=rank)

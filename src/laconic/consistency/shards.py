@@ -77,7 +77,8 @@ class Shard:
             self.optimizer.step(self._sum, told.get("groups", {}), rate)
         self.version += 1
         self.last[message.worker] = (message.sequence, staleness)
-        self.clocks.tick(message.worker, message.clock)
+        if message.worker in self.clocks.clocks:  # else it has died since
+            self.clocks.tick(message.worker, message.clock)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, version and the optimiser's state."""

@@ -25,6 +25,7 @@ from laconic.transports.world import World
 from laconic.transports.zeromq import ZmqTransport
 
 TICK_S = 0.02
+GRACE_S = 0.5  # what was sent before its sender left or died may take so long to come
 
 
 class StalePeersAgreement(OwnWeights):
@@ -48,6 +49,7 @@ class StalePeersAgreement(OwnWeights):
         self._mesh: ZmqTransport | None = None if self.alone else open_mesh(world)
         self._arrived: dict[int, Tensor] = {}  # by worker: the sum of gradients not yet applied
         self._early: list[Message] = []  # of steps that this worker has yet to come to
+        self._gone_since: dict[int, float] = {}
         self._ended: set[int] = set()
         self._weights: dict[int, Tensor] = {}
         self._result: Tensor | None = None
@@ -108,13 +110,14 @@ class StalePeersAgreement(OwnWeights):
             return  # noticed by `_look_around`
 
     def _take_in(self, mesh: ZmqTransport, timeout_s: float) -> bool:
-        self._look_around(mesh)
         try:
             peer, _, data = mesh.recv_any(timeout_s)
         except CollectiveTimeout:
+            self._look_around(mesh)
             return False
         except PeerLost:  # nobody is left: this worker goes on alone
             self._look_around(mesh)
+            time.sleep(timeout_s)
             return False
         message = unpack(data)
         if message.worker != peer:
@@ -145,10 +148,12 @@ class StalePeersAgreement(OwnWeights):
             self._result = weights_in(message, self.weights.values.numel()).clone()
 
     def _look_around(self, mesh: ZmqTransport) -> None:
-        live = {self.world.rank, *mesh.peers}
+        """Go on without those who are gone, once all they sent has had the time to come."""
+        live, now = {self.world.rank, *mesh.peers}, time.monotonic()
         for worker in [each for each in self.clocks.clocks if each not in live]:
-            self.clocks.leave(worker)
-            self.lost_ranks.append(worker)
+            if now - self._gone_since.setdefault(worker, now) > GRACE_S:
+                self.clocks.leave(worker)
+                self.lost_ranks.append(worker)
 
     def _wait(self, done: Any) -> None:
         """Take in messages until `done()`; CollectiveTimeout names the slowest when none comes for too long."""
