@@ -109,7 +109,7 @@ def share_kept(coder: Codec) -> float:
 
     >>> from laconic.codecs import codec
     >>> [round(share_kept(codec(spec)), 1) for spec in ("none", "dynamic8", "onebit", "topk(0.1)")]
-    [1.0, 1.0, 0.6, 0.4]
+    [1.0, 1.0, 0.6, 0.5]
     """
     if str(coder) not in _kept:
         x = torch.randn(_SAMPLE, generator=torch.Generator().manual_seed(0))

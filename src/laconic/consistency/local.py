@@ -34,8 +34,8 @@ class Local(Mode):
     Raises:
         BadInput: period is not a whole number above zero, or there is no such rule for the state.
 
-    >>> str(Local(8))
-    'local(8)'
+    >>> str(Local(16))
+    'local(16)'
 
     Source: Zinkevich et al., Parallelized SGD, NeurIPS 2010; McMahan et al., FedAvg, AISTATS 2017; Stich, Local SGD
     Converges Fast and Communicates Little, ICLR 2019.
