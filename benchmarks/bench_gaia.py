@@ -44,6 +44,7 @@ CONFIGURATIONS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name → consi
     "sync, by sites": ("sync", "none", {"algorithm": "hierarchical", "hosts": (0, 0, 1, 1)}),
     "gaia(0.1)": ("gaia(0.1)", "none", {}),
     "gaia(0.2)": ("gaia(0.2)", "none", {}),
+    "gaia(0.4)": ("gaia(0.4)", "none", {}),
     "gaia(0.2), dynamic8": ("gaia(0.2)", "dynamic8", {}),
 }
 

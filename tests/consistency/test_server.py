@@ -233,8 +233,8 @@ def _count_pushes(folder: str, spec: str) -> dict[str, Any]:
         error, culprit = str(lost), lost.peer
         gaps.append(time.monotonic() - last)
     found = {
-        "w": model.w.detach().clone(), "gap": max(gaps[1:]), "steps": agreement.step, "error": error, "culprit": culprit,
-        "lost": gone,
+        "w": model.w.detach().clone(), "gap": max(gaps[1:]), "steps": agreement.step, "error": error,
+        "culprit": culprit, "lost": gone,
     }  # fmt: skip
     agreement.close()
     world.close()

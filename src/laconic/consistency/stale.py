@@ -58,7 +58,7 @@ class Stale(Mode):
 
     summary: ClassVar[str] = "workers may be at most so many steps apart; checked at every read"
     source: ClassVar[str] = "Ho et al., Stale Synchronous Parallel Parameter Server, NeurIPS 2013"
-    examples: ClassVar[tuple[str, ...]] = ("stale(4)", "stale(0)", "stale(2, central=false)")
+    examples: ClassVar[tuple[str, ...]] = ("stale(4)", "stale(2, central=false)")
     same_weights: ClassVar[bool] = False
     lockstep: ClassVar[bool] = False
 
