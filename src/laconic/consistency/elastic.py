@@ -62,7 +62,10 @@ class Elastic(Mode):
 
     summary: ClassVar[str] = "workers are drawn to a common centre, which is the result"
     source: ClassVar[str] = "Zhang, Choromanska and LeCun, Elastic Averaging SGD, NeurIPS 2015"
-    examples: ClassVar[tuple[str, ...]] = ("elastic(period=4)", "elastic(period=4, asynchronous=true)")
+    examples: ClassVar[tuple[str, ...]] = (
+        "elastic(period=4, momentum=0.3)",
+        "elastic(period=4, momentum=0.3, asynchronous=true)",
+    )
     same_weights: ClassVar[bool] = False
 
     @property
