@@ -87,9 +87,14 @@ def verdict(soak: Any) -> dict[str, Any]:
         "ready_to_first_step_s": quantiles(party.joins[soak.size :]),
         "stall_of_survivors_at_a_join_s": quantiles(stalls),
         "anchor_first_and_last_quarter": level,
-        "events": dict(collections.Counter(event["what"].split(" for ")[0] for event in events)),
+        "events": dict(collections.Counter(_kind(event["what"]) for event in events)),
         "recoveries": [[each.fault, round(each.seconds, 5)] for each in soak.recoveries],
     }
+
+
+def _kind(what: str) -> str:
+    """An event without its particulars."""
+    return "rejoined" if what.startswith("rejoined") else what.split(" for ")[0]
 
 
 def _stalls(party: Party, views: set[int]) -> list[float]:

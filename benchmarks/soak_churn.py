@@ -213,7 +213,8 @@ def main() -> None:
         from laconic.lab.codec_bench import environment  # not for the workers: they start quicker without it
 
         setting = {"kills": options.kills, "seed": options.seed, "workers": options.workers}
-        whole = {"environment": environment(), "setting": setting, "peers_s": PEERS, **found}
+        load = {"load_average_at_the_end": os.getloadavg(), "nice": os.nice(0)}
+        whole = {"environment": environment(), **load, "setting": setting, "peers_s": PEERS, **found}
         options.output.write_text(json.dumps(whole, indent=1) + "\n")
     sys.exit(1 if found["problems"] else 0)
 
