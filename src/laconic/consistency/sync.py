@@ -92,11 +92,12 @@ class SyncAgreement(Agreement):
         if strangers := [p for g in self.optimizer.param_groups for p in g["params"] if not self._knows(p)]:
             text = f"{len(strangers)} parameters with gradients were frozen, or not the optimiser's, at distribute()"
             raise BadInput(f"{text}; unfreeze or add them before it, or the workers would drift apart")
-        begun, sent = time.perf_counter(), self.world.transport.counters.total_sent_nbytes
+        begun, step = time.perf_counter(), self.state.step
         self.gradients.complete()
         self.state.exchange([(buffer.values, list(buffer.parameters)) for buffer in self.gradients.buffers])
-        sent = self.world.transport.counters.total_sent_nbytes - sent
-        self.record(time.perf_counter() - begun, 0.0, sent, staleness=0)
+        made = [record for record in self.state.records if record.step == step]
+        wait_s, sent_nbytes = sum(record.wait_s for record in made), sum(record.sent_nbytes for record in made)
+        self.record(time.perf_counter() - begun, wait_s, sent_nbytes, staleness=0)
 
     def _knows(self, parameter: torch.Tensor) -> bool:
         return parameter.grad is None or self.gradients.holds(parameter)
