@@ -26,9 +26,10 @@ demo: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
 	@$(BIN)/laconic demo
 
+# Two at a time: tests of real processes mostly wait, those of codecs compute.
 test: check
 	@mkdir -p $(TMPDIR)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 slow: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
