@@ -49,7 +49,7 @@ def train(folder: str, spec: str, steps: int) -> tuple[list[float], float]:
             if step == 5:
                 Path(folder, f"pid{world.rank}").write_text(str(os.getpid()))
         mode_of(optimizer).finish()
-        total = sum(float(p.double().sum()) for p in model.parameters())
+        total = sum(float(p.detach().double().sum()) for p in model.parameters())
         mode_of(optimizer).close()
         return done, total
 

@@ -118,7 +118,7 @@ def test_a_killed_worker_costs_the_others_nothing_but_itself(tmp_path: Path) -> 
     job = LocalJob(3, _many_steps, (str(tmp_path),))
     try:
         deadline = time.monotonic() + 90
-        while not (tmp_path / "pid2").exists():
+        while not all((tmp_path / f"pid{rank}").exists() for rank in range(3)):  # all have met
             assert time.monotonic() < deadline
             time.sleep(0.01)
         os.kill(int((tmp_path / "pid2").read_text()), signal.SIGKILL)
