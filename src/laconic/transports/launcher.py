@@ -101,11 +101,14 @@ def _end_with_parent() -> None:
 
 
 def _context() -> Any:
-    """How ranks are started: by a fork server, which imports torch once for all and forks before any thread exists."""
+    """How ranks are started: by a fork server, which imports torch once for all and forks before any thread exists.
+
+    torch._dynamo is there because the first optimiser of a process imports it: two seconds of processor time a rank.
+    """
     if len(tempfile.gettempdir()) > LONGEST_SOCKET_FOLDER:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "laconic"])
+    context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "laconic"])
     return context
 
 
