@@ -97,7 +97,7 @@ def _start_fork_server() -> None:
     """
     if len(tempfile.gettempdir()) <= LONGEST_SOCKET_FOLDER:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["laconic.lab.trainer", "sklearn.datasets"])
+        context.set_forkserver_preload(["laconic.lab.trainer", "sklearn.datasets", "torch._dynamo"])
         forkserver.ensure_running()
 
 
