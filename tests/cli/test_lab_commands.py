@@ -81,6 +81,7 @@ def test_train_joins_torchrun(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.alone
 def test_train_joins_mpiexec_and_ends_with_the_weights_of_local_workers(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     words = ["train", "digits-mlp", "--codec", "dynamic8", "--epochs", "2", "--json"]

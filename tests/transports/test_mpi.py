@@ -18,7 +18,7 @@ from laconic.transports import mpi
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 PROGRAM = Path(__file__).parent / "mpi_program.py"
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.alone]
 needs_mpi = pytest.mark.skipif(
     MPIEXEC is None or importlib.util.find_spec("mpi4py") is None, reason="mpi4py or mpiexec is not installed"
 )

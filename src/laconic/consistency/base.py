@@ -28,6 +28,7 @@ names = REGISTRY.names
 get = REGISTRY.get
 build = REGISTRY.build
 KEY = "laconic"  # where an optimiser's state_dict holds the agreement's
+INSTALLED = "_laconic_agreement"  # the optimiser's attribute that is its agreement, as long as it is distributed
 
 
 class Mode(ABC):
@@ -125,6 +126,8 @@ class Agreement:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if getattr(self.optimizer, INSTALLED, None) is self:
+            delattr(self.optimizer, INSTALLED)
 
     def record(self, seconds: float, wait_s: float, sent_nbytes: int, staleness: int | None = None) -> None:
         """Keep what this step was like; called once per step by the subclass."""
@@ -208,6 +211,8 @@ class FlatWeights:
         for parameter, piece in zip(self.parameters, pieces, strict=True):
             if parameter.grad is None:
                 piece.zero_()
+            elif parameter.grad.is_sparse:
+                raise BadInput("this mode sends dense gradients; use sparse=False, or consistency='hogwild'")
             else:
                 piece.copy_(parameter.grad.reshape(-1))
         return flat

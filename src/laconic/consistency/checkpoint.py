@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from laconic.consistency.block import check, map_tensors, read_file, write_file
 from laconic.errors import BadInput, CheckpointError, PayloadError
-from laconic.exchange.collectives import all_gather
+from laconic.exchange.collectives import all_gather, barrier
 from laconic.transports.world import World, current
 
 SLOTS = 8  # newest whole checkpoints that workers tell each other of
@@ -201,6 +201,7 @@ class Checkpoints:
         _set_random_state(kept["random"])
         for later in (number for number in self._steps() if number > step):
             self._path(later).unlink(missing_ok=True)
+        barrier(group=self.world)  # nobody trains on what another is about to restore: shared weights, servers' shards
         return Restored(step, kept["cursor"], kept["extra"])
 
     def close(self) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from laconic.codecs import Codec
 from laconic.errors import BadInput
-from laconic.exchange.feedback import Feedback, mode_for
+from laconic.exchange.feedback import Feedback, Mode, mode_for
 from laconic.exchange.policy import CodecPlan, CodecSchedule
 
 
@@ -22,6 +23,8 @@ class Coder:
     Args:
         plan: a codec, {first step: codec}, or a function of the step.
         sizes: how many values each part has.
+        place: this rank, and how many there are, so that random codecs draw apart.
+        feedback: whether what a codec leaves out is kept for the next message.
 
     Raises:
         BadInput: a codec for matrices.
@@ -32,23 +35,30 @@ class Coder:
     ('topk(0.5)', tensor([1., 0.]))
     """
 
-    def __init__(self, plan: CodecPlan, sizes: Sequence[int]) -> None:
+    def __init__(
+        self, plan: CodecPlan, sizes: Sequence[int], place: tuple[int, int] = (0, 1), *, feedback: bool = True
+    ) -> None:
         self.schedule = CodecSchedule(plan)
-        mode = mode_for(self.schedule.at(0))
-        self._feedback = [Feedback(numel, mode) for numel in sizes]
+        self._rank, self._ranks = place
+        self._wanted = feedback
+        self._feedback = [Feedback(numel, self._mode(self.schedule.at(0))) for numel in sizes]
+
+    def _mode(self, codec: Codec) -> Mode:
+        return mode_for(codec) if self._wanted else "off"
 
     def encode(self, part: int, x: Tensor, step: int) -> tuple[str, Tensor]:
         """The codec's spec and the payload of `x`, which is left alone."""
         codec = self.schedule.at(step)
         feedback = self._feedback[part]
-        if feedback.mode != mode_for(codec):
+        if feedback.mode != self._mode(codec):
             owed = feedback.state_dict()["owed"]
-            feedback = self._feedback[part] = Feedback(feedback.numel, mode_for(codec))
+            feedback = self._feedback[part] = Feedback(feedback.numel, self._mode(codec))
             feedback.restart(owed)
         owed_before = feedback.take_owed()
         x = x if owed_before is None else x + owed_before
         room = torch.empty(codec.max_nbytes(x.numel()), dtype=torch.uint8)
-        return str(codec), feedback.encode(codec, x, (0, 0, x.numel()), step=step, out=room)
+        draw = step * self._ranks + self._rank
+        return str(codec), feedback.encode(codec, x, (0, 0, x.numel()), step=draw, out=room)
 
     def state_dict(self) -> dict[str, Tensor]:
         """What each part still owes."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
 from torch import nn
 
-from laconic.consistency.base import Agreement, Mode, build
+from laconic.consistency.base import INSTALLED, Agreement, Mode, build
 from laconic.errors import BadInput
 from laconic.exchange.policy import CodecPlan
 from laconic.transports.world import World, current
-
-_installed: weakref.WeakKeyDictionary[torch.optim.Optimizer, Agreement] = weakref.WeakKeyDictionary()
 
 
 def distribute(
@@ -50,14 +47,15 @@ def distribute(
     mode = build(consistency) if isinstance(consistency, str) else consistency
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise BadInput("distribute takes the plain model, ddp.module; for DDP there is laconic.compress(ddp, codec)")
-    if optimizer in _installed:
+    if hasattr(optimizer, INSTALLED):
         raise BadInput("this optimiser is distributed already")
-    _installed[optimizer] = mode.install(model, optimizer, world or current(), codec, **options)
+    setattr(optimizer, INSTALLED, mode.install(model, optimizer, world or current(), codec, **options))
     return model, optimizer
 
 
 def mode_of(optimizer: torch.optim.Optimizer) -> Agreement:
     """What `distribute` installed on this optimiser: its records, `finish()` and `close()`."""
-    if optimizer not in _installed:
+    agreement: Agreement | None = getattr(optimizer, INSTALLED, None)
+    if agreement is None:
         raise BadInput("this optimiser is not distributed: call laconic.distribute(model, optimizer) first")
-    return _installed[optimizer]
+    return agreement

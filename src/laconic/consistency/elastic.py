@@ -32,7 +32,7 @@ class Elastic(Mode):
     Asynchronous, w̃ lies on servers, sharded over all workers, and each worker visits it every `period` of its own
     steps: wᵢ as above, w̃ ← w̃ + α(wᵢ − w̃). A slow worker holds up nobody; staleness counts the visits of others.
 
-    Cost: one all-reduce every `period` steps, of wᵢ − w̃, through the codec with error feedback; asynchronous, w̃ is
+    Cost: one all-reduce every `period` steps, of wᵢ − w̃, through the codec; asynchronous, w̃ is
     read, exactly, and the difference sent through the codec. `finish` leaves w̃, the same bits on all workers, and the
     mean of the buffers.
 
@@ -105,7 +105,7 @@ class ElasticAgreement(OwnWeights):
         codec: CodecPlan,
         **options: Any,
     ) -> None:
-        super().__init__(model, optimizer, world, codec, **options)
+        super().__init__(model, optimizer, world, codec, **{"feedback": False, **options})
         self.mode = mode
         self.alpha = mode.beta / world.world_size if mode.alpha is None else mode.alpha
         self.centre = self._make_centre(world, codec)

@@ -79,6 +79,7 @@ class PairsAgreement(OwnWeights):
             return
         with self.agreeing():
             begun = time.perf_counter()
+            self.pairs.merge(self.weights.values)  # whoever came here without a step can be asked now
             self.pairs.rest(self.world.transport.timeout_s)
             barrier(group=self.world)  # from here on nobody asks
             self.waited(time.perf_counter() - begun)
@@ -116,6 +117,7 @@ class _Pairs:
         self.wants = False
         self.sent_nbytes = 0
         self._published = values.clone()  # where the model was at its last step
+        self._known = False
         self._gained = torch.zeros_like(values)  # what pairs have added since
         self._met = 0
         self._draws = mesh.rank
@@ -138,6 +140,7 @@ class _Pairs:
             values.add_(self._gained)
             self._gained.zero_()
             self._published.copy_(values)
+            self._known = True
             met, self._met = self._met, 0
         return met
 
@@ -169,9 +172,15 @@ class _Pairs:
             self._failure = error
 
     def _serve(self) -> None:
-        """Take in one message, waiting a tick at most, and answer it."""
+        """Take in one message, waiting a tick at most, and answer it.
+
+        Questions wait until the model is known: a checkpoint may have changed it since it was installed.
+        """
+        if not self._known:
+            self._stop.wait(0.001)
+            return
         try:
-            peer, tag, message = self.mesh.recv_any(timeout_s=0.0)
+            peer, tag, message = self.mesh.recv_any(timeout_s=1e-4)
         except CollectiveTimeout:
             return
         except PeerLost:  # all have left

@@ -40,6 +40,8 @@ class Layout:
                 f"servers={self.servers} of {self.world_size} ranks leaves no worker or no server; without it every "
                 "rank serves a part"
             )
+        if self.replicas not in (0, 1):
+            raise BadInput(f"replicas is 0 or 1: one copy of each shard on another server, got {self.replicas}")
         if not 0 <= self.replicas < self.server_count:
             raise BadInput(
                 f"replicas={self.replicas} needs as many servers more than one, and there are {self.server_count}"

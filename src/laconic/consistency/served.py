@@ -105,10 +105,11 @@ class Centre:
         centre.pull()                                  # centre.values is w̃ as it is now
         pull = wᵢ − centre.values
         wᵢ ← wᵢ − α·pull
-        centre.add(α·pull, step)                       # w̃ ← w̃ + α(wᵢ − w̃), through the codec, with error feedback
+        centre.add(α·pull, step)                       # w̃ ← w̃ + α(wᵢ − w̃), through the codec
 
-    Additions of several workers commute, and each is applied once, also when a server dies (`replicas=1`). `finish`,
-    called by all, waits for all and leaves in `values` the same w̃ on every worker.
+    What a codec leaves out stays in wᵢ − w̃ and is there at the next visit, so there is no error feedback: it would
+    count twice. Additions of several workers commute, and each is applied once, also when a server dies
+    (`replicas=1`). `finish`, called by all, waits for all and leaves in `values` the same w̃ on every worker.
 
     Args:
         values: w̃ to begin with, the same on all workers; it is copied.
@@ -124,7 +125,8 @@ class Centre:
         self.values = values.clone()
         layout = Layout(world.world_size, servers, replicas, values.numel())
         self.served = Served(world, layout, self.values, "elastic", lambda begin, own: None)
-        self.coder = Coder(codec, [end - begin for begin, end in layout.edges])
+        sizes = [end - begin for begin, end in layout.edges]
+        self.coder = Coder(codec, sizes, (world.rank, world.world_size), feedback=False)
         self._added = 0
 
     @property
@@ -209,7 +211,8 @@ class ServedAgreement(OwnWeights):
         if not self.alone:
             layout = Layout(world.world_size, servers, replicas, values.numel())
             self.serves_only = world.rank not in layout.trainers
-            self.coder = Coder(codec, [end - begin for begin, end in layout.edges])
+            sizes = [end - begin for begin, end in layout.edges]
+            self.coder = Coder(codec, sizes, (world.rank, world.world_size))
             self.served = Served(
                 world, layout, values, self.name,
                 lambda begin, own: ShardOptimizer(optimizer, parameters, begin, own),
@@ -269,7 +272,8 @@ class ServedAgreement(OwnWeights):
             return super().state_dict()
         server = self.served.server
         shards = {} if server is None else server.state_dict()
-        return {**super().state_dict(), "owed": self.coder.state_dict(), "shards": shards}
+        versions = list(self.served.client.versions)
+        return {**super().state_dict(), "owed": self.coder.state_dict(), "shards": shards, "versions": versions}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -277,6 +281,7 @@ class ServedAgreement(OwnWeights):
             if "shards" not in state:
                 raise BadInput("the state was saved by a single worker; load the optimiser's part before distribute()")
             self.coder.load_state_dict(state["owed"])
+            self.served.client.versions[:] = state["versions"]  # of the weights that the model was saved with
             if self.served.server is not None:
                 self.served.server.load_state_dict(state["shards"])
 

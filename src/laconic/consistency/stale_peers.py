@@ -45,7 +45,7 @@ class StalePeersAgreement(OwnWeights):
         self.clock = 0
         self.clocks = Clocks(range(world.world_size), bound)
         self.lost_ranks: list[int] = []
-        self.coder = Coder(codec, [self.weights.values.numel()])
+        self.coder = Coder(codec, [self.weights.values.numel()], (world.rank, world.world_size))
         self._mesh: ZmqTransport | None = None if self.alone else open_mesh(world)
         self._arrived: dict[int, Tensor] = {}  # by worker: the sum of gradients not yet applied
         self._early: list[Message] = []  # of steps that this worker has yet to come to

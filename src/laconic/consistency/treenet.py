@@ -117,11 +117,12 @@ class TreeNetAgreement(Agreement):
         super().__init__(model, optimizer, world)
 
     def before_step(self) -> None:
-        begun, sent = time.perf_counter(), self.world.transport.counters.total_sent_nbytes
+        begun, step = time.perf_counter(), self.state.step
         self.gradients.complete()
         self.state.exchange([(buffer.values, list(buffer.parameters)) for buffer in self.gradients.buffers])
-        sent = self.world.transport.counters.total_sent_nbytes - sent
-        self.record(time.perf_counter() - begun, 0.0, sent, staleness=0)
+        made = [record for record in self.state.records if record.step == step]
+        wait_s, sent_nbytes = sum(record.wait_s for record in made), sum(record.sent_nbytes for record in made)
+        self.record(time.perf_counter() - begun, wait_s, sent_nbytes, staleness=0)
 
     def finish(self) -> None:
         """Gather all heads into `ensemble`; the model keeps the trunk and takes head `keep`."""

@@ -11,9 +11,7 @@ shares, whoever did them, and takes from the end of the one before to its own.
 
 from __future__ import annotations
 
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,9 +28,10 @@ class FreeTraining(Training):
     """One rank that takes shares until there are none."""
 
     def run(self) -> Ended:
-        size, folder = self.world.world_size, self.folder or Path(tempfile.gettempdir())
-        budget = Budget(folder / f".budget-{self.plan.order}", self.total_steps * size)
-        metrics = Metrics(self.folder) if self.folder is not None and self.world.rank == 0 else None
+        assert self.folder is not None  # as `_training` sees to
+        size = self.world.world_size
+        budget = Budget(self.folder / f".budget-{self.plan.order}", self.total_steps * size)
+        metrics = Metrics(self.folder) if self.world.rank == 0 else None
         copies: list[dict[str, Any]] = []
         self._sent_before = self._interface_nbytes()
         self._ends: list[float] = []

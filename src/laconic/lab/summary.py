@@ -107,7 +107,6 @@ def results(record: Record) -> list[dict[str, Any]]:
             "seconds_to_target": [trial.seconds_to_target for trial in row.trials],
             "step_seconds_median": None if row.step is None else row.step.value,
             "sent_nbytes_per_step": None if row.sent is None else row.sent.value,
-            "staleness_mean": None if row.staleness is None else row.staleness.value,
             "wire_seconds_per_step": _value(_median(row.trials, lambda t: t.wire_seconds_per_step)),
         }
         for row in summarise(record)

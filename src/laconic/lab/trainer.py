@@ -116,7 +116,8 @@ def _training(plan: Plan) -> type[Training]:
     from laconic.lab.free_training import FreeTraining
 
     chosen = plan.configuration
-    free = chosen.kind == "laconic" and not plan.keeps and not consistency_mode(chosen.consistency).lockstep
+    alone = plan.keeps or plan.folder is None  # the budget lies in the run's folder
+    free = chosen.kind == "laconic" and not alone and not consistency_mode(chosen.consistency).lockstep
     return FreeTraining if free and chosen.workers > 1 else Training
 
 
