@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import random
+import time
 from collections import deque
 from typing import Any
 
@@ -69,6 +71,21 @@ def test_nothing_is_lost_on_a_link_that_cannot_keep_up(codec: str) -> None:
     assert Kind.BARRIER in kinds
     assert here.told > 0
     torch.testing.assert_close(there.incoming + here.filter.accumulated, total, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_no_longer_significant_is_not_held_back() -> None:
+    """An update that was held back and then undone leaves no barrier behind."""
+    link, none = Link(1, 4, 0.1), laconic.codec("none")
+    sent, w = [], torch.ones(4)
+    for clock, update in enumerate(([1.0, 0, 0, 0], [0, 1.0, 0, 0], [0, -1.0, 0, 0]), start=1):
+        link.filter.add(torch.tensor(update))
+        sent.append([message.kind for message in link.outgoing(w, clock, none)])
+    assert sent == [[Kind.PUSH], [], [Kind.PUSH]]
+    assert link.under_way
+    assert not link.held_back
+    link.take_in(Message(Kind.STORED, 0, 0))
+    link.filter.add(torch.ones(4))
+    assert [message.kind for message in link.outgoing(w, 4, none)] == [Kind.PUSH]
 
 
 def test_broken_messages_between_sites() -> None:
@@ -141,3 +158,69 @@ def test_two_sites_of_two_workers() -> None:
     end = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     # the sites compute with weights up to `lag` steps old, so equal only up to what such steps change
     assert float((ranks[0][0]["end"] - end).norm()) < 0.2 * float((end - begin).norm())
+
+
+def _saved_and_loaded(codec: str, slow: int) -> dict[str, Any]:
+    """Train 8 steps, save, train 4 more; then load in a new world and finish at once. Rank 1 sleeps before each step.
+
+    A slow site's file holds what the quick one told after its own was written, and the quick one's lacks more.
+    """
+
+    def build(world: laconic.World) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(world.rank)
+        model = nn.Sequential(nn.Linear(30, 20), nn.Tanh(), nn.Linear(20, 2))
+        optimizer = torch.optim.SGD(model.parameters(), 0.2, momentum=0.5)
+        laconic.distribute(model, optimizer, consistency="gaia(0.05)", codec=codec)
+        return model, optimizer
+
+    found: dict[str, Any] = {}
+    with laconic.init(timeout_s=30) as world:
+        model, optimizer = build(world)
+        agreement = mode_of(optimizer)
+        found["start"], found["own"] = agreement.weights.values.clone(), torch.zeros_like(agreement.weights.values)
+        for step in range(12):
+            time.sleep(slow * world.rank / 1000)
+            generator = torch.Generator().manual_seed(10 * step + world.rank)
+            optimizer.zero_grad()
+            model(torch.randn(8, 30, generator=generator) - world.rank).square().mean().backward()
+            optimizer.step()
+            if step < 8:
+                found["own"] += agreement.weights.values - agreement._base
+            if step == 7:
+                saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+                found["held"] = agreement.weights.values.clone()
+        agreement.finish()
+        agreement.close()
+    with laconic.init(timeout_s=30) as world:
+        model, optimizer = build(world)
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        agreement = mode_of(optimizer)
+        agreement.finish()
+        found["end"], found["clock"] = agreement.weights.values.clone(), agreement.clock
+        agreement.finish()
+        found["again"] = agreement.weights.values.clone()
+        agreement.close()
+    return found
+
+
+def _all_saved(jobs: list[tuple[str, int]]) -> list[dict[str, Any]]:
+    torch.set_num_threads(1)
+    return [_saved_and_loaded(*job) for job in jobs]
+
+
+@pytest.mark.processes
+def test_a_checkpoint_loses_nothing_that_was_under_way() -> None:
+    """What is loaded is the start and every update of either site, once, and the clock goes on."""
+    jobs = [("none", 0), ("none", 8), ("dynamic8", 8), ("qsgd(8)", 0)]
+    ranks = run_local(2, _all_saved, (jobs,), timeout_s=100)
+    for (codec, _), one, other in zip(jobs, *ranks, strict=True):
+        expected = one["start"] + one["own"] + other["own"]
+        moved = float((expected - one["start"]).norm())
+        for found in (one, other):
+            assert found["clock"] == 8
+            missing = float((found["end"] - expected).norm()) / moved
+            assert missing < (0.05 if codec == "qsgd(8)" else 1e-5), "but for noise that is not fed back"
+            torch.testing.assert_close(found["again"], found["end"])
+            assert float((found["held"] - expected).norm()) > 0.005 * moved, "something was still to be told"
+        assert torch.equal(one["end"], other["end"])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from laconic.consistency.averaging import OwnWeights, average_buffers
 from laconic.consistency.base import Mode, register
@@ -59,7 +59,7 @@ class Gaia(Mode):
     Source: Hsieh et al., Gaia: Geo-Distributed Machine Learning Approaching LAN Speeds, NSDI 2017, §3.3 to 3.4.
     Differs: a site's workers hold equal replicas instead of asking a server; its first rank speaks for it. Each site's
     update counts 1/S, so that the learning rate is the one of synchronous training. `finish` leaves what all sites
-    would hold if everything had been told.
+    would hold if everything had been told; so does the first step after a checkpoint was loaded.
     """
 
     threshold: float = 0.01
@@ -93,6 +93,9 @@ class GaiaAgreement(OwnWeights):
     Attributes:
         site: this rank's site.
         links: to each other site, on the site's first rank; empty on the others.
+        clock: steps that this site has taken.
+        share: on a site's first rank, the start over S and all updates of this site. Σ of the sites' is the model
+            that all would hold if everything had been told, whatever was under way when each of them was saved.
     """
 
     def __init__(
@@ -112,6 +115,8 @@ class GaiaAgreement(OwnWeights):
         self.links: dict[int, Link] = {}
         self._mesh: ZmqTransport | None = None
         self._base = torch.empty(0)
+        self._restored = False
+        self.share = torch.zeros(0)
         if self.site.count > 1:
             members = open_members(world, self.site.leaders, lambda one, other: True)
             if self.site.leads:
@@ -119,6 +124,7 @@ class GaiaAgreement(OwnWeights):
                 numel = self.weights.values.numel()
                 others = [site for site in range(self.site.count) if site != self.site.number]
                 self.links = {site: Link(site, numel, mode.threshold) for site in others}
+                self.share = self.weights.values / self.site.count
 
     @property
     def crossed_nbytes(self) -> int:
@@ -129,6 +135,7 @@ class GaiaAgreement(OwnWeights):
         if self.alone:
             return
         with self.agreeing():
+            self._tell_all_restored()
             flat = torch.zeros(self.weights.values.numel() + 1)
             self.weights.gradients(out=flat[:-1])
             if self.links:
@@ -164,6 +171,8 @@ class GaiaAgreement(OwnWeights):
             values = self.weights.values
             update = (values - self._base) / self.site.count
             torch.add(self._base, update, out=values)
+            if self.links:
+                self.share.add_(update)
             for site, link in self.links.items():
                 link.filter.add(update)
                 self._tell(site)
@@ -242,24 +251,45 @@ class GaiaAgreement(OwnWeights):
         if self.alone:
             return
         with self.agreeing():
-            if self.links:
-                self._wait(lambda: not any(link.under_way for link in self.links.values()), "confirms nothing")
-                for site in self.links:
-                    self._send(site, Message(Kind.FINISH, self.site.number, 0))
-                self._wait(lambda: all(link.ended for link in self.links.values()), "does not finish")
-                self._add_all()
+            self._tell_all_restored()
+            self._flush()
+            self._add_all()
             share = torch.zeros_like(self.weights.values)
             if self.site.leads:
                 share += self.weights.values
                 for link in self.links.values():
                     share += link.filter.accumulated
                 share /= self.site.count
-            self.weights.values.copy_(all_reduce(share, "sum", algorithm="ring", group=self.world))
+            self._begin_anew(share)
             average_buffers(self.model, self.world)
-            for link in self.links.values():
-                link.filter.accumulated.zero_()
-                link.ended = False
         self.settle_finish()
+
+    def _flush(self) -> None:
+        """Leave nothing under way on any link."""
+        if self.links:
+            self._wait(lambda: not any(link.under_way for link in self.links.values()), "confirms nothing")
+            for site in self.links:
+                self._send(site, Message(Kind.FINISH, self.site.number, 0))
+            self._wait(lambda: all(link.ended for link in self.links.values()), "does not finish")
+
+    def _begin_anew(self, share: Tensor) -> None:
+        """Leave the sum of all ranks' shares in every model, with nothing left to tell; after `_flush`."""
+        self.weights.values.copy_(all_reduce(share, "sum", algorithm="ring", group=self.world))
+        for link in self.links.values():
+            link.restart(self.clock)
+        if self.links:
+            torch.div(self.weights.values, self.site.count, out=self.share)
+
+    def _tell_all_restored(self) -> None:
+        """After a checkpoint was loaded: all sites go on from what all of them together had learnt.
+
+        The files of two sites are of the same step, not of the same time: one may lack what the other had told it, or
+        hold what the other tells after its own was written. The shares are right in either case.
+        """
+        if self._restored and self.site.count > 1:
+            self._flush()
+            self._begin_anew(self.share.clone() if self.links else torch.zeros_like(self.weights.values))
+        self._restored = False
 
     def _add_all(self) -> None:
         for link in self.links.values():
@@ -273,15 +303,22 @@ class GaiaAgreement(OwnWeights):
         return super().sent_nbytes() + self.site.sent_nbytes + self.crossed_nbytes
 
     def state_dict(self) -> dict[str, Any]:
-        links = {str(site): link.state_dict() for site, link in self.links.items()}
-        return {**super().state_dict(), "links": links}
+        share = self.share.clone()
+        for link in self.links.values():
+            if link.noise is not None:
+                share += link.noise / self.site.count  # as `finish`, which takes the mean of what the sites hold
+        return {**super().state_dict(), "clock": self.clock, "sites": self.site.count, "share": share}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The reverse, on all ranks; the next step, or `finish`, begins by telling all sites everything."""
+        if (state["sites"], state["share"].shape) != (self.site.count, self.share.shape):
+            raise BadInput(f"gaia: the state is of {state['sites']} sites or of another rank or model")
         super().load_state_dict(state)
-        if sorted(state["links"]) != sorted(map(str, self.links)):
-            raise BadInput(f"the state has links to sites {sorted(state['links'])}, this rank to {sorted(self.links)}")
-        for site, saved in state["links"].items():
-            self.links[int(site)].load_state_dict(saved)
+        self.clock = int(state["clock"])
+        self.share.copy_(state["share"])
+        for link in self.links.values():
+            link.noise = None
+        self._restored = True
 
     def close(self) -> None:
         self.site.close()

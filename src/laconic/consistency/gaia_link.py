@@ -43,6 +43,7 @@ class Link:
         told: values sent so far.
         under_way: values were sent and have not been confirmed.
         held_back: there are significant updates that could not be sent.
+        noise: what the other was told beyond what was meant, by codecs whose noise is not fed back; None without any.
     """
 
     def __init__(self, site: int, numel: int, threshold: float) -> None:
@@ -56,6 +57,7 @@ class Link:
         self.told = 0
         self.under_way = False
         self.held_back = False
+        self.noise: Tensor | None = None
         self._announced: Tensor | None = None
 
     def outgoing(self, weights: Tensor, clock: int, codec: Codec) -> list[Message]:
@@ -65,11 +67,16 @@ class Link:
             self.held_back = True
             return []
         if not chosen.numel():
+            self.held_back = False  # what was held back has been undone by later updates
             return [Message(Kind.PUSH, self.site, 0, clock=clock)]
         values = self.filter.accumulated[chosen]
         payload = codec.encode(values, step=clock)
-        is_fed_back = mode_for(codec) != "off"  # the noise of unbiased codecs averages out by itself
-        self.filter.take(chosen, codec.decode(payload, values.numel()) if is_fed_back else values)
+        told = values if codec.name == "none" else codec.decode(payload, values.numel())
+        if codec.name != "none" and mode_for(codec) == "off":  # the noise of unbiased codecs averages out by itself
+            self.noise = torch.zeros(self.numel) if self.noise is None else self.noise
+            self.noise[chosen] += told - values
+            told = values
+        self.filter.take(chosen, told)
         self.told += chosen.numel()
         self.under_way = True
         text = {"count": chosen.numel(), **({"codec": str(codec)} if codec.name != "none" else {})}
@@ -119,14 +126,13 @@ class Link:
         self.mirror = max(self.mirror, message.clock)
         return bool(told.get("count"))
 
-    def state_dict(self) -> dict[str, Any]:
-        """What was not told yet, and what was told to us and not applied yet."""
-        incoming = torch.zeros(0) if self.incoming is None else self.incoming.clone()
-        return {"accumulated": self.filter.accumulated.clone(), "incoming": incoming}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.filter.accumulated.copy_(state["accumulated"])
-        self.incoming = state["incoming"].clone() if state["incoming"].numel() else None
+    def restart(self, clock: int) -> None:
+        """Both ends know everything up to step `clock`, and nothing is under way."""
+        self.filter.accumulated.zero_()
+        self.mirror = clock
+        self.incoming = self.noise = self._announced = None
+        self.barriers = 0
+        self.ended = self.held_back = False
 
 
 def _message(kind: Kind, site: int, clock: int, text: dict[str, Any], payload: Tensor) -> Message:
