@@ -34,6 +34,7 @@ NO_MODEL = -1
 TICK_S = 0.02
 MAX_MEMBERS = 64  # bits of a message's `detail`
 CUT = "its connection broke"
+SILENT = "nothing came from it for {:.3g} s"
 
 
 class Group:
@@ -160,11 +161,11 @@ class Group:
             raise self._model_lost()
         if self.step < newest:
             self._catch_up(next(member for member in reports if reports[member] == newest))
-        behind = [member for member, step in reports.items() if step < newest and member != self.id]
+        behind = [member for member in self._others if reports[member] < newest]
         self._held = self.step == 0 and len(self.view.ids) < self._workers
-        self._transferred = bool(behind)
-        for member in self.view.ids[1:]:
-            self._line.tell(member, pack(Kind.START, self.view.number, newest, len(behind), not self._held))
+        self._transferred, self._line.receiving = bool(behind), set(behind)
+        places = sum(1 << self.view.ids.index(member) for member in behind)
+        self._tell_all(pack(Kind.START, self.view.number, newest, places, not self._held))
         if behind:
             state = pack(Kind.STATE, self.view.number, newest, body=self.replica.save())
             for member in behind:
@@ -195,7 +196,8 @@ class Group:
                     return
                 waits = None  # the state takes as long as it takes; a broken connection is noticed
             elif message.kind is Kind.STATE:
-                return self._take(message)
+                self._take(message)
+                return self._tell_all(pack(Kind.HELD, self.view.number, self.step))
 
     def _take(self, message: Message) -> None:
         self.replica.load(message.body)
@@ -224,8 +226,8 @@ class Group:
                 self._propose(suspects)
             if first != watched:
                 since, watched, waits_s = time.monotonic(), first, 2 * self.deadline.seconds
-            if waits_s is not None and not self._line.busy and time.monotonic() - since > waits_s:
-                suspects[watched] = _silent(waits_s)
+            if waits_s is not None and self._line.waited_s(since) > waits_s:
+                suspects[watched] = SILENT.format(waits_s)
 
     def _look_around(self) -> None:
         """The coordinator, between steps: change the view when somebody has come or gone; wait for enough to begin."""
@@ -246,8 +248,8 @@ class Group:
     def _replace(self, missing: list[int], since: float, limit_s: float | None) -> None:
         """The coordinator: go on without those of the `missing` who cannot be reached, or are silent for `limit_s`."""
         gone = {m: CUT for m in missing if not self._line.reaches(m)}
-        if limit_s is not None and not self._line.busy and time.monotonic() - since > limit_s:
-            gone = {m: _silent(limit_s) for m in missing} | gone
+        if limit_s is not None and self._line.waited_s(since) > limit_s:
+            gone = {m: SILENT.format(limit_s) for m in missing} | gone
         if gone:
             self._propose(gone)
 
@@ -300,7 +302,7 @@ class Group:
         address(gradient, Kind.GRADIENT, self.view.number, self.step, samples)
         self._line.tell(self.view.coordinator, gradient)
         while True:
-            message = self._hear(self._limit_s and 2 * self._limit_s)
+            message = self._hear(2 * self._limit_s)
             if message.kind is Kind.MEAN and message.step == self.step:
                 return self._mean(message)
 
@@ -311,9 +313,10 @@ class Group:
         return Mean(values, tuple(place for place in range(len(self.view.ids)) if message.detail >> place & 1))
 
     @property
-    def _limit_s(self) -> float | None:
-        """How long a step may take; None while somebody may be receiving the state: past steps do not tell how long."""
-        return None if self._fresh and self._transferred else self.deadline.seconds
+    def _limit_s(self) -> float:
+        """How long a step may take; a newcomer's first is not judged by the others' past steps."""
+        first = self._fresh and self._transferred
+        return max(self.deadline.seconds, self.deadline.patience_s) if first else self.deadline.seconds
 
     def _collect(self, gradient: Tensor, samples: int) -> Mean:
         """The coordinator's part of a step."""
@@ -330,8 +333,7 @@ class Group:
         message = self.gradient_buffer()
         weighted_mean([came[self.view.ids[place]] for place in included], values_of(message))
         address(message, Kind.MEAN, self.view.number, self.step, sum(1 << place for place in included))
-        for member in self._others:
-            self._line.tell(member, message)
+        self._tell_all(message)
         return Mean(values_of(message).clone(), tuple(included))  # a copy: the message is on its way
 
     def commit(self) -> bool:
@@ -355,7 +357,7 @@ class Group:
             self._pending = news.view
             return False
 
-    def _await_holder(self, limit_s: float | None) -> None:
+    def _await_holder(self, limit_s: float) -> None:
         """Until somebody else holds the step too."""
         since = time.monotonic()
         while self._others:
@@ -387,14 +389,12 @@ class Group:
             if self._line.next(TICK_S) is None:
                 self._replace(waiting, since, self._limit_s)
         self.meeting.finish(self.step)
-        for member in self._others:
-            self._line.tell(member, pack(Kind.DONE, self.view.number, self.step))
+        self._tell_all(pack(Kind.DONE, self.view.number, self.step))
 
     def say_busy(self, busy: bool) -> None:
         """Tell all members that no step comes from here for a while, or that it does again."""
+        self._tell_all(pack(Kind.BUSY, self.view.number, self.step, flag=busy))
+
+    def _tell_all(self, message: Tensor) -> None:
         for member in self._others:
-            self._line.tell(member, pack(Kind.BUSY, self.view.number, self.step, flag=busy))
-
-
-def _silent(limit_s: float) -> str:
-    return f"nothing came from it for {limit_s:.3g} s"
+            self._line.tell(member, message)

@@ -45,7 +45,6 @@ class ElasticJob:
         self.finished, self.rejoined = False, 0
         self.records: list[StepRecord] = []
         self._group: Group | None = None
-        self._busy = False
         with contextlib.suppress(Finished):
             self._group = Group(meeting, replica, deadline, **options)
             self._gradient = self._group.gradient_buffer()
@@ -229,7 +228,8 @@ def elastic(
         workers: the first step waits for this many.
         scheduler: a learning-rate scheduler, stepped after every committed step.
         drop_slowest: steps do not wait for this many workers; samples of the dropped are used later.
-        patience_s: how long to wait for a worker before the deadline is learned from past steps.
+        patience_s: how long to wait for a worker before the deadline is learned from past steps, and at least for a
+            newcomer's first gradient; longer than a step takes.
         silence_s: after so long without a heartbeat a connection counts as broken, whatever steps take.
 
     Raises:

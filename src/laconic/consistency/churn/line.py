@@ -40,7 +40,8 @@ class Line:
         id: this worker's number in the meeting.
         view: whose messages are heard.
         newcomers: who has asked to join, by number, with addresses.
-        busy: members that have said so.
+        busy: who has said so, in this view or before.
+        receiving: members that a state is on its way to.
         finishing: members that have made their last step.
         ignored: messages of other views, of strangers and of no known kind.
     """
@@ -51,9 +52,12 @@ class Line:
         self.view = View(0, (), "", 0.0)
         self.newcomers: dict[int, str] = {}
         self.busy: set[int] = set()
+        self.receiving: set[int] = set()
         self.finishing: set[int] = set()
         self.ignored = 0
         self._leaving: set[int] = set()
+        self._holding: set[int] = set()
+        self._excused_at = 0.0  # when the last of `busy` or `receiving` was over
         self._gradients: dict[int, Message] = {}
         self._met: dict[int, float] = {}  # since when we have had, or tried to have, a connection to a member
         self._silence_s = silence_s
@@ -106,8 +110,9 @@ class Line:
             if member != self.id and member not in self._met and member not in self._transport.peers:
                 self._transport.add_peer(member, address)
             self._met.setdefault(member, time.monotonic())
-        for known in (self.busy, self.finishing, self._leaving, self._gradients):
+        for known in (self.receiving, self.finishing, self._leaving, self._holding, self._gradients):
             known.clear()
+        self.busy &= set(view.ids)  # an evaluation goes on whoever comes or goes
 
     def has_newcomers(self) -> bool:
         """Whether somebody who can be reached has asked to join; the others are forgotten."""
@@ -153,6 +158,15 @@ class Line:
         since = self._met.setdefault(member, time.monotonic())
         return member in self._transport.peers and time.monotonic() - since < self._silence_s
 
+    def waited_s(self, since: float) -> float:
+        """How long a wait has lasted that began at `since`; it begins again when a member's excuse is over.
+
+        An excuse is to be busy, or to be receiving a state: past steps do not tell how long that takes.
+        """
+        if self.receiving or not self.busy.isdisjoint(self.view.ids):
+            return 0.0
+        return time.monotonic() - max(since, self._excused_at)
+
     def has_reached(self, member: int) -> bool:
         """Whether its connection stands."""
         return self._transport.is_connected(member)
@@ -185,6 +199,8 @@ class Line:
                 self.newcomers[message.sender] = message.text
             elif message.kind is Kind.VIEW:
                 self._announced(message)
+            elif message.kind is Kind.BUSY:
+                self._excuse(self.busy, message.sender, bool(message.flag))
             elif message.view != self.view.number or message.sender not in self.view.ids:
                 self.ignored += 1
             else:
@@ -201,14 +217,25 @@ class Line:
 
     def _note(self, message: Message) -> None:
         """Keep what may be wanted after the wait in which it came."""
-        if message.kind is Kind.BUSY:
-            (self.busy.add if message.flag else self.busy.discard)(message.sender)
+        if message.kind is Kind.START:
+            getting = {m for place, m in enumerate(self.view.ids) if message.detail >> place & 1}
+            self.receiving = getting - self._holding - {self.id}
+        elif message.kind is Kind.HELD:
+            self._holding.add(message.sender)
+            self._excuse(self.receiving, message.sender, False)
         elif message.kind is Kind.FINISH:
             self.finishing.add(message.sender)
         elif message.kind is Kind.LEAVE:
             self._leaving.add(message.sender)
         elif message.kind is Kind.GRADIENT:
             self._gradients[message.sender] = message
+
+    def _excuse(self, excused: set[int], member: int, begins: bool) -> None:
+        if begins:
+            excused.add(member)
+        elif member in excused:
+            excused.remove(member)
+            self._excused_at = time.monotonic()
 
     def _announced(self, message: Message) -> None:
         try:

@@ -27,13 +27,13 @@ class Kind(IntEnum):
     JOIN = 1  # by a newcomer to the coordinator; body: its address
     VIEW = 2  # C: a new view, the body, as in the meeting folder
     REPORT = 3  # M: in this view; step: how many steps this member has applied, −1 when it holds no model
-    START = 4  # C: the view begins at `step`; flag: train (else wait for more workers); detail: how many get a STATE
+    START = 4  # C: the view begins at `step`; flag: train (else wait for more); detail: a bit for each who gets a STATE
     FETCH = 5  # C: send me your state
     STATE = 6  # body: a replica after `step` steps
     GRADIENT = 7  # M: body: the mean gradient over `detail` samples
     MEAN = 8  # C: body: the mean of all; detail: one bit for each member whose gradient is in it
-    HELD = 9  # M: the mean of `step` is held here too
-    BUSY = 10  # to all: flag: no step from me for a while (else: again)
+    HELD = 9  # M: the weights after `step` steps are here too; to all when they came as a STATE
+    BUSY = 10  # to all, in any view: flag: no step from me for a while (else: again)
     FINISH = 11  # M: no more steps from me
     DONE = 12  # C: nobody has any more steps
     LEAVE = 13  # to all: I am leaving
