@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from laconic.consistency.churn.messages import HEADER_NBYTES, Kind, pack, unpack
 from laconic.consistency.churn.replica import Replica, dumps, loads
 from laconic.consistency.churn.samples import SampleLedger
 from laconic.errors import BadInput, PayloadError, PeerLost
+from laconic.transports.launcher import LocalJob
 from laconic.transports.zeromq import ZmqTransport
 
 
@@ -200,3 +203,139 @@ def test_who_joins_while_a_line_closes_does_not_keep_it_open() -> None:
     assert not thread.is_alive(), "close() waits for ever"
     silent.close()
     newcomer.close()
+
+
+class _Worker(threading.Thread):
+    """A worker of an elastic job in a thread of its own; `at`: what it does before its steps, by their count."""
+
+    def __init__(self, folder: Path, workers: int, at: dict[int, Any], stop: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self._folder, self._workers, self._at, self._stop_at = folder, workers, at, stop
+        self.job: Any = None
+        self.steps = 0
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._train()
+        except Exception as error:  # shown by the test
+            self.error = error
+
+    def _train(self) -> None:
+        model = nn.Linear(2, 1)
+        options = {"dataset_size": 64, "batch": 4, "epochs": 10_000, "workers": self._workers, "patience_s": 2.0}
+        with _elastic(self._folder, model, **options) as job:
+            job._deadline._floor_s = 1.0  # a crowded machine
+            self.job = job
+            for batch in job.batches():
+                self._at.get(self.steps, lambda job: None)(job)
+                if self._stop_at.is_set():
+                    return
+                model(torch.ones(len(batch), 2)).mean().backward()
+                time.sleep(0.01)  # leaves the cores to others
+                self.steps += job.step()
+
+
+def _until(true: Callable[[], bool], what: str, limit_s: float = 30.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def _go_on(workers: list[_Worker], steps: int = 20) -> None:
+    for worker in workers:
+        goal = worker.steps + steps
+        _until(lambda worker=worker, goal=goal: worker.steps >= goal or worker.error, "no steps any more")  # type: ignore[misc]
+        assert worker.error is None
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("blocked", ["newcomer", "coordinator"])
+def test_who_blocks_in_the_first_step_with_a_newcomer_is_lost(blocked: str, tmp_path: Path) -> None:
+    """Its connection stands and its heart beats, but no gradient comes."""
+    stop, wake, joins = threading.Event(), threading.Event(), threading.Event()
+    block = {0: lambda job: wake.wait(60)} if blocked == "newcomer" else {}
+
+    def block_with_newcomer(job: Any) -> None:
+        if blocked == "coordinator" and len(job.members) == 3 and not wake.is_set():
+            joins.set()
+            wake.wait(60)
+
+    first = _Worker(tmp_path, 2, dict.fromkeys(range(100_000), block_with_newcomer), stop)
+    _until(lambda: first.job is not None, "the first comes in")
+    second = _Worker(tmp_path, 2, {}, stop)
+    workers = [first, second]
+    try:
+        _go_on(workers)
+        third = _Worker(tmp_path, 2, block, stop)
+        workers.append(third)
+        stuck = third if blocked == "newcomer" else first
+        others = [worker for worker in workers if worker is not stuck]
+        _until(lambda: third.job is not None and (blocked == "newcomer" or joins.is_set()), "the third comes in")
+        number = stuck.job.worker
+        _go_on(others)
+        assert not wake.is_set()
+        assert number not in others[0].job.members
+        lost = {event["rank"]: event["what"] for event in read_events(tmp_path) if "lost" in event["what"]}
+        assert "nothing came from it" in lost[number]
+        wake.set()
+        _go_on(workers)
+        assert stuck.job.rejoined
+    finally:
+        stop.set()
+        wake.set()
+        for worker in workers:
+            worker.join(20)
+
+
+def _until_killed(folder: str) -> None:
+    """A worker to be killed."""
+    _Worker(Path(folder), 3, {}, threading.Event()).join()
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("killed_first", [False, True], ids=["member", "coordinator"])
+def test_who_is_busy_stays_through_a_view_change(killed_first: bool, tmp_path: Path) -> None:
+    stop, busy, done = threading.Event(), threading.Event(), threading.Event()
+
+    def evaluate(job: Any) -> None:
+        with job.busy():
+            busy.set()
+            done.wait(60)
+
+    coming = [
+        lambda: _Worker(tmp_path, 3, {}, stop),
+        lambda: _Worker(tmp_path, 3, {60: evaluate}, stop),
+    ]
+    meeting, victim = Meeting(tmp_path), None
+    workers: list[_Worker] = []
+    try:
+        for come in [None, *coming] if killed_first else [*coming, None]:
+            members = len(view.ids) if (view := meeting.newest()) else 0
+            if come is None:
+                victim = LocalJob(1, _until_killed, (str(tmp_path),))
+            else:
+                workers.append(come())
+            _until(lambda members=members: len((meeting.newest() or _view(0)).ids) > members, "comes in", 120)  # type: ignore[misc]
+        waiting = workers[0]
+        _until(busy.is_set, "evaluates", 60)
+        numbers, view = [worker.job.worker for worker in workers], waiting.job.view
+        assert victim is not None
+        victim.kill()
+        _until(lambda: (meeting.newest() or _view(0)).number > view, "a new view", 20)
+        time.sleep(2.5 * waiting.job.deadline_s)
+        done.set()
+        _go_on(workers)
+        assert [worker.job.worker for worker in workers] == numbers
+        assert [worker.job.rejoined for worker in workers] == [0, 0]
+        assert sorted(waiting.job.members) == numbers
+    finally:
+        stop.set()
+        done.set()
+        if victim is not None:
+            victim.kill()
+        for worker in workers:
+            worker.join(20)
