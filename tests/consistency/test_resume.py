@@ -29,19 +29,9 @@ EXACT = {
 }  # fmt: skip
 CODECS = ("none", "topk(0.1)")
 EXACT_STEPS, FREE_STEPS, BATCH = 11, 60, 64  # 11 is in the midst of every period
-POINTS = 3.0  # of test accuracy
+POINTS = 6.0  # asynchronous runs differ by so much among themselves
 CASES = [(spec, codec) for spec in SPECS for codec in CODECS]
 WITHOUT_CODEC = {"ensemble", "hogwild", "once", "sync(drop_slowest=1)"}
-MISSING = {
-    "natural(8)": "NaturalAgreement.load_state_dict does not restore which layers are watched at the next step",
-    "elastic(period=4, momentum=0.3, asynchronous=true)": "Centre's state has no versions: all updates count as unseen",
-}
-
-
-def _parameter(spec: str, codec: str) -> Any:
-    marks = [pytest.mark.xfail(strict=True, reason=MISSING[spec])] if spec in MISSING else []
-    return pytest.param(spec, codec, marks=marks)
-
 
 @cache
 def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -123,7 +113,7 @@ def ranks() -> list[dict[tuple[str, str], dict[str, Any]]]:
 
 @pytest.mark.processes
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("spec", "codec"), [_parameter(*case) for case in CASES])
+@pytest.mark.parametrize(("spec", "codec"), CASES)
 def test_what_is_loaded_goes_on_as_if_nothing_had_happened(
     spec: str, codec: str, ranks: list[dict[tuple[str, str], dict[str, Any]]]
 ) -> None:
@@ -148,5 +138,4 @@ def test_what_is_loaded_goes_on_as_if_nothing_had_happened(
 
 def test_every_mode_that_waits_for_all_is_compared_by_bits() -> None:
     assert set(SPECS) >= EXACT
-    assert set(MISSING) <= set(SPECS)
     assert {spec for spec in SPECS if build(spec).same_weights} <= EXACT | {"sync(drop_slowest=1)"}

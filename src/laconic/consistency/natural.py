@@ -117,6 +117,7 @@ class NaturalAgreement(LocalAgreement):
         super().load_state_dict(state)
         for name, layer in self.layers.items():
             layer.load_state_dict(state["fisher"][name])
+        self._watch(not self.alone and self.step % self.natural.every == 0)
 
     def close(self) -> None:
         for layer in self.layers.values():

@@ -166,11 +166,15 @@ class Centre:
     def state_dict(self) -> dict[str, Any]:
         """What this rank's server holds, and what this worker's codec still owes."""
         server = self.served.server
-        return {"owed": self.coder.state_dict(), "shards": {} if server is None else server.state_dict()}
+        return {
+            "owed": self.coder.state_dict(), "shards": {} if server is None else server.state_dict(),
+            "versions": list(self.served.client.versions), "added": self._added,
+        }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The reverse, on all ranks, before training goes on."""
         self.coder.load_state_dict(state["owed"])
+        self.served.client.versions[:], self._added = state["versions"], int(state["added"])
         if self.served.server is not None:
             self.served.server.load_state_dict(state["shards"])
 
