@@ -33,6 +33,7 @@ POINTS = 6.0  # asynchronous runs differ by so much among themselves
 CASES = [(spec, codec) for spec in SPECS for codec in CODECS]
 WITHOUT_CODEC = {"ensemble", "hogwild", "once", "sync(drop_slowest=1)"}
 
+
 @cache
 def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     data = load("digits")
