@@ -251,6 +251,7 @@ def _go_on(workers: list[_Worker], steps: int = 20) -> None:
         assert worker.error is None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("blocked", ["newcomer", "coordinator"])
 def test_who_blocks_in_the_first_step_with_a_newcomer_is_lost(blocked: str, tmp_path: Path) -> None:
@@ -295,6 +296,7 @@ def _until_killed(folder: str) -> None:
     _Worker(Path(folder), 3, {}, threading.Event()).join()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("killed_first", [False, True], ids=["member", "coordinator"])
