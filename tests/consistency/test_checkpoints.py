@@ -26,13 +26,13 @@ from laconic.transports.launcher import run_local
 from tests.consistency import checkpoint_lives
 
 ROOT = Path(__file__).parents[2]
-LIVES = 200
 
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-def test_killed_at_200_random_points_it_resumes_from_a_good_state_with_the_same_data(tmp_path: Path) -> None:
-    command = [sys.executable, str(Path(checkpoint_lives.__file__)), str(tmp_path), str(LIVES), "1"]
+@pytest.mark.parametrize("lives", [40, pytest.param(200, marks=pytest.mark.slow)])
+def test_killed_at_random_points_it_resumes_from_a_good_state_with_the_same_data(lives: int, tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(checkpoint_lives.__file__)), str(tmp_path), str(lives), "1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=590, env=environment)
     assert done.returncode == 0, done.stderr
@@ -56,7 +56,7 @@ def test_killed_at_200_random_points_it_resumes_from_a_good_state_with_the_same_
             begun = max(begun, step)
         else:
             acknowledged = step
-    assert len(resumed) > LIVES / 2
+    assert len(resumed) > lives / 2
     assert len({words[1] for words in resumed}) > 5, "it went on between the kills"
 
 

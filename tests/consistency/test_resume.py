@@ -112,6 +112,7 @@ def ranks() -> list[dict[tuple[str, str], dict[str, Any]]]:
     return [dict(zip(CASES, found, strict=True)) for found in run_local(2, _all, (CASES,), timeout_s=200)]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("spec", "codec"), CASES)
