@@ -25,15 +25,11 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from laconic.errors import BadInput, PayloadError
+from laconic.consistency.tree import DTYPES, kinds_of, plain, rebuilt
+from laconic.errors import PayloadError
 
 MAGIC = b"LACONIC1"
 _HEAD_AT = len(MAGIC) + 32
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
-                  torch.int8, torch.uint8, torch.bool)
-}  # fmt: skip
 
 
 def dumps(tree: Any) -> bytes:
@@ -53,9 +49,8 @@ def dumps(tree: Any) -> bytes:
 def dump(tree: Any, file: BinaryIO) -> None:
     """Write a tree to a file that can seek, tensor by tensor: no second copy of the whole is made."""
     tensors: list[Tensor] = []
-    written = _plain(tree, tensors)
-    kinds = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]
-    head = json.dumps([written, kinds]).encode()
+    written = plain(tree, tensors)
+    head = json.dumps([written, kinds_of(tensors)]).encode()
     begun = file.tell()
     file.write(MAGIC + bytes(_HEAD_AT - len(MAGIC)))  # the checksum comes last
     digest = hashlib.sha256()
@@ -76,7 +71,7 @@ def check(tree: Any) -> None:
     Raises:
         BadInput: it cannot; the sentence says what is in the way.
     """
-    _plain(tree, [])
+    plain(tree, [])
 
 
 def write_file(path: Path, tree: Any, prefix: str = ".") -> None:
@@ -151,12 +146,12 @@ def loads(data: bytes) -> Any:
         tree, kinds = json.loads(bytes(body[8 : 8 + length]))
         tensors, at = [], 8 + length
         for name, shape in kinds:
-            dtype = _DTYPES[name]
+            dtype = DTYPES[name]
             nbytes = math.prod(shape) * dtype.itemsize
             raw = torch.frombuffer(bytearray(body[at : at + nbytes]), dtype=torch.uint8) if nbytes else torch.empty(0)
             tensors.append(raw.view(dtype).reshape(shape) if nbytes else torch.empty(shape, dtype=dtype))
             at += nbytes
-        return _tree(tree, tensors)
+        return rebuilt(tree, tensors)
     except (ValueError, KeyError, TypeError, IndexError, RuntimeError, RecursionError) as error:
         raise PayloadError(f"made by something else: {error}") from error
 
@@ -165,39 +160,3 @@ def _bytes(tensor: Tensor) -> memoryview:
     """A tensor's values as bytes, without a copy where they lie side by side on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
-
-
-def _plain(value: Any, tensors: list[Tensor]) -> Any:
-    """`value` as JSON can hold it, its tensors collected in `tensors`."""
-    if isinstance(value, Tensor):
-        if str(value.dtype).removeprefix("torch.") not in _DTYPES:
-            raise BadInput(f"a checkpoint cannot hold a tensor of {value.dtype}")
-        tensors.append(value)
-        return {"tensor": len(tensors) - 1}
-    if isinstance(value, dict):
-        if unfit := [key for key in value if not isinstance(key, str | int)]:
-            raise BadInput(f"a checkpoint's keys are texts and whole numbers, got {unfit[0]!r}")
-        return {"dict": [[key, _plain(item, tensors)] for key, item in value.items()]}
-    if isinstance(value, tuple):
-        return {"tuple": [_plain(item, tensors) for item in value]}
-    if isinstance(value, list):
-        return [_plain(item, tensors) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise BadInput(f"a checkpoint cannot hold a {type(value).__name__}")
-
-
-def _tree(value: Any, tensors: list[Tensor]) -> Any:
-    """The other way round."""
-    if isinstance(value, list):
-        return [_tree(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    ((kind, held),) = value.items()
-    if kind == "tensor":
-        return tensors[held]
-    if kind == "dict":
-        return {key: _tree(item, tensors) for key, item in held}
-    if kind == "tuple":
-        return tuple(_tree(item, tensors) for item in held)
-    raise ValueError(f"'{kind}' is not known")

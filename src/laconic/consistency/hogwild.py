@@ -26,9 +26,9 @@ class Hogwild(Mode):
     """Every worker's parameters are views of one shared memory, and its optimiser steps on them, whoever else does.
 
     w ← w − η∇f(w′), where w′ is what w was when this worker read it. Nothing is locked: two workers that add to the
-    same value within the same few nanoseconds may lose one of the two additions; docs/consistency/gossip-and-hogwild.md
-    gives the measured share. With sparse gradients (nn.Embedding(sparse=True) under SGD or SparseAdam) only the rows
-    that were touched are written. The inner optimiser's state (momentum, moments) is each worker's own.
+    same value within the same few nanoseconds may lose one of the two additions. With sparse gradients
+    (nn.Embedding(sparse=True) under SGD or SparseAdam) only the rows that were touched are written. The inner
+    optimiser's state (momentum, moments) is each worker's own.
 
     m workers make m updates in the time of one, each of full size: it is as if one worker made m times as many steps.
 

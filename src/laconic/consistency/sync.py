@@ -6,8 +6,8 @@ gradients may be accumulated over several backwards; all workers end every step 
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -15,9 +15,9 @@ from torch import nn
 
 from laconic.consistency.backup import BackupAgreement
 from laconic.consistency.base import Agreement, Mode, register, start_alike, trained_parameters
+from laconic.consistency.exchanged import ExchangedGradients
 from laconic.errors import BadInput
 from laconic.exchange.attached import attach
-from laconic.exchange.flat import FlatGradients
 from laconic.exchange.policy import CodecPlan
 from laconic.exchange.state import CompressionState
 from laconic.transports.world import World
@@ -54,63 +54,37 @@ class Sync(Mode):
         return SyncAgreement(model, optimizer, world, codec, **options)
 
 
-class SyncAgreement(Agreement):
-    """Sync at work.
-
-    Attributes:
-        state: the exchange's state: records, residuals, codec schedule.
-        gradients: the flat buffers the gradients lie in.
-    """
+class SyncAgreement(ExchangedGradients):
+    """Sync at work."""
 
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan, **options: Any
     ) -> None:
-        trained = trained_parameters(model, optimizer)
-        self.state = CompressionState(codec, model.named_parameters(), world=world, **options)
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        super().__init__(
+            model, optimizer, world, codec, trained=trained_parameters(model, optimizer),
+            buffer_nbytes=_buffer_nbytes, start=partial(start_alike, model, world), **options,
+        )  # fmt: skip
         if self.state.schedule.names("factors"):
             self.state.observe(model)
-        self.gradients = FlatGradients(
-            trained, self._buffer_nbytes(), lambda p: self.state.exempt.covers(names[id(p)], p)
-        )
         attach(model, self.state)
         attach(optimizer, self.state)
-        start_alike(model, world)
-        super().__init__(model, optimizer, world)
-
-    def _buffer_nbytes(self) -> int:
-        """Raw bytes whose payload makes a message of about MESSAGE_NBYTES."""
-        if self.state.auto is not None:
-            return 4 * MESSAGE_NBYTES
-        first = self.state.schedule.at(0)
-        if first.kind == "matrix":
-            return 25 << 20
-        sample = 1 << 20
-        return int(MESSAGE_NBYTES * max(1.0, 4 * sample / first.max_nbytes(sample)))
 
     def before_step(self) -> None:
         if strangers := [p for g in self.optimizer.param_groups for p in g["params"] if not self._knows(p)]:
             text = f"{len(strangers)} parameters with gradients were frozen, or not the optimiser's, at distribute()"
             raise BadInput(f"{text}; unfreeze or add them before it, or the workers would drift apart")
-        begun, step = time.perf_counter(), self.state.step
-        self.gradients.complete()
-        self.state.exchange([(buffer.values, list(buffer.parameters)) for buffer in self.gradients.buffers])
-        made = [record for record in self.state.records if record.step == step]
-        wait_s, sent_nbytes = sum(record.wait_s for record in made), sum(record.sent_nbytes for record in made)
-        self.record(time.perf_counter() - begun, wait_s, sent_nbytes, staleness=0)
+        super().before_step()
 
     def _knows(self, parameter: torch.Tensor) -> bool:
         return parameter.grad is None or self.gradients.holds(parameter)
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.state.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.state.load_state_dict(state)
-        self.step = self.state.step
-
-    def close(self) -> None:
-        """Undo `distribute`: the optimiser steps alone again."""
-        self.gradients.close()
-        self.state.close()
-        super().close()
+def _buffer_nbytes(state: CompressionState) -> int:
+    """Raw bytes whose payload makes a message of about MESSAGE_NBYTES."""
+    if state.auto is not None:
+        return 4 * MESSAGE_NBYTES
+    first = state.schedule.at(0)
+    if first.kind == "matrix":
+        return 25 << 20
+    sample = 1 << 20
+    return int(MESSAGE_NBYTES * max(1.0, 4 * sample / first.max_nbytes(sample)))

@@ -7,19 +7,17 @@ first layers once.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from laconic.consistency.base import Agreement, Mode, register, start_alike, trained_parameters
+from laconic.consistency.base import Mode, register, start_alike, trained_parameters
 from laconic.consistency.ensemble import Ensemble, gather_members
+from laconic.consistency.exchanged import ExchangedGradients
 from laconic.errors import BadInput, UnknownName
-from laconic.exchange.flat import FlatGradients
 from laconic.exchange.policy import CodecPlan
-from laconic.exchange.state import CompressionState
 from laconic.transports.world import World
 
 
@@ -84,7 +82,7 @@ class TreeNet(Mode):
         return TreeNetAgreement(self, model, optimizer, world, codec, **options)
 
 
-class TreeNetAgreement(Agreement):
+class TreeNetAgreement(ExchangedGradients):
     """TreeNet at work.
 
     Args:
@@ -92,7 +90,6 @@ class TreeNetAgreement(Agreement):
 
     Attributes:
         ensemble: the trunk with every worker's head, by rank, after `finish`.
-        state: the trunk's exchange: residuals, codec schedule.
     """
 
     def __init__(
@@ -103,26 +100,12 @@ class TreeNetAgreement(Agreement):
         trained = [p for p in trained_parameters(model, optimizer) if id(p) in shared and p.requires_grad]
         if not trained:
             raise BadInput("treenet: the optimiser trains nothing of the shared trunk")
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.mode = mode
         self.ensemble: Ensemble | None = None
-        self.state = CompressionState(codec, model.named_parameters(), world=world, **options)
-        exempt = self.state.exempt
-        self.gradients = FlatGradients(trained, 25 << 20, lambda p: exempt.covers(names[id(p)], p))
-        if mode.alike:
-            start_alike(model, world)
-        else:
-            for child in mode.trunk(model):
-                start_alike(child, world)
-        super().__init__(model, optimizer, world)
-
-    def before_step(self) -> None:
-        begun, step = time.perf_counter(), self.state.step
-        self.gradients.complete()
-        self.state.exchange([(buffer.values, list(buffer.parameters)) for buffer in self.gradients.buffers])
-        made = [record for record in self.state.records if record.step == step]
-        wait_s, sent_nbytes = sum(record.wait_s for record in made), sum(record.sent_nbytes for record in made)
-        self.record(time.perf_counter() - begun, wait_s, sent_nbytes, staleness=0)
+        super().__init__(
+            model, optimizer, world, codec, trained=trained, buffer_nbytes=lambda state: 25 << 20,
+            start=lambda: _start(mode, model, world), **options,
+        )  # fmt: skip
 
     def finish(self) -> None:
         """Gather all heads into `ensemble`; the model keeps the trunk and takes head `keep`."""
@@ -138,15 +121,8 @@ class TreeNetAgreement(Agreement):
     def predictor(self) -> nn.Module:
         return self.model if self.ensemble is None else self.ensemble
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.state.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.state.load_state_dict(state)
-        self.step = self.state.step
-
-    def close(self) -> None:
-        """Undo `distribute`: the optimiser steps alone again."""
-        self.gradients.close()
-        self.state.close()
-        super().close()
+def _start(mode: TreeNet, model: nn.Module, world: World) -> None:
+    """The trunk alike, and the heads too where that is asked for."""
+    for part in [model] if mode.alike else mode.trunk(model):
+        start_alike(part, world)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 from laconic.exchange.attached import state_of
 from laconic.exchange.exact import wire_nbytes
-from laconic.exchange.state import BucketRecord, CompressionState
+from laconic.exchange.record import BucketRecord
+from laconic.exchange.state import CompressionState
 
 if TYPE_CHECKING:
     from laconic.exchange.attached import AnyState

@@ -25,8 +25,8 @@ from laconic.exchange.collectives import world_of
 from laconic.exchange.feedback import Feedback, mode_for
 from laconic.exchange.lane import Timings
 from laconic.exchange.policy import CodecPlan, CodecSchedule, Exemptions, exemptions
+from laconic.exchange.record import BucketRecord
 from laconic.exchange.scatter import reduce_scatter_coded
-from laconic.exchange.state import BucketRecord
 from laconic.transports.base import Transport
 from laconic.transports.world import World, current
 

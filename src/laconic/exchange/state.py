@@ -25,6 +25,7 @@ from laconic.exchange.exact import LayerForm, wire_nbytes
 from laconic.exchange.forms import AnyBucket, Forms
 from laconic.exchange.lane import Timings
 from laconic.exchange.policy import CodecPlan, CodecSchedule, Exemptions, exemptions
+from laconic.exchange.record import BucketRecord
 from laconic.exchange.together import Together
 from laconic.exchange.worker import enlist, interleave, release, users, worker_of
 from laconic.schedules.registry import names
@@ -42,26 +43,6 @@ class _Held:
     index: int
     parameters: list[Tensor]
     future: Any = None
-
-
-@dataclass(frozen=True)
-class BucketRecord:
-    """One bucket of one step: what was sent, how, and where the time went (on the communication thread).
-
-    Buckets that travelled together have one record, under the first one's number.
-    """
-
-    step: int
-    bucket: int
-    numel: int
-    codec: str
-    algorithm: str
-    seconds: float
-    encode_s: float
-    wait_s: float
-    decode_s: float
-    sent_nbytes: int
-    messages: int
 
 
 class CompressionState:

@@ -21,14 +21,10 @@ from torch import Tensor, nn
 
 from laconic.consistency.base import FlatWeights, trained_parameters
 from laconic.consistency.churn.samples import SampleLedger
-from laconic.errors import BadInput, PayloadError
+from laconic.consistency.tree import DTYPES, kinds_of, plain, rebuilt
+from laconic.errors import PayloadError
 
 _LENGTH = struct.Struct("<Q")
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
-                  torch.int8, torch.uint8, torch.bool)
-}  # fmt: skip
 
 
 class Replica:
@@ -131,9 +127,8 @@ def dumps(tree: Any) -> Tensor:
         BadInput: something else is in it.
     """
     tensors: list[Tensor] = []
-    written = _plain(tree, tensors)
-    kinds = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]
-    head = json.dumps([written, kinds]).encode()
+    written = plain(tree, tensors, "replica")
+    head = json.dumps([written, kinds_of(tensors)]).encode()
     at = _aligned(_LENGTH.size + len(head))
     places = []
     for tensor in tensors:
@@ -158,50 +153,16 @@ def loads(block: Tensor) -> Any:
         tree, kinds = json.loads(bytes(block[_LENGTH.size : _LENGTH.size + length].numpy()))
         tensors, at = [], _aligned(_LENGTH.size + length)
         for name, shape in kinds:
-            dtype = _DTYPES[name]
+            dtype = DTYPES[name]
             nbytes = math.prod(shape) * dtype.itemsize
             if at + nbytes > block.numel():
                 raise ValueError("it ends too early")
             tensors.append(block[at : at + nbytes].clone().view(dtype).reshape(shape))
             at = _aligned(at + nbytes)
-        return _tree(tree, tensors)
+        return rebuilt(tree, tensors)
     except (ValueError, KeyError, TypeError, IndexError, RuntimeError, RecursionError, struct.error) as error:
         raise PayloadError(f"not a replica's state: {error}") from error
 
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // 8) * 8
-
-
-def _plain(value: Any, tensors: list[Tensor]) -> Any:
-    """`value` as JSON can hold it, its tensors collected in `tensors`."""
-    if isinstance(value, Tensor):
-        if str(value.dtype).removeprefix("torch.") not in _DTYPES:
-            raise BadInput(f"a replica cannot hold a tensor of {value.dtype}")
-        tensors.append(value)
-        return {"tensor": len(tensors) - 1}
-    if isinstance(value, dict):
-        return {"dict": [[key, _plain(item, tensors)] for key, item in value.items()]}
-    if isinstance(value, tuple):
-        return {"tuple": [_plain(item, tensors) for item in value]}
-    if isinstance(value, list):
-        return [_plain(item, tensors) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise BadInput(f"the state of a model or optimiser holds a {type(value).__name__}, which cannot be sent")
-
-
-def _tree(value: Any, tensors: list[Tensor]) -> Any:
-    """The other way round."""
-    if isinstance(value, list):
-        return [_tree(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    ((kind, held),) = value.items()
-    if kind == "tensor":
-        return tensors[held]
-    if kind == "dict":
-        return {key: _tree(item, tensors) for key, item in held}
-    if kind == "tuple":
-        return tuple(_tree(item, tensors) for item in held)
-    raise ValueError(f"'{kind}' is not known")
