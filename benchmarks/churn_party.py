@@ -38,8 +38,12 @@ class Counting(nn.Module):
         self.network = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 10))
 
 
-def work(folder: str, name: str, workers: int) -> None:
-    """Train until told to leave by SIGTERM; a line of JSON after every committed step."""
+def work(folder: str, name: str, workers: int, options: dict[str, Any]) -> None:
+    """Train until told to leave by SIGTERM; a line of JSON after every committed step.
+
+    Args:
+        options: of `laconic.elastic`.
+    """
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: do not outlive the fork server, even when stopped
     torch.set_num_threads(1)
     told: list[int] = []
@@ -53,14 +57,14 @@ def work(folder: str, name: str, workers: int) -> None:
         print(json.dumps({"ready": time.monotonic()}), file=log)
         job = laconic.elastic(
             model, optimizer, dataset_size=SAMPLES, batch=BATCH, meeting=Path(folder, "meeting"), epochs=10**6,
-            workers=workers,
+            workers=workers, **options,
         )  # fmt: skip
         with job:
             for batch in job.batches():
-                epoch = job.epoch
+                epoch, steps = job.epoch, job.steps
                 loss = nn.functional.cross_entropy(model.network(x[batch]), y[batch]) - model.uses[batch].mean()
                 loss.backward()
-                if job.step():
+                if job.step() and job.steps != steps:
                     line: dict[str, Any] = {"t": time.monotonic(), "step": job.steps, "view": job.view}
                     line |= {"id": job.worker, "members": job.members, "digest": job.digest}
                     if job.epoch != epoch:
@@ -91,8 +95,8 @@ class Worker:
 class Party:
     """All workers of a soak, and everything they report."""
 
-    def __init__(self, folder: Path, size: int) -> None:
-        self.folder, self.size = folder, size
+    def __init__(self, folder: Path, size: int, options: dict[str, Any]) -> None:
+        self.folder, self.size, self.options = folder, size, options
         (folder / "logs").mkdir(parents=True)
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOAD)
@@ -112,7 +116,8 @@ class Party:
         """One worker more."""
         self._started += 1
         name = f"worker{self._started}"
-        process = self.context.Process(target=work, args=(str(self.folder), name, self.size), daemon=True)
+        about = (str(self.folder), name, self.size, self.options)
+        process = self.context.Process(target=work, args=about, daemon=True)
         process.start()
         worker = Worker(name, process, self.folder / "logs" / name, time.monotonic())
         self.workers.append(worker)

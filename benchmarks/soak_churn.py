@@ -51,8 +51,8 @@ class Recovery:
 class Soak:
     """A seeded series of faults."""
 
-    def __init__(self, folder: Path, size: int, seed: int) -> None:
-        self.party, self.size = Party(folder, size), size
+    def __init__(self, folder: Path, size: int, seed: int, **options: Any) -> None:
+        self.party, self.size = Party(folder, size, options), size
         self.random = random.Random(seed)
         self.recoveries: list[Recovery] = []
         self.faults: collections.Counter[str] = collections.Counter()
@@ -185,10 +185,10 @@ class Soak:
         )
 
 
-def soak(kills: int, seed: int, size: int = 4, limit_s: float = 3600.0) -> dict[str, Any]:
-    """Run a soak in a folder of its own, which is removed when all is well."""
+def soak(kills: int, seed: int, size: int = 4, limit_s: float = 3600.0, **options: Any) -> dict[str, Any]:
+    """Run a soak, with `options` of `laconic.elastic`, in a folder of its own, which is removed when all is well."""
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
-    running = Soak(folder, size, seed)
+    running = Soak(folder, size, seed, **options)
     try:
         running.run(kills, limit_s)
         found = verdict(running)
@@ -204,15 +204,17 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--codec", default="none", help="gradients travel through it")
     parser.add_argument("--limit", type=float, default=7200.0, help="seconds")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    found = soak(options.kills, options.seed, options.workers, options.limit)
+    trained = {"codec": options.codec}
+    found = soak(options.kills, options.seed, options.workers, options.limit, **trained)
     print(report(found))
     if options.output is not None:
         from laconic.lab.codec_bench import environment  # not for the workers: they start quicker without it
 
-        setting = {"kills": options.kills, "seed": options.seed, "workers": options.workers}
+        setting = {"kills": options.kills, "seed": options.seed, "workers": options.workers, **trained}
         load = {"load_average_at_the_end": os.getloadavg(), "nice": os.nice(0)}
         whole = {"environment": environment(), **load, "setting": setting, "peers_s": PEERS, **found}
         options.output.write_text(json.dumps(whole, indent=1) + "\n")

@@ -1,6 +1,7 @@
 """Synchronous training that goes on when workers come, go, stop or are killed, the coordinator included.
 
 `job` is what users see. Below it: `meeting` (the folder where workers meet, and the numbered views that
-fence zombies), `messages` and `line` (what members say, and how), `group` (who is in, and one model for all of them),
-`samples` (every sample of an epoch once), `deadline` (how long to wait), `replica` (the model as one block of bytes).
+fence zombies), `messages` and `line` (what members say, and how), `membership` (who is in, and one model for all of
+them), `group` (a step that all or none have made), `wire` and `coded` (how what they agree on travels), `samples` (every
+sample of an epoch once), `deadline` (how long to wait), `replica` (the model as one block of bytes).
 """

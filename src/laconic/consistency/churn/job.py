@@ -14,16 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from laconic.codecs import Codec
 from laconic.consistency.base import StepRecord
+from laconic.consistency.churn.coded import Coded
 from laconic.consistency.churn.deadline import Deadline
 from laconic.consistency.churn.group import Group
 from laconic.consistency.churn.joining import Fenced, Finished
 from laconic.consistency.churn.mean import Mean
 from laconic.consistency.churn.meeting import Meeting
-from laconic.consistency.churn.messages import values_of
 from laconic.consistency.churn.replica import Replica
 from laconic.consistency.churn.samples import SampleLedger
+from laconic.consistency.churn.wire import Exact, Wire
 from laconic.errors import BadInput
+from laconic.exchange.policy import Exemptions, flat_codec
 
 
 class ElasticJob:
@@ -38,16 +41,16 @@ class ElasticJob:
     KEPT = 10_000
 
     def __init__(
-        self, replica: Replica, meeting: Meeting, deadline: Deadline, epochs: int, **options: Any
+        self, replica: Replica, meeting: Meeting, wire: Wire, deadline: Deadline, epochs: int, **options: Any
     ) -> None:
         self._replica, self._epochs, self._options = replica, epochs, options
         self._meeting, self._deadline = meeting, deadline
         self.finished, self.rejoined = False, 0
         self.records: list[StepRecord] = []
         self._group: Group | None = None
+        self._wire = wire
         with contextlib.suppress(Finished):
-            self._group = Group(meeting, replica, deadline, **options)
-            self._gradient = self._group.gradient_buffer()
+            self._group = Group(meeting, replica, wire, deadline, **options)
 
     # what a training loop needs
 
@@ -63,15 +66,17 @@ class ElasticJob:
             group = self._group
             while (mean := group.missed()) is not None:
                 self._commit(mean)
+            if group.changed:
+                continue
             if self._replica.ledger.epoch >= self._epochs:
                 self.finished = group.finish()
                 continue
-            share = self._replica.ledger.shares(len(group.view.ids))[group.place]
+            shares = self._replica.ledger.shares(len(group.view.ids))
+            share = shares[group.place]
+            self._samples, self._of_all = len(share), sum(map(len, shares))
             if len(share):
-                self._samples = len(share)
                 yield share
             else:
-                self._samples = 0
                 self.step()
 
     def step(self) -> bool:
@@ -84,15 +89,15 @@ class ElasticJob:
         if group is None:
             raise BadInput("step() belongs into the loop over batches()")
         begun, sent = time.perf_counter(), group.sent_nbytes
-        self._replica.weights.gradients(values_of(self._gradient))
-        mean = group.agree(self._gradient, self._samples)
+        self._replica.weights.gradients(self._wire.values)
+        mean = group.agree(self._samples, self._of_all)
         if mean is None:
             self._replica.forget_gradients()
-            self._gradient = group.gradient_buffer()  # the old one may still be on its way
+            self._wire.renew()  # the old one may still be on its way
             return False
         waited = time.perf_counter() - begun
         if self._options["drop_slowest"]:
-            self._gradient = group.gradient_buffer()  # a dropped one may still be on its way
+            self._wire.renew()  # a dropped one may still be on its way
         number, rejoined = group.step, self.rejoined
         if not self._commit(mean):
             self._settle()
@@ -120,6 +125,9 @@ class ElasticJob:
         """Apply a step; False when it is not known whether anybody else has."""
         group = self._present()
         self._replica.apply(mean.values, len(group.view.ids), mean.included)
+        if self._replica.coded_numel:
+            self._replica.included = tuple(group.view.ids[place] for place in mean.included)
+        self._wire.committed(group.place in mean.included)
         return group.commit()
 
     def _settle(self) -> bool:
@@ -207,6 +215,7 @@ def elastic(
     drop_slowest: int = 0,
     patience_s: float = 5.0,
     silence_s: float = 1.5,
+    codec: str | Codec = "none",
 ) -> ElasticJob:
     """Train together with whoever meets in `meeting`, through every loss of a worker; blocks until this one is in.
 
@@ -231,9 +240,12 @@ def elastic(
         patience_s: how long to wait for a worker before the deadline is learned from past steps, and at least for a
             newcomer's first gradient; longer than a step takes.
         silence_s: after so long without a heartbeat a connection counts as broken, whatever steps take.
+        codec: a spec such as "dynamic8", through which gradients travel both ways, with error feedback; biases, norms
+            and parameters of fewer than 1,024 values stay float32. All workers go on with the same decoded mean.
 
     Raises:
-        BadInput: a value out of range, or the job in `meeting` trains something else.
+        BadInput: a value out of range, a codec for matrices, or the job in `meeting` trains something else.
+        PayloadError: from `step`: what the coordinator sent cannot be read.
         PeerLost: everyone who had the model is gone.
 
     >>> import tempfile
@@ -255,6 +267,15 @@ def elastic(
     if epochs < 0 or workers < 1 or drop_slowest < 0 or silence_s <= 0:
         text = f"{epochs}, {workers}, {drop_slowest} and {silence_s}"
         raise BadInput(f"elastic needs epochs ≥ 0, workers ≥ 1, drop_slowest ≥ 0 and silence_s > 0, got {text}")
-    replica = Replica(model, optimizer, SampleLedger(dataset_size, batch, seed), scheduler)
+    if codec == "auto":
+        raise BadInput("codec 'auto' chooses for all-reduces, which elastic does not use; name a codec")
+    built = flat_codec(codec)
+    ledger = SampleLedger(dataset_size, batch, seed)
+    if built.name == "none":
+        replica = Replica(model, optimizer, ledger, scheduler)
+        wire: Wire = Exact(replica.numel)
+    else:
+        replica = Replica(model, optimizer, ledger, scheduler, exempt=Exemptions(), terms=f", through {built}")
+        wire = Coded(built, replica.coded_numel, replica.numel)
     options = {"drop_slowest": drop_slowest, "workers": workers, "silence_s": silence_s}
-    return ElasticJob(replica, Meeting(meeting), Deadline(patience_s), epochs, **options)
+    return ElasticJob(replica, Meeting(meeting), wire, Deadline(patience_s), epochs, **options)

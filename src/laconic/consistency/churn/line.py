@@ -10,11 +10,11 @@ import contextlib
 import os
 import time
 
-import torch
 from torch import Tensor
 
 from laconic.consistency.churn.meeting import Meeting, View, event
 from laconic.consistency.churn.messages import Kind, Message, pack, unpack
+from laconic.consistency.churn.wire import Offer
 from laconic.errors import CollectiveTimeout, PayloadError, PeerLost
 from laconic.transports.zeromq import ZmqTransport
 from laconic.transports.zeromq_keys import is_loopback, read_key
@@ -207,12 +207,12 @@ class Line:
                 self._note(message)
                 return message
 
-    def gradients_of(self, step: int, numel: int) -> dict[int, tuple[int, Tensor]]:
-        """The gradients of a step that have come so far: over how many samples, and the values, by member."""
+    def offers_for(self, step: int) -> dict[int, Offer]:
+        """What members have offered for a step so far."""
         return {
-            member: (message.detail, message.body.view(torch.float32))
+            member: Offer(member, message.detail, message.body)
             for member, message in self._gradients.items()
-            if message.step == step and message.body.numel() == 4 * numel
+            if message.step == step
         }
 
     def _note(self, message: Message) -> None:

@@ -19,6 +19,7 @@ _HEADER = struct.Struct("<4sBBHIqQ4x")  # magic, kind, flag, version, view, step
 HEADER_NBYTES = _HEADER.size
 _MAGIC = b"LacE"
 _VERSION = 1
+MAX_MEMBERS = 64  # bits of a message's `detail`
 
 
 class Kind(IntEnum):
@@ -30,7 +31,7 @@ class Kind(IntEnum):
     START = 4  # C: the view begins at `step`; flag: train (else wait for more); detail: a bit for each who gets a STATE
     FETCH = 5  # C: send me your state
     STATE = 6  # body: a replica after `step` steps
-    GRADIENT = 7  # M: body: the mean gradient over `detail` samples
+    GRADIENT = 7  # M: body: the mean gradient over `detail` samples, or whatever members agree on (`wire.py`)
     MEAN = 8  # C: body: the mean of all; detail: one bit for each member whose gradient is in it
     HELD = 9  # M: the weights after `step` steps are here too; to all when they came as a STATE
     BUSY = 10  # to all, in any view: flag: no step from me for a while (else: again)

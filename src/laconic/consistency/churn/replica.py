@@ -23,6 +23,7 @@ from laconic.consistency.base import FlatWeights, trained_parameters
 from laconic.consistency.churn.samples import SampleLedger
 from laconic.consistency.tree import DTYPES, kinds_of, plain, rebuilt
 from laconic.errors import PayloadError
+from laconic.exchange.policy import Exemptions
 
 _LENGTH = struct.Struct("<Q")
 
@@ -32,16 +33,38 @@ class Replica:
 
     Args:
         scheduler: stepped after every committed step.
+        exempt: the parameters that no codec touches, which then come last in `weights`; None: there is no codec.
+        terms: what else must be equal on all workers, as the end of `signature`.
 
     Raises:
         BadInput: parameters that are not float32 on the CPU, or not the model's.
+
+    Attributes:
+        weights: the trained parameters.
+        coded_numel: how many of the weights, from the first, a codec may touch.
+        included: the numbers of the workers whose vectors are in the last step; only kept where there is a codec.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, ledger: SampleLedger, scheduler: Any = None
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        ledger: SampleLedger,
+        scheduler: Any = None,
+        *,
+        exempt: Exemptions | None = None,
+        terms: str = "",
     ) -> None:
         self.model, self.optimizer, self.ledger, self.scheduler = model, optimizer, ledger, scheduler
-        self.weights = FlatWeights(trained_parameters(model, optimizer))
+        self.included: tuple[int, ...] = ()
+        self._terms = terms
+        trained, self.coded_numel = trained_parameters(model, optimizer), 0
+        if exempt is not None:
+            names = {id(parameter): name for name, parameter in model.named_parameters()}
+            spared = {id(parameter): exempt.covers(names[id(parameter)], parameter) for parameter in trained}
+            trained.sort(key=lambda parameter: spared[id(parameter)])
+            self.coded_numel = sum(parameter.numel() for parameter in trained if not spared[id(parameter)])
+        self.weights = FlatWeights(trained)
 
     @property
     def numel(self) -> int:
@@ -56,7 +79,7 @@ class Replica:
         kind, ledger = type(self.optimizer).__name__, self.ledger
         crc = zlib.crc32(json.dumps(shapes).encode())
         data = f"{ledger.samples} samples in batches of {ledger.batch} by seed {ledger.seed}"
-        return f"{self.numel} parameters ({crc:08x}) by {kind}, {data}"
+        return f"{self.numel} parameters ({crc:08x}) by {kind}, {data}{self._terms}"
 
     @property
     def digest(self) -> int:
@@ -82,6 +105,7 @@ class Replica:
     def save(self) -> Tensor:
         """Everything, as one uint8 tensor."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
+        extra = {"included": list(self.included)} if self.included else {}
         return dumps(
             {
                 "weights": self.weights.values,
@@ -90,6 +114,7 @@ class Replica:
                 "optimizer": self.optimizer.state_dict(),
                 "scheduler": scheduler,
                 "ledger": self.ledger.state(),
+                **extra,
             }
         )
 
@@ -112,6 +137,7 @@ class Replica:
         if self.scheduler is not None and state["scheduler"] is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         self.ledger.load(state["ledger"])
+        self.included = tuple(int(member) for member in state.get("included", ()))
 
     def _is_trained(self, parameter: Tensor) -> bool:
         return any(parameter is each for each in self.weights.parameters)
