@@ -26,11 +26,11 @@ demo: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
 	@$(BIN)/laconic demo
 
-# Two files at a time: tests of real processes mostly wait, those of codecs compute. MPI's ranks wait by spinning, and
-# would hold up whatever runs beside them.
+# Three files at a time on two cores: tests of real processes mostly wait, those of codecs compute. MPI's ranks wait by
+# spinning, and would hold up whatever runs beside them.
 test: check
 	@mkdir -p $(TMPDIR)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not alone'
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m 'not slow and not alone'
 	$(BIN)/python -m pytest -m 'alone and not slow'
 
 slow: $(VENV)/ready
@@ -54,7 +54,7 @@ bench: $(VENV)/ready
 
 docs: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
-	$(BIN)/python -m pytest tests/test_docs.py
+	$(BIN)/python -m pytest tests/docs
 
 clean:
 	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info

@@ -1,0 +1,16 @@
+"""The pages whose examples are run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """Every block of a language: the name of its page, and what is in it."""
+    fenced = re.compile(rf"^```{language}\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    return [(page.name, block) for page in PAGES for block in fenced.findall(page.read_text())]

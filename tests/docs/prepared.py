@@ -1,0 +1,118 @@
+"""A Python that has imported what examples import, and forks for each script: nine seconds of imports are paid once.
+
+Run as a program it reads a line of JSON for each script, {"script", "folder", "timeout_s"}, and answers with one:
+{"code", "said"}. Callers: the tests of this folder, through `PreparedPython`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import types
+from pathlib import Path
+from typing import NoReturn
+
+
+class PreparedPython:
+    """Runs scripts, each in a process of its own; a context manager."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, script: Path, timeout_s: float = 100.0) -> tuple[int, str]:
+        """The exit code and all that the script said, run in its own folder."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        task = {"script": str(script), "folder": str(script.parent), "timeout_s": timeout_s}
+        self._process.stdin.write(json.dumps(task) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        return answer["code"], answer["said"]
+
+    def __enter__(self) -> PreparedPython:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+
+
+def _serve() -> None:
+    import numba  # noqa: F401
+    import torch._dynamo  # noqa: F401  what the first optimiser imports
+
+    import laconic.consistency.distribute
+    import laconic.exchange.state  # noqa: F401
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # nothing but answers goes there
+    for line in sys.stdin:
+        task = json.loads(line)
+        said = Path(task["folder"]) / "said.txt"
+        child = os.fork()
+        if child == 0:
+            _become(task["script"], task["folder"], said)
+        answers.write(json.dumps({"code": _wait(child, task["timeout_s"]), "said": said.read_text()}) + "\n")
+        answers.flush()
+
+
+def _become(script: str, folder: str, said: Path) -> NoReturn:
+    """Be the process that runs this script."""
+    code = 1
+    os.setsid()
+    descriptor = os.open(said, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.chdir(folder)
+    main = types.ModuleType("__main__")
+    main.__file__ = script
+    sys.modules["__main__"] = main
+    sys.argv = [script]
+    sys.path[0] = folder
+    try:
+        exec(compile(Path(script).read_text(), script, "exec"), main.__dict__)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    """End as an interpreter does, but for what the parent has registered."""
+    import multiprocessing.util
+
+    with contextlib.suppress(Exception):
+        multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _wait(child: int, timeout_s: float) -> int:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return -int(signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _serve()

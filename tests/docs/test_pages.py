@@ -1,0 +1,26 @@
+"""Links lead somewhere, and figures come from files that are there."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import PAGES, ROOT
+
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_figures_in_the_docs_come_from_a_file() -> None:
+    """Benchmark tables name the JSON they were made from, and it is there."""
+    named = re.findall(r"benchmarks/results/[\w.-]+\.json", "\n".join(page.read_text() for page in PAGES))
+    for name in set(named):
+        assert json.loads((ROOT / name).read_text())

@@ -1,0 +1,60 @@
+"""Every ```python block of the pages, and every example script, is a whole script: it runs alone, as one rank."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import EXAMPLES, blocks
+from tests.docs.prepared import PreparedPython
+
+
+@pytest.fixture(scope="module")
+def python() -> Iterator[PreparedPython]:
+    with PreparedPython() as prepared:
+        yield prepared
+
+
+@pytest.mark.parametrize(("page", "code"), blocks("python"))
+def test_python_blocks_run(page: str, code: str, tmp_path: Path, python: PreparedPython) -> None:
+    script = tmp_path / "example.py"
+    script.write_text(code)
+    returned, said = python.run(script)
+    assert returned == 0, said
+
+
+def test_a_script_that_fails_is_noticed(tmp_path: Path, python: PreparedPython) -> None:
+    script = tmp_path / "example.py"
+    script.write_text("print('before')\nraise ValueError('on purpose')\n")
+    returned, said = python.run(script)
+    assert returned == 1
+    assert "before" in said
+    assert "on purpose" in said
+    script.write_text("import time\ntime.sleep(60)\n")
+    assert python.run(script, timeout_s=0.2)[0] == -9
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(path, marks=[] if path.name == "ddp_one_line.py" else pytest.mark.slow) for path in EXAMPLES],
+    ids=lambda path: path.name,
+)
+def test_examples_run_under_torchrun(example: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(example)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_examples_run_alone(example: Path, tmp_path: Path, python: PreparedPython) -> None:
+    script = tmp_path / example.name
+    script.write_text(example.read_text())
+    returned, said = python.run(script)
+    assert returned == 0, said
