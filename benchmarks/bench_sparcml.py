@@ -74,6 +74,7 @@ class Plan:
         evaluates: whether the test accuracy is taken after each block.
         exchanges: of the gradient alone, after each block.
         batch: of all workers together.
+        rate: the learning rate at the beginning, which falls linearly to zero.
         rate_bps: what the link is told to carry, for choosing between exchanges of one round and of two.
     """
 
@@ -85,6 +86,7 @@ class Plan:
     batch: int
     target: float
     seed: int
+    rate: float
     rate_bps: float | None
 
 
@@ -112,7 +114,9 @@ class Runner:
 
     def __init__(self, name: str, plan: Plan, world: World) -> None:
         epochs = -(-plan.steps // (60_000 // plan.batch + 1))
-        workload = replace(get("mnist-mlp"), optimizer=momentum_sgd, learning_rate=0.1, batch=plan.batch, epochs=epochs)
+        workload = replace(
+            get("mnist-mlp"), optimizer=momentum_sgd, learning_rate=plan.rate, batch=plan.batch, epochs=epochs
+        )
         self.task: Task = workload.prepare(plan.seed)
         self.name, self.plan, self.world = name, plan, world
         chosen = configuration(SINGLE if name == FLOOR else name, world.world_size)
@@ -300,7 +304,9 @@ def _factors(row: dict[str, Any], base: str) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--links", default="1gbit=40,100mbit=24,20mbit=12", help="each with the steps that are timed")
+    parser.add_argument(
+        "--links", default="1gbit=40,100mbit=24,20mbit=12", help="each with its timed steps; none: accuracy alone"
+    )
     parser.add_argument("--steps", type=int, default=590, help="of training for the accuracy; 118 are an epoch")
     parser.add_argument("--hosts", type=int, default=8)
     parser.add_argument("--batch", type=int, default=64, help="per worker")
@@ -309,6 +315,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--exchanges", type=int, default=3, help="of the gradient alone, after each turn")
     parser.add_argument("--target", type=float, default=0.95, help="test accuracy")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rate", type=float, default=0.1, help="learning rate at the beginning")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds, per link")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     return parser.parse_args()
@@ -325,10 +332,10 @@ def parsed(part: str) -> tuple[str, int]:
 
 def main() -> int:
     options = arguments()
-    rest = options.hosts * options.batch, options.target, options.seed
+    rest = options.hosts * options.batch, options.target, options.seed, options.rate
     try:
         fetch("mnist")
-        links = [parsed(part) for part in options.links.split(",")]
+        links = [] if options.links == "none" else [parsed(part) for part in options.links.split(",")]
         block = max(2, -(-options.steps // options.evaluations))
         plan = Plan((FP32, OURS), options.steps, block, True, 0, *rest, None)
         learnt = measure("unlimited", options.hosts, plan, options.timeout)
