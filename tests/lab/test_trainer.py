@@ -129,7 +129,9 @@ def test_stopped_on_request_and_resumed_with_a_broken_checkpoint(
         done = resume(folder)
     assert done is not None
     assert done.record.trials[0].weights_sha256 == uninterrupted.weights_sha256
-    assert done.record.interruptions[-1].step == steps[-2]
+    (told,) = done.record.interruptions
+    assert "stopped on request" in told.what
+    assert (told.step, told.lost) == (steps[-1], steps[-1] - steps[-2])
 
 
 def test_names_of_configurations() -> None:

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from laconic.errors import BadInput
+from laconic.lab.elastic_run import train_elastic
 from laconic.lab.progress import say
 from laconic.lab.report import words
 from laconic.lab.summary import results
@@ -26,6 +27,7 @@ def train(
     codec: Annotated[str, typer.Option(help="What is sent: a codec spec, none or auto.")] = "none",
     algorithm: Annotated[str, typer.Option(help="To whom: auto, gather or an all-reduce algorithm.")] = "auto",
     consistency: Annotated[str, typer.Option(help="When workers agree, such as local(8).")] = "sync",
+    elastic: Annotated[bool, typer.Option("--elastic", help="Train on when workers die, and replace them.")] = False,
     link: Annotated[str | None, typer.Option(help="Emulate links of this speed: 1gbit, 100mbit (root).")] = None,
     hosts: Annotated[int | None, typer.Option(help="Emulated hosts; default: one a worker.")] = None,
     seed: Annotated[int, typer.Option(help="Of weights, data order and dropout.")] = 0,
@@ -44,7 +46,7 @@ def train(
     elif workload is None:
         raise BadInput(f"name a workload ({', '.join(names())}), or --resume a run")
     else:
-        done = start(
+        done = (train_elastic if elastic else start)(
             workload, workers, codec=codec, algorithm=algorithm, consistency=consistency, link=link, hosts=hosts,
             seed=seed, epochs=epochs, tuning_runs=tuning_runs, runs=runs,
             command=shlex.join(["laconic", *sys.argv[1:]]),

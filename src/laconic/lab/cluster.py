@@ -169,6 +169,14 @@ class Cluster:
         self._jobs.append(job)
         return job
 
+    def start_on(self, host: int, function: Callable[..., T], args: tuple[Any, ...] = ()) -> LocalJob[T]:
+        """Start `function(*args)` in one process on one host; it finds the others by itself."""
+        if not self._descriptors:
+            raise BadInput("the cluster is not open; use it in a with statement")
+        job = LocalJob(1, function, args, hosts=[self._host(host)])
+        self._jobs.append(job)
+        return job
+
     def run(
         self,
         function: Callable[..., T],

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import BadInput, LaconicError
+from laconic.lab import metrics
 from laconic.lab.claims import make_claims
 from laconic.lab.configurations import configuration
+from laconic.lab.interruptions import first_line
 from laconic.lab.jobs import is_launched
 from laconic.lab.lint import lint
 from laconic.lab.progress import Progress
@@ -133,14 +135,11 @@ def _trial(
         with Progress(folder, label, steps_of(record), lines=False):
             trial = place.run(plan).trial
     except LaconicError as error:
-        return failed_trial(chosen.name, seed, order, _last_sentence(error))
+        reached = metrics.last_step(folder, order)
+        where = "" if reached is None else f" (after step {reached} of {steps_of(record)})"
+        return failed_trial(chosen.name, seed, order, first_line(error) + where)
     assert trial is not None  # nobody asks a comparison's workers to stop
     return trial
-
-
-def _last_sentence(error: LaconicError) -> str:
-    """What went wrong, without the traceback: its first line."""
-    return str(error).strip().splitlines()[0]
 
 
 def _spoken(trial: Trial) -> str:

@@ -49,7 +49,7 @@ class Control:
         self._last_s = time.monotonic()
 
     def _decide(self, step: int) -> None:
-        stop = os.path.exists(self._folder / "request")
+        stop = is_stop_requested(self._folder.parent)
         if not stop and time.monotonic() - self._last_s < self._checkpoint_s:
             return
         self._decided = step
@@ -64,6 +64,11 @@ def request_stop(folder: Path) -> None:
     with contextlib.suppress(OSError):
         (folder / "control").mkdir(parents=True, exist_ok=True)
         (folder / "control" / "request").touch()
+
+
+def is_stop_requested(folder: Path) -> bool:
+    """Whether somebody has asked the ranks that train into `folder` to end."""
+    return os.path.exists(folder / "control" / "request")
 
 
 def forget(folder: Path) -> None:

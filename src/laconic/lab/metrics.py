@@ -77,3 +77,10 @@ def read(folder: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
         return
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error}") from error
+
+
+def last_step(folder: str | os.PathLike[str], trial: int = 0, skip: int = 0) -> int | None:
+    """The newest step of a trial that a line tells of, after the first `skip` lines; None where there is none."""
+    lines = list(read(folder))[skip:]
+    steps = [line["step"] for line in lines if line.get("trial") == trial and isinstance(line.get("step"), int)]
+    return steps[-1] if steps else None

@@ -62,6 +62,13 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
+    def note(self, line: str) -> None:
+        """Print a sentence without disturbing the bar."""
+        if self._bar is not None:
+            self._bar.console.print(line, highlight=False, markup=False)
+        else:
+            say(line)
+
     def _follow(self) -> None:
         while True:
             last = self._ended.wait(_EVERY_S)

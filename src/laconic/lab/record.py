@@ -86,13 +86,22 @@ class LinkSetting:
 
 @dataclass(frozen=True)
 class Interruption:
-    """The run stopped and went on, or lost a worker; `lost` is the number of steps done again."""
+    """The run stopped, or lost a worker.
+
+    Attributes:
+        when: the time, UTC.
+        step: how many steps had been made, as far as that is known.
+        rank: who failed or was lost.
+        lost: how many of the steps have to be made again.
+        ended: the whole run ended here and had to be resumed; False when it went on by itself.
+    """
 
     when: str
     step: int | None
     rank: int | None
     what: str
     lost: int = 0
+    ended: bool = True
 
 
 @dataclass(frozen=True)
@@ -219,7 +228,7 @@ class Finding:
 
 @dataclass
 class Record:
-    """The whole run."""
+    """The whole run. `starts`: how often it was begun or resumed."""
 
     kind: Literal["train", "compare"]
     id: str
@@ -233,6 +242,7 @@ class Record:
     link: LinkSetting = field(default_factory=LinkSetting)
     tuning_runs: int | None = None
     finished: bool = False
+    starts: int = 1
     interruptions: list[Interruption] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)

@@ -11,7 +11,6 @@ import signal
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,15 @@ import torch
 
 from laconic.errors import BadInput
 from laconic.exchange.collectives import broadcast
-from laconic.lab import checkpoint, control, metrics
+from laconic.lab import checkpoint, control, interruptions, metrics
 from laconic.lab.configurations import PEERS, SINGLE, configuration
 from laconic.lab.jobs import launched_rank
 from laconic.lab.lint import lint
 from laconic.lab.progress import Progress
-from laconic.lab.record import Configuration, Interruption, Record, environment, make_id
+from laconic.lab.record import Configuration, Record, environment, make_id
 from laconic.lab.record import Workload as RecordedWorkload
 from laconic.lab.report import write_report
-from laconic.lab.trainer import CLOCK, TIMEOUT_S, Ended, Plan
+from laconic.lab.trainer import CLOCK, TIMEOUT_S, Plan
 from laconic.lab.workers import Workers, ruler
 from laconic.lab.workloads import Workload, get
 from laconic.transports.launcher import RankFailed
@@ -99,6 +98,10 @@ def resume(folder: Path, workload: str | None = None) -> Finished | None:
         raise BadInput(f"{folder} is finished; start another run, or look at {folder / 'report.html'}")
     if workload is not None and workload != record.workload.name:
         raise BadInput(f"{folder} trains {record.workload.name}, not {workload}")
+    from laconic.lab.elastic_run import is_elastic, resume_elastic
+
+    if is_elastic(record):
+        return resume_elastic(folder, record)
     (chosen,) = record.configurations
     link = record.link
     with Workers(chosen.workers, link.spec, link.hosts if link.emulated else None) as place:
@@ -115,31 +118,37 @@ def _train(
     if record is not None:
         control.forget(folder)
         if stored is not None:
-            _note_interruption(record, folder, step or 0)
+            interruptions.note_resumption(record, folder, step or 0)
             record.save(folder)
     plan = Plan(source.workload.name, chosen, int(chosen.options["seed"]), int(source.workload.epochs),
                 folder=str(folder), keeps=True, resume=step)  # fmt: skip
     if record is None:
         place.run(plan)
         return None
-    steps = steps_of(record)
+    steps, known = steps_of(record), len(list(metrics.read(folder)))
     label = f"{plan.workload}, {chosen.name}, {chosen.workers} workers"
-    with Progress(folder, label, steps), _stopping(folder):
-        try:
+    try:
+        with Progress(folder, label, steps), stopping(folder):
             ended = place.run(plan)
-        except RankFailed as error:
-            raise RankFailed(f"{error}; go on with: laconic train --resume {folder}") from error
-    _finish(record, folder, ended)
+    except (RankFailed, RuntimeError) as error:
+        reached = metrics.last_step(folder, skip=known)
+        saved = checkpoint.newest(folder / "checkpoints", chosen.workers)
+        record.interruptions.append(interruptions.failure(error, reached, saved))
+        conclude(record, folder)
+        if isinstance(error, RankFailed):
+            raise RankFailed(f"{error}; go on with: laconic train --resume {folder}", error.rank) from error
+        raise
+    if ended.trial is None:
+        record.interruptions.append(interruptions.stopped(ended.step))
+    else:
+        record.trials = [replace(ended.trial, events=interruptions.marks(ended.trial, record.interruptions))]
+        record.finished = True
+    conclude(record, folder)
     return Finished(folder, record, ended.step, steps)
 
 
-def _finish(record: Record, folder: Path, ended: Ended) -> None:
-    """Complete the record and write its report."""
-    if ended.trial is None:
-        record.interruptions.append(Interruption(_now(), ended.step, None, "stopped on request, after a checkpoint"))
-    else:
-        record.trials = [ended.trial]
-        record.finished = True
+def conclude(record: Record, folder: Path) -> None:
+    """Save what the record has come to, with its lint and its report."""
     record.lint = lint(record)
     record.save(folder)
     write_report(record, folder)
@@ -147,7 +156,7 @@ def _finish(record: Record, folder: Path, ended: Ended) -> None:
 
 
 @contextlib.contextmanager
-def _stopping(folder: Path) -> Iterator[None]:
+def stopping(folder: Path) -> Iterator[None]:
     """The first Ctrl-C (or SIGTERM) asks the workers for a checkpoint and their end; the second ends them at once."""
     asked = False
 
@@ -167,16 +176,6 @@ def _stopping(folder: Path) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _note_interruption(record: Record, folder: Path, step: int) -> None:
-    """Say in the record that the run was cut off, unless it was stopped on request."""
-    if record.interruptions and record.interruptions[-1].step == step:
-        return
-    reached = [int(line["step"]) for line in metrics.read(folder) if isinstance(line.get("step"), int)]
-    lost = max(0, max(reached, default=0) - step)
-    what = f"cut off; resumed from the checkpoint at step {step}" if step else "cut off before its first checkpoint"
-    record.interruptions.append(Interruption(_now(), step, None, what, lost))
 
 
 def _shared_folder(folder: Path | None, world: World) -> Path:
@@ -214,7 +213,7 @@ def new_record(
     return Record(
         kind=kind,
         id=make_id(workload.slug, runs),
-        created=_now(),
+        created=interruptions.now(),
         command=command,
         workload=described,
         scaling="strong" if workers > 1 else "none",
@@ -241,10 +240,6 @@ def steps_of(record: Record) -> int:
     """Steps of a training of the record's workload; the same for any number of workers, as the batch is divided."""
     batch = get(record.workload.name).batch
     return int(record.workload.epochs) * -(-record.workload.train_samples // batch)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def show_warnings_as_sentences() -> None:

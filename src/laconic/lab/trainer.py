@@ -94,9 +94,7 @@ class Ended:
 def run_rank(plan: Plan) -> Ended:
     """Train on this rank, from the beginning or a checkpoint, to the end or to a request to stop."""
     _listen(plan)
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    compute_repeatably()
     own_group = plan.configuration.kind == "peer" and not dist.is_initialized()
     if own_group:
         dist.init_process_group("gloo")
@@ -128,7 +126,7 @@ class Training:
         self.plan, self.world = plan, world
         self.workload = plan.build()
         self.folder = Path(plan.folder) if plan.folder is not None else None
-        _load_software(self.workload)
+        load_software(self.workload)
         self._warm_up()
         barrier(group=world)
         begun = time.perf_counter()
@@ -140,7 +138,6 @@ class Training:
         self.step = 0
         self.rows: list[list[float]] = []
         self.evaluations: list[Evaluation] = []
-        self.resumed: list[int] = []
         self._shown_s = 0.0
 
     def _trainee(self, model: nn.Module) -> Trainee:
@@ -232,14 +229,7 @@ class Training:
         return [ended - begun, compute, encode, wait, decode, sent, float(loss.detach())]
 
     def _interface_nbytes(self) -> int:
-        """What this rank's network interface has sent so far, as the kernel counts it, headers included."""
-        if self.plan.counted_by != "interface":
-            return 0
-        for line in Path("/proc/self/net/dev").read_text().splitlines():
-            name, _, counters = line.partition(":")
-            if name.strip() == INTERFACE:
-                return int(counters.split()[8])
-        raise BadInput(f"there is no interface {INTERFACE}: this rank is not on an emulated host")
+        return interface_nbytes() if self.plan.counted_by == "interface" else 0
 
     def _evaluate(self, metrics: Metrics | None) -> None:
         """Rank 0 tests the model; the others wait for it, with the clock at rest."""
@@ -273,7 +263,6 @@ class Training:
             "optimizer": self.trainee.optimizer.state_dict(), "random": torch.get_rng_state(),
             "rows": torch.tensor(self.rows, dtype=torch.float64).reshape(-1, len(COLUMNS)),
             "evaluations": [each.as_tuple() for each in self.evaluations], "loading_s": self.loading_s,
-            "resumed": self.resumed,
         })  # fmt: skip
         control.saved()
         return self.step
@@ -287,7 +276,6 @@ class Training:
         self.step, self.rows = kept["step"], kept["rows"].tolist()
         self.evaluations = [Evaluation(*each) for each in kept["evaluations"]]
         self.loading_s += kept["loading_s"]  # reading the data again is part of what the training took
-        self.resumed = [*kept["resumed"], step]
 
     def _trial(self) -> Trial | None:
         """What all ranks measured, as one trial; on rank 0."""
@@ -303,7 +291,7 @@ class Training:
         layers = layers_of(self.plan.configuration, self.trainee, counted, size) if size > 1 else []
         return assemble(
             self.plan.configuration, self.plan.seed, self.plan.order, figures, float(scalars[:, 0].max()),
-            evaluations=self.evaluations, layers=layers, resumed=self.resumed, world_size=size,
+            evaluations=self.evaluations, layers=layers, world_size=size,
             samples_per_step=len(self.task.data.train) / self.steps_per_epoch,
             sent_by_formula=sum(layer.sent_nbytes for layer in layers) if formula else None,
             parameters=sum(p.numel() for p in self.trainee.module.parameters()),
@@ -342,7 +330,27 @@ def weights_digest(model: nn.Module) -> bytes:
     return digest.digest()
 
 
-def _load_software(workload: Workload) -> None:
+def compute_repeatably() -> None:
+    """One thread, and the same bits every time."""
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def interface_nbytes() -> int:
+    """What this rank's network interface has sent so far, as the kernel counts it, headers included.
+
+    Raises:
+        BadInput: it has none of its own.
+    """
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == INTERFACE:
+            return int(counters.split()[8])
+    raise BadInput(f"there is no interface {INTERFACE}: this rank is not on an emulated host")
+
+
+def load_software(workload: Workload) -> None:
     """Import what reads the data: the clock measures the reading, not the loading of a library."""
     if workload.dataset == "digits" or workload.dataset.startswith("rcv1"):
         import sklearn.datasets  # noqa: F401

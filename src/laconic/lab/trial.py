@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laconic.lab import statistics
-from laconic.lab.record import Breakdown, Configuration, Event, Layer, Point, Trial
+from laconic.lab.record import Breakdown, Configuration, Layer, Point, Trial
 
 COLUMNS = ("seconds", "compute", "encode", "wait", "decode", "sent", "loss")  # of one step, on one rank
 Figures = NDArray[np.float64]  # rank × step × COLUMNS
@@ -43,7 +43,6 @@ def assemble(
     *,
     evaluations: Sequence[Evaluation],
     layers: list[Layer],
-    resumed: Sequence[int],
     world_size: int,
     samples_per_step: float,
     sent_by_formula: float | None,
@@ -95,10 +94,6 @@ def assemble(
         breakdown=breakdown,
         curve=curve,
         layers=layers,
-        events=[
-            Event(float(loading_s + clock[step]), step, None, f"resumed from the checkpoint at step {step}")
-            for step in resumed
-        ],
         weights_sha256=weights_sha256,
         replicas_identical=replicas_identical,
         staleness_mean=None if staleness is None else staleness[0],

@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import forkserver
+from typing import Any, TypeVar
 
 from laconic.errors import BadInput
 from laconic.lab.cluster import Cluster
@@ -18,6 +20,7 @@ from laconic.lab.record import LinkSetting
 from laconic.lab.trainer import Ended, Plan, run_rank
 from laconic.transports.launcher import LONGEST_SOCKET_FOLDER, LocalJob
 
+T = TypeVar("T")
 LONGEST_S = 20 * 86400.0  # about the longest wait poll() takes; ranks notice by themselves when one is gone
 
 
@@ -88,6 +91,12 @@ class Workers:
         with contextlib.ExitStack() as stack:
             stack.callback(job.kill)
             return job.results(LONGEST_S)[0]
+
+    def start_one(self, index: int, function: Callable[..., T], args: tuple[Any, ...]) -> LocalJob[T]:
+        """Start `function(*args)` in a process of its own, where the `index`-th worker belongs."""
+        if self.cluster is None:
+            return LocalJob(1, function, args)
+        return self.cluster.start_on(index * self.hosts // self.count, function, args)
 
 
 def _start_fork_server() -> None:

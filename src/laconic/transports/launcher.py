@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import signal
 import tempfile
 import threading
 import time
@@ -28,20 +29,38 @@ from laconic.transports import namespace
 T = TypeVar("T")
 # The fork server's socket lies in the temporary folder, and a socket's path has at most 107 characters.
 LONGEST_SOCKET_FOLDER = 70
+GRACE_S = 0.2  # when a rank fails, how long to look for one that was killed: the others' errors only follow from that
 
 
 class RankFailed(LaconicError):
-    """A local rank raised, died or ran out of time; carries the first traceback."""
+    """A local rank raised, died or ran out of time; carries the first traceback, and which rank where one is known."""
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
-def _failure(rank: int, outcome: Outcome[Any]) -> LaconicError:
+def ending(exitcode: int | None) -> str:
+    """How a process ended that said nothing.
+
+    >>> ending(-9), ending(3)
+    ('was killed by SIGKILL', 'ended with exit code 3')
+    """
+    if exitcode is not None and exitcode < 0:
+        known = {int(each): each.name for each in signal.Signals}
+        return f"was killed by {known.get(-exitcode, f'signal {-exitcode}')}"
+    return f"ended with exit code {exitcode}"
+
+
+def _failure(outcome: Outcome[Any]) -> LaconicError:
     """The error of a rank as ours: in one sentence when it was meant for the user, else with the rank's traceback."""
+    rank = outcome.rank
     if outcome.error is None:
-        return RankFailed(f"rank {rank} exited with {outcome.exitcode} and said nothing")
+        return RankFailed(f"rank {rank} {ending(outcome.exitcode)}", rank)
     kind = getattr(errors, outcome.error_type or "", None)
     if isinstance(kind, type) and issubclass(kind, errors.BadInput | errors.ProfileError):
-        return RankFailed(f"rank {rank}: {outcome.error.splitlines()[0].partition(': ')[2]}")
-    return RankFailed(f"rank {rank}: {outcome.error}")
+        return RankFailed(f"rank {rank}: {outcome.error.splitlines()[0].partition(': ')[2]}", rank)
+    return RankFailed(f"rank {rank}: {outcome.error}", rank)
 
 
 @dataclass(frozen=True)
@@ -53,6 +72,11 @@ class Outcome(Generic[T]):
     error: str | None = None
     error_type: str | None = None
     exitcode: int | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is no value."""
+        return self.error is not None or self.exitcode is not None
 
 
 @dataclass(frozen=True)
@@ -187,14 +211,26 @@ class LocalJob(Generic[T]):
                 if not ready:
                     raise RankFailed(f"ranks {sorted(open_pipes.values())} did not finish in {timeout_s:g} s")
                 for pipe in ready:
-                    rank = open_pipes.pop(cast(Connection, pipe))
-                    outcome = self._read(rank)
-                    if outcome.error is not None or outcome.exitcode is not None:
-                        raise _failure(rank, outcome)
-                    values[rank] = cast(T, outcome.value)
+                    outcome = self._read(open_pipes.pop(cast(Connection, pipe)))
+                    if outcome.failed:
+                        raise _failure(self._cause(outcome, open_pipes))
+                    values[outcome.rank] = cast(T, outcome.value)
         finally:
             self.stop()
         return [values[rank] for rank in range(len(self.processes))]
+
+    def _cause(self, first: Outcome[T], open_pipes: dict[Connection, int]) -> Outcome[T]:
+        """The failure that explains the others: of a rank that died without a word, or else the first."""
+        until = time.monotonic() + GRACE_S
+        while first.error is not None and open_pipes:
+            ready = wait(list(open_pipes), timeout=max(0.0, until - time.monotonic()))
+            if not ready:
+                break
+            for pipe in ready:
+                outcome = self._read(open_pipes.pop(cast(Connection, pipe)))
+                if outcome.exitcode is not None:
+                    return outcome
+        return first
 
     def _read(self, rank: int) -> Outcome[T]:
         try:

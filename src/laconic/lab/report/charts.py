@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-from laconic.lab.report import words
+from laconic.lab.report import flags, words
 from laconic.lab.report.style import DASHES, SERIES
 
 Pair = tuple[float, float]
@@ -44,16 +44,6 @@ class Axis:
     title: str
     scale: Scale
     write: Callable[[float], str]
-
-
-@dataclass(frozen=True)
-class Event:
-    """A flag with a number, at a place of the x axis."""
-
-    x: float
-    number: int
-    style: int
-    label: str
 
 
 @dataclass(frozen=True)
@@ -89,7 +79,7 @@ class _Frame:
 
 
 def curves(series: Sequence[Series], x: Axis, y: Axis, size: Size, *, title: str, target: Pair | None = None,
-           target_label: str = "", events: Sequence[Event] = ()) -> str:  # fmt: skip
+           target_label: str = "", events: Sequence[flags.Event] = ()) -> str:  # fmt: skip
     """Lines with markers over two axes.
 
     Args:
@@ -100,12 +90,12 @@ def curves(series: Sequence[Series], x: Axis, y: Axis, size: Size, *, title: str
         title: what a screen reader says.
         target: (y, y) of a dotted line, or None.
         target_label: the words on it.
-        events: flags on the x axis.
+        events: flags on the x axis, by number.
     """
     kept = [_drawable(each, x, y) for each in series]
     points = [point for each in kept for line in (each.line, *each.thin) for point in line]
     legend, legend_height = _legend(kept, size)
-    top = legend_height + 38 + (18 if events else 0)
+    top = legend_height + 38 + (flags.HEIGHT if events else 0)
     heights = [p[1] for p in points] + ([target[0]] if target else [])
     frame = _Frame(x, y, 52.0, top, size.width - 18.0, size.height - 46.0,
                    _range([p[0] for p in points], x.scale, 0.02), _range(heights, y.scale, 0.06))  # fmt: skip
@@ -113,7 +103,7 @@ def curves(series: Sequence[Series], x: Axis, y: Axis, size: Size, *, title: str
     if target is not None:
         lines = [line for each in kept for line in (each.line, *each.thin)]
         body.append(_target(frame, target[0], target_label, lines, size))
-    body += [_event(frame, event) for event in events]
+    body += [flags.draw(flag, top, frame.bottom) for flag in flags.flags(events, frame.across, frame.left, frame.right)]
     body += [_thin(frame, each) for each in kept]
     body += [_line(frame, each, size) for each in kept]
     return wrap("\n".join(body), size, size.height, title)
@@ -276,16 +266,6 @@ def _along(line: Sequence[Pair]) -> list[Pair]:
         for a, b in pairwise(line) for i in range(1, 16)
     ]  # fmt: skip
     return [*line, *between]
-
-
-def _event(frame: _Frame, event: Event) -> str:
-    x = frame.across(event.x)
-    return (
-        f'<g class="s{event.style % SERIES}"><path class="event" d="M{x:.1f} {frame.top - 4}V{frame.bottom}"/>'
-        f'<path class="flag" d="M{x - 8:.1f} {frame.top - 18}h16v11l-8 6l-8 -6z">'
-        f"<title>{words.text(event.label)}</title></path>"
-        f'<text class="flagtext" x="{x:.1f}" y="{frame.top - 7}" text-anchor="middle">{event.number}</text></g>'
-    )
 
 
 def _path(frame: _Frame, line: Sequence[Pair]) -> str:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from laconic.lab.record import Point, Record, Trial
 from laconic.lab.report import bars, charts, words
-from laconic.lab.report.charts import NARROW, WIDE, Axis, Event, Pair, Scale, Series, Size
+from laconic.lab.report.charts import NARROW, WIDE, Axis, Pair, Scale, Series, Size
+from laconic.lab.report.flags import Event
 from laconic.lab.report.style import PARTS
 from laconic.lab.statistics import median
 from laconic.lab.summary import Row, wire_bound
@@ -47,11 +48,7 @@ def time_to_accuracy(record: Record, rows: Sequence[Row]) -> Figure | None:
         return None
     scale = _wide_enough_for_log([each.line[-1][0] for each in series])
     x = Axis(f"training time (s{', logarithmic' if scale == 'log' else ''})", scale, lambda v: f"{v:g}")
-    flags = [
-        Event(event.seconds, 0, index, f"{row.configuration.name} (seed {trial.seed}), step {event.step}: {event.what}")
-        for index, row in enumerate(rows) for trial in row.trials for event in trial.events
-    ]  # fmt: skip
-    flags = [Event(e.x, n, e.style, e.label) for n, e in enumerate(sorted(flags, key=lambda e: e.x), 1)]
+    flags = _events(rows)
     title = f"{_metric(record).capitalize()} against time"
     goal = _goal(record)
 
@@ -64,6 +61,20 @@ def time_to_accuracy(record: Record, rows: Sequence[Row]) -> Figure | None:
         f"The clock starts {record.clock.starts} and {_evaluation(record)}. {y_note(y)}"
     )
     return _both("time-to-accuracy", title, draw, caption, [event.label for event in flags])
+
+
+def _events(rows: Sequence[Row]) -> list[Event]:
+    """What happened in all trials, numbered by time; whose it was is said where there are several trials."""
+    alone = sum(len(row.trials) for row in rows) == 1
+    found = [
+        (event.seconds, index, "" if alone else f"{row.configuration.name} (seed {trial.seed}), ", event)
+        for index, row in enumerate(rows) for trial in row.trials for event in trial.events
+    ]  # fmt: skip
+    found.sort(key=lambda each: each[0])
+    return [
+        Event(seconds, number, index, f"{whose}step {event.step}: {event.what}")
+        for number, (seconds, index, whose, event) in enumerate(found, 1)
+    ]
 
 
 def accuracy_by_bytes(record: Record, rows: Sequence[Row]) -> Figure | None:

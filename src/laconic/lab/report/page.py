@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from laconic.lab.lint import counts, failures
-from laconic.lab.record import Claim, Finding, Record
+from laconic.lab.record import Claim, Finding, Interruption, Record
 from laconic.lab.report import tables, words
 from laconic.lab.report.charts import swatch
 from laconic.lab.report.figures import Figure, figures
@@ -21,6 +21,7 @@ LISTS = {
     "masses": "The twelve ways to fool the masses, turned round",
     "sc15": "The twelve rules of scientific benchmarking",
 }
+LISTED = 12  # more events than this are a list to be opened
 _KINDS = {"pass": ("good", "✓ pass"), "fail": ("bad", "✗ fail"), "cannot know": ("unsure", "? cannot know")}
 
 
@@ -161,6 +162,8 @@ def _told_alone(record: Record, row: Row) -> str:
 def _figure(figure: Figure, rows: Sequence[Row]) -> str:
     listed = "".join(f"<li>{words.text(event)}</li>" for event in figure.events)
     events = f"<ol>{listed}</ol>" if listed else ""
+    if len(figure.events) > LISTED:
+        events = f"<details><summary>The {len(figure.events)} events by number</summary>{events}</details>"
     table = tables.parts(rows) if figure.name == "step-time" else ""
     return (
         f"<h3 id='{figure.name}'>{words.text(figure.title)}</h3><figure>{figure.wide}{figure.narrow}"
@@ -179,10 +182,18 @@ def _interruptions(record: Record) -> str:
     lines = "".join(
         f"<li><span class='verdict plain'>{words.text(i.when.replace('T', ' ')[:19])}</span>"
         f"<div class='title'>{words.text(i.what)}</div>"
-        f"<p>{_place(i.step, i.rank)}; {i.lost} steps were done again</p></li>"
+        f"<p>{_place(i.step, i.rank)}; {_lost(record, i)}</p></li>"
         for i in record.interruptions
     )
     return f"<ul class='rules'>{lines}</ul>"
+
+
+def _lost(record: Record, what: Interruption) -> str:
+    if not what.lost:
+        return "no step was lost"
+    steps, verb = ("1 step", "was") if what.lost == 1 else (f"{what.lost} steps", "were")
+    waits = what.ended and not record.finished and what is record.interruptions[-1]
+    return f"{steps} since the last checkpoint {verb} lost" if waits else f"{steps} {verb} done again"
 
 
 def _place(step: int | None, rank: int | None) -> str:

@@ -49,7 +49,7 @@ def chart_style() -> str:
     """What a chart needs, in the page or alone."""
     series = "".join(f".s{i}{{--c:var(--s{i})}}\n" for i in range(SERIES))
     parts = "".join(f".part-{part}{{--c:var(--{part})}}\n" for part in PARTS)
-    return colours() + _sheet("chart.css") + series + parts
+    return colours() + _sheet("chart.css") + series + ".several{--c:var(--muted)}\n" + parts
 
 
 def page_style() -> str:

@@ -89,10 +89,16 @@ class Task:
     def batch(self, epoch: int, step: int, rank: int = 0, world_size: int = 1) -> Batch:
         """The share of rank `rank` in a step; the shares of all ranks are the same samples for every world size."""
         order, draws = self._order(epoch, self.global_batch(world_size))
-        numbers = order.indices(step, rank, world_size)
-        chosen = None if draws is None else draws[numbers]
-        x = self.workload.inputs(self.data.train.x[numbers], chosen)
-        return Batch(x, _target(self.data.train.y[numbers]), world_size / order.size(step))
+        return self._batch(order.indices(step, rank, world_size), draws, world_size / order.size(step))
+
+    def batch_of(self, epoch: int, numbers: Tensor) -> Batch:
+        """Chosen samples of an epoch, weighted alike: their loss is the mean over them."""
+        _, draws = self._order(epoch, self.global_batch(1))
+        return self._batch(numbers, draws, 1 / len(numbers))
+
+    def _batch(self, numbers: Tensor, draws: Tensor | None, weight: float) -> Batch:
+        x = self.workload.inputs(self.data.train.x[numbers], None if draws is None else draws[numbers])
+        return Batch(x, _target(self.data.train.y[numbers]), weight)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The rank's part of the loss: its average over the ranks is the mean over the batch, for gradients too.

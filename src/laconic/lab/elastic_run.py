@@ -1,0 +1,130 @@
+"""`laconic train --elastic`: a training that goes on when workers die, from the command's words to its report.
+
+Callers: the command line. The command takes no part in the training: workers agree among themselves
+(`laconic.elastic`) and write down what they do (`elastic_training.py`). Here everything unexpected is put into the
+record at once, and in the end the trial is made of what was written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from laconic.errors import BadInput
+from laconic.exchange.policy import flat_codec
+from laconic.lab import checkpoint, control, interruptions
+from laconic.lab.crew import Crew
+from laconic.lab.elastic_story import StartRow, as_interruptions, starts_journal, story
+from laconic.lab.elastic_training import ElasticPlan, WorkerEnded
+from laconic.lab.elastic_trial import CLOCK, elastic_trial
+from laconic.lab.jobs import is_launched
+from laconic.lab.progress import Progress
+from laconic.lab.record import Configuration, Record
+from laconic.lab.train import Finished, begin, conclude, new_record, sized, steps_of, stopping
+from laconic.lab.workers import Workers, ruler
+from laconic.lab.workloads import get
+from laconic.transports.launcher import RankFailed
+
+OPTION = "elastic"  # of a configuration whose workers may come and go
+
+
+def train_elastic(
+    workload: str,
+    workers: int,
+    *,
+    codec: str = "none",
+    algorithm: str = "auto",
+    consistency: str = "sync",
+    link: str | None = None,
+    hosts: int | None = None,
+    seed: int = 0,
+    epochs: int | None = None,
+    tuning_runs: int | None = None,
+    runs: Path = Path("runs"),
+    command: str = "",
+) -> Finished:
+    """Train a workload with workers that are replaced when they die.
+
+    Raises:
+        BadInput: a name that is not known, or a value that cannot be used.
+        RankFailed: workers died again and again, or all of them at once; the sentence says how to go on.
+    """
+    if is_launched():
+        raise BadInput("--elastic starts and replaces its own workers: run it without torchrun or mpiexec")
+    if (algorithm, consistency) != ("auto", "sync"):
+        raise BadInput("--elastic has its own exchange, by a coordinator: it takes no --algorithm or --consistency")
+    if codec == "auto":
+        raise BadInput("--codec auto chooses for all-reduces, which --elastic does not use; name a codec")
+    name = OPTION if flat_codec(codec).name == "none" else f"{OPTION} {codec}"
+    chosen_workload = sized(get(workload), epochs)
+    with Workers(workers, link, hosts) as place:
+        told = {"seed": seed, "bytes": ruler(place.counted_by(workers), "laconic"), OPTION: "lost workers are replaced"}
+        chosen = Configuration(name, "laconic", codec, "coordinator", "sync", workers, "zmq", dict(told))
+        record = new_record("train", chosen_workload, workers, [chosen], place, tuning_runs, runs, command)
+        record.clock = CLOCK
+        return _train(begin(record, runs), record, place)
+
+
+def is_elastic(record: Record) -> bool:
+    """Whether a run was begun by `train_elastic`."""
+    return any(OPTION in each.options for each in record.configurations)
+
+
+def resume_elastic(folder: Path, record: Record) -> Finished:
+    """Go on with an elastic run from the end of the last epoch of which there is a whole checkpoint."""
+    (chosen,) = record.configurations
+    with Workers(chosen.workers, record.link.spec, record.link.hosts if record.link.emulated else None) as place:
+        step = _saved(folder)
+        interruptions.note_resumption(record, folder, step)
+        record.save(folder)
+        return _train(folder, record, place, step)
+
+
+def _train(folder: Path, record: Record, place: Workers, step: int = 0) -> Finished:
+    """Train from `step` on; the record tells how it ended, whatever that is."""
+    (chosen,) = record.configurations
+    control.forget(folder)
+    starts_journal(folder).add(StartRow(record.starts, step))
+    plan = ElasticPlan(
+        record.workload.name, chosen.codec, int(chosen.options["seed"]), int(record.workload.epochs), chosen.workers,
+        str(folder.absolute()), start=record.starts, resume=step, counted_by=place.counted_by(chosen.workers),
+    )  # fmt: skip
+    steps, label = steps_of(record), f"{plan.workload}, {chosen.name}, {chosen.workers} workers"
+    with Progress(folder, label, steps) as progress, stopping(folder):
+        crew = Crew(plan, place, lambda: write_down(record, folder), progress.note)
+        try:
+            with crew:
+                ended = crew.run()
+        except RankFailed as error:
+            write_down(record, folder)
+            record.interruptions.append(interruptions.failure(error, crew.step, _saved(folder)))
+            conclude(record, folder)
+            raise RankFailed(f"{error}; go on with: laconic train --resume {folder}", error.rank) from error
+    write_down(record, folder)
+    _finish(record, folder, plan, ended, crew.step)
+    return Finished(folder, record, crew.step, steps)
+
+
+def _finish(record: Record, folder: Path, plan: ElasticPlan, ended: list[WorkerEnded], step: int) -> None:
+    """Complete the record of a training that came to its end, or was stopped on request."""
+    if any(each.digest for each in ended):
+        workload = replace(get(plan.workload), epochs=plan.epochs)
+        record.trials = [elastic_trial(record, folder, workload, ended)]
+        record.finished = True
+    else:
+        record.interruptions.append(interruptions.stopped(step, max(0, step - _saved(folder))))
+    conclude(record, folder)
+
+
+def write_down(record: Record, folder: Path) -> None:
+    """Put what has happened to the workers so far into the record, and save it if that is news."""
+    ends = [each for each in record.interruptions if each.ended]
+    found = sorted([*ends, *as_interruptions(story(folder))], key=lambda each: each.when)
+    if found != record.interruptions:
+        record.interruptions = found
+        record.save(folder)
+
+
+def _saved(folder: Path) -> int:
+    """The newest step that can be gone on from."""
+    return checkpoint.newest(folder / "checkpoints", 1) or 0

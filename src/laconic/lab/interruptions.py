@@ -1,0 +1,86 @@
+"""What ended a training before its end, for the record at once, and as marks on the curves once it has been resumed.
+
+Callers: `train`, `elastic_run` and `compare`. Invariant: a start that ended too early is told once: by whoever saw it
+end, or else by the resumption after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import accumulate
+from pathlib import Path
+
+from laconic.lab import metrics
+from laconic.lab.record import Event, Interruption, Record, Trial
+
+CUT_OFF = "cut off: the command ended without a word"
+
+
+def failure(error: Exception, reached: int | None, checkpoint: int | None) -> Interruption:
+    """A worker failed and took the run along.
+
+    Args:
+        error: what was raised; who, if it knows.
+        reached: the last step that is known of.
+        checkpoint: the newest step that can be gone on from.
+    """
+    from_step = checkpoint or 0
+    step = max(reached or 0, from_step)
+    rank = getattr(error, "rank", None)
+    return Interruption(now(), step, rank, first_line(error), step - from_step)
+
+
+def stopped(step: int, lost: int = 0) -> Interruption:
+    """Somebody asked for it."""
+    return Interruption(now(), step, None, "stopped on request", lost)
+
+
+def note_resumption(record: Record, folder: Path, checkpoint: int) -> None:
+    """Count a new start, and say in the record how the last one ended, unless that was told when it happened.
+
+    Args:
+        checkpoint: the step that is gone on from; more may be lost than was told, when the newest is broken.
+    """
+    told = [each for each in record.interruptions if each.ended]
+    if len(told) < record.starts:
+        reached = max(metrics.last_step(folder) or 0, checkpoint)
+        record.interruptions.append(Interruption(now(), reached, None, CUT_OFF, reached - checkpoint))
+    elif told and told[-1].step is not None and told[-1].step - told[-1].lost > checkpoint:
+        at = record.interruptions.index(told[-1])
+        what = f"{told[-1].what}; the newest checkpoint was broken"
+        record.interruptions[at] = replace(told[-1], what=what, lost=told[-1].step - checkpoint)
+    record.starts += 1
+
+
+def marks(trial: Trial, interruptions: Sequence[Interruption]) -> list[Event]:
+    """The interruptions of a training that was resumed, as events on its clock, where it went on from."""
+    steps = trial.step_seconds or []
+    clock = list(accumulate(steps, initial=trial.seconds_total - sum(steps)))
+    made = []
+    for each in interruptions:
+        from_step = min(max(0, (each.step or 0) - each.lost), len(steps))
+        begun = f"resumed from the checkpoint at step {from_step}" if from_step else "begun again"
+        lost = f", {count(each.lost, 'step')} done again" if each.lost else ""
+        made.append(Event(clock[from_step], from_step, each.rank, f"{each.what}; {begun}{lost}"))
+    return made
+
+
+def count(number: int, what: str) -> str:
+    """A number of things.
+
+    >>> count(1, "step"), count(2, "step")
+    ('1 step', '2 steps')
+    """
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def first_line(error: Exception) -> str:
+    """What went wrong, without the traceback."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def now() -> str:
+    """The time, UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

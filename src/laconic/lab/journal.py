@@ -1,0 +1,69 @@
+"""Rows that several processes append to one file, and that outlive whoever is killed while writing.
+
+Callers: elastic training. A row is one line of JSON, written at once after a line break of its own: of a writer that
+dies in the middle only its own row is lost, and never the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+Row = TypeVar("Row")
+_TAIL_NBYTES = 4096
+
+
+class Journal(Generic[Row]):
+    """The rows of one kind in one file; it is made by the first row.
+
+    Args:
+        path: the file.
+        kind: the rows' dataclass, of plain values.
+    """
+
+    def __init__(self, path: Path, kind: type[Row]) -> None:
+        self.path, self._kind = path, kind
+
+    def add(self, row: Row) -> None:
+        """Append a row; whoever reads afterwards sees it, also when this process is killed."""
+        line = "\n" + json.dumps(asdict(row), ensure_ascii=False)  # type: ignore[call-overload]
+        descriptor = os.open(self.path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+    def read(self) -> list[Row]:
+        """All whole rows, in the order they were written."""
+        try:
+            return self._rows(self.path.read_bytes())
+        except FileNotFoundError:
+            return []
+
+    def last(self) -> Row | None:
+        """The newest whole row."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(max(0, self.nbytes - _TAIL_NBYTES))
+                rows = self._rows(file.read())
+        except FileNotFoundError:
+            return None
+        return rows[-1] if rows else None
+
+    @property
+    def nbytes(self) -> int:
+        """The file's size: it grows with every row."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def _rows(self, text: bytes) -> list[Row]:
+        rows = []
+        for line in text.splitlines():
+            try:
+                values: Any = json.loads(line)
+                rows.append(self._kind(**values))
+            except (ValueError, TypeError):  # cut off, or empty
+                continue
+        return rows
