@@ -9,6 +9,7 @@ import pytest
 
 from laconic.errors import BadInput
 from laconic.lab.compare import compare
+from laconic.lab.metrics import Metrics
 from laconic.lab.record import Record
 from laconic.lab.trainer import Ended, Plan
 from laconic.lab.workers import Workers
@@ -65,14 +66,21 @@ def test_claims_lint_and_report(finished: tuple[Record, Path]) -> None:
 def test_a_trial_that_fails_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Workers.run
 
+    def folder_of(plan: Plan) -> str:
+        assert plan.folder is not None
+        return plan.folder
+
     def run(self: Workers, plan: Plan) -> Ended:
         if plan.configuration.name == "none":
+            Metrics(folder_of(plan)).add(trial=plan.order, step=7)
             raise RankFailed("rank 1: RuntimeError: out of memory\nTraceback …")
         return real(self, plan)
 
     monkeypatch.setattr(Workers, "run", run)
     record, folder = compare("digits-mlp", 1, ["dynamic8", "none"], seeds=1, epochs=2, runs=tmp_path)
-    assert [trial.failed for trial in record.trials] == [None, "rank 1: RuntimeError: out of memory"]
+    assert [trial.failed for trial in record.trials] == [
+        None, "rank 1: RuntimeError: out of memory (after step 7 of 46)",
+    ]  # fmt: skip
     assert "out of memory" in next(finding.evidence for finding in record.lint if finding.rule == "sc15-2")
     assert record.claims == []
     assert (folder / "report.html").exists()

@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from laconic.cli import main
 from laconic.errors import BadInput, MissingExtra
 from laconic.lab import metrics, tensorboard
 from laconic.lab.claims import make_claims
-from laconic.lab.record import Record
+from laconic.lab.record import Event, Record
 from laconic.lab.report import export, words, write_report
 from laconic.lab.report.charts import NARROW, WIDE, Axis, Series, curves, marker, ticks
 from laconic.lab.report.figures import figures
@@ -209,6 +210,31 @@ def test_events_are_flagged_and_explained(tmp_path: Path):
     assert text.count('class="flagtext"') == 2  # wide and narrow
     assert "<li>dynamic8 (seed 1), step 130: worker 2 was lost and restarted</li>" in text
     assert "4 steps were done again" in text
+
+
+def test_many_events_share_flags_and_every_one_is_listed(tmp_path: Path):
+    record = compare_record(1)
+    trial = record.trials[1]
+    ends = [trial.seconds_total * share for share in (0.0, 0.1, 0.101, 0.102, 0.5, 0.9, 1.0, *[0.7] * 9, 2.0)]
+    events = [Event(seconds, 5, 1, f"worker {number} was lost") for number, seconds in enumerate(ends)]
+    record.trials[1] = replace(trial, events=events)
+    record.trials[2] = replace(record.trials[2], events=[Event(trial.seconds_total * 0.7, 5, 1, "another was lost")])
+    text = _html(record, tmp_path)
+    for size in ("wide", "narrow"):
+        drawing = text.split(f'class="chart {size}"')[1].split("</svg>")[0]
+        labels = re.findall(r'class="flagtext"[^>]*>([^<]*)<', drawing)
+        ends_of = [[int(number) for number in label.split("–")] for label in labels]
+        assert [ends_of[0][0], ends_of[-1][-1]] == [1, 18]
+        assert all(left[-1] + 1 == right[0] for left, right in pairwise(ends_of))
+        spans = [(float(x), float(w)) for x, w in re.findall(r'class="flag" d="M([\d.]+) [\d.]+h([\d.]+)', drawing)]
+        assert all(x + w < following for (x, w), (following, _) in pairwise(spans))
+        assert spans[0][0] >= 0
+        assert sum(spans[-1]) <= {"wide": 1000, "narrow": 366}[size]
+        lines = re.findall(r'class="event" d="([^"]*)"', drawing)
+        assert sum(line.count("M") for line in lines) == 18
+        assert 'class="several"' in drawing
+    assert "The 18 events by number" in text
+    assert all(f"worker {number} was lost</li>" in text for number in range(17))
 
 
 def test_series_differ_without_colour():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,9 +18,10 @@ from laconic.errors import BadInput
 from laconic.lab.configurations import configuration, split
 from laconic.lab.metrics import read
 from laconic.lab.record import Record, Trial
-from laconic.lab.train import resume
+from laconic.lab.train import resume, train
 from laconic.lab.trainer import Plan
 from laconic.lab.workers import Workers
+from laconic.transports.launcher import RankFailed
 
 CODEC, EPOCHS = "topk(0.05)+qsgd(4)", 16  # with residuals and momentum: much that a checkpoint could lose
 STEPS = EPOCHS * 23
@@ -106,6 +110,38 @@ def test_killed_at_a_random_step_and_resumed(uninterrupted: Trial, tmp_path: Pat
     assert max(line["step"] for line in read(folder)) == STEPS
     with pytest.raises(BadInput, match="is finished"):
         resume(folder)
+
+
+@pytest.mark.processes
+def test_a_killed_worker_leaves_a_record_at_once_and_a_mark_after_the_resumption(tmp_path: Path) -> None:
+    def strike() -> None:
+        deadline = time.monotonic() + 100
+        while not list(tmp_path.glob("2*/checkpoints/*-rank1.ckpt")) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        os.kill(max(child.pid or 0 for child in multiprocessing.active_children()), signal.SIGKILL)
+
+    striking = threading.Thread(target=strike)
+    striking.start()
+    with pytest.raises(RankFailed, match=r"^rank \d was killed by SIGKILL; go on with: .* --resume") as failed:
+        train("digits-mlp", 2, epochs=6, runs=tmp_path)
+    striking.join()
+    (folder,) = tmp_path.glob("2*")
+    told = Record.load(folder)
+    (one,) = told.interruptions
+    assert (one.rank, one.what, told.finished) == (failed.value.rank, f"rank {one.rank} was killed by SIGKILL", False)
+    assert one.step is not None
+    saved = one.step - one.lost
+    assert saved > 0
+    assert saved % 23 == 0
+    assert one.what in (folder / "report.html").read_text()
+    done = resume(folder)
+    assert done is not None
+    assert done.record.interruptions == told.interruptions
+    (mark,) = done.record.trials[0].events
+    assert (mark.step, mark.rank) == (saved, one.rank)
+    assert mark.what.startswith(f"{one.what}; resumed from the checkpoint at step {saved}")
+    text = (folder / "report.html").read_text()
+    assert text.count(f"<li>step {saved}: {one.what}") == 1
 
 
 @pytest.mark.processes

@@ -32,7 +32,7 @@ from laconic.lab.trial import COLUMNS, Evaluation, assemble
 from laconic.lab.workloads import Workload
 
 CLOCK = Clock(
-    starts="when the workers begin to read the data; until they have met it stands still",
+    starts="when the workers begin to read the data (their meeting is left out)",
     includes_data_loading=True,
     includes_evaluation=False,
     across_ranks="the coordinator's, from one committed step to the next, losses of workers included",

@@ -59,6 +59,7 @@ def time_to_accuracy(record: Record, rows: Sequence[Row]) -> Figure | None:
     caption = (
         "Thick: medians over the seeds at each evaluation. Thin: single seeds. Lines join evaluations of one training. "
         f"The clock starts {record.clock.starts} and {_evaluation(record)}. {y_note(y)}"
+        f"{' Flags: what happened, by number.' if flags else ''}"
     )
     return _both("time-to-accuracy", title, draw, caption, [event.label for event in flags])
 

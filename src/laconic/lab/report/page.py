@@ -182,7 +182,7 @@ def _interruptions(record: Record) -> str:
     lines = "".join(
         f"<li><span class='verdict plain'>{words.text(i.when.replace('T', ' ')[:19])}</span>"
         f"<div class='title'>{words.text(i.what)}</div>"
-        f"<p>{_place(i.step, i.rank)}; {_lost(record, i)}</p></li>"
+        f"<p>{_place(i)}; {_lost(record, i)}</p></li>"
         for i in record.interruptions
     )
     return f"<ul class='rules'>{lines}</ul>"
@@ -192,12 +192,15 @@ def _lost(record: Record, what: Interruption) -> str:
     if not what.lost:
         return "no step was lost"
     steps, verb = ("1 step", "was") if what.lost == 1 else (f"{what.lost} steps", "were")
-    waits = what.ended and not record.finished and what is record.interruptions[-1]
+    if not what.ended:
+        return f"at most {steps} {verb} done again"
+    waits = not record.finished and what is record.interruptions[-1]
     return f"{steps} since the last checkpoint {verb} lost" if waits else f"{steps} {verb} done again"
 
 
-def _place(step: int | None, rank: int | None) -> str:
-    known = [f"step {step}" if step is not None else "", f"rank {rank}" if rank is not None else ""]
+def _place(what: Interruption) -> str:
+    rank = f"rank {what.rank}" if what.rank is not None and what.ended else ""
+    known = [f"after step {what.step}" if what.step is not None else "", rank]
     return ", ".join(part for part in known if part) or "place not known"
 
 
