@@ -204,11 +204,12 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--codec", default="none", help="gradients travel through it")
+    parser.add_argument("--codec", default="none", help="what workers send goes through it")
+    parser.add_argument("--consistency", default="sync", help="sync, local(8), block_momentum(8, momentum=0), robust")
     parser.add_argument("--limit", type=float, default=7200.0, help="seconds")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    trained = {"codec": options.codec}
+    trained = {"codec": options.codec, "consistency": options.consistency}
     found = soak(options.kills, options.seed, options.workers, options.limit, **trained)
     print(report(found))
     if options.output is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from laconic.consistency.churn.coded import Coded
 from laconic.consistency.churn.messages import HEADER_NBYTES
 from laconic.consistency.churn.wire import Exact, Occasion, Offer, Unreadable, Wire
 from laconic.errors import BadInput, PayloadError
+from tests.consistency.trainers import come_and_go
 
 NUMEL, CODED = 300, 256
 CODECS = ["dynamic8", "topk(0.1)", "adacomp", "onebit", "bf16"]
@@ -152,71 +151,9 @@ def test_what_cannot_be_read_names_the_worker_and_what_is_not_finite_is_nan_for_
         assert result.isfinite().all(), "what was not finite stays in what is owed"
 
 
-class _Trainer(threading.Thread):
-    """A worker of an elastic job in a thread of its own, and its checksums by step."""
-
-    def __init__(self, folder: Path, leave_after: int | None = None, **options: Any) -> None:
-        super().__init__(daemon=True)
-        self.folder, self.leave_after, self.options = folder, leave_after, options
-        self.digests: dict[int, int] = {}
-        self.loss = self.sent_nbytes = 0.0
-        self.error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._train()
-        except Exception as error:  # shown by the test
-            self.error = error
-
-    def _train(self) -> None:
-        generator = torch.Generator().manual_seed(1)
-        x = torch.randn(256, 40, generator=generator)
-        y = (x @ torch.randn(40, 4, generator=generator)).argmax(1)
-        model = nn.Sequential(nn.Linear(40, 48), nn.Tanh(), nn.Linear(48, 4))
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-        settings = {"dataset_size": 256, "batch": 32, "epochs": 12, "meeting": self.folder, "patience_s": 20.0}
-        with laconic.elastic(model, optimizer, **(settings | self.options)) as job:
-            for batch in job.batches():
-                nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
-                time.sleep(0.002)  # leaves the cores to others
-                before = job.steps
-                if job.step() and job.steps != before:
-                    self.digests[job.steps] = job.digest
-                    if self.leave_after is not None and job.steps >= self.leave_after:
-                        return
-            self.sent_nbytes = sum(record.sent_nbytes for record in job.records)
-        with torch.no_grad():
-            self.loss = float(nn.functional.cross_entropy(model(x), y))
-
-
-def _train_together(folder: Path, **options: Any) -> list[_Trainer]:
-    """Three workers, of whom the coordinator leaves on the way, and one that comes later."""
-    workers = [_Trainer(folder, 30, workers=3, **options)]
-    _until(lambda: (folder / "view-00000001.json").exists())
-    workers += [_Trainer(folder, workers=3, **options) for _ in range(2)]
-    _until(lambda: len(workers[1].digests) > 8)
-    workers.append(_Trainer(folder, **options))
-    for worker in workers:
-        worker.join(60)
-        assert not worker.is_alive()
-        assert worker.error is None, worker.error
-    return workers
-
-
-def _until(true: Any, limit_s: float = 60.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 @pytest.mark.parametrize("spec", ["none", "dynamic8"])
 def test_workers_that_come_and_go_hold_the_same_bits(spec: str, tmp_path: Path) -> None:
-    workers = _train_together(tmp_path, codec=spec)
+    workers = come_and_go(tmp_path, codec=spec)
     for worker in workers[1:]:
         assert max(worker.digests) == 96
         assert worker.loss < 0.25, "it does not learn"

@@ -164,22 +164,34 @@ def test_who_comes_after_the_end_has_nothing_to_do(tmp_path: Path) -> None:
             assert job.finished is expected
 
 
-@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
-def test_one_worker_equals_the_plain_optimiser(make: Any, tmp_path: Path) -> None:
-    x = torch.randn(40, 6)
+@pytest.mark.parametrize(
+    ("make", "way"),
+    [
+        (torch.optim.SGD, {}),
+        (torch.optim.Adam, {}),
+        (torch.optim.Adam, {"consistency": "local(3)"}),
+        (torch.optim.Adam, {"consistency": "local(2)", "codec": "onebit"}),
+        (torch.optim.Adam, {"consistency": "block_momentum(2)"}),
+        (torch.optim.Adam, {"consistency": "robust(krum, f=1)", "codec": "topk(0.01)"}),
+    ],
+    ids=lambda value: getattr(value, "__name__", None) or " ".join(value.values()) or "sync",
+)
+def test_one_worker_equals_the_plain_optimiser(make: Any, way: dict[str, str], tmp_path: Path) -> None:
+    x = torch.randn(40, 40)
     weights = []
     for elastic in (False, True):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+        model = nn.Sequential(nn.Linear(40, 32), nn.Tanh(), nn.Linear(32, 1))
         optimizer = make(model.parameters(), lr=0.05)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
         options = {"dataset_size": 40, "batch": 8, "epochs": 2, "seed": 4, "meeting": tmp_path}
         if elastic:
-            with laconic.elastic(model, optimizer, scheduler=scheduler, **options) as job:
+            with laconic.elastic(model, optimizer, scheduler=scheduler, **options, **way) as job:
                 for batch in job.batches():
                     model(x[batch]).square().mean().backward()
                     assert job.step()
-                assert (job.steps, job.epoch, len(job.records)) == (10, 2, 10)
+                assert (job.steps, job.epoch) == (10, 2)
+                assert [record.step for record in job.records] == list(range(10))
         else:
             ledger = SampleLedger(40, 8, 4)
             while ledger.epoch < 2:

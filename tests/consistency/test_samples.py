@@ -11,38 +11,41 @@ from laconic.consistency.churn.deadline import Deadline
 from laconic.consistency.churn.samples import SampleLedger
 from laconic.errors import BadInput
 
-# What a step meets: how many workers there are, which of them are dropped, and whether the step is lost.
-STEP = st.tuples(st.integers(1, 7), st.sets(st.integers(0, 6)), st.booleans())
+# What a block meets: how many workers there are, which of them are dropped, whether it is lost, and how many steps.
+BLOCK = st.tuples(st.integers(1, 7), st.sets(st.integers(0, 6)), st.booleans(), st.integers(1, 4))
 
 
 @given(
     samples=st.integers(1, 60),
     batch=st.integers(1, 20),
     seed=st.integers(0, 5),
-    churn=st.lists(STEP, min_size=1, max_size=30),
+    churn=st.lists(BLOCK, min_size=1, max_size=30),
 )
 @settings(max_examples=150, deadline=None)
 def test_every_sample_of_an_epoch_is_used_once(
-    samples: int, batch: int, seed: int, churn: list[tuple[int, set[int], bool]]
+    samples: int, batch: int, seed: int, churn: list[tuple[int, set[int], bool, int]]
 ) -> None:
     ledger = SampleLedger(samples, batch, seed)
     used: list[int] = []
     step = 0
     while ledger.epoch < 2:
-        parts, dropped, lost = churn[step % len(churn)] if step < 200 else (1, set(), False)
+        parts, dropped, lost, steps = churn[step % len(churn)] if step < 200 else (1, set(), False, 1)
         step += 1
-        epoch, shares = ledger.epoch, ledger.shares(parts)
-        assert len(shares) == parts
-        assert sum(map(len, shares)) <= batch
+        epoch, block = ledger.epoch, ledger.block(parts, steps)
+        assert [len(share) for share in block[0]] == [len(share) for share in ledger.shares(parts)]
+        assert len(block) == min(steps, -(-ledger.remaining // batch))
+        for shares in block:
+            assert len(shares) == parts
+            assert sum(map(len, shares)) <= batch
         included = [part for part in range(parts) if part not in dropped]
-        if lost or not sum(len(shares[part]) for part in included):
+        if lost or not sum(len(shares[part]) for shares in block for part in included):
             continue
         state = ledger.state()
-        used += [int(sample) for part in included for sample in shares[part]]
-        ledger.commit(parts, included)
+        used += [int(sample) for shares in block for part in included for sample in shares[part]]
+        ledger.commit(parts, included, steps)
         again = SampleLedger(samples, batch, seed)
-        again.load(state)  # a newcomer that got the state before the step commits the same
-        again.commit(parts, included)
+        again.load(state)  # a newcomer that got the state before the block commits the same
+        again.commit(parts, included, steps)
         assert again.state() == ledger.state()
         if ledger.epoch != epoch:
             assert sorted(used) == list(range(samples))

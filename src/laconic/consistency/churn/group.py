@@ -63,9 +63,21 @@ class Group(Membership):
             self._stepping = False
 
     def missed(self) -> Mean | None:
-        """The mean of the present step if the others have made it without this worker; nothing is waited for."""
+        """The mean of the present step if the others have made it without this worker; nothing is waited for.
+
+        In the middle of a block of steps it is also seen whether the view has changed, or has to.
+        """
         try:
-            while self._drop_slowest and not self._is_coordinator and (message := self._line.next(0.0)) is not None:
+            if self._is_coordinator:
+                if self.at_stake:
+                    self._look_after()
+                return None
+            while self._drop_slowest or self.at_stake:
+                message = self._line.next(0.0)
+                if message is None and not self._line.reaches(self.view.coordinator):
+                    message = self._hear(2 * self._limit_s)
+                if message is None:
+                    return None
                 if message.kind is Kind.MEAN and message.step == self.step:
                     return self._mean(message)
         except NewView as news:
@@ -119,7 +131,7 @@ class Group(Membership):
         Returns:
             Whether two workers hold the step, or there is only one. If not, settle: it stands unless Fenced.
         """
-        self.step += 1
+        self.step, self.at_stake = self.step + 1, 0
         now, limit_s = time.monotonic(), self._limit_s
         if not self._fresh:
             self.deadline.observe(now - self._committed_at)

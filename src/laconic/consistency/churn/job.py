@@ -15,16 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from laconic.codecs import Codec
-from laconic.consistency.base import StepRecord
-from laconic.consistency.churn.coded import Coded
+from laconic.consistency.base import Mode, StepRecord
 from laconic.consistency.churn.deadline import Deadline
 from laconic.consistency.churn.group import Group
 from laconic.consistency.churn.joining import Fenced, Finished
 from laconic.consistency.churn.mean import Mean
 from laconic.consistency.churn.meeting import Meeting
-from laconic.consistency.churn.replica import Replica
+from laconic.consistency.churn.replica import Replica, digest
 from laconic.consistency.churn.samples import SampleLedger
-from laconic.consistency.churn.wire import Exact, Wire
+from laconic.consistency.churn.ways import parts_of, way_for
+from laconic.consistency.churn.wire import Wire
+from laconic.consistency.churn.work import Work
+from laconic.consistency.sync import Sync
 from laconic.errors import BadInput
 from laconic.exchange.policy import Exemptions, flat_codec
 
@@ -41,12 +43,20 @@ class ElasticJob:
     KEPT = 10_000
 
     def __init__(
-        self, replica: Replica, meeting: Meeting, wire: Wire, deadline: Deadline, epochs: int, **options: Any
+        self,
+        replica: Replica,
+        parts: tuple[Work, Wire],
+        meeting: Meeting,
+        deadline: Deadline,
+        epochs: int,
+        **options: Any,
     ) -> None:
-        self._replica, self._epochs, self._options = replica, epochs, options
+        work, wire = parts
+        self._replica, self._work, self._epochs, self._options = replica, work, epochs, options
         self._meeting, self._deadline = meeting, deadline
         self.finished, self.rejoined = False, 0
         self.records: list[StepRecord] = []
+        self._unsettled: list[StepRecord] = []
         self._group: Group | None = None
         self._wire = wire
         with contextlib.suppress(Finished):
@@ -58,22 +68,22 @@ class ElasticJob:
         """Sample numbers for this worker, one batch a step, until all epochs are done.
 
         After each, run backward on the batch's mean loss and call `step()`. When a worker was lost in between, the
-        same samples come again, divided anew.
+        same samples, of the step or of the whole block, come again, divided anew.
         """
+        work = self._work
         while self._group is not None and not self.finished:
-            if not self._settle():
+            if not work.made and not self._settle():
                 return
             group = self._group
             while (mean := group.missed()) is not None:
                 self._commit(mean)
             if group.changed:
+                self._abandon()
                 continue
             if self._replica.ledger.epoch >= self._epochs:
                 self.finished = group.finish()
                 continue
-            shares = self._replica.ledger.shares(len(group.view.ids))
-            share = shares[group.place]
-            self._samples, self._of_all = len(share), sum(map(len, shares))
+            share = work.share(len(group.view.ids), group.place)
             if len(share):
                 yield share
             else:
@@ -82,31 +92,42 @@ class ElasticJob:
     def step(self) -> bool:
         """Agree on the mean of all workers' gradients and let the optimiser step by it; gradients are cleared.
 
+        Where workers agree on blocks of steps, the optimiser steps by this worker's gradient, and the last step of a
+        block agrees on the weights.
+
         Returns:
-            Whether the step was made. If not, the group has changed; the weights are as before.
+            Whether the step was made. If not, the group has changed; the weights are as before, or, where workers agree
+            on blocks of steps, as before the block.
         """
-        group = self._group
+        group, work = self._group, self._work
         if group is None:
             raise BadInput("step() belongs into the loop over batches()")
-        begun, sent = time.perf_counter(), group.sent_nbytes
-        self._replica.weights.gradients(self._wire.values)
-        mean = group.agree(self._samples, self._of_all)
-        if mean is None:
-            self._replica.forget_gradients()
-            self._wire.renew()  # the old one may still be on its way
-            return False
-        waited = time.perf_counter() - begun
-        if self._options["drop_slowest"]:
-            self._wire.renew()  # a dropped one may still be on its way
-        number, rejoined = group.step, self.rejoined
-        if not self._commit(mean):
-            self._settle()
-            if self.rejoined != rejoined:
-                return False  # nobody else has seen this step, and the others went on without it
+        begun, sent, waited = time.perf_counter(), group.sent_nbytes, 0.0
+        number = group.steps + work.made
+        agrees = work.step()
+        group.at_stake = work.made
+        if agrees:
+            work.write(self._wire.values)
+            mean = group.agree(work.samples, work.of_all)
+            if mean is None:
+                self._abandon()
+                return False
+            waited = time.perf_counter() - begun
+            if self._options["drop_slowest"]:
+                self._wire.renew()  # a dropped one may still be on its way
+            rejoined = self.rejoined
+            if not self._commit(mean):
+                self._settle()
+                if self.rejoined != rejoined:
+                    self._unsettled.clear()
+                    return False  # nobody else has seen this step, and the others went on without it
         seconds, sent = time.perf_counter() - begun, group.sent_nbytes - sent
-        self.records.append(StepRecord(number, seconds, waited, max(0, sent), staleness=0))
-        if len(self.records) > self.KEPT:
-            del self.records[: self.KEPT // 2]
+        self._unsettled.append(StepRecord(number, seconds, waited, max(0, sent), staleness=0))
+        if agrees:
+            self.records += self._unsettled
+            self._unsettled.clear()
+            if len(self.records) > self.KEPT:
+                del self.records[: self.KEPT // 2]
         return True
 
     @contextlib.contextmanager
@@ -122,13 +143,20 @@ class ElasticJob:
                 group.say_busy(False)
 
     def _commit(self, mean: Mean) -> bool:
-        """Apply a step; False when it is not known whether anybody else has."""
-        group = self._present()
-        self._replica.apply(mean.values, len(group.view.ids), mean.included)
+        """Apply what was agreed on; False when it is not known whether anybody else has."""
+        group, ids = self._present(), self._present().view.ids
+        self._work.apply(mean.values, len(ids), mean.included)
         if self._replica.coded_numel:
-            self._replica.included = tuple(group.view.ids[place] for place in mean.included)
+            self._replica.extra["included"] = [ids[place] for place in mean.included]
         self._wire.committed(group.place in mean.included)
         return group.commit()
+
+    def _abandon(self) -> None:
+        """The group has changed: back to the last agreement."""
+        self._work.abandon()
+        self._present().at_stake = 0
+        self._unsettled.clear()
+        self._wire.renew()  # what was offered may still be on its way
 
     def _settle(self) -> bool:
         """Be in the newest view, as a new worker if need be; False when the training is over without this one."""
@@ -166,7 +194,7 @@ class ElasticJob:
     @property
     def steps(self) -> int:
         """Steps committed so far, by this worker or before it came."""
-        return self._present().step
+        return self._present().steps
 
     @property
     def epoch(self) -> int:
@@ -180,8 +208,8 @@ class ElasticJob:
 
     @property
     def digest(self) -> int:
-        """A checksum of the weights: after the same number of steps it is the same on all workers."""
-        return self._replica.digest
+        """A checksum of the committed weights: after the same number of steps it is the same on all workers."""
+        return digest(self._work.committed)
 
     def _present(self) -> Group:
         if self._group is None:
@@ -216,6 +244,7 @@ def elastic(
     patience_s: float = 5.0,
     silence_s: float = 1.5,
     codec: str | Codec = "none",
+    consistency: str | Mode = "sync",
 ) -> ElasticJob:
     """Train together with whoever meets in `meeting`, through every loss of a worker; blocks until this one is in.
 
@@ -223,9 +252,9 @@ def elastic(
     data from a peer, whenever they come. A step is the mean gradient of `batch` samples whoever is there to compute
     them, and every sample of an epoch is in exactly one committed step.
 
-    Cost of a step: the coordinator, which is the longest-standing worker, receives and sends (P − 1)·n values, every
-    other worker n each way, and one small message more. A view change costs a file in `meeting` and a round of small
-    messages; a newcomer also the state, sent by one peer.
+    Cost of a step, or of a block: the coordinator, which is the longest-standing worker, receives and sends (P − 1)·n
+    values, every other worker n each way, and one small message more. A view change costs a file in `meeting` and a
+    round of small messages; a newcomer also the state, sent by one peer.
 
     Args:
         model: parameters float32 on the CPU; all workers must build the same shapes.
@@ -242,9 +271,13 @@ def elastic(
         silence_s: after so long without a heartbeat a connection counts as broken, whatever steps take.
         codec: a spec such as "dynamic8", through which gradients travel both ways, with error feedback; biases, norms
             and parameters of fewer than 1,024 values stay float32. All workers go on with the same decoded mean.
+        consistency: what workers agree on: "sync", the mean gradient of every step; "robust(krum, f=1)", what a rule
+            makes of all gradients at the coordinator, which is trusted; "local(8)" or "block_momentum(8)", the weights
+            after a block of steps that each worker makes alone, which is then what is committed, or made again.
 
     Raises:
-        BadInput: a value out of range, a codec for matrices, or the job in `meeting` trains something else.
+        BadInput: a value out of range, a codec or a mode that elastic does not have, or the job in `meeting` trains
+            something else.
         PayloadError: from `step`: what the coordinator sent cannot be read.
         PeerLost: everyone who had the model is gone.
 
@@ -262,20 +295,18 @@ def elastic(
     Source: Chen et al., Revisiting Distributed Synchronous SGD, 2016 (backup workers); Birman and Joseph, Exploiting
         virtual synchrony in distributed systems, SOSP 1987 (views).
     Differs: views are numbered by files in a shared folder, of which each can be made once, not by a vote; gradients
-        dropped by `drop_slowest` are computed again from the same samples later, not lost.
+        dropped by `drop_slowest` are computed again from the same samples later, not lost; blocks end with the epoch.
     """
     if epochs < 0 or workers < 1 or drop_slowest < 0 or silence_s <= 0:
         text = f"{epochs}, {workers}, {drop_slowest} and {silence_s}"
         raise BadInput(f"elastic needs epochs ≥ 0, workers ≥ 1, drop_slowest ≥ 0 and silence_s > 0, got {text}")
     if codec == "auto":
         raise BadInput("codec 'auto' chooses for all-reduces, which elastic does not use; name a codec")
-    built = flat_codec(codec)
+    way, built = way_for(consistency), flat_codec(codec)
+    terms = ("" if way == Sync() else f", by {way}") + ("" if built.name == "none" else f", through {built}")
+    exempt = None if built.name == "none" else Exemptions()
     ledger = SampleLedger(dataset_size, batch, seed)
-    if built.name == "none":
-        replica = Replica(model, optimizer, ledger, scheduler)
-        wire: Wire = Exact(replica.numel)
-    else:
-        replica = Replica(model, optimizer, ledger, scheduler, exempt=Exemptions(), terms=f", through {built}")
-        wire = Coded(built, replica.coded_numel, replica.numel)
+    replica = Replica(model, optimizer, ledger, scheduler, exempt=exempt, terms=terms)
     options = {"drop_slowest": drop_slowest, "workers": workers, "silence_s": silence_s}
-    return ElasticJob(replica, Meeting(meeting), wire, Deadline(patience_s), epochs, **options)
+    parts = parts_of(way, built, replica)
+    return ElasticJob(replica, parts, Meeting(meeting), Deadline(patience_s), epochs, **options)

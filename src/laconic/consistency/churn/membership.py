@@ -41,8 +41,9 @@ class Membership:
         silence_s: after so long without a heartbeat a connection counts as broken.
 
     Attributes:
-        step: steps applied to the replica so far; NO_MODEL before the first state has come.
+        step: agreements applied to the replica so far; NO_MODEL before the first state has come.
         view: the present one.
+        at_stake: steps made since the last agreement, which are lost when the view changes.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Membership:
 
     def begin(self) -> None:
         """Come in as a newcomer, under a number of its own; blocks until a view holds this worker."""
-        self.step = NO_MODEL
+        self.step, self.at_stake = NO_MODEL, 0
         self.wire.forget()
         self._line = Line(self.meeting, self._silence_s)
         self._pending: View | None = None
@@ -94,13 +95,18 @@ class Membership:
         return self.view.ids.index(self.id)
 
     @property
+    def steps(self) -> int:
+        """Steps committed so far: more than `step` where members agree on blocks of steps."""
+        return int(self.replica.extra.get("steps", self.step))
+
+    @property
     def changed(self) -> bool:
         """Whether there is a newer view: settle."""
         return self._pending is not None
 
     def rejoin(self) -> None:
         """Come back as a newcomer after Fenced, and leave a record of it."""
-        old, made = self.id, self.step
+        old, made = self.id, self.steps
         self.begin()
         if self._pending is not None:
             self.meeting.record([event(self._pending, made, self.id, f"rejoined: had been worker {old}")])
@@ -273,7 +279,8 @@ class Membership:
 
     def _propose(self, lost: dict[int, str]) -> NoReturn:
         """Publish the next view, without the lost and with the newcomers; raises NewView with whichever is valid."""
-        raise NewView(self._line.propose(lost, max(0, self.step), int(self._stepping), MAX_MEMBERS))
+        redo = max(self.at_stake, int(self._stepping))
+        raise NewView(self._line.propose(lost, max(0, self.steps), redo, MAX_MEMBERS))
 
     def _model_lost(self) -> PeerLost:
         return PeerLost(f"[worker {self.id}] everyone who had the model is gone", rank=self.id)

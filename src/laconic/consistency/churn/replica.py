@@ -42,7 +42,7 @@ class Replica:
     Attributes:
         weights: the trained parameters.
         coded_numel: how many of the weights, from the first, a codec may touch.
-        included: the numbers of the workers whose vectors are in the last step; only kept where there is a codec.
+        extra: what else a newcomer must have, by name: numbers, lists and tensors.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Replica:
         terms: str = "",
     ) -> None:
         self.model, self.optimizer, self.ledger, self.scheduler = model, optimizer, ledger, scheduler
-        self.included: tuple[int, ...] = ()
+        self.extra: dict[str, Any] = {}
         self._terms = terms
         trained, self.coded_numel = trained_parameters(model, optimizer), 0
         if exempt is not None:
@@ -84,18 +84,27 @@ class Replica:
     @property
     def digest(self) -> int:
         """A checksum of the weights: equal bits, equal digest."""
-        return zlib.crc32(self.weights.values.view(torch.uint8).numpy().tobytes())
+        return digest(self.weights.values)
+
+    @property
+    def included(self) -> tuple[int, ...]:
+        """The numbers of the workers whose vectors are in the last step; only kept where there is a codec."""
+        return tuple(self.extra.get("included", ()))
 
     def apply(self, mean: Tensor, parts: int, included: tuple[int, ...]) -> None:
         """One committed step: the optimiser steps by `mean`, and the ledger notes whose samples are in it."""
         pieces = torch.split(mean, [p.numel() for p in self.weights.parameters])
         for parameter, piece in zip(self.weights.parameters, pieces, strict=True):
             parameter.grad = piece.view(parameter.shape)
+        self.step()
+        self.ledger.commit(parts, included)
+
+    def step(self) -> None:
+        """The optimiser steps by the gradients that are there, and the scheduler after it."""
         self.optimizer.step()
         self.forget_gradients()
         if self.scheduler is not None:
             self.scheduler.step()
-        self.ledger.commit(parts, included)
 
     def forget_gradients(self) -> None:
         """No gradients, so that the next backward begins anew."""
@@ -105,7 +114,7 @@ class Replica:
     def save(self) -> Tensor:
         """Everything, as one uint8 tensor."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
-        extra = {"included": list(self.included)} if self.included else {}
+        extra = {"extra": self.extra} if self.extra else {}
         return dumps(
             {
                 "weights": self.weights.values,
@@ -137,10 +146,15 @@ class Replica:
         if self.scheduler is not None and state["scheduler"] is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         self.ledger.load(state["ledger"])
-        self.included = tuple(int(member) for member in state.get("included", ()))
+        self.extra = state.get("extra", {})
 
     def _is_trained(self, parameter: Tensor) -> bool:
         return any(parameter is each for each in self.weights.parameters)
+
+
+def digest(values: Tensor) -> int:
+    """A checksum of a vector's bits."""
+    return zlib.crc32(values.view(torch.uint8).numpy().tobytes())
 
 
 def dumps(tree: Any) -> Tensor:

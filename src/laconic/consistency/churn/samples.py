@@ -1,12 +1,13 @@
 """Which samples of an epoch have been used: a pure, seeded ledger that every worker keeps and that never differs.
 
-Callers: `job.py`. Invariants: a step's samples count only when the step commits; whoever takes part, and however often
-that changes, every sample of an epoch is committed exactly once before the next epoch begins; without dropped workers
-the samples of a step are the same set whatever the number of workers.
+Callers: `work.py` and `blocks.py`. Invariants: a step's samples count only when the step, or the block it is in,
+commits; whoever takes part, and however often that changes, every sample of an epoch is committed exactly once before
+the next epoch begins; without dropped workers the samples of a step are the same set whatever the number of workers.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection
 from typing import Any
 
@@ -60,25 +61,45 @@ class SampleLedger:
 
     def shares(self, parts: int) -> list[Tensor]:
         """The sample numbers of the next step, divided among `parts` members; empty ones when these outnumber them."""
-        return [self._order[torch.tensor(places, dtype=torch.int64)] for places in self._places(parts)]
+        return self.block(parts, 1)[0]
 
-    def commit(self, parts: int, included: Collection[int]) -> None:
-        """The next step, divided among `parts` members, is committed with the shares of those in `included`."""
-        places = self._places(parts)
-        taken = sum(map(len, places))
+    def block(self, parts: int, steps: int) -> list[list[Tensor]]:
+        """The shares of each of the next `steps` steps, or of fewer where the epoch ends before.
+
+        >>> [[len(share) for share in shares] for shares in SampleLedger(10, 4).block(2, 8)]
+        [[1, 2], [1, 2], [2, 2]]
+        """
+        return [
+            [self._order[torch.tensor(places, dtype=torch.int64)] for places in divided]
+            for divided in self._places(parts, steps)
+        ]
+
+    def commit(self, parts: int, included: Collection[int], steps: int = 1) -> None:
+        """The next step, or block, divided among `parts` members, is committed with the shares of the `included`."""
+        block = self._places(parts, steps)
+        taken = sum(len(share) for divided in block for share in divided)
         first_new = min(taken, len(self._left))
-        dropped = [place for part, share in enumerate(places) if part not in included for place in share]
+        dropped = [
+            place for divided in block for part, share in enumerate(divided) if part not in included for place in share
+        ]
         self._left = sorted(dropped + self._left[first_new:])
         self._cursor += taken - first_new
         if self.remaining == 0:
             self._begin(self.epoch + 1)
 
-    def _places(self, parts: int) -> list[list[int]]:
-        steps = -(-self.remaining // self.batch)
-        size = self.remaining // steps
-        again = self._left[:size]
-        places = again + list(range(self._cursor, self._cursor + size - len(again)))
-        return [places[size * part // parts : size * (part + 1) // parts] for part in range(parts)]
+    def _places(self, parts: int, steps: int) -> list[list[list[int]]]:
+        """Places in the permutation, by step and member: first those that are left, then new ones."""
+        sizes, remaining = list[int](), self.remaining
+        while remaining and len(sizes) < steps:
+            sizes.append(remaining // -(-remaining // self.batch))
+            remaining -= sizes[-1]
+        again = self._left[: sum(sizes)]
+        places = iter(again + list(range(self._cursor, self._cursor + sum(sizes) - len(again))))
+        block = [list(itertools.islice(places, size)) for size in sizes]
+        return [
+            [step[len(step) * part // parts : len(step) * (part + 1) // parts] for part in range(parts)]
+            for step in block
+        ]
 
     def state(self) -> dict[str, Any]:
         """Plain values from which `load` goes on."""

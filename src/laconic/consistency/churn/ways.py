@@ -1,0 +1,70 @@
+"""Which ways of agreeing an elastic training has, and what each is made of.
+
+Caller: `job.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from laconic.codecs import Codec
+from laconic.consistency import rules
+from laconic.consistency.base import Mode, build
+from laconic.consistency.block_momentum import BlockMomentum
+from laconic.consistency.churn.blocks import Blocks
+from laconic.consistency.churn.coded import Coded
+from laconic.consistency.churn.mean import weighted_mean
+from laconic.consistency.churn.replica import Replica
+from laconic.consistency.churn.wire import Exact, Rule, Wire
+from laconic.consistency.churn.work import Gradients, Work
+from laconic.consistency.local import Local
+from laconic.consistency.robust import Robust
+from laconic.consistency.sync import Sync
+from laconic.errors import BadInput
+
+Way = Sync | Robust | Local | BlockMomentum
+OWN = "async, stale, and elastic and gossip with asynchronous=true, outlive the loss of a worker by themselves"
+
+
+def way_for(consistency: str | Mode) -> Way:
+    """The mode of this spec, if an elastic training has it.
+
+    Raises:
+        BadInput: it has not; the sentence says which it has, and which modes do not need it.
+    """
+    mode = build(consistency) if isinstance(consistency, str) else consistency
+    if not isinstance(mode, Way):
+        text = f"elastic trains by sync, robust, local or block_momentum, not by '{mode}'"
+        raise BadInput(f"{text}; {OWN}: use laconic.distribute for these")
+    if isinstance(mode, Sync) and mode.drop_slowest:
+        raise BadInput(f"elastic has an argument of its own for this: drop_slowest={mode.drop_slowest}, not '{mode}'")
+    if isinstance(mode, Local | BlockMomentum) and mode.state == "average":
+        raise BadInput(f"elastic does not send the optimiser's state: '{mode.name}' with state=keep or state=forget")
+    if isinstance(mode, BlockMomentum) and mode.nesterov:
+        raise BadInput("elastic has block_momentum without nesterov")
+    return mode
+
+
+def parts_of(way: Way, codec: Codec, replica: Replica) -> tuple[Work, Wire]:
+    """What a worker does between two agreements, and how what it offers travels."""
+    exact = codec.name == "none"
+    work: Work = Gradients(replica)
+    if isinstance(way, Local | BlockMomentum):
+        work = Blocks(replica, way, relative=not exact)
+    rule = ruled(way) if isinstance(way, Robust) else None
+    if exact:
+        return work, Exact(replica.numel, rule or weighted_mean, believes=rule is None)
+    return work, Coded(codec, replica.coded_numel, replica.numel, rule)
+
+
+def ruled(way: Robust) -> Rule:
+    """A robust rule over all members that have samples; the samples of each count alike."""
+
+    def combine(parts: Sequence[tuple[int, Tensor]], out: Tensor) -> None:
+        rows = torch.stack([values for samples, values in parts if samples]).numpy()
+        out.copy_(torch.from_numpy(rules.aggregate(way.rule, rows, way.f_among(len(rows)))))
+
+    return combine
