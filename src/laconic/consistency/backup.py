@@ -89,6 +89,8 @@ class BackupAgreement(Agreement):
         message = self._next(0.0)
         if message is None:
             self._tell(0, address(own, Kind.GRADIENT, 0, self.step))
+        else:
+            self._tell(0, pack(Kind.HELD, 0, self.step))  # late, and on its way
         while message is None or message.kind is not Kind.MEAN or message.step != self.step:
             message = self._next()
             if message is None:
@@ -126,16 +128,22 @@ class BackupAgreement(Agreement):
             raise CollectiveTimeout(text, rank=self.world.rank)
 
     def finish(self) -> None:
-        """Wait until the slowest has applied every step too."""
+        """Wait until the slowest has applied every step too: as long as it goes on, and rank 0 says so."""
         deadline = time.monotonic() + self._mesh.timeout_s
         if self.world.rank:
             self._tell(0, pack(Kind.FINISH, 0, self.step))
             while (message := self._next()) is None or message.kind is not Kind.DONE:
+                if message is not None:
+                    deadline = time.monotonic() + self._mesh.timeout_s
                 self._check(0 in self._mesh.peers, deadline)
             return
         while not self._finished >= set(self._mesh.peers):
             if self._next() is None:
                 self._check(True, deadline)
+                continue
+            deadline = time.monotonic() + self._mesh.timeout_s
+            for peer in self._finished & set(self._mesh.peers):
+                self._tell(peer, pack(Kind.BUSY, 0, self.step))
         for peer in self._mesh.peers:
             self._tell(peer, pack(Kind.DONE, 0, self.step))
         self._finished.clear()
