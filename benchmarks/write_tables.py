@@ -1,4 +1,4 @@
-"""Writes the tables of docs/experiments.md from the benchmarks' records, so that no figure is copied by hand.
+"""Writes the tables of some pages from the benchmarks' records, so that no figure is copied by hand.
 
     python benchmarks/write_tables.py
 
@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import bench_8bit_paper as paper
+import bench_consistency as consistency
 import bench_sparcml as sparcml
 
-PAGE = Path(__file__).parents[1] / "docs" / "experiments.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = (DOCS / "experiments.md", DOCS / "consistency" / "comparison.md")
 RESULTS = Path(__file__).parent / "results"
 BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Record = dict[str, Any]
@@ -65,6 +67,7 @@ def transfer_table(record: Record) -> str:
 
 
 TABLES: dict[str, Callable[[Record], str]] = {
+    "consistency": lambda record: consistency.table(record["comparisons"]),
     "8bit-cifar": cifar_table,
     "8bit-transfer": transfer_table,
     "parity-mnist": lambda record: paper.mnist(RESULTS / "parity-mnist.json"),
@@ -78,7 +81,7 @@ def block(name: str) -> str:
     if not path.exists():
         return "Not measured yet."
     record = json.loads(path.read_text())
-    made = record["environment"]
+    made = (record["comparisons"][-1] if "comparisons" in record else record)["environment"]
     source = f"`benchmarks/results/{name}.json`, commit {made['commit']}, {made['cores']} cores of {made['cpu']}."
     return f"{TABLES[name](record)}\n\nFrom {source}"
 
@@ -89,4 +92,5 @@ def page(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text()))
+    for path in PAGES:
+        path.write_text(page(path.read_text()))

@@ -104,6 +104,7 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path, monkeypatch: pytest.Mon
     for options, says in [
         ({"seeds": 0}, "--seeds"),
         ({"epochs": 0}, "--epochs"),
+        ({"target": 1.5}, "--target"),
         ({"hosts": 3}, "divided evenly"),
         ({"configs": ["dynamic9"]}, "dynamic8"),
     ]:
@@ -119,13 +120,16 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.processes
 def test_workers_without_lockstep_share_one_budget_of_samples(tmp_path: Path) -> None:
     record, folder = compare(
-        "digits-mlp", 2, ["none"], consistency=["async", "local(4)"], slow=15.0, seeds=1, epochs=2, runs=tmp_path
+        "digits-mlp", 2, ["none"], consistency=["async", "local(4)"], slow=15.0, seeds=1, epochs=2, target=0.3,
+        runs=tmp_path,
     )
     free, together = record.trials
     assert [trial.failed for trial in record.trials] == [None, None]
     assert [each.name for each in record.configurations] == ["async", "local(4)"]
     assert (free.steps, free.samples) == (together.steps, together.samples)
     assert [point.step for point in free.curve] == [point.step for point in together.curve]
+    assert record.workload.target_accuracy == 0.3  # as asked, not the workload's own
+    assert free.seconds_to_target is not None
     assert free.staleness_max is not None
     assert free.replicas_identical  # finish() left one model
     assert free.seconds_total < together.seconds_total  # the quick worker does what the slow one cannot

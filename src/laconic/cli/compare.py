@@ -42,6 +42,7 @@ def compare(
     link: Annotated[str | None, typer.Option(help="Emulate links of this speed: 1gbit, 100mbit (root).")] = None,
     hosts: Annotated[int | None, typer.Option(help="Emulated hosts; default: one a worker.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Default: the workload's.")] = None,
+    target: Annotated[float | None, typer.Option(help="Test accuracy to reach. Default: the workload's.")] = None,
     tuning_runs: Annotated[int | None, typer.Option(help="How many runs it took to choose these settings.")] = None,
     runs: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -52,8 +53,8 @@ def compare(
         configs = CONFIGS if consistency is None else "none"
     record, folder = run(
         workload, workers, split(configs), consistency=split(consistency or "sync"), slow=slow, seeds=seeds,
-        first_seed=first_seed, link=link, hosts=hosts, epochs=epochs, tuning_runs=tuning_runs, runs=runs,
-        command=shlex.join(["laconic", *sys.argv[1:]]), note=say,
+        first_seed=first_seed, link=link, hosts=hosts, epochs=epochs, target=target, tuning_runs=tuning_runs,
+        runs=runs, command=shlex.join(["laconic", *sys.argv[1:]]), note=say,
     )  # fmt: skip
     show(record, folder, json=json)
     if not any(trial.failed is None for trial in record.trials):

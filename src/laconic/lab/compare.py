@@ -41,6 +41,7 @@ def compare(
     link: str | None = None,
     hosts: int | None = None,
     epochs: int | None = None,
+    target: float | None = None,
     tuning_runs: int | None = None,
     runs: Path = Path("runs"),
     command: str = "",
@@ -54,6 +55,7 @@ def compare(
         configs: peers, `single` or codec specs.
         consistency: when workers agree; codecs are combined with each.
         slow: the last worker computes this many times as long; 1 for all alike.
+        target: the test accuracy (or loss) that the time to target is about, in place of the workload's.
         note: told a sentence after each trial.
 
     Raises:
@@ -65,7 +67,7 @@ def compare(
         raise BadInput(f"--slow must be from 1 to below 1000, got {slow}")
     if seeds < 1:
         raise BadInput(f"--seeds must be at least 1, got {seeds}")
-    chosen_workload = sized(get(workload), epochs)
+    chosen_workload = sized(get(workload), epochs, target)
     with Workers(workers, link, hosts) as place:
         chosen = [_told(each, place, slow) for each in combined(configs, consistency, workers)]
         record = new_record("compare", chosen_workload, workers, chosen, place, tuning_runs, runs, command)
@@ -129,7 +131,8 @@ def _trial(
 ) -> Trial:
     """One training; one that breaks is a trial that failed, and the run goes on."""
     order = len(record.trials)
-    plan = Plan(record.workload.name, chosen, seed, int(record.workload.epochs), order, str(folder), slow=slow)
+    plan = Plan(record.workload.name, chosen, seed, int(record.workload.epochs), order, str(folder), slow=slow,
+                target=record.workload.target_accuracy)  # fmt: skip
     label = f"{position} {chosen.name}, seed {seed}"
     try:
         with Progress(folder, label, steps_of(record), lines=False):

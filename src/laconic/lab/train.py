@@ -186,12 +186,15 @@ def _shared_folder(folder: Path | None, world: World) -> Path:
     return Path(bytes(broadcast(values, root=0, group=world).tolist()).decode())
 
 
-def sized(workload: Workload, epochs: int | None) -> Workload:
-    """The workload with the epochs asked for.
+def sized(workload: Workload, epochs: int | None, target: float | None = None) -> Workload:
+    """The workload with the epochs and the target asked for.
 
     Raises:
-        BadInput: fewer than 1.
+        BadInput: fewer epochs than 1, or a target that no training can reach.
     """
+    if target is not None and not (0 < target <= 1 if workload.objective.higher_is_better else target > 0):
+        raise BadInput(f"--target is a test accuracy above 0 and up to 1, or a test loss above 0, got {target}")
+    workload = workload if target is None else replace(workload, target=target)
     if epochs is not None and epochs < 1:
         raise BadInput(f"--epochs must be at least 1, got {epochs}")
     return workload if epochs is None else replace(workload, epochs=epochs)

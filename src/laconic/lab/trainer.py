@@ -53,7 +53,7 @@ class Plan:
     """What every rank is told.
 
     Attributes:
-        workload: its spec; `epochs` replaces its own where given.
+        workload: its spec; `epochs` and `target` replace its own where given.
         order: the trial's position in the run.
         folder: the run's, for metrics, requests and checkpoints; None for no file at all.
         keeps: whether checkpoints are written.
@@ -76,11 +76,13 @@ class Plan:
     counted_by: str = "exchange"
     launched: bool = False
     slow: float = 1.0
+    target: float | None = None
 
     def build(self) -> Workload:
-        """The workload, with the epochs asked for."""
+        """The workload, with the epochs and the target asked for."""
         workload = get(self.workload)
-        return workload if self.epochs is None else replace(workload, epochs=self.epochs)
+        epochs = workload.epochs if self.epochs is None else self.epochs
+        return replace(workload, epochs=epochs, target=workload.target if self.target is None else self.target)
 
 
 @dataclass(frozen=True)
