@@ -20,6 +20,7 @@ from laconic.errors import BadInput
 from laconic.transports.launcher import LocalJob, run_local
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from churn_party import counts
 from churn_verdict import verdict
 from soak_churn import Soak, soak
 
@@ -43,6 +44,26 @@ def test_nothing_is_lost_through_two_hundred_kills() -> None:
     found = soak(200, seed=2, size=4, limit_s=1100.0)
     assert found["problems"] == []
     assert found["kills"] >= 200
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"codec": "dynamic8"},
+        {"consistency": "local(8)"},
+        {"consistency": "block_momentum(8, momentum=0)", "codec": "topk(0.1)"},
+        {"consistency": "robust(median)"},
+    ],
+    ids=lambda options: " ".join(options.values()),
+)
+def test_nothing_is_lost_whatever_workers_agree_on(options: dict[str, str]) -> None:
+    found = soak(60, seed=3, size=4, limit_s=500.0, **options)
+    assert found["problems"] == []
+    assert found["kills"] >= 60
+    assert found["steps_compared"] > 0
+    assert found["epochs_checked"] > 0 or not counts(options)
 
 
 @pytest.mark.timeout(200)
@@ -96,6 +117,28 @@ def test_a_straggler_is_not_waited_for_and_ends_with_the_same_weights() -> None:
         assert torch.equal(found["weights"], results[0]["weights"])
     alone = run_local(3, _backup, (0, 20, 0.0), timeout_s=100)
     assert not torch.equal(alone[0]["weights"], results[0]["weights"]), "the straggler's gradients were left out"
+
+
+def _late(steps: int, pause_s: float) -> int:
+    """The last rank is slow; the others wait for it in finish()."""
+    with laconic.init(timeout_s=4) as world:
+        model = nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        laconic.distribute(model, optimizer, consistency="sync(drop_slowest=1)", world=world)
+        for _ in range(steps):
+            time.sleep(pause_s if world.rank == world.world_size - 1 else 0.0)
+            optimizer.zero_grad()
+            model(torch.ones(4, 8)).square().mean().backward()
+            optimizer.step()
+        mode_of(optimizer).finish()
+        made = mode_of(optimizer).step
+        mode_of(optimizer).close()
+        return made
+
+
+@pytest.mark.slow
+def test_a_straggler_that_goes_on_may_take_longer_than_the_time_out() -> None:
+    assert run_local(3, _late, (8, 0.8), timeout_s=100) == [8, 8, 8]
 
 
 def _many_steps(folder: str) -> float:

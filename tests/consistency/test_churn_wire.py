@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 import laconic
 from laconic.consistency.churn.coded import Coded
+from laconic.consistency.churn.meeting import read_events
 from laconic.consistency.churn.messages import HEADER_NBYTES
 from laconic.consistency.churn.wire import Exact, Occasion, Offer, Unreadable, Wire
 from laconic.errors import BadInput, PayloadError
-from tests.consistency.trainers import come_and_go
+from tests.consistency.trainers import Trainer, come_and_go, until
 
 NUMEL, CODED = 300, 256
 CODECS = ["dynamic8", "topk(0.1)", "adacomp", "onebit", "bf16"]
@@ -151,7 +152,7 @@ def test_what_cannot_be_read_names_the_worker_and_what_is_not_finite_is_nan_for_
         assert result.isfinite().all(), "what was not finite stays in what is owed"
 
 
-@pytest.mark.parametrize("spec", ["none", "dynamic8"])
+@pytest.mark.parametrize("spec", [pytest.param("none", marks=pytest.mark.slow), "dynamic8"])
 def test_workers_that_come_and_go_hold_the_same_bits(spec: str, tmp_path: Path) -> None:
     workers = come_and_go(tmp_path, codec=spec)
     for worker in workers[1:]:
@@ -160,6 +161,31 @@ def test_workers_that_come_and_go_hold_the_same_bits(spec: str, tmp_path: Path) 
     for worker in workers:
         assert worker.digests.items() <= workers[1].digests.items(), "different weights after the same step"
     assert len(workers[3].digests) < 96, "the last came later"
+
+
+def test_who_sends_what_cannot_be_read_is_out_and_comes_back(tmp_path: Path) -> None:
+    def tamper(job: Any) -> None:
+        offer, calls = job._wire.offer, []
+
+        def flip(*about: Any) -> Tensor:
+            message = offer(*about)
+            calls.append(1)
+            if len(calls) == 5:
+                message[-3] ^= 4
+            return message
+
+        job._wire.offer = flip
+
+    first = Trainer(tmp_path, workers=2, codec="dynamic8")
+    until(lambda: (tmp_path / "view-00000001.json").exists())
+    second = Trainer(tmp_path, prepare=tamper, workers=2, codec="dynamic8")
+    first.ended()
+    second.ended()
+    assert second.digests.items() <= first.digests.items()
+    assert max(second.digests) == 96
+    happened = [event["what"] for event in read_events(tmp_path)]
+    assert any("what worker 2 sent cannot be read: " in what for what in happened)
+    assert "rejoined: had been worker 2" in happened
 
 
 def test_codecs_that_do_not_fit_are_refused(tmp_path: Path) -> None:

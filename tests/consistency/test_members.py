@@ -220,9 +220,12 @@ def test_who_joins_while_a_line_closes_does_not_keep_it_open() -> None:
 class _Worker(threading.Thread):
     """A worker of an elastic job in a thread of its own; `at`: what it does before its steps, by their count."""
 
-    def __init__(self, folder: Path, workers: int, at: dict[int, Any], stop: threading.Event) -> None:
+    def __init__(
+        self, folder: Path, workers: int, at: dict[int, Any], stop: threading.Event, begin_after_s: float = 0.0
+    ) -> None:
         super().__init__(daemon=True)
         self._folder, self._workers, self._at, self._stop_at = folder, workers, at, stop
+        self._begin_after_s = begin_after_s
         self.job: Any = None
         self.steps = 0
         self.error: BaseException | None = None
@@ -240,6 +243,7 @@ class _Worker(threading.Thread):
         with _elastic(self._folder, model, **options) as job:
             job._deadline._floor_s = 1.0  # a crowded machine
             self.job = job
+            time.sleep(self._begin_after_s)
             for batch in job.batches():
                 self._at.get(self.steps, lambda job: None)(job)
                 if self._stop_at.is_set():
@@ -299,6 +303,29 @@ def test_who_blocks_in_the_first_step_with_a_newcomer_is_lost(blocked: str, tmp_
     finally:
         stop.set()
         wake.set()
+        for worker in workers:
+            worker.join(20)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_newcomer_may_take_its_time_before_its_first_batch(tmp_path: Path) -> None:
+    """It is in the view, and does not say anything yet; the others' steps have taken much less than it takes."""
+    stop = threading.Event()
+    first = _Worker(tmp_path, 2, {}, stop)
+    _until(lambda: first.job is not None, "the first comes in")
+    workers = [first, _Worker(tmp_path, 2, {}, stop)]
+    try:
+        _go_on(workers, 40)
+        assert first.job.deadline_s == 1.0, "learned, and at its floor"
+        workers.append(_Worker(tmp_path, 2, {}, stop, begin_after_s=1.7))
+        _until(lambda: workers[2].job is not None, "the third comes in")
+        number = workers[2].job.worker
+        _go_on(workers)
+        assert workers[2].job.worker == number
+        assert workers[2].job.rejoined == 0
+    finally:
+        stop.set()
         for worker in workers:
             worker.join(20)
 

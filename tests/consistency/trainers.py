@@ -34,6 +34,7 @@ class Trainer(threading.Thread):
     Args:
         leave_after: leave after so many calls of `step()`, wherever that is.
         spoil: what it does to its gradients.
+        prepare: what it does to its job before it begins.
         options: of `laconic.elastic`.
 
     Attributes:
@@ -43,10 +44,16 @@ class Trainer(threading.Thread):
     """
 
     def __init__(
-        self, folder: Path, leave_after: int | None = None, spoil: Callable[[Tensor], Any] | None = None, **options: Any
+        self,
+        folder: Path,
+        leave_after: int | None = None,
+        spoil: Callable[[Tensor], Any] | None = None,
+        prepare: Callable[[Any], Any] | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(daemon=True)
-        self.folder, self.leave_after, self.spoil, self.options = folder, leave_after, spoil, options
+        self.folder, self.leave_after, self.options = folder, leave_after, options
+        self.spoil, self.prepare = spoil, prepare
         self.digests: dict[int, int] = {}
         self.loss, self.calls, self.sent_nbytes = 0.0, 0, 0
         self.weights = torch.empty(0)
@@ -64,6 +71,8 @@ class Trainer(threading.Thread):
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         settings = {"dataset_size": SAMPLES, "batch": BATCH, "epochs": EPOCHS, "meeting": self.folder}
         with laconic.elastic(model, optimizer, patience_s=20.0, **settings, **self.options) as job:
+            if self.prepare is not None:
+                self.prepare(job)
             for batch in job.batches():
                 nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
                 for parameter in model.parameters() if self.spoil is not None else ():

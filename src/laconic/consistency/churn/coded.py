@@ -32,7 +32,7 @@ class Coded:
     the step is committed, and on members only when their vector is in it.
 
     Cost: a payload each way instead of 4 bytes a value; encode once on members and decode P times on the coordinator;
-    two vectors of memory more on members, five on the coordinator.
+    four vectors of memory on members, seven on the coordinator; two and three of them less where nothing is fed back.
 
     Args:
         numel: values of a vector.
