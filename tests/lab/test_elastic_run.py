@@ -171,11 +171,31 @@ def test_workers_that_die_again_and_again_end_the_run(tmp_path: Path, monkeypatc
 
 def test_what_elastic_cannot_take_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadInput, match="no --algorithm"):
-        train_elastic("digits-mlp", 2, consistency="local(8)", runs=tmp_path)
+        train_elastic("digits-mlp", 2, algorithm="ring", runs=tmp_path)
+    with pytest.raises(BadInput, match="not by 'gossip"):
+        train_elastic("digits-mlp", 2, consistency="gossip", runs=tmp_path)
+    with pytest.raises(BadInput, match="name a codec"):
+        train_elastic("digits-mlp", 2, codec="auto", runs=tmp_path)
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(BadInput, match="without torchrun"):
         train_elastic("digits-mlp", 2, runs=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("codec", "consistency"), [("dynamic8", "sync"), ("none", "local(4)"), ("none", "robust(median)")]
+)
+def test_codecs_and_modes(tmp_path: Path, codec: str, consistency: str) -> None:
+    done = train_elastic("digits-mlp", 3, codec=codec, consistency=consistency, epochs=4, runs=tmp_path)
+    (trial,) = done.record.trials
+    assert (trial.steps, trial.samples, len(trial.curve)) == (4 * STEPS, 4 * SAMPLES, 4)
+    assert trial.test_accuracy is not None
+    assert trial.test_accuracy > 0.8
+    if "robust" not in consistency:
+        assert trial.sent_nbytes_per_step < 0.4 * trial.raw_nbytes_per_step
+    assert sum(layer.sent_nbytes for layer in trial.layers) == pytest.approx(trial.sent_nbytes_per_step)
 
 
 def _command(runs: Path, *words: str) -> subprocess.Popen[str]:

@@ -54,7 +54,9 @@ def train(
     if done is None:
         return
     if not done.record.finished:
-        say(f"stopped after step {done.step} of {done.steps}; go on with: laconic train --resume {done.folder}")
+        lost = done.record.interruptions[-1].lost
+        back = f", {lost} of them after the last checkpoint" if lost else ""
+        say(f"stopped after step {done.step} of {done.steps}{back}; go on with: laconic train --resume {done.folder}")
         raise typer.Exit(130)
     trial, report = done.record.trials[0], done.folder / "report.html"
     if json:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from laconic.consistency.churn.ways import way_for
 from laconic.errors import BadInput
 from laconic.exchange.policy import flat_codec
 from laconic.lab import checkpoint, control, interruptions
@@ -51,15 +52,16 @@ def train_elastic(
     """
     if is_launched():
         raise BadInput("--elastic starts and replaces its own workers: run it without torchrun or mpiexec")
-    if (algorithm, consistency) != ("auto", "sync"):
-        raise BadInput("--elastic has its own exchange, by a coordinator: it takes no --algorithm or --consistency")
+    if algorithm != "auto":
+        raise BadInput("--elastic has its own exchange, by a coordinator: it takes no --algorithm")
     if codec == "auto":
         raise BadInput("--codec auto chooses for all-reduces, which --elastic does not use; name a codec")
-    name = OPTION if flat_codec(codec).name == "none" else f"{OPTION} {codec}"
+    way, coded = str(way_for(consistency)), flat_codec(codec).name != "none"
+    name = " ".join([OPTION, *([codec] if coded else []), *([way] if way != "sync" else [])])
     chosen_workload = sized(get(workload), epochs)
     with Workers(workers, link, hosts) as place:
         told = {"seed": seed, "bytes": ruler(place.counted_by(workers), "laconic"), OPTION: "lost workers are replaced"}
-        chosen = Configuration(name, "laconic", codec, "coordinator", "sync", workers, "zmq", dict(told))
+        chosen = Configuration(name, "laconic", codec, "coordinator", way, workers, "zmq", dict(told))
         record = new_record("train", chosen_workload, workers, [chosen], place, tuning_runs, runs, command)
         record.clock = CLOCK
         return _train(begin(record, runs), record, place)
@@ -86,8 +88,9 @@ def _train(folder: Path, record: Record, place: Workers, step: int = 0) -> Finis
     control.forget(folder)
     starts_journal(folder).add(StartRow(record.starts, step))
     plan = ElasticPlan(
-        record.workload.name, chosen.codec, int(chosen.options["seed"]), int(record.workload.epochs), chosen.workers,
-        str(folder.absolute()), start=record.starts, resume=step, counted_by=place.counted_by(chosen.workers),
+        record.workload.name, chosen.codec, chosen.consistency, int(chosen.options["seed"]),
+        int(record.workload.epochs), chosen.workers, str(folder.absolute()), start=record.starts, resume=step,
+        counted_by=place.counted_by(chosen.workers),
     )  # fmt: skip
     steps, label = steps_of(record), f"{plan.workload}, {chosen.name}, {chosen.workers} workers"
     with Progress(folder, label, steps) as progress, stopping(folder):

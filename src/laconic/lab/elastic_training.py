@@ -52,6 +52,7 @@ class ElasticPlan:
 
     workload: str
     codec: str
+    consistency: str
     seed: int
     epochs: int
     workers: int
@@ -159,6 +160,7 @@ class ElasticWorker:
         self._steps, self._evaluations = steps_journal(self.folder), evaluations_journal(self.folder)
         self._metrics: Metrics | None = None
         self._recent: deque[StepRow] = deque(maxlen=20)
+        self._block: list[StepRow] = []  # steps that are not committed yet
         self._known_as = 0
         self._shown_at = 0.0
         self._sent_before = 0
@@ -171,7 +173,7 @@ class ElasticWorker:
         with elastic(
             self.task.model, self.optimizer, dataset_size=data, batch=self.task.global_batch(1), epochs=epochs,
             seed=_order_seed(plan), meeting=meeting_of(self.folder, plan.start), workers=plan.workers, scheduler=rate,
-            patience_s=PATIENCE_S, codec=plan.codec,
+            patience_s=PATIENCE_S, codec=plan.codec, consistency=plan.consistency,
         ) as job:  # fmt: skip
             with contextlib.suppress(BadInput):  # the training was over before this worker came
                 self._introduce(job)
@@ -205,9 +207,11 @@ class ElasticWorker:
         self._sent_before = self._sent_nbytes()
 
     def _step(self, job: ElasticJob, numbers: torch.Tensor) -> None:
-        """One step with this worker's share of it, and its row if it was made."""
-        made, view, members, worker = self._made(job), job.view, job.members, job.worker
-        began = time.monotonic()
+        """One step with this worker's share of it; its row is written once it is committed, alone or with a block."""
+        view, members, worker, committed = job.view, job.members, job.worker, job.steps
+        if self._block and self._block[0].view != view:
+            self._block.clear()  # given up: its samples come again
+        began, made = time.monotonic(), self._made(job) + len(self._block)
         epoch, step = divmod(made, self.steps_per_epoch)
         # The rate is set once more to what the scheduler has set; what is needed is the random state for dropout.
         self.task.begin_step(self.optimizer, epoch, step, members.index(worker))
@@ -215,20 +219,29 @@ class ElasticWorker:
         loss.backward()  # type: ignore[no-untyped-call]
         computed = time.monotonic()
         if not job.step():
-            return
-        told = job.records[-1]
-        sent = float(told.sent_nbytes)
+            return self._block.clear()
+        sent, before = 0.0, self._sent_before
         if self.plan.counted_by == "interface":
-            now = self._sent_nbytes()
-            sent, self._sent_before = float(now - self._sent_before), now
-        row = StepRow(
+            self._sent_before = self._sent_nbytes()
+            sent = float(self._sent_before - before)
+        self._block.append(StepRow(
             made + 1, self.plan.start, view, len(members), worker, members[0] == worker, began, time.monotonic(),
-            computed - began, told.wait_s, sent, float(loss.detach()), len(numbers),
-        )  # fmt: skip
-        self._steps.add(row)
-        self._recent.append(row)
-        if row.coordinator:
-            self._show(row)
+            computed - began, 0.0, sent, float(loss.detach()), len(numbers),
+        ))  # fmt: skip
+        if job.steps > committed:
+            self._write(job)
+
+    def _write(self, job: ElasticJob) -> None:
+        """The rows of steps that are committed now."""
+        told = {self.plan.resume + each.step + 1: each for each in job.records[-2 * len(self._block) :]}
+        for row in self._block:
+            own = told[row.step]
+            sent = row.sent if self.plan.counted_by == "interface" else float(own.sent_nbytes)
+            self._recent.append(replace(row, wait=own.wait_s, sent=sent))
+            self._steps.add(self._recent[-1])
+        self._block.clear()
+        if self._recent[-1].coordinator:
+            self._show(self._recent[-1])
 
     def _sent_nbytes(self) -> int:
         return interface_nbytes() if self.plan.counted_by == "interface" else 0
