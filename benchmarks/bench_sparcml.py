@@ -1,6 +1,6 @@
 """SparCML's MNIST experiment on eight emulated hosts: top 16 of every 512 values at 4 bits against float32.
 
-    LACONIC_DATA=… python benchmarks/bench_sparcml.py                    # about 10 minutes on two cores, needs root
+    LACONIC_DATA=… python benchmarks/bench_sparcml.py                    # about 15 minutes on two cores, needs root
     LACONIC_DATA=… python benchmarks/bench_sparcml.py --links 100mbit=12 --steps 30 --output /tmp/sparcml.json
 
 Published (Renggli et al., SparCML, 2018; Hoefler, PPAM 2019): an MLP on MNIST, 8 nodes, Top16_Q4, end to end 3.65 times
@@ -9,7 +9,7 @@ them. Here one worker trains on each of 8 network namespaces behind `tc tbf`, at
 
 All eight workers share this machine's cores, so what is computed (the step itself, encoding, decoding) takes several
 times longer than on eight machines, while the wire takes as long as a real one: the factors are those of a slow link
-beside slow workers. The network is 784-1024-1024-10 with dropout, batch 64 a worker, SGD with momentum 0.9 at 0.1
+beside slow workers. The network is 784-1024-1024-10 with dropout, batch 64 a worker, SGD with momentum 0.9 at 0.05
 falling linearly to zero.
 
 Accuracy first: float32 and ours train the same steps on links without a limit, and the test accuracy is taken on the
@@ -307,7 +307,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--links", default="1gbit=40,100mbit=24,20mbit=12", help="each with its timed steps; none: accuracy alone"
     )
-    parser.add_argument("--steps", type=int, default=590, help="of training for the accuracy; 118 are an epoch")
+    parser.add_argument("--steps", type=int, default=1180, help="of training for the accuracy; 118 are an epoch")
     parser.add_argument("--hosts", type=int, default=8)
     parser.add_argument("--batch", type=int, default=64, help="per worker")
     parser.add_argument("--evaluations", type=int, default=20, help="during the training for the accuracy")
@@ -315,10 +315,24 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--exchanges", type=int, default=3, help="of the gradient alone, after each turn")
     parser.add_argument("--target", type=float, default=0.95, help="test accuracy")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rate", type=float, default=0.1, help="learning rate at the beginning")
-    parser.add_argument("--timeout", type=float, default=900.0, help="seconds, per link")
+    parser.add_argument("--rate", type=float, default=0.05, help="learning rate at the beginning")
+    parser.add_argument("--timeout", type=float, default=1800.0, help="seconds, per link")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     return parser.parse_args()
+
+
+def stored_accuracy(path: Path, plan: Plan) -> dict[str, Any] | None:
+    """What an earlier run learnt by the same plan: it does not depend on the links, and takes the longest."""
+    found = json.loads(path.read_text())["accuracy"] if path.exists() else None
+    return found if found is not None and found["plan"] == json.loads(json.dumps(asdict(plan))) else None
+
+
+def write(path: Path, learnt: dict[str, Any], records: list[dict[str, Any]]) -> None:
+    content = {"benchmark": "sparcml", "environment": environment(), "published": PUBLISHED, "accuracy": learnt}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({**content, "links": records}, indent=1) + "\n")
+    part.replace(path)
 
 
 def parsed(part: str) -> tuple[str, int]:
@@ -338,7 +352,8 @@ def main() -> int:
         links = [] if options.links == "none" else [parsed(part) for part in options.links.split(",")]
         block = max(2, -(-options.steps // options.evaluations))
         plan = Plan((FP32, OURS), options.steps, block, True, 0, *rest, None)
-        learnt = measure("unlimited", options.hosts, plan, options.timeout)
+        learnt = stored_accuracy(options.output, plan) or measure("unlimited", options.hosts, plan, options.timeout)
+        write(options.output, learnt, [])
         for row in learnt["results"]:
             text = f"{row['configuration']}: {100 * row['test_accuracy']:.2f} %, target after {row['steps_to_target']}"
             print(f"{text} of {row['steps']} steps", file=sys.stderr, flush=True)
@@ -351,10 +366,7 @@ def main() -> int:
     except LaconicError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    content = {"benchmark": "sparcml", "environment": environment(), "published": PUBLISHED, "accuracy": learnt}
-    content["links"] = records
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(content, indent=1) + "\n")
+    write(options.output, learnt, records)
     print(table(records))
     return 0
 
