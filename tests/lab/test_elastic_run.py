@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from laconic.consistency.churn.meeting import Meeting, View, event
-from laconic.errors import BadInput
+from laconic.errors import BadInput, PeerLost
 from laconic.lab import crew, interruptions
 from laconic.lab.elastic_run import resume_elastic, train_elastic
 from laconic.lab.elastic_story import EndRow, StartRow, ends_journal, starts_journal, story
@@ -244,6 +244,13 @@ def test_the_end_of_a_start_is_told_once(tmp_path: Path) -> None:
     interruptions.note_resumption(done, tmp_path, 41)
     assert len(done.interruptions) == 4
     assert done.starts == 4
+
+
+def test_a_failure_names_who_was_lost_and_what_has_to_be_done_again() -> None:
+    seen = interruptions.failure(PeerLost("[rank 0/2]: peer 1 was lost", rank=0, peer=1), reached=30, checkpoint=23)
+    assert (seen.rank, seen.step, seen.lost, seen.ended) == (1, 30, 7, True)
+    died = interruptions.failure(RankFailed("rank 1: RuntimeError: no\nTraceback …", 1), reached=None, checkpoint=None)
+    assert (died.rank, died.step, died.lost, died.what) == (1, 0, 0, "rank 1: RuntimeError: no")
 
 
 def _unfinished(folder: Path, told: list[Interruption]) -> Record:

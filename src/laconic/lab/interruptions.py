@@ -28,7 +28,8 @@ def failure(error: Exception, reached: int | None, checkpoint: int | None) -> In
     """
     from_step = checkpoint or 0
     step = max(reached or 0, from_step)
-    rank = getattr(error, "rank", None)
+    peer = getattr(error, "peer", None)  # who was lost, where somebody else tells of it
+    rank = peer if peer is not None else getattr(error, "rank", None)
     return Interruption(now(), step, rank, first_line(error), step - from_step)
 
 
