@@ -46,6 +46,10 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process that is left."""
         for job in self._jobs.values():
             job.kill()
         self._jobs.clear()
@@ -76,7 +80,7 @@ class Crew:
             if done or control.is_stop_requested(self._folder):
                 ending_at = ending_at or time.monotonic() + LAST_S
             if ending_at is not None and time.monotonic() > ending_at:
-                self.__exit__()
+                self.close()
             self._tick()
         return done
 
