@@ -6,12 +6,14 @@ Run as a program it reads a line of JSON for each script, {"script", "folder", "
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 import types
@@ -43,24 +45,35 @@ class PreparedPython:
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(10)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
 
 
 def _serve() -> None:
+    import multiprocessing.util
+
     import numba  # noqa: F401
     import torch._dynamo  # noqa: F401  what the first optimiser imports
 
     import laconic.consistency.distribute
     import laconic.exchange.state  # noqa: F401
 
+    atexit._clear()  # what is registered from here on is a script's own, and what it needs of multiprocessing's
+    atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # nothing but answers goes there
     for line in sys.stdin:
         task = json.loads(line)
         said = Path(task["folder"]) / "said.txt"
+        said.touch()
         child = os.fork()
         if child == 0:
+            os.setpgid(0, 0)
             _become(task["script"], task["folder"], said)
+        with contextlib.suppress(OSError):  # the child may have done it already, or be gone
+            os.setpgid(child, child)
         answers.write(json.dumps({"code": _wait(child, task["timeout_s"]), "said": said.read_text()}) + "\n")
         answers.flush()
 
@@ -68,7 +81,6 @@ def _serve() -> None:
 def _become(script: str, folder: str, said: Path) -> NoReturn:
     """Be the process that runs this script."""
     code = 1
-    os.setsid()
     descriptor = os.open(said, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -92,11 +104,9 @@ def _become(script: str, folder: str, said: Path) -> NoReturn:
 
 
 def _end(code: int) -> NoReturn:
-    """End as an interpreter does, but for what the parent has registered."""
-    import multiprocessing.util
-
-    with contextlib.suppress(Exception):
-        multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+    """End as an interpreter does: wait for threads, then run what the script has registered."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

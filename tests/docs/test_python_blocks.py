@@ -35,8 +35,12 @@ def test_a_script_that_fails_is_noticed(tmp_path: Path, python: PreparedPython) 
     assert returned == 1
     assert "before" in said
     assert "on purpose" in said
-    script.write_text("import time\ntime.sleep(60)\n")
-    assert python.run(script, timeout_s=0.2)[0] == -9
+    waiting = "import threading\nevent = threading.Event()\n"
+    for waits in ("event.wait()\n", "threading.Thread(target=event.wait).start()\n"):
+        script.write_text(waiting + waits)
+        assert python.run(script, timeout_s=0.5)[0] == -9
+    script.write_text("import atexit\natexit.register(print, 'at the end')\n")
+    assert "at the end" in python.run(script)[1]
 
 
 @pytest.mark.processes
