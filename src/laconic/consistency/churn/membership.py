@@ -63,7 +63,7 @@ class Membership:
         self._line = Line(self.meeting, self._silence_s)
         self._pending: View | None = None
         self._new: set[int] = set()  # members that have not made a step with us yet
-        self._held = self._fresh = self._stepping = False
+        self._held = self._begun = self._fresh = self._stepping = False
         try:
             self._pending = found(self._line, self._job)
             if self._pending is not None:
@@ -168,13 +168,15 @@ class Membership:
                 self._replace(missing, since, self._limit_s)
             elif message.kind is Kind.REPORT:
                 reports[message.sender] = message.step
+                self._begun |= bool(message.flag)
         newest = max(reports.values())
         if newest == NO_MODEL:
             raise self._model_lost()
         if self.step < newest:
             self._catch_up(next(member for member in reports if reports[member] == newest))
         behind = [member for member in self._others if reports[member] < newest]
-        self._held = self.step == 0 and len(self.view.ids) < self._workers
+        self._begun |= self.step > 0 or len(self.view.ids) >= self._workers
+        self._held = not self._begun
         self._new |= set(behind)
         self._line.receiving = set(behind)
         places = sum(1 << self.view.ids.index(member) for member in behind)
@@ -200,7 +202,7 @@ class Membership:
 
     def _report(self) -> None:
         """A member's part: say how far it is; give or take the state."""
-        self._line.tell(self.view.coordinator, pack(Kind.REPORT, self.view.number, self.step))
+        self._line.tell(self.view.coordinator, pack(Kind.REPORT, self.view.number, self.step, flag=self._begun))
         waits: float | None = 2 * self._limit_s
         while True:
             message = self._hear(waits if self.step != NO_MODEL else None)
@@ -209,6 +211,7 @@ class Membership:
                 self._line.tell(self.view.coordinator, pack(Kind.STATE, self.view.number, self.step, body=body))
             elif message.kind is Kind.START:
                 self._held = not message.flag
+                self._begun |= not self._held
                 self._new |= {m for place, m in enumerate(self.view.ids) if message.detail >> place & 1}
                 if message.step == self.step:
                     return

@@ -27,7 +27,7 @@ class Kind(IntEnum):
 
     JOIN = 1  # by a newcomer to the coordinator; body: its address
     VIEW = 2  # C: a new view, the body, as in the meeting folder
-    REPORT = 3  # M: in this view; step: how many steps this member has applied, −1 when it holds no model
+    REPORT = 3  # M: in this view; step: how many steps are applied here, −1 without a model; flag: was told to train
     START = 4  # C: the view begins at `step`; flag: train (else wait for more); detail: a bit for each who gets a STATE
     FETCH = 5  # C: send me your state
     STATE = 6  # body: a replica after `step` steps
