@@ -21,7 +21,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -35,6 +35,7 @@ from laconic.lab.trainer import SHOWN_EVERY_S, compute_repeatably, interface_nby
 from laconic.lab.workloads import get
 
 PATIENCE_S = 30.0  # a first step may take this long; who is killed is noticed at once all the same
+LAST_TEST_S = 15.0  # besides four times the longest test so far, how long others wait for who tests the final model
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class ElasticWorker:
                 self._step(job, numbers)
             if not job.finished:
                 return WorkerEnded(0, True, "")
-            self._evaluate_last(job)
+            self._evaluate_last(job.worker)
             return WorkerEnded(job.worker, True, weights_digest(self.task.model).hex())
 
     def _made(self, job: ElasticJob) -> int:
@@ -257,12 +258,19 @@ class ElasticWorker:
             with job.busy():
                 self._evaluate(made, job.worker)
 
-    def _evaluate_last(self, job: ElasticJob) -> None:
-        """One of those who hold the final model tests it; if it dies over that, the next one does."""
-        with open(self.folder / ".last-test", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not self._is_tested(self.total_steps):
-                self._evaluate(self.total_steps, job.worker)
+    def _evaluate_last(self, worker: int) -> None:
+        """One of those who hold the final model tests it: who locks the journal of evaluations.
+
+        If it dies over that, the next one does; if it is stopped, the others do without the lock after a while.
+        """
+        longest_s = max((row.took for row in self._evaluations.read()), default=0.0)
+        until = time.monotonic() + LAST_TEST_S + 4 * longest_s
+        with open(self._evaluations.path, "ab") as journal:
+            while not self._is_tested(self.total_steps):
+                free = time.monotonic() > until or _is_locked_by_us(journal)
+                if free and not self._is_tested(self.total_steps):  # or the lock was let go of in between
+                    return self._evaluate(self.total_steps, worker)
+                time.sleep(0.05)
 
     def _is_tested(self, made: int) -> bool:
         return any((row.start, row.step) == (self.plan.start, made) for row in self._evaluations.read())
@@ -299,6 +307,15 @@ class ElasticWorker:
         self._metrics.add(
             trial=0, step=row.step, train_loss=row.loss, samples_per_s=samples / recent_s, sent_Bps=sent_Bps, **scores
         )
+
+
+def _is_locked_by_us(file: IO[bytes]) -> bool:
+    """Lock a file unless another process has; whoever closes it or dies lets go of it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _order_seed(plan: ElasticPlan) -> int:
