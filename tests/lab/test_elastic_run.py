@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,12 @@ import pytest
 
 from laconic.consistency.churn.meeting import Meeting, View, event
 from laconic.errors import BadInput, PeerLost
-from laconic.lab import crew, interruptions
+from laconic.lab import crew, elastic_training, interruptions
 from laconic.lab.elastic_run import resume_elastic, train_elastic
 from laconic.lab.elastic_story import EndRow, StartRow, ends_journal, starts_journal, story
 from laconic.lab.elastic_training import (
     ElasticPlan,
+    ElasticWorker,
     EvaluationRow,
     StepRow,
     WorkerEnded,
@@ -31,6 +34,7 @@ from laconic.lab.elastic_training import (
 )
 from laconic.lab.elastic_trial import _newest, _seconds, steps_made
 from laconic.lab.record import Interruption, Record
+from laconic.lab.workers import Workers
 from laconic.transports.launcher import RankFailed
 
 STEPS, SAMPLES = 23, 1438  # of an epoch of digits
@@ -149,6 +153,45 @@ def test_a_killed_coordinator_is_replaced_and_told_of(tmp_path: Path) -> None:
     assert 'class="flagtext"' in text
     assert text.count(f"worker {worker} was killed by SIGKILL") >= 3  # on the chart, in its list, in the record's
     assert Record.load(done.folder) == done.record
+
+
+def test_the_final_test_does_not_wait_for_ever_for_one_that_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic_training, "LAST_TEST_S", 0.2)
+    worker = ElasticWorker(ElasticPlan("digits-mlp", "none", "sync", 0, 1, 2, str(tmp_path)))
+    with open(evaluations_journal(tmp_path).path, "ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        testing = threading.Thread(target=worker._evaluate_last, args=(7,), daemon=True)
+        testing.start()
+        testing.join(timeout=60)
+        assert [(row.worker, row.step) for row in evaluations_journal(tmp_path).read()] == [(7, STEPS)]
+    worker._evaluate_last(8)
+    assert len(evaluations_journal(tmp_path).read()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "evaluations.jsonl"]
+
+
+def _comes_late(plan: ElasticPlan) -> WorkerEnded:
+    """Place 1 finds the training over; place 0 has the final model, and tests it for longer than LAST_S."""
+    if plan.place == 0:
+        _when(lambda: (Path(plan.folder) / "late").exists())
+        time.sleep(0.5)
+        return WorkerEnded(1, True, plan.codec)
+    (Path(plan.folder) / "late").touch()
+    return WorkerEnded(0, True, "")
+
+
+@pytest.mark.processes
+def test_one_that_comes_too_late_does_not_end_the_final_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "run_worker", _comes_late)
+    monkeypatch.setattr(crew, "LAST_S", 0.1)
+    plan = ElasticPlan("digits-mlp", "abcd", "sync", 0, 1, 2, str(tmp_path))
+    with Workers(2) as place:
+        with crew.Crew(plan, place, lambda: None, lambda _: None) as both:
+            assert both.run() == [WorkerEnded(0, True, ""), WorkerEnded(1, True, "abcd")]
+        with crew.Crew(replace(plan, codec=""), place, lambda: None, lambda _: None) as both:
+            with pytest.raises(RankFailed, match="nobody is left who had the final model"):
+                both.run()
 
 
 def _dies(plan: ElasticPlan) -> WorkerEnded:

@@ -76,13 +76,19 @@ class Crew:
                 if not outcome.failed:
                     done.append(cast(WorkerEnded, outcome.value))
                 else:
-                    self._lost(place, job, outcome, needed=not done and not control.is_stop_requested(self._folder))
-            if done or control.is_stop_requested(self._folder):
+                    self._lost(place, job, outcome, needed=not self._is_ending(done))
+            if self._is_ending(done):
                 ending_at = ending_at or time.monotonic() + LAST_S
             if ending_at is not None and time.monotonic() > ending_at:
                 self.close()
             self._tick()
+        if not self._is_ending(done):
+            raise RankFailed("the training is over, and nobody is left who had the final model")
         return done
+
+    def _is_ending(self, done: list[WorkerEnded]) -> bool:
+        """Whether somebody has ended with the final model, or is to; who came too late for the training does not."""
+        return any(each.digest for each in done) or control.is_stop_requested(self._folder)
 
     def _start(self, place: int) -> None:
         self._jobs[place] = self._place.start_one(place, run_worker, (replace(self._plan, place=place),))
