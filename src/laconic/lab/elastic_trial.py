@@ -44,7 +44,7 @@ def elastic_trial(record: Record, folder: Path, workload: Workload, ended: Seque
 
     Args:
         workload: with the epochs that were trained.
-        ended: of the workers that hold the final model.
+        ended: of the workers; one or more hold the final model.
     """
     (chosen,) = record.configurations
     made = steps_made(steps_journal(folder).read())
@@ -55,13 +55,13 @@ def elastic_trial(record: Record, folder: Path, workload: Workload, ended: Seque
     loading = _loading_s(folder, chosen.workers)
     model = workload.build(int(chosen.options["seed"]))
     sent = float(np.mean([row.sent for each in rows for row in each]))
-    digests = {each.digest for each in ended if each.digest}
+    held = [each.digest for each in ended if each.digest]  # who came too late has none
     trial = assemble(
         chosen, int(chosen.options["seed"]), 0, _figures(rows, seconds), sum(loading.values()),
         evaluations=[_evaluation(row, loading) for row in tested], layers=_layers(chosen, model, sent),
         world_size=chosen.workers, samples_per_step=record.workload.train_samples * workload.epochs / total,
-        sent_by_formula=None, parameters=record.workload.parameters, weights_sha256=min(digests),
-        replicas_identical=len(digests) == 1 if len(ended) > 1 else None,
+        sent_by_formula=None, parameters=record.workload.parameters, weights_sha256=min(held),
+        replicas_identical=len(set(held)) == 1 if len(held) > 1 else None,
     )  # fmt: skip
     return replace(trial, events=_events(trial, record, story(folder), rows))
 
