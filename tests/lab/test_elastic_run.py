@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from laconic.consistency.churn.job import ElasticJob
 from laconic.consistency.churn.meeting import Meeting, View, event
 from laconic.errors import BadInput, PeerLost
 from laconic.lab import crew, elastic_training, interruptions
@@ -32,9 +34,10 @@ from laconic.lab.elastic_training import (
     steps_journal,
     workers_journal,
 )
-from laconic.lab.elastic_trial import _newest, _seconds, steps_made
+from laconic.lab.elastic_trial import _newest, _seconds, elastic_trial, steps_made
 from laconic.lab.record import Interruption, Record
 from laconic.lab.workers import Workers
+from laconic.lab.workloads import get
 from laconic.transports.launcher import RankFailed
 
 STEPS, SAMPLES = 23, 1438  # of an epoch of digits
@@ -72,6 +75,21 @@ def test_the_clock_rests_during_evaluations_and_between_starts() -> None:
     assert _seconds(rows, tested).tolist() == [0.5, 1.0, 2.0, 1.0, 0.0]
     again = [*tested, EvaluationRow(2, 1, 3, 1.0, 0.1, 0.9, True), EvaluationRow(2, 2, 1, 1.0, 0.1, 0.8, False)]
     assert [row.accuracy for row in _newest(again)] == [0.8]
+
+
+def test_replicas_are_identical_only_if_two_were_compared(tmp_path: Path) -> None:
+    record = _unfinished(tmp_path, [])
+    record.configurations = [replace(record.configurations[1], workers=2, options={"seed": 0})]
+    evaluations_journal(tmp_path).add(EvaluationRow(2, 1, 1, 0.1, 0.5, 0.9, False))
+    workers_journal(tmp_path).add(WorkerRow(1, 1, 0, 101, 0.1))
+    for step in (1, 2):
+        steps_journal(tmp_path).add(_row(step))
+    late, first, second = WorkerEnded(0, True, ""), WorkerEnded(1, True, "ab"), WorkerEnded(2, True, "cd")
+    found = [
+        elastic_trial(record, tmp_path, replace(get("digits-mlp"), epochs=1), ended).replicas_identical
+        for ended in ([late, first], [first, late, first], [first, second])
+    ]
+    assert found == [None, True, False]
 
 
 def test_what_workers_saw_and_how_processes_ended_are_one_story(tmp_path: Path) -> None:
@@ -120,8 +138,24 @@ def _coordinator_after(runs: Path, step: int) -> WorkerRow | None:
     return next(row for row in workers_journal(folder).read() if row.worker == found[-1])
 
 
+def _awaits_the_fourth(plan: ElasticPlan) -> WorkerEnded:
+    """In the last two epochs, wait until a fourth process has a number, and go slowly until it has joined."""
+    folder, whole = Path(plan.folder), ElasticWorker._step
+
+    def slowly(self: ElasticWorker, job: ElasticJob, numbers: torch.Tensor) -> None:
+        if job.steps >= 3 * STEPS and len({row.pid for row in workers_journal(folder).read()}) < 4:
+            with job.busy():
+                _when(lambda: (folder / "members" / "id-00000004").exists())
+                time.sleep(0.3)
+        whole(self, job, numbers)
+
+    ElasticWorker._step = slowly  # type: ignore[method-assign]
+    return elastic_training.run_worker(plan)
+
+
 @pytest.mark.processes
-def test_a_killed_coordinator_is_replaced_and_told_of(tmp_path: Path) -> None:
+def test_a_killed_coordinator_is_replaced_and_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "run_worker", _awaits_the_fourth)
     killed: list[int] = []
 
     def strike() -> None:
