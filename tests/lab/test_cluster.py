@@ -156,6 +156,19 @@ def test_the_error_of_a_rank_arrives_and_nothing_is_left(nothing_left: None) -> 
 
 
 @needs_root
+def test_jobs_that_have_ended_hold_nothing() -> None:
+    def held() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    with Cluster(hosts=1, link="unlimited") as cluster:
+        counts = []
+        for _ in range(3):
+            cluster.start_on(0, abs, (-1,)).results(timeout_s=60)
+            counts.append(held())
+    assert counts[2] <= counts[1]
+
+
+@needs_root
 def test_ranks_still_running_end_with_the_cluster_when_its_block_fails(nothing_left: None) -> None:
     cluster = Cluster(hosts=2)
 

@@ -165,15 +165,17 @@ class Cluster:
             self._switch, lambda: dist.TCPStore(self.store_address, 0, is_master=True, wait_for_workers=False)
         )
         hosts = [self._host(host) for host in range(self.hosts) for _ in range(ranks_per_host)]
-        job = LocalJob(len(hosts), function, args, environment, store=store, hosts=hosts)
-        self._jobs.append(job)
-        return job
+        return self._keep(LocalJob(len(hosts), function, args, environment, store=store, hosts=hosts))
 
     def start_on(self, host: int, function: Callable[..., T], args: tuple[Any, ...] = ()) -> LocalJob[T]:
         """Start `function(*args)` in one process on one host; it finds the others by itself."""
         if not self._descriptors:
             raise BadInput("the cluster is not open; use it in a with statement")
-        job = LocalJob(1, function, args, hosts=[self._host(host)])
+        return self._keep(LocalJob(1, function, args, hosts=[self._host(host)]))
+
+    def _keep(self, job: LocalJob[T]) -> LocalJob[T]:
+        """Remember a job to end it with the cluster, and forget those that have ended: each holds a store and pipes."""
+        self._jobs = [each for each in self._jobs if any(process.is_alive() for process in each.processes)]
         self._jobs.append(job)
         return job
 
