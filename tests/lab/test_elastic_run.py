@@ -228,6 +228,36 @@ def test_one_that_comes_too_late_does_not_end_the_final_test(tmp_path: Path, mon
                 both.run()
 
 
+def _founds(plan: ElasticPlan) -> WorkerEnded:
+    """The first founder dies before it has said who it is, and the other waits for it in vain."""
+    folder, meeting = Path(plan.folder), Meeting(Path(plan.folder) / "members")
+    again = (folder / "died").exists()
+    if plan.place == 1:
+        (folder / "waits").touch()
+        time.sleep(0 if again else 100)
+        return WorkerEnded(2, True, "")
+    _when((folder / "waits").exists)
+    number = meeting.number()
+    founded = meeting.publish(View(1, ((number, "a"),), "job", 0.0))
+    if not again:
+        (folder / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return WorkerEnded(number, founded, "ab")
+
+
+@pytest.mark.processes
+def test_without_a_step_all_begin_again_when_the_founder_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "run_worker", _founds)
+    monkeypatch.setattr(crew, "LAST_S", 1.0)
+    monkeypatch.setattr(crew, "WAITING_S", 0.0)
+    told: list[str] = []
+    plan = ElasticPlan("digits-mlp", "none", "sync", 0, 1, 2, str(tmp_path))
+    with Workers(2) as place, crew.Crew(plan, place, lambda: None, told.append) as both:
+        assert WorkerEnded(2, True, "ab") in both.run()
+    assert "a worker that had not joined yet was killed by SIGKILL before the first step; all begin again" in told
+    assert "no step yet: the first one waits for 2 workers, 0 of them have joined" in told
+
+
 def _dies(plan: ElasticPlan) -> WorkerEnded:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
