@@ -396,3 +396,12 @@ def test_addresses_and_headers_are_checked() -> None:
     for place in range(6):
         with pytest.raises(PayloadError):
             unpack(frame[:place] + b"\xfe" + frame[place + 1 :])
+
+
+def test_a_peer_can_be_added_and_dropped_again_and_again() -> None:
+    """The monitors of closed connections go on for a moment: the next connection's must not share a name with them."""
+    options: dict[str, Any] = {"linger_s": 0.0}
+    with ZmqTransport(None, 0, 2, 10.0, **options) as server, ZmqTransport(None, 1, 2, 10.0, **options) as worker:
+        for _ in range(300):
+            worker.add_peer(0, server.address)
+            worker.drop_peer(0)

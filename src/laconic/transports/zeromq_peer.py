@@ -11,6 +11,7 @@ to us, so it counts as lost only when they have ended too.
 
 from __future__ import annotations
 
+import itertools
 import struct
 import time
 from collections import deque
@@ -32,6 +33,7 @@ _REFUSALS = int(
 _WATCHED = _REFUSALS | int(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED)
 # Below this, letting ZeroMQ copy a slice is cheaper than hearing from it when the slice is free again.
 _COPY_NBYTES = 65536
+_NUMBERS = itertools.count()  # of the process's lines
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
@@ -176,7 +178,7 @@ class _Line:
         self.socket: Socket = context.socket(zmq.DEALER)
         self.established = False
         guard.client(self.socket)
-        place = f"inproc://line-{id(self)}"
+        place = f"inproc://line-{next(_NUMBERS)}"  # an id() may be that of one whose monitor is yet to close
         self.socket.monitor(place, _WATCHED)
         self._monitor: Socket = context.socket(zmq.PAIR)
         self._monitor.setsockopt(zmq.RCVHWM, 0)  # a full monitor would stop ZeroMQ's I/O thread
