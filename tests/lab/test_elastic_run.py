@@ -283,6 +283,8 @@ def test_what_elastic_cannot_take_is_refused(tmp_path: Path, monkeypatch: pytest
         train_elastic("digits-mlp", 2, consistency="gossip", runs=tmp_path)
     with pytest.raises(BadInput, match="name a codec"):
         train_elastic("digits-mlp", 2, codec="auto", runs=tmp_path)
+    with pytest.raises(BadInput, match=r"1 to 62 workers here: .* \(digits-mlp: 62\); got 63"):
+        train_elastic("digits-mlp", 63, runs=tmp_path)
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(BadInput, match="without torchrun"):
         train_elastic("digits-mlp", 2, runs=tmp_path)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from laconic.consistency.churn.messages import MAX_MEMBERS
 from laconic.consistency.churn.ways import way_for
 from laconic.errors import BadInput
 from laconic.exchange.policy import flat_codec
@@ -64,7 +65,17 @@ def train_elastic(
         chosen = Configuration(name, "laconic", codec, "coordinator", way, workers, "zmq", dict(told))
         record = new_record("train", chosen_workload, workers, [chosen], place, tuning_runs, runs, command)
         record.clock = CLOCK
+        _check_size(record, chosen_workload.batch, workers)
         return _train(begin(record, runs), record, place)
+
+
+def _check_size(record: Record, batch: int, workers: int) -> None:
+    """Everyone needs a sample of every step: the coordinator too, which tests and writes checkpoints between them."""
+    samples = record.workload.train_samples
+    smallest = samples // -(-samples // batch)
+    if workers > min(smallest, MAX_MEMBERS):
+        why = f"a group has at most {MAX_MEMBERS}, and each a sample of every step ({record.workload.name}: {smallest})"
+        raise BadInput(f"--elastic takes 1 to {min(smallest, MAX_MEMBERS)} workers here: {why}; got {workers}")
 
 
 def is_elastic(record: Record) -> bool:
