@@ -187,6 +187,28 @@ def test_who_sends_what_cannot_be_read_is_out_and_comes_back(tmp_path: Path) -> 
     assert "rejoined: had been worker 2" in happened
 
 
+def test_who_has_no_samples_in_a_step_is_not_in_it(tmp_path: Path) -> None:
+    """A rule ignores what it sends, which therefore does not count as sent."""
+    seen: list[tuple[int, bool]] = []
+
+    def watch(job: Any) -> None:
+        committed = job._wire.committed
+
+        def noted(included: bool) -> None:
+            seen.append((job._work.samples, included))
+            committed(included)
+
+        job._wire.committed = noted
+
+    options: dict[str, Any] = {"codec": "topk(0.1)", "consistency": "robust(median)", "workers": 3}
+    few = {"dataset_size": 3, "batch": 2, "epochs": 2}  # steps of one sample and of two
+    workers = [Trainer(tmp_path, prepare=watch, **options, **few) for _ in range(3)]
+    for worker in workers:
+        worker.ended()
+    assert {samples for samples, _ in seen} == {0, 1}
+    assert all(included == (samples > 0) for samples, included in seen)
+
+
 def test_codecs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     model = nn.Linear(40, 40)
     make = {"dataset_size": 8, "batch": 4, "meeting": tmp_path / "a", "patience_s": 0.5}

@@ -39,6 +39,7 @@ class Trainer(threading.Thread):
 
     Attributes:
         digests: its checksum after each committed step.
+        recorded: the steps that its job has recorded, at the end.
         loss: over all samples, at the end.
         error: what ended it.
     """
@@ -56,6 +57,7 @@ class Trainer(threading.Thread):
         self.spoil, self.prepare = spoil, prepare
         self.digests: dict[int, int] = {}
         self.loss, self.calls, self.sent_nbytes = 0.0, 0, 0
+        self.recorded: list[int] = []
         self.weights = torch.empty(0)
         self.error: BaseException | None = None
         self.start()
@@ -70,7 +72,7 @@ class Trainer(threading.Thread):
         model, x, y = problem()
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         settings = {"dataset_size": SAMPLES, "batch": BATCH, "epochs": EPOCHS, "meeting": self.folder}
-        with laconic.elastic(model, optimizer, patience_s=20.0, **settings, **self.options) as job:
+        with laconic.elastic(model, optimizer, **({"patience_s": 20.0} | settings | self.options)) as job:
             job._deadline._floor_s = 1.0  # a crowded machine
             if self.prepare is not None:
                 self.prepare(job)
@@ -86,6 +88,7 @@ class Trainer(threading.Thread):
                 if self.calls == self.leave_after:
                     return
             self.sent_nbytes = sum(record.sent_nbytes for record in job.records)
+            self.recorded = [record.step for record in job.records]
         with torch.no_grad():
             self.loss = float(nn.functional.cross_entropy(model(x), y))
         self.weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])

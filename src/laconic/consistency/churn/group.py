@@ -114,7 +114,8 @@ class Group(Membership):
                 break
             if self._line.next(TICK_S) is None:
                 self._replace([m for m in self.view.ids if m not in came], since, limit_s)
-        included = [place for place, member in enumerate(self.view.ids) if member in came]
+        # Who has no samples has no part in it, so that what a codec left out of earlier offers stays to be sent.
+        included = [place for place, member in enumerate(self.view.ids) if member in came and came[member].samples]
         try:
             offers = [came[self.view.ids[place]] for place in included]
             message, values = self.wire.combine(offers, occasion, len(self._others))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Mean(NamedTuple):
-    """What a step applies: the mean gradient, and the places of those whose gradients are in it."""
+    """What a step applies: the mean gradient, and the places of those in it; who has no samples is not."""
 
     values: Tensor
     included: tuple[int, ...]
