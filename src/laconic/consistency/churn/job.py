@@ -55,6 +55,7 @@ class ElasticJob:
         self._replica, self._work, self._epochs, self._options = replica, work, epochs, options
         self._meeting, self._deadline = meeting, deadline
         self.finished, self.rejoined = False, 0
+        self._is_due = False  # a batch was given, for which step() has not been called
         self.records: list[StepRecord] = []
         self._unsettled: list[StepRecord] = []
         self._group: Group | None = None
@@ -84,6 +85,7 @@ class ElasticJob:
                 self.finished = group.finish()
                 continue
             share = work.share(len(group.view.ids), group.place)
+            self._is_due = True
             if len(share):
                 yield share
             else:
@@ -100,8 +102,9 @@ class ElasticJob:
             on blocks of steps, as before the block.
         """
         group, work = self._group, self._work
-        if group is None:
-            raise BadInput("step() belongs into the loop over batches()")
+        if group is None or not self._is_due:
+            raise BadInput("step() belongs into the loop over batches(), once for each batch")
+        self._is_due = False
         begun, sent, waited = time.perf_counter(), group.sent_nbytes, 0.0
         number = group.steps + work.made
         agrees = work.step()
