@@ -21,6 +21,7 @@ from laconic.consistency.churn.group import Group
 from laconic.consistency.churn.joining import Fenced, Finished
 from laconic.consistency.churn.mean import Mean
 from laconic.consistency.churn.meeting import Meeting
+from laconic.consistency.churn.messages import MAX_MEMBERS
 from laconic.consistency.churn.replica import Replica, digest
 from laconic.consistency.churn.samples import SampleLedger
 from laconic.consistency.churn.ways import parts_of, way_for
@@ -266,7 +267,7 @@ def elastic(
         batch: samples of a step over all workers.
         meeting: a folder all workers can write to, of this job alone.
         epochs: how often every sample is used.
-        workers: the first step waits for this many.
+        workers: the first step waits for this many, 64 at most: there are no more at a time.
         scheduler: a learning-rate scheduler, stepped after every committed step.
         drop_slowest: steps do not wait for this many workers; samples of the dropped are used later.
         patience_s: how long to wait for a worker before the deadline is learned from past steps, and at least for a
@@ -303,6 +304,8 @@ def elastic(
     if epochs < 0 or workers < 1 or drop_slowest < 0 or silence_s <= 0:
         text = f"{epochs}, {workers}, {drop_slowest} and {silence_s}"
         raise BadInput(f"elastic needs epochs ≥ 0, workers ≥ 1, drop_slowest ≥ 0 and silence_s > 0, got {text}")
+    if workers > MAX_MEMBERS:
+        raise BadInput(f"an elastic training has at most {MAX_MEMBERS} workers at a time, not {workers}")
     if codec == "auto":
         raise BadInput("codec 'auto' chooses for all-reduces, which elastic does not use; name a codec")
     way, built = way_for(consistency), flat_codec(codec)
