@@ -276,8 +276,9 @@ def elastic(
         codec: a spec such as "dynamic8", through which gradients travel both ways, with error feedback; biases, norms
             and parameters of fewer than 1,024 values stay float32. All workers go on with the same decoded mean.
         consistency: what workers agree on: "sync", the mean gradient of every step; "robust(krum, f=1)", what a rule
-            makes of all gradients at the coordinator, which is trusted; "local(8)" or "block_momentum(8)", the weights
-            after a block of steps that each worker makes alone, which is then what is committed, or made again.
+            makes of all gradients at the coordinator, which is trusted (`workers` must be enough for f); "local(8)" or
+            "block_momentum(8)", the weights after a block of steps that each worker makes alone, which is then what is
+            committed, or made again.
 
     Raises:
         BadInput: a value out of range, a codec or a mode that elastic does not have, or the job in `meeting` trains
@@ -308,7 +309,7 @@ def elastic(
         raise BadInput(f"an elastic training has at most {MAX_MEMBERS} workers at a time, not {workers}")
     if codec == "auto":
         raise BadInput("codec 'auto' chooses for all-reduces, which elastic does not use; name a codec")
-    way, built = way_for(consistency), flat_codec(codec)
+    way, built = way_for(consistency, workers), flat_codec(codec)
     terms = ("" if way == Sync() else f", by {way}") + ("" if built.name == "none" else f", through {built}")
     exempt = None if built.name == "none" else Exemptions()
     ledger = SampleLedger(dataset_size, batch, seed)

@@ -29,11 +29,15 @@ Way = Sync | Robust | Local | BlockMomentum
 OWN = "async, stale, and elastic and gossip with asynchronous=true, outlive the loss of a worker by themselves"
 
 
-def way_for(consistency: str | Mode) -> Way:
+def way_for(consistency: str | Mode, workers: int | None = None) -> Way:
     """The mode of this spec, if an elastic training has it.
 
+    Args:
+        workers: how many the training begins with; None: that is not looked at.
+
     Raises:
-        BadInput: it has not; the sentence says which it has, and which modes do not need it.
+        BadInput: it has not; the sentence says which it has, and which modes do not need it. Or these are too few
+            workers for the f of a robust rule.
     """
     mode = build(consistency) if isinstance(consistency, str) else consistency
     if not isinstance(mode, Way):
@@ -45,6 +49,8 @@ def way_for(consistency: str | Mode) -> Way:
         raise BadInput(f"elastic does not send the optimiser's state: '{mode.name}' with state=keep or state=forget")
     if isinstance(mode, BlockMomentum) and mode.nesterov:
         raise BadInput("elastic has block_momentum without nesterov")
+    if isinstance(mode, Robust) and mode.f is not None and workers is not None:
+        rules.check(rules.get(mode.rule), workers, mode.f)
     return mode
 
 
