@@ -75,13 +75,20 @@ class Group(Membership):
             while self._drop_slowest or self.at_stake:
                 message = self._line.next(0.0)
                 if message is None and not self._line.reaches(self.view.coordinator):
-                    message = self._hear(2 * self._limit_s)
+                    message = self._hear_unless_back()
                 if message is None:
                     return None
                 if message.kind is Kind.MEAN and message.step == self.step:
                     return self._mean(message)
         except NewView as news:
             self._pending = news.view
+        return None
+
+    def _hear_unless_back(self) -> Message | None:
+        """The coordinator's next message; None as soon as it can be reached again: in its block it says nothing."""
+        for message in self._heard(2 * self._limit_s):
+            if message is not None or self._line.reaches(self.view.coordinator):
+                return message
         return None
 
     def _contribute(self, samples: int, occasion: Occasion) -> Mean:

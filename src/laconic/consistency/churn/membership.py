@@ -14,6 +14,7 @@ Invariant: members of one view that have applied as many steps hold the same bit
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import NoReturn
 
 from torch import Tensor
@@ -231,13 +232,17 @@ class Membership:
         Args:
             waits_s: how long it may be silent; None: as long as its connection stands.
         """
+        return next(message for message in self._heard(waits_s) if message is not None)
+
+    def _heard(self, waits_s: float | None) -> Iterator[Message | None]:
+        """As `_hear`, with None after every moment in which nothing came."""
         since, watched = time.monotonic(), self.view.coordinator
         suspects: dict[int, str] = {}
         while True:
             message = self._line.next(TICK_S)
-            if message is not None and message.sender == self.view.coordinator:
-                return message
             if message is not None:
+                if message.sender == self.view.coordinator:
+                    yield message
                 continue
             suspects |= {m: CUT for m in self._others if m not in suspects and not self._line.reaches(m)}
             first = next(m for m in self.view.ids if m not in suspects)
@@ -250,6 +255,7 @@ class Membership:
                 since, watched, waits_s = time.monotonic(), first, 2 * self.deadline.seconds
             if waits_s is not None and self._line.waited_s(since) > waits_s:
                 suspects[watched] = SILENT.format(waits_s)
+            yield None
 
     def _look_around(self) -> None:
         """The coordinator, between steps: change the view when somebody has come or gone; wait for enough to begin."""
