@@ -79,6 +79,7 @@ class ElasticJob:
             group = self._group
             while (mean := group.missed()) is not None:
                 self._commit(mean)
+                self._unsettled.clear()  # steps of a block that was made without them
             if group.changed:
                 self._abandon()
                 continue
