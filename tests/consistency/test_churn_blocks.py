@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,6 +138,69 @@ def test_a_group_that_has_begun_does_not_wait_again_for_workers(tmp_path: Path) 
     for worker in workers:
         worker.ended()
     assert [max(worker.digests, default=0) for worker in workers] == [96, 96, 0]
+    assert next(event["lost"] for event in read_events(tmp_path) if event["what"] == "left") == 8, "a block at most"
+
+
+def test_a_block_that_was_made_without_a_worker_is_not_in_its_records(tmp_path: Path) -> None:
+    offered = threading.Event()
+    options: dict[str, Any] = {"workers": 2, "consistency": "local(4)", "drop_slowest": 1, "epochs": 3}
+
+    def let_it_come(_: Tensor) -> None:
+        if first.calls == 13:
+            offered.wait(60)
+
+    def fall_behind(job: Any) -> None:
+        group, agree, missed = job._group, job._group.agree, job._group.missed
+
+        def late() -> Any:
+            mean = missed()
+            while mean is None and group.step == 0 and group.at_stake:  # in its first block, until that is made
+                time.sleep(0.005)
+                mean = missed()
+            return mean
+
+        group.missed = late
+        group.agree = lambda *about: (offered.set(), agree(*about))[1]
+
+    first = Trainer(tmp_path, spoil=let_it_come, **options)
+    until(lambda: (tmp_path / "view-00000001.json").exists())
+    second = Trainer(tmp_path, prepare=fall_behind, **options)
+    for worker in (first, second):
+        worker.ended()
+    assert second.recorded, "it was in a block in the end"
+    assert 0 not in second.recorded
+
+
+def test_a_coordinator_that_is_back_at_once_may_go_on_with_its_block(tmp_path: Path) -> None:
+    """Its connection is gone for a moment, in the middle of a block, in which it says nothing."""
+    looked = threading.Event()
+
+    def miss(job: Any) -> None:
+        group, missed = job._group, job._group.missed
+        deadline, line = group.deadline, group._line
+
+        def cut_once() -> Any:
+            if group.at_stake != 2 or looked.is_set():
+                return missed()
+            answers, reaches, held = [False], line.reaches, deadline.seconds
+            line.reaches = lambda member: answers.pop() if answers else reaches(member)
+            deadline._seconds = deadline.patience_s = 0.1
+            try:
+                return missed()
+            finally:
+                line.reaches, deadline._seconds, deadline.patience_s = reaches, held, held
+                looked.set()
+
+        group.missed = cut_once
+
+    options: dict[str, Any] = {"workers": 2, "consistency": "local(4)", "epochs": 1}
+    first = Trainer(tmp_path, spoil=lambda _: looked.wait(60), **options)
+    until(lambda: (tmp_path / "view-00000001.json").exists())
+    second = Trainer(tmp_path, prepare=miss, **options)
+    for worker in (first, second):
+        worker.ended()
+    assert looked.is_set()
+    assert not [event for event in read_events(tmp_path) if "lost" in event["what"]]
 
 
 def test_a_liar_is_outvoted(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ class Blocks:
 
     def __init__(self, replica: Replica, mode: Local | BlockMomentum, *, relative: bool) -> None:
         self._replica, self._mode, self._relative = replica, mode, relative
+        self.period = mode.period
         self._start = torch.empty_like(replica.weights.values)
         self._saved: tuple[Any, Any] | None = None
         self._block: list[list[Tensor]] = []

@@ -27,7 +27,7 @@ class Group(Membership):
 
     Args:
         drop_slowest: how many members a step does not wait for.
-        workers, silence_s: as for `Membership`.
+        workers, silence_s, period: as for `Membership`.
     """
 
     def __init__(
@@ -40,10 +40,11 @@ class Group(Membership):
         drop_slowest: int = 0,
         workers: int = 1,
         silence_s: float = 1.5,
+        period: int = 1,
     ) -> None:
         self._drop_slowest = drop_slowest
         self._committed_at = time.monotonic()
-        super().__init__(meeting, replica, wire, deadline, workers, silence_s)
+        super().__init__(meeting, replica, wire, deadline, workers, silence_s, period)
 
     def agree(self, samples: int, of_all: int) -> Mean | None:
         """The mean of all members' `wire.values` at this step, or None when the view changes: do the step again.
@@ -52,15 +53,12 @@ class Group(Membership):
             samples: how many samples this worker's are the mean over; 0: they count for nothing.
             of_all: how many samples the step has over all members.
         """
-        self._stepping = True
         occasion = Occasion(self.step, self.place, of_all)
         try:
             return self._collect(samples, occasion) if self._is_coordinator else self._contribute(samples, occasion)
         except NewView as news:
             self._pending = news.view
             return None
-        finally:
-            self._stepping = False
 
     def missed(self) -> Mean | None:
         """The mean of the present step if the others have made it without this worker; nothing is waited for.
@@ -169,6 +167,7 @@ class Group(Membership):
 
     def finish(self) -> bool:
         """Wait until everyone has made the last step; False when the view changes: settle, and finish again."""
+        self._ending = True
         try:
             if self._is_coordinator:
                 self._end()

@@ -62,7 +62,7 @@ class ElasticJob:
         self._group: Group | None = None
         self._wire = wire
         with contextlib.suppress(Finished):
-            self._group = Group(meeting, replica, wire, deadline, **options)
+            self._group = Group(meeting, replica, wire, deadline, period=work.period, **options)
 
     # what a training loop needs
 

@@ -130,7 +130,7 @@ class Line:
 
         Args:
             step: steps made here so far.
-            redo: how many may have to be made again.
+            redo: how many may have to be made again, at most.
             most: members a view may have.
         """
         staying = [(member, place) for member, place in self.view.members if member not in lost]

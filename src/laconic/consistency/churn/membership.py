@@ -40,6 +40,7 @@ class Membership:
     Args:
         workers: how many members the first step waits for.
         silence_s: after so long without a heartbeat a connection counts as broken.
+        period: the most steps from one agreement to the next.
 
     Attributes:
         step: agreements applied to the replica so far; NO_MODEL before the first state has come.
@@ -48,10 +49,17 @@ class Membership:
     """
 
     def __init__(
-        self, meeting: Meeting, replica: Replica, wire: Wire, deadline: Deadline, workers: int, silence_s: float
+        self,
+        meeting: Meeting,
+        replica: Replica,
+        wire: Wire,
+        deadline: Deadline,
+        workers: int,
+        silence_s: float,
+        period: int = 1,
     ) -> None:
         self.meeting, self.replica, self.wire, self.deadline = meeting, replica, wire, deadline
-        self._workers, self._silence_s = workers, silence_s
+        self._workers, self._silence_s, self._period = workers, silence_s, period
         self._job = replica.signature
         self.begin()
 
@@ -64,7 +72,7 @@ class Membership:
         self._line = Line(self.meeting, self._silence_s)
         self._pending: View | None = None
         self._new: set[int] = set()  # members that have not made a step with us yet
-        self._held = self._begun = self._fresh = self._stepping = False
+        self._held = self._begun = self._fresh = self._ending = False
         try:
             self._pending = found(self._line, self._job)
             if self._pending is not None:
@@ -288,7 +296,7 @@ class Membership:
 
     def _propose(self, lost: dict[int, str]) -> NoReturn:
         """Publish the next view, without the lost and with the newcomers; raises NewView with whichever is valid."""
-        redo = max(self.at_stake, int(self._stepping))
+        redo = self._period if self._begun and not self._ending else 0  # others may be further in it than this one
         raise NewView(self._line.propose(lost, max(0, self.steps), redo, MAX_MEMBERS))
 
     def _model_lost(self) -> PeerLost:

@@ -19,8 +19,10 @@ class Work(Protocol):
         samples: this worker's, in what is agreed on next.
         of_all: all workers', in what is agreed on next.
         made: steps made here that are not agreed on yet: they are lost when somebody else is.
+        period: the most steps from one agreement to the next.
     """
 
+    period: int
     samples: int
     of_all: int
     made: int
@@ -50,6 +52,8 @@ class Work(Protocol):
 
 class Gradients:
     """One step, by the mean of all workers' gradients."""
+
+    period = 1
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
