@@ -142,6 +142,10 @@ def _elastic(folder: Path, model: nn.Module, **options: Any) -> Any:
 def test_wrong_use_gets_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="workers ≥ 1"):
         _elastic(tmp_path / "a", nn.Linear(2, 1), workers=0)
+    with pytest.raises(BadInput, match="at most 64 workers"):
+        _elastic(tmp_path / "a", nn.Linear(2, 1), workers=65)
+    with pytest.raises(BadInput, match="krum with f=1 needs 5 workers or more, not 2"):
+        _elastic(tmp_path / "a", nn.Linear(2, 1), workers=2, consistency="robust(krum, f=1)")
     with pytest.raises(BadInput, match="float32"):
         _elastic(tmp_path / "a", nn.Linear(2, 1).double())
     job = _elastic(tmp_path / "b", nn.Linear(2, 1))
@@ -152,6 +156,30 @@ def test_wrong_use_gets_one_sentence(tmp_path: Path) -> None:
         _ = job.steps
     with pytest.raises(PeerLost, match="begin in another folder"):
         _elastic(tmp_path / "b", nn.Linear(2, 1), patience_s=0.3)
+
+
+@pytest.mark.parametrize("way", ["sync", "local(4)"])
+def test_a_step_without_a_batch_gets_one_sentence(way: str, tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    with _elastic(tmp_path, model, consistency=way) as job:
+        with pytest.raises(BadInput, match=r"loop over batches\(\), once for each batch"):
+            job.step()
+        for batch in job.batches():
+            model(torch.ones(len(batch), 2)).mean().backward()
+            assert job.step()
+            with pytest.raises(BadInput, match="once for each batch"):
+                job.step()
+        assert job.steps == 2
+
+
+def test_who_leaves_in_the_middle_of_a_block_has_the_weights_of_its_start(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    before = model.weight.detach().clone()
+    with _elastic(tmp_path, model, consistency="local(2)") as job:
+        model(torch.ones(len(next(job.batches())), 2)).mean().backward()
+        assert job.step()
+        assert not torch.equal(model.weight, before)
+    assert torch.equal(model.weight, before)
 
 
 def test_who_comes_after_the_end_has_nothing_to_do(tmp_path: Path) -> None:
@@ -172,7 +200,7 @@ def test_who_comes_after_the_end_has_nothing_to_do(tmp_path: Path) -> None:
         (torch.optim.Adam, {"consistency": "local(3)"}),
         (torch.optim.Adam, {"consistency": "local(2)", "codec": "onebit"}),
         (torch.optim.Adam, {"consistency": "block_momentum(2)"}),
-        (torch.optim.Adam, {"consistency": "robust(krum, f=1)", "codec": "topk(0.01)"}),
+        (torch.optim.Adam, {"consistency": "robust(krum)", "codec": "topk(0.01)"}),
     ],
     ids=lambda value: getattr(value, "__name__", None) or " ".join(value.values()) or "sync",
 )

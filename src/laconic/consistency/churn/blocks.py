@@ -129,6 +129,3 @@ class Blocks:
             if self._replica.scheduler is not None:
                 self._replica.scheduler.load_state_dict(scheduler)
         self.made, self._saved = 0, None
-
-    def finish(self) -> None:
-        """The weights after the last block are final."""

@@ -222,9 +222,11 @@ class ElasticJob:
         return self._group
 
     def close(self) -> None:
-        """Leave the job; the others go on."""
+        """Leave the job; the others go on. In the middle of a block, the model is as at its start again."""
         group, self._group = self._group, None
         if group is not None:
+            if self._work.made:
+                self._work.abandon()
             group.leave()
 
     def __enter__(self) -> ElasticJob:

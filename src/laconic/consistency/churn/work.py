@@ -46,9 +46,6 @@ class Work(Protocol):
     def abandon(self) -> None:
         """Go back to the last agreement."""
 
-    def finish(self) -> None:
-        """Leave the final model."""
-
 
 class Gradients:
     """One step, by the mean of all workers' gradients."""
@@ -79,6 +76,3 @@ class Gradients:
 
     def abandon(self) -> None:
         self._replica.forget_gradients()
-
-    def finish(self) -> None:
-        """The model is final."""
