@@ -274,7 +274,7 @@ def elastic(
         scheduler: a learning-rate scheduler, stepped after every committed step.
         drop_slowest: steps do not wait for this many workers; samples of the dropped are used later.
         patience_s: how long to wait for a worker before the deadline is learned from past steps, and at least for a
-            newcomer's first gradient; longer than a step takes.
+            newcomer's first gradient; longer than a step takes, or a block of steps where workers agree on blocks.
         silence_s: after so long without a heartbeat a connection counts as broken, whatever steps take.
         codec: a spec such as "dynamic8", through which gradients travel both ways, with error feedback; biases, norms
             and parameters of fewer than 1,024 values stay float32. All workers go on with the same decoded mean.
