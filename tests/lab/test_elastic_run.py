@@ -205,6 +205,12 @@ def test_the_final_test_does_not_wait_for_ever_for_one_that_is_stopped(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "evaluations.jsonl"]
 
 
+def _ended(plan: ElasticPlan, told: list[str]) -> list[WorkerEnded]:
+    """How a crew's workers ended."""
+    with Workers(plan.workers) as place, crew.Crew(plan, place, lambda: None, told.append) as both:
+        return both.run()
+
+
 def _comes_late(plan: ElasticPlan) -> WorkerEnded:
     """Place 1 finds the training over; place 0 has the final model, and tests it for longer than LAST_S."""
     if plan.place == 0:
@@ -220,12 +226,9 @@ def test_one_that_comes_too_late_does_not_end_the_final_test(tmp_path: Path, mon
     monkeypatch.setattr(crew, "run_worker", _comes_late)
     monkeypatch.setattr(crew, "LAST_S", 0.1)
     plan = ElasticPlan("digits-mlp", "abcd", "sync", 0, 1, 2, str(tmp_path))
-    with Workers(2) as place:
-        with crew.Crew(plan, place, lambda: None, lambda _: None) as both:
-            assert both.run() == [WorkerEnded(0, True, ""), WorkerEnded(1, True, "abcd")]
-        with crew.Crew(replace(plan, codec=""), place, lambda: None, lambda _: None) as both:
-            with pytest.raises(RankFailed, match="nobody is left who had the final model"):
-                both.run()
+    assert _ended(plan, []) == [WorkerEnded(0, True, ""), WorkerEnded(1, True, "abcd")]
+    with pytest.raises(RankFailed, match="nobody is left who had the final model"):
+        _ended(replace(plan, codec=""), [])
 
 
 def _founds(plan: ElasticPlan) -> WorkerEnded:
@@ -252,8 +255,7 @@ def test_without_a_step_all_begin_again_when_the_founder_dies(tmp_path: Path, mo
     monkeypatch.setattr(crew, "WAITING_S", 0.0)
     told: list[str] = []
     plan = ElasticPlan("digits-mlp", "none", "sync", 0, 1, 2, str(tmp_path))
-    with Workers(2) as place, crew.Crew(plan, place, lambda: None, told.append) as both:
-        assert WorkerEnded(2, True, "ab") in both.run()
+    assert WorkerEnded(2, True, "ab") in _ended(plan, told)
     assert "a worker that had not joined yet was killed by SIGKILL before the first step; all begin again" in told
     assert "no step yet: the first one waits for 2 workers, 0 of them have joined" in told
 
@@ -353,6 +355,15 @@ def test_the_end_of_a_start_is_told_once(tmp_path: Path) -> None:
     interruptions.note_resumption(done, tmp_path, 41)
     assert len(done.interruptions) == 4
     assert done.starts == 4
+
+
+def test_a_start_that_was_cut_off_ended_when_it_last_wrote(tmp_path: Path) -> None:
+    done = _unfinished(tmp_path, [])
+    steps_journal(tmp_path).add(_row(47))
+    os.utime(steps_journal(tmp_path).path, (1e9, 1e9))
+    interruptions.note_resumption(done, tmp_path, 46, reached=47)
+    (told,) = done.interruptions
+    assert (told.when, told.step, told.lost, told.what) == ("2001-09-09T01:46:40+00:00", 47, 1, interruptions.CUT_OFF)
 
 
 def test_a_failure_names_who_was_lost_and_what_has_to_be_done_again() -> None:

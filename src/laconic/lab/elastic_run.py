@@ -17,7 +17,7 @@ from laconic.exchange.policy import flat_codec
 from laconic.lab import checkpoint, control, interruptions
 from laconic.lab.crew import Crew
 from laconic.lab.elastic_story import StartRow, as_interruptions, starts_journal, story
-from laconic.lab.elastic_training import ElasticPlan, WorkerEnded
+from laconic.lab.elastic_training import ElasticPlan, WorkerEnded, steps_journal
 from laconic.lab.elastic_trial import CLOCK, elastic_trial
 from laconic.lab.jobs import is_launched
 from laconic.lab.progress import Progress
@@ -88,7 +88,8 @@ def resume_elastic(folder: Path, record: Record) -> Finished:
     (chosen,) = record.configurations
     with Workers(chosen.workers, record.link.spec, record.link.hosts if record.link.emulated else None) as place:
         step = _saved(folder)
-        interruptions.note_resumption(record, folder, step)
+        reached = max((row.step for row in steps_journal(folder).read() if row.start == record.starts), default=0)
+        interruptions.note_resumption(record, folder, step, reached)
         record.save(folder)
         return _train(folder, record, place, step)
 

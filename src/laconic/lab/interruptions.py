@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from laconic.lab import metrics
-from laconic.lab.record import Event, Interruption, Record, Trial
+from laconic.lab.record import FILE, Event, Interruption, Record, Trial
 
 CUT_OFF = "cut off: the command ended without a word"
 
@@ -38,16 +38,17 @@ def stopped(step: int, lost: int = 0) -> Interruption:
     return Interruption(now(), step, None, "stopped on request", lost)
 
 
-def note_resumption(record: Record, folder: Path, checkpoint: int) -> None:
+def note_resumption(record: Record, folder: Path, checkpoint: int, reached: int | None = None) -> None:
     """Count a new start, and say in the record how the last one ended, unless that was told when it happened.
 
     Args:
         checkpoint: the step that is gone on from; more may be lost than was told, when the newest is broken.
+        reached: the last step of the start before, where that is known better than from the metrics.
     """
     told = [each for each in record.interruptions if each.ended]
     if len(told) < record.starts:
-        reached = max(metrics.last_step(folder) or 0, checkpoint)
-        record.interruptions.append(Interruption(now(), reached, None, CUT_OFF, reached - checkpoint))
+        reached = max((metrics.last_step(folder) or 0) if reached is None else reached, checkpoint)
+        record.interruptions.append(Interruption(_last_sign(folder), reached, None, CUT_OFF, reached - checkpoint))
     elif told and told[-1].step is not None and told[-1].step - told[-1].lost > checkpoint:
         at = record.interruptions.index(told[-1])
         what = f"{told[-1].what}; the newest checkpoint was broken"
@@ -80,6 +81,12 @@ def count(number: int, what: str) -> str:
 def first_line(error: Exception) -> str:
     """What went wrong, without the traceback."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _last_sign(folder: Path) -> str:
+    """When a run that was cut off last wrote something down, UTC."""
+    written = [path.stat().st_mtime for path in (*folder.glob("*.jsonl"), *folder.glob(FILE))]
+    return datetime.fromtimestamp(max(written), UTC).isoformat(timespec="seconds") if written else now()
 
 
 def now() -> str:
