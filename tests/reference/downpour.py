@@ -8,12 +8,12 @@ import numpy as np
 def downpour(w: np.ndarray, pushes: list[tuple[np.ndarray, int]], rate: float, *, aware: bool) -> np.ndarray:
     """SGD on a server: `pushes` are (gradient, version of the weights it was computed with), in order of arrival.
 
-    The version counts the updates applied before. w ← w − rate/max(1, τ) · g with τ = version now − version then.
+    The version counts the updates applied before. w ← w − rate/(1 + τ) · g with τ = version now − version then.
     """
     w = w.astype(np.float32).copy()
     for version, (gradient, seen) in enumerate(pushes):
         tau = version - seen
-        w -= np.float32(rate / max(1, tau) if aware else rate) * gradient.astype(np.float32)
+        w -= np.float32(rate / (1 + tau) if aware else rate) * gradient.astype(np.float32)
     return w
 
 

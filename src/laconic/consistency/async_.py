@@ -26,7 +26,7 @@ class Async(Mode):
 
     The flat weights w are sharded over the servers; server k holds wₖ and runs the user's optimiser on it. A worker
     sums its gradients over `push` steps to g and sends each server its part; the server takes one step,
-    wₖ ← step(wₖ, gₖ) with learning rate η / max(1, τ), where τ counts the updates that wₖ has had since this worker
+    wₖ ← step(wₖ, gₖ) with learning rate η / (1 + τ), where τ counts the updates that wₖ has had since this worker
     pulled it (without `staleness_aware`, η). Every `pull` steps the worker takes over w; in between it goes on by its
     own inner optimiser. Options that a scheduler changes travel with the push.
 
@@ -38,7 +38,8 @@ class Async(Mode):
         push: steps between two pushes.
         pull: steps between two pulls.
         servers: the last so many ranks serve and do not train; none: every rank serves a part beside its training.
-        staleness_aware: divide the learning rate by τ.
+        staleness_aware: divide the learning rate by 1 + τ. P workers in turn have τ = P − 1, and so make together a
+            step of η, as synchronous training does; without it one of P·η, for which the rate must be chosen.
         hierarchical: workers of a site (see `sites`) average their gradients, and its first rank alone speaks to the
             servers: Rudra's tree of two levels.
         replicas: copies of each shard on further servers; an update is answered only when they have it.
@@ -54,7 +55,8 @@ class Async(Mode):
 
     Source: Dean et al., Large Scale Distributed Deep Networks, NeurIPS 2012, §4.1; Zhang et al., Staleness-aware
     Async-SGD, IJCAI 2016, eq. 5; Gupta, Zhang and Wang, Model Accuracy and Runtime Tradeoff (Rudra), ICDM 2016.
-    Differs: pushes are asynchronous, a pull is waited for; Rudra's leaves are ranks that average at the same step.
+    Differs: pushes are asynchronous, a pull is waited for; 1 + τ where eq. 5 has τ, which counts the push itself;
+    Rudra's leaves are ranks that average at the same step.
     """
 
     push: int = 1

@@ -44,7 +44,7 @@ class Server:
     Args:
         mesh: its member of the mesh, which it closes.
         shards: those it holds, by number.
-        staleness_aware: a push made with weights τ > 1 updates old is applied with 1/τ of the learning rate.
+        staleness_aware: a push made with weights τ updates old is applied with 1/(1 + τ) of the learning rate.
 
     Attributes:
         failure: what ended it, if anything did.
@@ -152,7 +152,7 @@ class Server:
 
     def _apply(self, shard: Shard, message: Message, kind: Kind, staleness: int) -> None:
         if kind == Kind.PUSH:
-            rate = 1.0 / max(1, staleness) if self.staleness_aware else 1.0
+            rate = 1.0 / (1 + staleness) if self.staleness_aware else 1.0
             shard.apply(message, staleness, rate)
             return
         shard.last[message.worker] = (message.sequence, staleness)
