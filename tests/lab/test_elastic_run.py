@@ -283,6 +283,8 @@ def test_what_elastic_cannot_take_is_refused(tmp_path: Path, monkeypatch: pytest
         train_elastic("digits-mlp", 2, algorithm="ring", runs=tmp_path)
     with pytest.raises(BadInput, match="not by 'gossip"):
         train_elastic("digits-mlp", 2, consistency="gossip", runs=tmp_path)
+    with pytest.raises(BadInput, match="krum"):
+        train_elastic("digits-mlp", 2, consistency="robust(krum, f=1)", runs=tmp_path)
     with pytest.raises(BadInput, match="name a codec"):
         train_elastic("digits-mlp", 2, codec="auto", runs=tmp_path)
     with pytest.raises(BadInput, match=r"1 to 62 workers here: .* \(digits-mlp: 62\); got 63"):
