@@ -50,8 +50,7 @@ def table(comparisons: list[dict[str, Any]]) -> str:
     for each in comparisons:
         pace = "none" if each["slow"] == 1 else f"{each['slow']:g} ×"
         for mode in each["modes"]:
-            name = "none" if mode == "sync" else mode
-            trials = [trial for trial in each["trials"] if trial["configuration"] == name]
+            trials = [trial for trial in each["trials"] if trial["configuration"] == mode]
             lines.append(f"| {pace} | `{mode}` | " + " | ".join(_cells(trials)) + " |")
     return "\n".join(lines)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from laconic.errors import BadInput
@@ -12,6 +13,7 @@ from laconic.lab.compare import compare
 from laconic.lab.metrics import Metrics
 from laconic.lab.record import Record
 from laconic.lab.trainer import Ended, Plan
+from laconic.lab.trial import evened
 from laconic.lab.workers import Workers
 from laconic.transports.launcher import RankFailed
 
@@ -134,4 +136,12 @@ def test_workers_without_lockstep_share_one_budget_of_samples(tmp_path: Path) ->
     assert free.replicas_identical  # finish() left one model
     assert free.seconds_total < together.seconds_total  # the quick worker does what the slow one cannot
     assert "15 times as long" in record.configurations[0].options["slow_worker"]
+    assert "15 times as long" in (folder / "report.html").read_text().split("<table")[0]  # before any figure
     assert not list(folder.glob(".budget*"))
+
+
+def test_a_step_of_workers_that_agree_now_and_then_is_the_mean_of_so_many() -> None:
+    seconds = np.array([1.0, 1.0, 1.0, 9.0, 1.0, 1.0])  # agrees every fourth step; the last block is cut short
+    assert evened(seconds, 0, 4).tolist() == [3.0, 3.0, 3.0, 3.0, 1.0, 1.0]
+    assert evened(seconds, 0, 1).tolist() == seconds.tolist()
+    assert evened(np.stack([seconds, 2 * seconds])[..., None], 1, 4)[1, :, 0].tolist() == [6.0] * 4 + [2.0] * 2

@@ -71,6 +71,9 @@ def show(record: Record, folder: Path, *, json: bool) -> None:
         return
     for line in table(record):
         typer.echo(line)
+    slow = {each.options["slow_worker"] for each in record.configurations if "slow_worker" in each.options}
+    for sentence in sorted(slow):
+        typer.echo(f"with a slow worker: {sentence}")
     found = counts(record.lint)
     typer.echo("lint: " + ", ".join(f"{count} {verdict}" for verdict, count in found.items()))
     for finding in failures(record.lint):

@@ -107,10 +107,12 @@ def baseline(record: Record) -> str | None:
 def combined(configs: Sequence[str], consistency: Sequence[str], workers: int) -> list[Configuration]:
     """Every codec with every consistency; peers and `single`, which have their own, once.
 
-    >>> [each.name for each in combined(["ddp", "none"], ["sync", "local(8)"], 4)]
-    ['ddp', 'none', 'local']
+    >>> [each.name for each in combined(["ddp", "none"], ["sync", "local(4)"], 4)]
+    ['ddp', 'sync', 'local(4)']
     """
     made = [configuration(name, workers, consistency=mode) for name in configs for mode in consistency]
+    if len(consistency) > 1:  # then what differs is when workers agree
+        made = [replace(each, name=each.consistency) if each.name == "none" else each for each in made]
     return list({each.name: each for each in made}.values())
 
 

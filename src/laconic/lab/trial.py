@@ -1,6 +1,7 @@
 """What all ranks measured in a training, put together as one trial of the record.
 
-Callers: the trainer on rank 0. A step takes as long as on its slowest rank; bytes are the mean over the ranks.
+Callers: the trainer on rank 0. A step takes as long as on its slowest rank, and where workers agree every few steps the
+mean of so many; bytes are the mean over the ranks.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from laconic.consistency import build as consistency_mode
 from laconic.lab import statistics
 from laconic.lab.record import Breakdown, Configuration, Layer, Point, Trial
 
@@ -71,6 +73,9 @@ def assemble(
         )
         for begin, each in zip(begins, evaluations, strict=False)
     ]  # fmt: skip
+    mode = consistency_mode(configuration.consistency) if configuration.kind == "laconic" else None
+    period = int(getattr(mode, "period", 1))
+    seconds, figures = evened(seconds, 0, period), evened(figures, 1, period)
     centre = statistics.median(seconds.tolist())
     last = evaluations[-1]
     reached = [point.seconds for point, each in zip(curve, evaluations, strict=True) if each.reached]
@@ -99,6 +104,17 @@ def assemble(
         staleness_mean=None if staleness is None else staleness[0],
         staleness_max=None if staleness is None else staleness[1],
     )
+
+
+def evened(values: Figures, axis: int, period: int) -> Figures:
+    """Means over every `period` steps: workers that agree once in so many do in that step what the others leave out.
+
+    Without it the median step would be one in which nothing is exchanged.
+    """
+    steps = values.shape[axis]
+    parts = [np.arange(begin, min(begin + period, steps)) for begin in range(0, steps, period)]
+    means = [np.take(values, part, axis).mean(axis, keepdims=True).repeat(len(part), axis) for part in parts]
+    return np.concatenate(means, axis)
 
 
 def _breakdown(figures: Figures, step_s: float) -> Breakdown:

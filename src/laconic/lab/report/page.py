@@ -69,9 +69,10 @@ def _meta(record: Record) -> str:
     link = ""
     if record.link.spec:
         link = f"{'emulated' if record.link.emulated else 'real'} links between {record.link.hosts} hosts"
+    slow = next((each.options["slow_worker"] for each in record.configurations if "slow_worker" in each.options), "")
     parts = [
         f"{work.model}, {work.parameters:,} parameters", f"{work.dataset} ({work.train_samples:,} samples)",
-        f"{many} configuration{'s' * (many != 1)} × {seeds} seed{'s' * (seeds != 1)}", link, work.stopping_rule,
+        f"{many} configuration{'s' * (many != 1)} × {seeds} seed{'s' * (seeds != 1)}", link, slow, work.stopping_rule,
     ]  # fmt: skip
     return " · ".join(words.text(part) for part in parts if part)
 
