@@ -345,7 +345,7 @@ def test_a_newcomer_may_take_its_time_before_its_first_batch(tmp_path: Path) -> 
     workers = [first, _Worker(tmp_path, 2, {}, stop)]
     try:
         _go_on(workers, 40)
-        assert first.job.deadline_s == 1.0, "learned, and at its floor"
+        _until(lambda: first.job.deadline_s == 1.0, "learned, and at its floor", 60)
         workers.append(_Worker(tmp_path, 2, {}, stop, begin_after_s=1.7))
         _until(lambda: workers[2].job is not None, "the third comes in")
         number = workers[2].job.worker
