@@ -1,7 +1,7 @@
 """The claims of Dettmers, 8-Bit Approximations for Parallelism in Deep Learning (ICLR 2016), as benchmarks.
 
     python benchmarks/bench_8bit_paper.py --mnist                       # reads what bench_parity.py left; seconds
-    LACONIC_DATA=… python benchmarks/bench_8bit_paper.py --cifar        # five trainings, under 40 minutes on two cores
+    LACONIC_DATA=… python benchmarks/bench_8bit_paper.py --cifar        # five trainings of about 8 minutes on two cores
     python benchmarks/bench_8bit_paper.py --transfer                    # needs root; about a minute
 
 --mnist: test errors of float32 and the four 8-bit types over the seeds of benchmarks/results/parity-mnist.json, and
@@ -310,7 +310,7 @@ def arguments() -> argparse.Namespace:
     which.add_argument("--transfer", action="store_true", help="transfer times")
     parser.add_argument("--parity", type=Path, default=RESULTS / "parity-mnist.json", help="for --mnist")
     parser.add_argument("--types", default=",".join((FP32, *TYPES)), help="for --cifar")
-    parser.add_argument("--epochs", type=int, default=7, help="for --cifar; seven of each fit in 40 minutes on 2 cores")
+    parser.add_argument("--epochs", type=int, default=7, help="for --cifar; seven take about 8 minutes on 2 cores")
     parser.add_argument("--fraction", type=float, default=1.0, help="for --cifar: of all steps, to try it out")
     parser.add_argument("--workers", type=int, default=2, help="for --cifar")
     parser.add_argument("--seed", type=int, default=0, help="for --cifar")

@@ -44,7 +44,7 @@ def distribute(
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise BadInput(f"distribute takes a model and its torch optimiser, got {type(optimizer).__name__}")
-    mode = build(consistency) if isinstance(consistency, str) else consistency
+    mode = consistency if isinstance(consistency, Mode) else build(str(consistency))
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise BadInput("distribute takes the plain model, ddp.module; for DDP there is laconic.compress(ddp, codec)")
     if hasattr(optimizer, INSTALLED):
