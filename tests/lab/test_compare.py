@@ -107,6 +107,7 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path, monkeypatch: pytest.Mon
         ({"seeds": 0}, "--seeds"),
         ({"epochs": 0}, "--epochs"),
         ({"target": 1.5}, "--target"),
+        ({"first_seed": -1}, "--seed"),
         ({"hosts": 3}, "divided evenly"),
         ({"configs": ["dynamic9"]}, "dynamic8"),
     ]:

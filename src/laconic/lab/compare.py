@@ -22,7 +22,7 @@ from laconic.lab.lint import lint
 from laconic.lab.progress import Progress
 from laconic.lab.record import Configuration, Record, Trial
 from laconic.lab.report import words, write_report
-from laconic.lab.train import begin, new_record, sized, steps_of
+from laconic.lab.train import begin, new_record, refuse_seed, sized, steps_of
 from laconic.lab.trainer import Plan
 from laconic.lab.trial import failed_trial
 from laconic.lab.workers import Workers, ruler
@@ -65,6 +65,7 @@ def compare(
         raise BadInput("compare starts its own workers for every trial: run it without torchrun or mpiexec")
     if not 1 <= slow < 1000:
         raise BadInput(f"--slow must be from 1 to below 1000, got {slow}")
+    refuse_seed(first_seed)
     if seeds < 1:
         raise BadInput(f"--seeds must be at least 1, got {seeds}")
     chosen_workload = sized(get(workload), epochs, target)

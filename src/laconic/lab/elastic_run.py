@@ -22,7 +22,7 @@ from laconic.lab.elastic_trial import CLOCK, elastic_trial
 from laconic.lab.jobs import is_launched
 from laconic.lab.progress import Progress
 from laconic.lab.record import Configuration, Record
-from laconic.lab.train import Finished, begin, conclude, new_record, sized, steps_of, stopping
+from laconic.lab.train import Finished, begin, conclude, new_record, refuse_seed, sized, steps_of, stopping
 from laconic.lab.workers import Workers, ruler
 from laconic.lab.workloads import get
 from laconic.transports.launcher import RankFailed
@@ -51,6 +51,7 @@ def train_elastic(
         BadInput: a name that is not known, or a value that cannot be used.
         RankFailed: workers died again and again, or all of them at once; the sentence says how to go on.
     """
+    refuse_seed(seed)
     if is_launched():
         raise BadInput("--elastic starts and replaces its own workers: run it without torchrun or mpiexec")
     if algorithm != "auto":

@@ -18,6 +18,7 @@ import fcntl
 import os
 import signal
 import time
+import warnings
 from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -171,6 +172,7 @@ class ElasticWorker:
         plan, data = self.plan, len(self.task.data.train)
         epochs = plan.epochs - plan.resume // self.steps_per_epoch
         rate = LambdaLR(self.optimizer, self._rate)
+        warnings.filterwarnings("ignore", message="the job in .* has finished")  # a late replacement; the command knows
         with elastic(
             self.task.model, self.optimizer, dataset_size=data, batch=self.task.global_batch(1), epochs=epochs,
             seed=_order_seed(plan), meeting=meeting_of(self.folder, plan.start), workers=plan.workers, scheduler=rate,

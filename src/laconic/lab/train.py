@@ -64,6 +64,7 @@ def train(
         BadInput: a name that is not known, or a value that cannot be used.
         RankFailed: a worker raised or died; the sentence says how to go on.
     """
+    refuse_seed(seed)
     if codec in (*PEERS, SINGLE):
         raise BadInput(f"'{codec}' is for `laconic compare`; train takes a codec, or none")
     chosen_workload = sized(get(workload), epochs)
@@ -184,6 +185,12 @@ def _shared_folder(folder: Path | None, world: World) -> Path:
     length = int(broadcast(torch.tensor([len(text)]), root=0, group=world).item())
     values = torch.tensor(list(text or bytes(length)), dtype=torch.uint8)
     return Path(bytes(broadcast(values, root=0, group=world).tolist()).decode())
+
+
+def refuse_seed(seed: int) -> None:
+    """A seed that no generator takes is refused before a run begins."""
+    if not 0 <= seed < 2**63:
+        raise BadInput(f"--seed must be from 0 to below 2⁶³, got {seed}")
 
 
 def sized(workload: Workload, epochs: int | None, target: float | None = None) -> Workload:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,11 @@ class ElasticJob:
         self._unsettled: list[StepRecord] = []
         self._group: Group | None = None
         self._wire = wire
-        with contextlib.suppress(Finished):
+        try:
             self._group = Group(meeting, replica, wire, deadline, period=work.period, **options)
+        except Finished:
+            over = f"the job in {meeting.folder} has finished: nothing is left to train, and this model stays as it is"
+            warnings.warn(f"{over}; another training needs another folder", stacklevel=3)
 
     # what a training loop needs
 
