@@ -405,3 +405,28 @@ def test_a_peer_can_be_added_and_dropped_again_and_again() -> None:
         for _ in range(300):
             worker.add_peer(0, server.address)
             worker.drop_peer(0)
+
+
+def _greet_and_wait(address: str) -> None:
+    with ZmqTransport(None, 1, 2, 60.0) as transport:
+        transport.add_peer(0, address)
+        with contextlib.suppress(CollectiveTimeout):
+            transport.recv_any(60.0)
+
+
+@pytest.mark.processes
+def test_a_peer_that_has_died_is_dropped_at_once() -> None:
+    """Its farewell is not waited for, although nobody has looked at its connection since it broke."""
+    with ZmqTransport(None, 0, 2, 10.0, linger_s=30.0) as server:
+        job = LocalJob(1, _greet_and_wait, (server.address,))
+        try:
+            deadline = time.monotonic() + 60
+            while not server.is_connected(1) and time.monotonic() < deadline:
+                with contextlib.suppress(CollectiveTimeout, PeerLost):
+                    server.recv_any(0.01)
+            assert server.is_connected(1)
+        finally:
+            job.kill()
+        begun = time.monotonic()
+        server.drop_peer(1)
+        assert time.monotonic() - begun < 10

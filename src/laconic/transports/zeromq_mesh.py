@@ -137,6 +137,8 @@ class Mesh:
         while any(peer.is_taking_leave(thanks=thanks) for peer in waiting) and time.monotonic() < deadline:
             if not self.take_in(block=False):
                 time.sleep(TICK_S / 10)
+            for peer in waiting:
+                peer.watch()  # one that has died takes no farewell; `drop` has taken it out of those that are looked at
         for peer in peers:
             peer.disconnect(linger=peer in waiting and not peer.is_taking_leave(thanks=False))
 
