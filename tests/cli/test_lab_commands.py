@@ -68,6 +68,7 @@ def test_compare_prints_the_json_it_promises(capsys: pytest.CaptureFixture[str],
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 def test_train_joins_torchrun(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "laconic"]
     command += ["train", "digits-mlp", "--codec", "dynamic8", "--epochs", "2", "--json"]

@@ -11,8 +11,16 @@ import pytest
 
 from tests.docs.pages import blocks
 
+QUICK = ("README.md", "tutorial.md")  # what a newcomer follows; commands of other pages have tests of their own as well
 
-@pytest.mark.parametrize(("page", "block"), blocks("console"))
+
+@pytest.mark.parametrize(
+    ("page", "block"),
+    [
+        pytest.param(page, block, marks=[] if page in QUICK else pytest.mark.slow)
+        for page, block in blocks("console")
+    ],
+)
 def test_console_blocks_run(page: str, block: str, tmp_path: Path) -> None:
     commands = [line[2:] for line in block.splitlines() if line.startswith("$ ")]
     assert commands, f"{page}: a console block without a command"
