@@ -25,6 +25,7 @@ from laconic.errors import BadInput, CollectiveTimeout, PeerLost
 from laconic.transports.zeromq import ZmqTransport
 
 TICK_S = 0.02  # how long one wait for messages lasts before peers and `stop` are looked at
+OWES_S = 1.0  # how long a server that is to stop waits for its copies, before it leaves requests unanswered
 WAITING_S = 1.0  # how often those who finished hear that others have yet to
 REQUESTS = (Kind.PUSH, Kind.PULL, Kind.FINISH)
 
@@ -64,15 +65,20 @@ class Server:
         self._homes = layout.homes
         self._live = set(mesh.peers)
         self._held: list[_Held] = []
-        self._told_at = 0.0
+        self._told_at = self._stopped_at = 0.0
         self._threads = torch.get_num_threads()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"laconic-server-{self._homes[self._me]}", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread at its next tick; `join` waits for it."""
+        """End the thread at its next tick, or when it has answered what it holds; `join` waits for it."""
+        self._stopped_at = time.monotonic()
         self._stop.set()
+
+    def _owes(self) -> bool:
+        """Whether a request is held that a copy has yet to confirm: its worker would take this server for lost."""
+        return bool(self._held) and time.monotonic() - self._stopped_at < OWES_S
 
     def join(self, timeout_s: float = 10.0) -> None:
         """Wait for the end of the thread."""
@@ -98,7 +104,7 @@ class Server:
     def _run(self) -> None:
         torch.set_num_threads(self._threads)  # a thread begins with the number of cores
         try:
-            while not self._stop.is_set():
+            while not self._stop.is_set() or self._owes():
                 self._turn()
         except Exception as error:  # told by the worker beside it; the others see it leave
             self.failure = error
