@@ -21,6 +21,7 @@ from laconic.consistency.churn.samples import SampleLedger
 from laconic.errors import BadInput, PayloadError, PeerLost
 from laconic.transports.launcher import LocalJob
 from laconic.transports.zeromq import ZmqTransport
+from tests.consistency.trainers import Training
 
 
 def _view(number: int, *members: int) -> View:
@@ -247,7 +248,7 @@ def test_who_joins_while_a_line_closes_does_not_keep_it_open() -> None:
     newcomer.close()
 
 
-class _Worker(threading.Thread):
+class _Worker(Training):
     """A worker of an elastic job in a thread of its own; `at`: what it does before its steps, by their count."""
 
     def __init__(
@@ -258,14 +259,7 @@ class _Worker(threading.Thread):
         self._begin_after_s = begin_after_s
         self.job: Any = None
         self.steps = 0
-        self.error: BaseException | None = None
         self.start()
-
-    def run(self) -> None:
-        try:
-            self._train()
-        except Exception as error:  # shown by the test
-            self.error = error
 
     def _train(self) -> None:
         model = nn.Linear(2, 1)

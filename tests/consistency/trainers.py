@@ -28,7 +28,22 @@ def problem() -> tuple[nn.Module, Tensor, Tensor]:
     return model, x, y
 
 
-class Trainer(threading.Thread):
+class Training(threading.Thread):
+    """A thread that trains, and whose error the test can show."""
+
+    error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._train()
+        except Exception as error:  # shown by the test
+            self.error = error
+
+    def _train(self) -> None:
+        raise NotImplementedError
+
+
+class Trainer(Training):
     """A worker.
 
     Args:
@@ -59,14 +74,7 @@ class Trainer(threading.Thread):
         self.loss, self.calls, self.sent_nbytes = 0.0, 0, 0
         self.recorded: list[int] = []
         self.weights = torch.empty(0)
-        self.error: BaseException | None = None
         self.start()
-
-    def run(self) -> None:
-        try:
-            self._train()
-        except Exception as error:  # shown by the test
-            self.error = error
 
     def _train(self) -> None:
         model, x, y = problem()
