@@ -46,18 +46,12 @@ def sparcml_table(record: Record) -> str:
 
 
 def cifar_table(record: Record) -> str:
-    """The table, and those of other seeds where they were trained: 8bit-cifar-seed1.json and so on."""
-    others = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("8bit-cifar-seed*.json"))]
-    return "\n\n".join([_cifar_table(record), *map(_cifar_table, others)])
-
-
-def _cifar_table(record: Record) -> str:
-    settings = paper.Settings(**record["settings"])
-    errors = [1 - run["accuracy"] for run in record["runs"]]
-    known = 1.96 * math.sqrt(errors[0] * (1 - errors[0]) / 10_000)
-    return paper.cifar_table(settings, record["runs"]) + (
-        f"\n\nOf 10,000 test images an error of {100 * errors[0]:.1f} % is known to ± {100 * known:.1f} points (95 %), "
-        f"{100 * known / errors[0]:.1f} % of itself, before another seed changes anything."
+    runs = record["runs"]
+    error = 1 - runs[0]["accuracy"]
+    known = 1.96 * math.sqrt(error * (1 - error) / 10_000)
+    return paper.cifar_table(paper.Settings(**record["settings"]), runs) + (
+        f"\n\nOf 10,000 test images one error of {100 * error:.1f} % is known to ± {100 * known:.1f} points (95 %), "
+        f"{100 * known / error:.1f} % of itself, before another seed changes anything."
     )
 
 
