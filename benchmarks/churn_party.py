@@ -28,8 +28,8 @@ from laconic.consistency.robust import Robust
 
 SAMPLES, BATCH = 2048, 32
 LONGEST_GAP_S = 5.0
-# torch imports its compiler with the first optimiser, which takes two seconds: once, in the fork server.
-PRELOAD = ["torch._dynamo", "laconic.consistency.churn.job", "churn_party"]
+# What a worker would spend seconds on importing: once, in the fork server.
+PRELOAD = ["laconic.warm", "laconic.consistency.churn.job", "churn_party"]
 
 
 def counts(options: dict[str, Any]) -> bool:

@@ -25,6 +25,7 @@ FLOORS = {
     "exchange": 3,
     "parallel": 4,
     "consistency": 4,
+    "warm": 4.5,
     "search": 5,
     "planner": 5,
     "lab": 6,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import importlib.util
 import io
 import os
 import tarfile
@@ -19,6 +20,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.datasets import load_digits
 
 from laconic.errors import BadInput, PayloadError, UnknownName
 from laconic.lab import data
@@ -324,6 +326,15 @@ def test_a_wrong_laconic_data_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LACONIC_DATA", "no-such-folder")
     with pytest.raises(BadInput, match="LACONIC_DATA"):
         data.load("mnist", download=False)
+
+
+def test_digits_are_scikit_learns_wherever_its_file_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels, labels = load_digits(return_X_y=True)
+    rows = images._digits_rows()
+    assert (rows[:, :-1] == pixels).all()
+    assert (rows[:, -1] == labels).all()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert (images._digits_rows() == rows).all()
 
 
 def test_digits_are_split_once_and_for_all() -> None:

@@ -354,7 +354,7 @@ def interface_nbytes() -> int:
 
 def load_software(workload: Workload) -> None:
     """Import what reads the data: the clock measures the reading, not the loading of a library."""
-    if workload.dataset == "digits" or workload.dataset.startswith("rcv1"):
+    if workload.dataset.startswith("rcv1"):
         import sklearn.datasets  # noqa: F401
 
 

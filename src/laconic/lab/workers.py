@@ -6,11 +6,8 @@ Callers: `train` and `compare`. Each trial has processes of its own, so that one
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing import forkserver
 from typing import Any, TypeVar
 
 from laconic.errors import BadInput
@@ -18,7 +15,7 @@ from laconic.lab.cluster import Cluster
 from laconic.lab.jobs import is_launched
 from laconic.lab.record import LinkSetting
 from laconic.lab.trainer import Ended, Plan, run_rank
-from laconic.transports.launcher import LONGEST_SOCKET_FOLDER, LocalJob
+from laconic.transports.launcher import LocalJob, start_fork_server
 
 T = TypeVar("T")
 LONGEST_S = 20 * 86400.0  # about the longest wait poll() takes; ranks notice by themselves when one is gone
@@ -52,7 +49,7 @@ class Workers:
 
     def __enter__(self) -> Workers:
         if not self.launched:
-            _start_fork_server()
+            start_fork_server("laconic.lab.trainer")
         if self.cluster is not None:
             self.cluster.__enter__()
         return self
@@ -97,17 +94,6 @@ class Workers:
         if self.cluster is None:
             return LocalJob(1, function, args)
         return self.cluster.start_on(index * self.hosts // self.count, function, args)
-
-
-def _start_fork_server() -> None:
-    """Let the process that ranks are forked from import all that a training needs, once instead of on every rank.
-
-    One that runs already stays as it is.
-    """
-    if len(tempfile.gettempdir()) <= LONGEST_SOCKET_FOLDER:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["laconic.lab.trainer", "sklearn.datasets", "torch._dynamo"])
-        forkserver.ensure_running()
 
 
 def ruler(counted_by: str, kind: str) -> str:

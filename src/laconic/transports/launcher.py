@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar, cast
 
@@ -27,6 +28,7 @@ from laconic.errors import LaconicError
 from laconic.transports import namespace
 
 T = TypeVar("T")
+WARM = "laconic.warm"  # by name only: it imports what lies above this file
 # The fork server's socket lies in the temporary folder, and a socket's path has at most 107 characters.
 LONGEST_SOCKET_FOLDER = 70
 GRACE_S = 0.2  # when a rank fails, how long to look for one that was killed: the others' errors only follow from that
@@ -124,15 +126,18 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _context() -> Any:
-    """How ranks are started: by a fork server, which imports torch once for all and forks before any thread exists.
+def start_fork_server(*modules: str) -> None:
+    """Start now what ranks are forked from, and let it import `modules` too; one that runs already stays as it is."""
+    if _context(*modules).get_start_method() == "forkserver":
+        forkserver.ensure_running()
 
-    torch._dynamo is there because the first optimiser of a process imports it: two seconds of processor time a rank.
-    """
+
+def _context(*modules: str) -> Any:
+    """How ranks are started: by a fork server, which imports what they need once and forks before any thread exists."""
     if len(tempfile.gettempdir()) > LONGEST_SOCKET_FOLDER:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "laconic"])
+    context.set_forkserver_preload([WARM, *modules])
     return context
 
 
