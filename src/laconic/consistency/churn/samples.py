@@ -69,33 +69,28 @@ class SampleLedger:
         >>> [[len(share) for share in shares] for shares in SampleLedger(10, 4).block(2, 8)]
         [[1, 2], [1, 2], [2, 2]]
         """
-        return [
-            [self._order[torch.tensor(places, dtype=torch.int64)] for places in divided]
-            for divided in self._places(parts, steps)
-        ]
+        return [[self._order[places] for places in divided] for divided in self._places(parts, steps)]
 
     def commit(self, parts: int, included: Collection[int], steps: int = 1) -> None:
         """The next step, or block, divided among `parts` members, is committed with the shares of the `included`."""
         block = self._places(parts, steps)
         taken = sum(len(share) for divided in block for share in divided)
         first_new = min(taken, len(self._left))
-        dropped = [
-            place for divided in block for part, share in enumerate(divided) if part not in included for place in share
-        ]
-        self._left = sorted(dropped + self._left[first_new:])
+        dropped = [divided[part].tolist() for divided in block for part in range(parts) if part not in included]
+        self._left = sorted(itertools.chain(*dropped, self._left[first_new:]))
         self._cursor += taken - first_new
         if self.remaining == 0:
             self._begin(self.epoch + 1)
 
-    def _places(self, parts: int, steps: int) -> list[list[list[int]]]:
+    def _places(self, parts: int, steps: int) -> list[list[Tensor]]:
         """Places in the permutation, by step and member: first those that are left, then new ones."""
         sizes, remaining = list[int](), self.remaining
         while remaining and len(sizes) < steps:
             sizes.append(remaining // -(-remaining // self.batch))
             remaining -= sizes[-1]
-        again = self._left[: sum(sizes)]
-        places = iter(again + list(range(self._cursor, self._cursor + sum(sizes) - len(again))))
-        block = [list(itertools.islice(places, size)) for size in sizes]
+        again = torch.tensor(self._left[: sum(sizes)], dtype=torch.int64)
+        new = torch.arange(self._cursor, self._cursor + sum(sizes) - len(again))
+        block = torch.split(torch.cat([again, new]), sizes)
         return [
             [step[len(step) * part // parts : len(step) * (part + 1) // parts] for part in range(parts)]
             for step in block
