@@ -22,6 +22,7 @@ from laconic.lab.compare import compare
 from laconic.lab.configurations import split
 from laconic.lab.progress import say
 from laconic.lab.record import Record
+from laconic.lab.workloads import Changes
 
 MODES = "sync,stale(4),async,elastic,gossip,local(8),hogwild"
 OUTPUT = Path(__file__).parent / "results" / "consistency.json"
@@ -100,7 +101,7 @@ def main() -> int:
             else:
                 record, _ = compare(
                     options.workload, options.workers, ["none"], consistency=split(options.modes), slow=pace,
-                    seeds=options.seeds, epochs=options.epochs, target=options.target, runs=options.runs,
+                    seeds=options.seeds, changes=Changes(options.epochs, target=options.target), runs=options.runs,
                     command="python benchmarks/bench_consistency.py", note=say,
                 )  # fmt: skip
             by_pace[pace] = condensed(record, pace)

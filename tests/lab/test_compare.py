@@ -9,21 +9,24 @@ import numpy as np
 import pytest
 
 from laconic.errors import BadInput
-from laconic.lab.compare import compare
+from laconic.lab.compare import compare, resume
 from laconic.lab.metrics import Metrics
 from laconic.lab.record import Record
 from laconic.lab.trainer import Ended, Plan
 from laconic.lab.trial import evened
 from laconic.lab.workers import Workers
+from laconic.lab.workloads import Changes
 from laconic.transports.launcher import RankFailed
 
 CONFIGS = ["ddp", "none", "single"]
+SHORT = Changes(epochs=2)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Path]:
     runs = tmp_path_factory.mktemp("runs")
-    return compare("digits-mlp", 2, CONFIGS, seeds=2, epochs=2, runs=runs, command="laconic compare …", tuning_runs=0)
+    said = "laconic compare …"
+    return compare("digits-mlp", 2, CONFIGS, seeds=2, changes=SHORT, runs=runs, command=said, tuning_runs=0)
 
 
 @pytest.mark.processes
@@ -79,7 +82,7 @@ def test_a_trial_that_fails_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return real(self, plan)
 
     monkeypatch.setattr(Workers, "run", run)
-    record, folder = compare("digits-mlp", 1, ["dynamic8", "none"], seeds=1, epochs=2, runs=tmp_path)
+    record, folder = compare("digits-mlp", 1, ["dynamic8", "none"], seeds=1, changes=SHORT, runs=tmp_path)
     assert [trial.failed for trial in record.trials] == [
         None, "rank 1: RuntimeError: out of memory (after step 7 of 46)",
     ]  # fmt: skip
@@ -91,7 +94,7 @@ def test_a_trial_that_fails_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.processes
 @pytest.mark.skipif(os.geteuid() != 0, reason="emulated hosts need root")
 def test_on_emulated_hosts_bytes_are_counted_by_the_interface(tmp_path: Path) -> None:
-    record, _ = compare("digits-mlp", 2, ["ddp", "dynamic8"], seeds=1, epochs=2, link="1gbit", runs=tmp_path)
+    record, _ = compare("digits-mlp", 2, ["ddp", "dynamic8"], seeds=1, changes=SHORT, link="1gbit", runs=tmp_path)
     assert [trial.failed for trial in record.trials] == [None, None]
     assert (record.link.spec, record.link.emulated, record.link.hosts) == ("1gbit", True, 2)
     ddp, ours = record.trials
@@ -105,8 +108,11 @@ def test_on_emulated_hosts_bytes_are_counted_by_the_interface(tmp_path: Path) ->
 def test_what_cannot_be_compared_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for options, says in [
         ({"seeds": 0}, "--seeds"),
-        ({"epochs": 0}, "--epochs"),
-        ({"target": 1.5}, "--target"),
+        ({"changes": Changes(epochs=0)}, "--epochs"),
+        ({"changes": Changes(learning_rate=0.0)}, "--learning-rate"),
+        ({"changes": Changes(learning_rate=float("nan"))}, "--learning-rate"),
+        ({"changes": Changes(batch=0)}, "--batch"),
+        ({"changes": Changes(target=1.5)}, "--target"),
         ({"first_seed": -1}, "--seed"),
         ({"hosts": 3}, "divided evenly"),
         ({"configs": ["dynamic9"]}, "dynamic8"),
@@ -121,10 +127,58 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.processes
+def test_a_comparison_that_was_cut_off_goes_on_with_the_trial_it_was_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Changes(epochs=1, learning_rate=0.1, batch=128, target=0.2)
+    whole, _ = compare("digits-mlp", 1, ["none", "dynamic8"], seeds=2, first_seed=3, changes=asked, runs=tmp_path / "a")
+    real = Workers.run
+
+    def run(self: Workers, plan: Plan) -> Ended:
+        if plan.order == 1 and not list(tmp_path.glob("b/*/report.html")):
+            assert plan.folder is not None
+            Metrics(plan.folder).add(trial=plan.order, step=7)
+            raise KeyboardInterrupt
+        if plan.order == 2 and not list(tmp_path.glob("killed")):
+            (tmp_path / "killed").touch()
+            raise SystemExit  # nobody has time to say a word
+        return real(self, plan)
+
+    monkeypatch.setattr(Workers, "run", run)
+    said: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        compare("digits-mlp", 1, ["none", "dynamic8"], seeds=2, first_seed=3, changes=asked, runs=tmp_path / "b",
+                note=said.append)  # fmt: skip
+    [folder] = [path for path in (tmp_path / "b").iterdir() if not path.is_symlink()]
+    assert f"laconic compare --resume {folder}" in said[-1]
+    with pytest.raises(SystemExit):
+        resume(folder)
+    with pytest.raises(BadInput, match="on digits-mlp, not on mnist-mlp"):
+        resume(folder, "mnist-mlp")
+    record, _ = resume(folder, "digits-mlp")
+    assert record.finished
+    assert [(t.configuration, t.seed, t.order, t.weights_sha256) for t in record.trials] == [
+        (t.configuration, t.seed, t.order, t.weights_sha256) for t in whole.trials
+    ]
+    assert [t.seed for t in record.trials] == [3, 3, 4, 4]
+    used = record.workload
+    assert (used.epochs, used.learning_rate, used.batch, used.target_accuracy) == (1, 0.1, 128, 0.2)
+    assert record.trials[0].steps == 12
+    assert record.starts == 3
+    assert [each.what for each in record.interruptions] == [
+        "stopped on request; 1 of 4 trials were done",
+        "cut off: the command ended without a word; 2 of 4 trials were done",
+    ]
+    assert "2 of 4 trials were done" in (folder / "report.html").read_text()
+    with pytest.raises(BadInput, match="is finished"):
+        resume(folder)
+
+
+@pytest.mark.processes
 def test_workers_without_lockstep_share_one_budget_of_samples(tmp_path: Path) -> None:
     record, folder = compare(
-        "digits-mlp", 2, ["none"], consistency=["async", "local(4)"], slow=15.0, seeds=1, epochs=1, target=0.1,
-        runs=tmp_path,
+        "digits-mlp", 2, ["none"], consistency=["async", "local(4)"], slow=15.0, seeds=1,
+        changes=Changes(epochs=1, target=0.1), runs=tmp_path,
     )
     free, together = record.trials
     assert [trial.failed for trial in record.trials] == [None, None]

@@ -37,7 +37,7 @@ from laconic.lab.elastic_training import (
 from laconic.lab.elastic_trial import _newest, _seconds, elastic_trial, steps_made
 from laconic.lab.record import Interruption, Record
 from laconic.lab.workers import Workers
-from laconic.lab.workloads import get
+from laconic.lab.workloads import Changes, get
 from laconic.transports.launcher import RankFailed
 
 STEPS, SAMPLES = 23, 1438  # of an epoch of digits
@@ -165,7 +165,7 @@ def test_a_killed_coordinator_is_replaced_and_told_of(tmp_path: Path, monkeypatc
 
     striking = threading.Thread(target=strike)
     striking.start()
-    done = train_elastic("digits-mlp", 3, epochs=5, seed=1, runs=tmp_path)
+    done = train_elastic("digits-mlp", 3, changes=Changes(epochs=5), seed=1, runs=tmp_path)
     striking.join()
     (worker,) = killed
     (trial,) = done.record.trials
@@ -193,7 +193,7 @@ def test_the_final_test_does_not_wait_for_ever_for_one_that_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(elastic_training, "LAST_TEST_S", 0.2)
-    worker = ElasticWorker(ElasticPlan("digits-mlp", "none", "sync", 0, 1, 2, str(tmp_path)))
+    worker = ElasticWorker(ElasticPlan("digits-mlp", "none", "sync", 0, Changes(epochs=1), 2, str(tmp_path)))
     with open(evaluations_journal(tmp_path).path, "ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         testing = threading.Thread(target=worker._evaluate_last, args=(7,), daemon=True)
@@ -225,7 +225,7 @@ def _comes_late(plan: ElasticPlan) -> WorkerEnded:
 def test_one_that_comes_too_late_does_not_end_the_final_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew, "run_worker", _comes_late)
     monkeypatch.setattr(crew, "LAST_S", 0.1)
-    plan = ElasticPlan("digits-mlp", "abcd", "sync", 0, 1, 2, str(tmp_path))
+    plan = ElasticPlan("digits-mlp", "abcd", "sync", 0, Changes(epochs=1), 2, str(tmp_path))
     assert _ended(plan, []) == [WorkerEnded(0, True, ""), WorkerEnded(1, True, "abcd")]
     with pytest.raises(RankFailed, match="nobody is left who had the final model"):
         _ended(replace(plan, codec=""), [])
@@ -254,7 +254,7 @@ def test_without_a_step_all_begin_again_when_the_founder_dies(tmp_path: Path, mo
     monkeypatch.setattr(crew, "LAST_S", 1.0)
     monkeypatch.setattr(crew, "WAITING_S", 0.0)
     told: list[str] = []
-    plan = ElasticPlan("digits-mlp", "none", "sync", 0, 1, 2, str(tmp_path))
+    plan = ElasticPlan("digits-mlp", "none", "sync", 0, Changes(epochs=1), 2, str(tmp_path))
     assert WorkerEnded(2, True, "ab") in _ended(plan, told)
     assert "a worker that had not joined yet was killed by SIGKILL before the first step; all begin again" in told
     assert "no step yet: the first one waits for 2 workers, 0 of them have joined" in told
@@ -269,7 +269,7 @@ def _dies(plan: ElasticPlan) -> WorkerEnded:
 def test_workers_that_die_again_and_again_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew, "run_worker", _dies)
     with pytest.raises(RankFailed, match=r"4 workers died in a row without a step.*SIGKILL; go on with.*--resume"):
-        train_elastic("digits-mlp", 2, epochs=1, runs=tmp_path)
+        train_elastic("digits-mlp", 2, changes=Changes(epochs=1), runs=tmp_path)
     folder = _folder(tmp_path)
     assert folder is not None
     told = Record.load(folder).interruptions
@@ -301,7 +301,7 @@ def test_what_elastic_cannot_take_is_refused(tmp_path: Path, monkeypatch: pytest
     ("codec", "consistency"), [("dynamic8", "sync"), ("none", "local(4)"), ("none", "robust(median)")]
 )
 def test_codecs_and_modes(tmp_path: Path, codec: str, consistency: str) -> None:
-    done = train_elastic("digits-mlp", 3, codec=codec, consistency=consistency, epochs=4, runs=tmp_path)
+    done = train_elastic("digits-mlp", 3, codec=codec, consistency=consistency, changes=Changes(4), runs=tmp_path)
     (trial,) = done.record.trials
     assert (trial.steps, trial.samples, len(trial.curve)) == (4 * STEPS, 4 * SAMPLES, 4)
     assert trial.test_accuracy is not None

@@ -21,6 +21,7 @@ from laconic.lab.record import Record, Trial
 from laconic.lab.train import resume, train
 from laconic.lab.trainer import Plan
 from laconic.lab.workers import Workers
+from laconic.lab.workloads import Changes
 from laconic.transports.launcher import RankFailed
 
 CODEC, EPOCHS = "topk(0.05)+qsgd(4)", 16  # with residuals and momentum: much that a checkpoint could lose
@@ -29,7 +30,7 @@ STEPS = EPOCHS * 23
 
 def _trained(codec: str = CODEC, seed: int = 3, epochs: int = 2, workers: int = 2) -> Trial:
     with Workers(workers) as place:
-        trial = place.run(Plan("digits-mlp", configuration(codec, workers), seed, epochs)).trial
+        trial = place.run(Plan("digits-mlp", configuration(codec, workers), seed, Changes(epochs))).trial
     assert trial is not None
     return trial
 
@@ -73,7 +74,9 @@ def test_a_trial_says_what_happened(uninterrupted: Trial) -> None:
 def _begin(folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "laconic", "train", "digits-mlp", "-n", "2", "--codec", CODEC, "--seed", "3"]
     command += ["--epochs", str(EPOCHS), "--runs", str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )  # fmt: skip
 
 
 def _run_of(process: subprocess.Popen[str], runs: Path, checkpoints: int) -> Path:
@@ -123,7 +126,7 @@ def test_a_killed_worker_leaves_a_record_at_once_and_a_mark_after_the_resumption
     striking = threading.Thread(target=strike)
     striking.start()
     with pytest.raises(RankFailed, match=r"^rank \d was killed by SIGKILL; go on with: .* --resume") as failed:
-        train("digits-mlp", 2, epochs=6, runs=tmp_path)
+        train("digits-mlp", 2, changes=Changes(epochs=6), runs=tmp_path)
     striking.join()
     (folder,) = tmp_path.glob("2*")
     told = Record.load(folder)
@@ -146,13 +149,17 @@ def test_a_killed_worker_leaves_a_record_at_once_and_a_mark_after_the_resumption
 
 @pytest.mark.processes
 @pytest.mark.slow
+@pytest.mark.parametrize("to_all", [False, True], ids=["command", "group"])
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_on_request_and_resumed_with_a_broken_checkpoint(
-    uninterrupted: Trial, tmp_path: Path, sent: signal.Signals
+    uninterrupted: Trial, tmp_path: Path, sent: signal.Signals, to_all: bool
 ) -> None:
     process = _begin(tmp_path)
     folder = _run_of(process, tmp_path, 2)
-    process.send_signal(sent)
+    if to_all:  # as a terminal does with Ctrl-C, and a scheduler with SIGTERM
+        os.killpg(process.pid, sent)
+    else:
+        process.send_signal(sent)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert f"laconic train --resume {folder}" in said

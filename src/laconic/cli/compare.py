@@ -12,8 +12,10 @@ from typing import Annotated
 import typer
 
 from laconic.consistency import names as mode_names
+from laconic.errors import BadInput
 from laconic.lab import demo
 from laconic.lab.compare import compare as run
+from laconic.lab.compare import resume as go_on
 from laconic.lab.configurations import split
 from laconic.lab.lint import counts, failures
 from laconic.lab.progress import say
@@ -22,13 +24,13 @@ from laconic.lab.report import FILE, words
 from laconic.lab.report.tables import main_claim
 from laconic.lab.summary import Row, results, summarise
 from laconic.lab.train import show_warnings_as_sentences
-from laconic.lab.workloads import names
+from laconic.lab.workloads import Changes, names
 
 CONFIGS = ",".join(demo.CONFIGS)
 
 
 def compare(
-    workload: Annotated[str, typer.Argument(help=f"One of {', '.join(names())}.")],
+    workload: Annotated[str | None, typer.Argument(help=f"One of {', '.join(names())}.")] = None,
     workers: Annotated[int, typer.Option("-n", "--workers", help="Workers of each trial.")] = 4,
     configs: Annotated[
         str | None, typer.Option(help=f"Codec specs, ddp, ddp-fp16, ddp-powersgd, single. [default: {CONFIGS}]")
@@ -42,8 +44,13 @@ def compare(
     link: Annotated[str | None, typer.Option(help="Emulate links of this speed: 1gbit, 100mbit (root).")] = None,
     hosts: Annotated[int | None, typer.Option(help="Emulated hosts; default: one a worker.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Default: the workload's.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="At the start. Default: the workload's.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples a step, of all workers. Default: the workload's.")] = None,
     target: Annotated[float | None, typer.Option(help="Test accuracy to reach. Default: the workload's.")] = None,
     tuning_runs: Annotated[int | None, typer.Option(help="How many runs it took to choose these settings.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run, runs/<id>; other options are its own.")] = (
+        None
+    ),
     runs: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -51,11 +58,16 @@ def compare(
     show_warnings_as_sentences()
     if configs is None:
         configs = CONFIGS if consistency is None else "none"
-    record, folder = run(
-        workload, workers, split(configs), consistency=split(consistency or "sync"), slow=slow, seeds=seeds,
-        first_seed=first_seed, link=link, hosts=hosts, epochs=epochs, target=target, tuning_runs=tuning_runs,
-        runs=runs, command=shlex.join(["laconic", *sys.argv[1:]]), note=say,
-    )  # fmt: skip
+    if resume is not None:
+        record, folder = go_on(resume, workload, say)
+    elif workload is None:
+        raise BadInput(f"name a workload ({', '.join(names())}), or --resume a run")
+    else:
+        record, folder = run(
+            workload, workers, split(configs), consistency=split(consistency or "sync"), slow=slow, seeds=seeds,
+            first_seed=first_seed, link=link, hosts=hosts, changes=Changes(epochs, learning_rate, batch, target),
+            tuning_runs=tuning_runs, runs=runs, command=shlex.join(["laconic", *sys.argv[1:]]), note=say,
+        )  # fmt: skip
     show(record, folder, json=json)
     if not any(trial.failed is None for trial in record.trials):
         raise typer.Exit(1)

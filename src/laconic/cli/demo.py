@@ -13,6 +13,7 @@ from laconic.lab import demo as settings
 from laconic.lab.compare import compare
 from laconic.lab.progress import say
 from laconic.lab.train import show_warnings_as_sentences
+from laconic.lab.workloads import Changes
 
 
 def demo(
@@ -29,7 +30,7 @@ def demo(
     words = ["laconic", "compare", settings.WORKLOAD, "-n", str(workers), "--configs", ",".join(settings.CONFIGS)]
     words += ["--seeds", str(seeds), "--epochs", str(epochs), *(["--link", link] if link else [])]
     record, folder = compare(
-        settings.WORKLOAD, workers, settings.CONFIGS, seeds=seeds, epochs=epochs, link=link, runs=runs,
+        settings.WORKLOAD, workers, settings.CONFIGS, seeds=seeds, changes=Changes(epochs), link=link, runs=runs,
         command=shlex.join(words), note=say,
     )  # fmt: skip
     show(record, folder, json=json)

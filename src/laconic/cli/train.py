@@ -18,7 +18,7 @@ from laconic.lab.summary import results
 from laconic.lab.train import resume as go_on
 from laconic.lab.train import show_warnings_as_sentences
 from laconic.lab.train import train as start
-from laconic.lab.workloads import names
+from laconic.lab.workloads import Changes, names
 
 
 def train(
@@ -32,6 +32,8 @@ def train(
     hosts: Annotated[int | None, typer.Option(help="Emulated hosts; default: one a worker.")] = None,
     seed: Annotated[int, typer.Option(help="Of weights, data order and dropout.")] = 0,
     epochs: Annotated[int | None, typer.Option(help="Default: the workload's.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="At the start. Default: the workload's.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples a step, of all workers. Default: the workload's.")] = None,
     tuning_runs: Annotated[int | None, typer.Option(help="How many runs it took to choose these settings.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run, runs/<id>; other options are its own.")] = (
         None
@@ -48,7 +50,7 @@ def train(
     else:
         done = (train_elastic if elastic else start)(
             workload, workers, codec=codec, algorithm=algorithm, consistency=consistency, link=link, hosts=hosts,
-            seed=seed, epochs=epochs, tuning_runs=tuning_runs, runs=runs,
+            seed=seed, changes=Changes(epochs, learning_rate, batch), tuning_runs=tuning_runs, runs=runs,
             command=shlex.join(["laconic", *sys.argv[1:]]),
         )  # fmt: skip
     if done is None:

@@ -11,6 +11,11 @@ import os
 from pathlib import Path
 
 
+def budget_of(folder: Path, order: int) -> Path:
+    """The file of a run's `order`-th trial."""
+    return folder / f".budget-{order}"
+
+
 class Budget:
     """Units 0, 1, … total − 1, each handed out once.
 

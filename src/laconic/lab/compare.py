@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import BadInput, LaconicError
-from laconic.lab import metrics
+from laconic.lab import interruptions, metrics
+from laconic.lab.budget import budget_of
 from laconic.lab.claims import make_claims
 from laconic.lab.configurations import configuration
 from laconic.lab.interruptions import first_line
@@ -22,11 +23,13 @@ from laconic.lab.lint import lint
 from laconic.lab.progress import Progress
 from laconic.lab.record import Configuration, Record, Trial
 from laconic.lab.report import words, write_report
-from laconic.lab.train import begin, new_record, refuse_seed, sized, steps_of
+from laconic.lab.train import begin, new_record, refuse_seed, steps_of
 from laconic.lab.trainer import Plan
 from laconic.lab.trial import failed_trial
 from laconic.lab.workers import Workers, ruler
-from laconic.lab.workloads import get
+from laconic.lab.workloads import AS_DECLARED, Changes
+
+LAUNCHED = "compare starts its own workers for every trial: run it without torchrun or mpiexec"
 
 
 def compare(
@@ -40,8 +43,7 @@ def compare(
     first_seed: int = 0,
     link: str | None = None,
     hosts: int | None = None,
-    epochs: int | None = None,
-    target: float | None = None,
+    changes: Changes = AS_DECLARED,
     tuning_runs: int | None = None,
     runs: Path = Path("runs"),
     command: str = "",
@@ -49,41 +51,76 @@ def compare(
 ) -> tuple[Record, Path]:
     """Train a workload by every configuration and seed; returns the record and the run's folder.
 
-    The record is saved after every trial: what is done stays, however the run ends.
+    The record is saved after every trial: what is done stays, however the run ends, and `resume` goes on from there.
 
     Args:
         configs: peers, `single` or codec specs.
         consistency: when workers agree; codecs are combined with each.
         slow: the last worker computes this many times as long; 1 for all alike.
-        target: the test accuracy (or loss) that the time to target is about, in place of the workload's.
+        changes: what is asked of the workload in place of its own.
         note: told a sentence after each trial.
 
     Raises:
         BadInput: a name that is not known, or a value that cannot be used.
     """
     if is_launched():
-        raise BadInput("compare starts its own workers for every trial: run it without torchrun or mpiexec")
+        raise BadInput(LAUNCHED)
     if not 1 <= slow < 1000:
         raise BadInput(f"--slow must be from 1 to below 1000, got {slow}")
     refuse_seed(first_seed)
     if seeds < 1:
         raise BadInput(f"--seeds must be at least 1, got {seeds}")
-    chosen_workload = sized(get(workload), epochs, target)
+    chosen_workload = changes.of(workload)
     with Workers(workers, link, hosts) as place:
         chosen = [_told(each, place, slow) for each in combined(configs, consistency, workers)]
         record = new_record("compare", chosen_workload, workers, chosen, place, tuning_runs, runs, command)
-        folder = begin(record, runs)
-        turns = [(seed, each) for seed in range(seeds) for each in _rotated(chosen, seed)]
-        try:
-            for seed, each in turns:
-                position = f"{len(record.trials) + 1}/{len(turns)}"
-                record.trials.append(_trial(record, place, each, first_seed + seed, folder, position, slow))
-                record.save(folder)
-                note(f"{position} {_spoken(record.trials[-1])}")
-        except KeyboardInterrupt:
-            conclude(record, folder)
-            note(f"stopped: {len(record.trials)} of {len(turns)} trials are in {folder}")
-            raise
+        record.seeds, record.slow = list(range(first_seed, first_seed + seeds)), slow
+        return _run(record, begin(record, runs), place, note)
+
+
+def resume(
+    folder: Path, workload: str | None = None, note: Callable[[str], None] = lambda line: None
+) -> tuple[Record, Path]:
+    """Go on with a comparison that was interrupted, with the trial that it was in.
+
+    Raises:
+        RecordError: there is no such run.
+        BadInput: it is finished, no comparison, or of another workload.
+    """
+    if is_launched():
+        raise BadInput(LAUNCHED)
+    record = Record.load(folder)
+    if record.kind != "compare":
+        raise BadInput(f"{folder} is a training; go on with: laconic train --resume {folder}")
+    if record.finished:
+        raise BadInput(f"{folder} is finished; start another run, or look at {folder / 'report.html'}")
+    if workload is not None and workload != record.workload.name:
+        raise BadInput(f"{folder} compares on {record.workload.name}, not on {workload}")
+    if not record.seeds:
+        raise BadInput(f"{folder} does not say which seeds it has still to try; start it again")
+    workers = max(each.workers for each in record.configurations)
+    with Workers(workers, record.link.spec, record.link.hosts if record.link.emulated else None) as place:
+        interruptions.note_resumed_comparison(record, folder)
+        record.save(folder)
+        return _run(record, folder, place, note)
+
+
+def _run(record: Record, folder: Path, place: Workers, note: Callable[[str], None]) -> tuple[Record, Path]:
+    """The trials that are not there yet, and what they say together."""
+    chosen = record.configurations
+    turns = [(seed, each) for number, seed in enumerate(record.seeds) for each in _rotated(chosen, number)]
+    try:
+        for seed, each in turns[len(record.trials) :]:
+            position = f"{len(record.trials) + 1}/{len(turns)}"
+            record.trials.append(_trial(record, place, each, seed, folder, position))
+            record.save(folder)
+            note(f"{position} {_spoken(record.trials[-1])}")
+    except KeyboardInterrupt:
+        interruptions.comparison_ended(record, "stopped on request")
+        conclude(record, folder)
+        note(f"stopped: {len(record.trials)} of {len(turns)} trials are in {folder}; "
+             f"go on with: laconic compare --resume {folder}")  # fmt: skip
+        raise
     record.finished = True
     conclude(record, folder)
     return record, folder
@@ -130,18 +167,19 @@ def _rotated(chosen: Sequence[Configuration], by: int) -> list[Configuration]:
 
 
 def _trial(
-    record: Record, place: Workers, chosen: Configuration, seed: int, folder: Path, position: str, slow: float
+    record: Record, place: Workers, chosen: Configuration, seed: int, folder: Path, position: str
 ) -> Trial:
     """One training; one that breaks is a trial that failed, and the run goes on."""
     order = len(record.trials)
-    plan = Plan(record.workload.name, chosen, seed, int(record.workload.epochs), order, str(folder), slow=slow,
-                target=record.workload.target_accuracy)  # fmt: skip
+    changes, known = Changes.recorded(record.workload), len(list(metrics.read(folder)))
+    plan = Plan(record.workload.name, chosen, seed, changes, order, str(folder), slow=record.slow)
+    budget_of(folder, order).unlink(missing_ok=True)  # of a start that was cut off in this trial
     label = f"{position} {chosen.name}, seed {seed}"
     try:
         with Progress(folder, label, steps_of(record), lines=False):
             trial = place.run(plan).trial
     except LaconicError as error:
-        reached = metrics.last_step(folder, order)
+        reached = metrics.last_step(folder, order, known)
         where = "" if reached is None else f" (after step {reached} of {steps_of(record)})"
         return failed_trial(chosen.name, seed, order, first_line(error) + where)
     assert trial is not None  # nobody asks a comparison's workers to stop

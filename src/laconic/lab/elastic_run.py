@@ -7,7 +7,6 @@ record at once, and in the end the trial is made of what was written.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from laconic.consistency.churn.messages import MAX_MEMBERS
@@ -22,9 +21,9 @@ from laconic.lab.elastic_trial import CLOCK, elastic_trial
 from laconic.lab.jobs import is_launched
 from laconic.lab.progress import Progress
 from laconic.lab.record import Configuration, Record
-from laconic.lab.train import Finished, begin, conclude, new_record, refuse_seed, sized, steps_of, stopping
+from laconic.lab.train import Finished, begin, conclude, new_record, refuse_seed, steps_of, stopping
 from laconic.lab.workers import Workers, ruler
-from laconic.lab.workloads import get
+from laconic.lab.workloads import AS_DECLARED, Changes
 from laconic.transports.launcher import RankFailed
 
 OPTION = "elastic"  # of a configuration whose workers may come and go
@@ -40,7 +39,7 @@ def train_elastic(
     link: str | None = None,
     hosts: int | None = None,
     seed: int = 0,
-    epochs: int | None = None,
+    changes: Changes = AS_DECLARED,
     tuning_runs: int | None = None,
     runs: Path = Path("runs"),
     command: str = "",
@@ -60,7 +59,7 @@ def train_elastic(
         raise BadInput("--codec auto chooses for all-reduces, which --elastic does not use; name a codec")
     way, coded = str(way_for(consistency, workers)), flat_codec(codec).name != "none"
     name = " ".join(["elastic workers", *([codec] if coded else []), *([way] if way != "sync" else [])])
-    chosen_workload = sized(get(workload), epochs)
+    chosen_workload = changes.of(workload)
     with Workers(workers, link, hosts) as place:
         told = {"seed": seed, "bytes": ruler(place.counted_by(workers), "laconic"), OPTION: "lost workers are replaced"}
         chosen = Configuration(name, "laconic", codec, "coordinator", way, workers, "zmq", dict(told))
@@ -102,7 +101,7 @@ def _train(folder: Path, record: Record, place: Workers, step: int = 0) -> Finis
     starts_journal(folder).add(StartRow(record.starts, step))
     plan = ElasticPlan(
         record.workload.name, chosen.codec, chosen.consistency, int(chosen.options["seed"]),
-        int(record.workload.epochs), chosen.workers, str(folder.absolute()), start=record.starts, resume=step,
+        Changes.recorded(record.workload), chosen.workers, str(folder.absolute()), start=record.starts, resume=step,
         counted_by=place.counted_by(chosen.workers),
     )  # fmt: skip
     steps, label = steps_of(record), f"{plan.workload}, {chosen.name}, {chosen.workers} workers"
@@ -124,8 +123,7 @@ def _train(folder: Path, record: Record, place: Workers, step: int = 0) -> Finis
 def _finish(record: Record, folder: Path, plan: ElasticPlan, ended: list[WorkerEnded], step: int) -> None:
     """Complete the record of a training that came to its end, or was stopped on request."""
     if any(each.digest for each in ended):
-        workload = replace(get(plan.workload), epochs=plan.epochs)
-        record.trials = [elastic_trial(record, folder, workload, ended)]
+        record.trials = [elastic_trial(record, folder, plan.changes.of(plan.workload), ended)]
         record.finished = True
     else:
         record.interruptions.append(interruptions.stopped(step, max(0, step - _saved(folder))))

@@ -33,7 +33,7 @@ from laconic.lab import checkpoint, control
 from laconic.lab.journal import Journal
 from laconic.lab.metrics import Metrics
 from laconic.lab.trainer import SHOWN_EVERY_S, compute_repeatably, interface_nbytes, load_software, weights_digest
-from laconic.lab.workloads import get
+from laconic.lab.workloads import Changes
 
 PATIENCE_S = 30.0  # a first step may take this long; who is killed is noticed at once all the same
 LAST_TEST_S = 15.0  # besides four times the longest test so far, how long others wait for who tests the final model
@@ -44,6 +44,7 @@ class ElasticPlan:
     """What every worker is told.
 
     Attributes:
+        changes: what is asked of the workload in place of its own.
         workers: how many the first step waits for.
         folder: the run's.
         place: which of the workers to be it is; a replacement has that of the one it replaces.
@@ -56,7 +57,7 @@ class ElasticPlan:
     codec: str
     consistency: str
     seed: int
-    epochs: int
+    changes: Changes
     workers: int
     folder: str
     place: int = 0
@@ -149,14 +150,14 @@ class ElasticWorker:
 
     def __init__(self, plan: ElasticPlan) -> None:
         self.plan, self.folder = plan, Path(plan.folder)
-        self.workload = replace(get(plan.workload), epochs=plan.epochs)
+        self.workload = plan.changes.of(plan.workload)
         load_software(self.workload)
         begun = time.perf_counter()
         self.task = self.workload.prepare(plan.seed)
         self.loading_s = time.perf_counter() - begun
         self.optimizer = self.task.optimizer(self.task.model.parameters())
         self.steps_per_epoch = self.task.steps_per_epoch()
-        self.total_steps = plan.epochs * self.steps_per_epoch
+        self.total_steps = self.workload.epochs * self.steps_per_epoch
         if plan.resume:
             self._restore(plan.resume)
         self._steps, self._evaluations = steps_journal(self.folder), evaluations_journal(self.folder)
@@ -170,7 +171,7 @@ class ElasticWorker:
     def run(self) -> WorkerEnded:
         """Every step that is left."""
         plan, data = self.plan, len(self.task.data.train)
-        epochs = plan.epochs - plan.resume // self.steps_per_epoch
+        epochs = self.workload.epochs - plan.resume // self.steps_per_epoch
         rate = LambdaLR(self.optimizer, self._rate)
         warnings.filterwarnings("ignore", message="the job in .* has finished")  # a late replacement; the command knows
         with elastic(

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from laconic.exchange.collectives import all_gather, barrier
-from laconic.lab.budget import Budget
+from laconic.lab.budget import Budget, budget_of
 from laconic.lab.metrics import Metrics
 from laconic.lab.trainer import Ended, Training
 from laconic.lab.trial import COLUMNS, Figures
@@ -30,7 +30,7 @@ class FreeTraining(Training):
     def run(self) -> Ended:
         assert self.folder is not None  # as `_training` sees to
         size = self.world.world_size
-        budget = Budget(self.folder / f".budget-{self.plan.order}", self.total_steps * size)
+        budget = Budget(budget_of(self.folder, self.plan.order), self.total_steps * size)
         metrics = Metrics(self.folder) if self.world.rank == 0 else None
         copies: list[dict[str, Any]] = []
         self._sent_before = self._interface_nbytes()

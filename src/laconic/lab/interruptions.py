@@ -56,6 +56,19 @@ def note_resumption(record: Record, folder: Path, checkpoint: int, reached: int 
     record.starts += 1
 
 
+def comparison_ended(record: Record, what: str, when: str | None = None) -> None:
+    """A comparison ended before its last trial: told in the record, by what and where."""
+    done = f"{len(record.trials)} of {len(record.seeds) * len(record.configurations)} trials were done"
+    record.interruptions.append(Interruption(when or now(), None, None, f"{what}; {done}"))
+
+
+def note_resumed_comparison(record: Record, folder: Path) -> None:
+    """Count a new start of a comparison, and say how the last one ended, unless that was told when it happened."""
+    if len(record.interruptions) < record.starts:
+        comparison_ended(record, CUT_OFF, _last_sign(folder))
+    record.starts += 1
+
+
 def marks(trial: Trial, interruptions: Sequence[Interruption]) -> list[Event]:
     """The interruptions of a training that was resumed, as events on its clock, where it went on from."""
     steps = trial.step_seconds or []

@@ -47,6 +47,7 @@ class Workload:
     learning_rate: float
     epochs: float
     batch_per_worker: int
+    batch: int | None = None
     target_metric: str = "test accuracy"
     precision: str = "float32"
     input_shape: list[int] | None = None
@@ -228,7 +229,13 @@ class Finding:
 
 @dataclass
 class Record:
-    """The whole run. `starts`: how often it was begun or resumed."""
+    """The whole run.
+
+    Attributes:
+        seeds: of each configuration, in the order of their trials; empty for a single training.
+        slow: the last worker computed this many times as long.
+        starts: how often it was begun or resumed.
+    """
 
     kind: Literal["train", "compare"]
     id: str
@@ -241,6 +248,8 @@ class Record:
     configurations: list[Configuration]
     link: LinkSetting = field(default_factory=LinkSetting)
     tuning_runs: int | None = None
+    seeds: list[int] = field(default_factory=list)
+    slow: float = 1.0
     finished: bool = False
     starts: int = 1
     interruptions: list[Interruption] = field(default_factory=list)

@@ -28,7 +28,7 @@ from laconic.lab.record import Workload as RecordedWorkload
 from laconic.lab.report import write_report
 from laconic.lab.trainer import CLOCK, TIMEOUT_S, Plan
 from laconic.lab.workers import Workers, ruler
-from laconic.lab.workloads import Workload, get
+from laconic.lab.workloads import AS_DECLARED, Changes, Workload, get
 from laconic.transports.launcher import RankFailed
 from laconic.transports.world import World, init
 
@@ -53,7 +53,7 @@ def train(
     link: str | None = None,
     hosts: int | None = None,
     seed: int = 0,
-    epochs: int | None = None,
+    changes: Changes = AS_DECLARED,
     tuning_runs: int | None = None,
     runs: Path = Path("runs"),
     command: str = "",
@@ -67,7 +67,7 @@ def train(
     refuse_seed(seed)
     if codec in (*PEERS, SINGLE):
         raise BadInput(f"'{codec}' is for `laconic compare`; train takes a codec, or none")
-    chosen_workload = sized(get(workload), epochs)
+    chosen_workload = changes.of(workload)
     with Workers(workers, link, hosts) as place:
         with init(timeout_s=TIMEOUT_S) if place.launched else contextlib.nullcontext() as world:
             workers = workers if world is None else world.world_size
@@ -94,7 +94,7 @@ def resume(folder: Path, workload: str | None = None) -> Finished | None:
     """
     record = Record.load(folder)
     if record.kind != "train":
-        raise BadInput(f"{folder} is a comparison; only what `laconic train` began can be resumed")
+        raise BadInput(f"{folder} is a comparison; go on with: laconic compare --resume {folder}")
     if record.finished:
         raise BadInput(f"{folder} is finished; start another run, or look at {folder / 'report.html'}")
     if workload is not None and workload != record.workload.name:
@@ -121,7 +121,7 @@ def _train(
         if stored is not None:
             interruptions.note_resumption(record, folder, step or 0)
             record.save(folder)
-    plan = Plan(source.workload.name, chosen, int(chosen.options["seed"]), int(source.workload.epochs),
+    plan = Plan(source.workload.name, chosen, int(chosen.options["seed"]), Changes.recorded(source.workload),
                 folder=str(folder), keeps=True, resume=step)  # fmt: skip
     if record is None:
         place.run(plan)
@@ -193,20 +193,6 @@ def refuse_seed(seed: int) -> None:
         raise BadInput(f"--seed must be from 0 to below 2⁶³, got {seed}")
 
 
-def sized(workload: Workload, epochs: int | None, target: float | None = None) -> Workload:
-    """The workload with the epochs and the target asked for.
-
-    Raises:
-        BadInput: fewer epochs than 1, or a target that no training can reach.
-    """
-    if target is not None and not (0 < target <= 1 if workload.objective.higher_is_better else target > 0):
-        raise BadInput(f"--target is a test accuracy above 0 and up to 1, or a test loss above 0, got {target}")
-    workload = workload if target is None else replace(workload, target=target)
-    if epochs is not None and epochs < 1:
-        raise BadInput(f"--epochs must be at least 1, got {epochs}")
-    return workload if epochs is None else replace(workload, epochs=epochs)
-
-
 def new_record(
     kind: Any,
     workload: Workload,
@@ -248,7 +234,7 @@ def begin(record: Record, runs: Path) -> Path:
 
 def steps_of(record: Record) -> int:
     """Steps of a training of the record's workload; the same for any number of workers, as the batch is divided."""
-    batch = get(record.workload.name).batch
+    batch = record.workload.batch or get(record.workload.name).batch  # records of before do not tell
     return int(record.workload.epochs) * -(-record.workload.train_samples // batch)
 
 

@@ -33,7 +33,7 @@ from laconic.lab.control import Control, request_stop
 from laconic.lab.metrics import Metrics
 from laconic.lab.record import Clock, Configuration, Trial
 from laconic.lab.trial import COLUMNS, Evaluation, Figures, assemble
-from laconic.lab.workloads import Task, Workload, get
+from laconic.lab.workloads import AS_DECLARED, Changes, Task, Workload
 from laconic.transports.profile import Profile
 from laconic.transports.world import World, init
 
@@ -53,7 +53,8 @@ class Plan:
     """What every rank is told.
 
     Attributes:
-        workload: its spec; `epochs` and `target` replace its own where given.
+        workload: its spec.
+        changes: what is asked in place of its own.
         order: the trial's position in the run.
         folder: the run's, for metrics, requests and checkpoints; None for no file at all.
         keeps: whether checkpoints are written.
@@ -67,7 +68,7 @@ class Plan:
     workload: str
     configuration: Configuration
     seed: int
-    epochs: int | None = None
+    changes: Changes = AS_DECLARED
     order: int = 0
     folder: str | None = None
     keeps: bool = False
@@ -76,13 +77,6 @@ class Plan:
     counted_by: str = "exchange"
     launched: bool = False
     slow: float = 1.0
-    target: float | None = None
-
-    def build(self) -> Workload:
-        """The workload, with the epochs and the target asked for."""
-        workload = get(self.workload)
-        epochs = workload.epochs if self.epochs is None else self.epochs
-        return replace(workload, epochs=epochs, target=workload.target if self.target is None else self.target)
 
 
 @dataclass(frozen=True)
@@ -126,7 +120,7 @@ class Training:
 
     def __init__(self, plan: Plan, world: World) -> None:
         self.plan, self.world = plan, world
-        self.workload = plan.build()
+        self.workload = plan.changes.of(plan.workload)
         self.folder = Path(plan.folder) if plan.folder is not None else None
         load_software(self.workload)
         self._warm_up()
@@ -359,7 +353,7 @@ def load_software(workload: Workload) -> None:
 
 
 def _listen(plan: Plan) -> None:
-    """Local ranks leave Ctrl-C to the command that started them; under torchrun, rank 0 takes it as a request."""
+    """SIGTERM is a request, and under torchrun Ctrl-C too; else that is left to the command that started the ranks."""
     def ask(number: int, frame: object) -> None:
         if plan.folder is not None:
             request_stop(Path(plan.folder))
@@ -368,4 +362,5 @@ def _listen(plan: Plan) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     elif plan.keeps:
         signal.signal(signal.SIGINT, ask)
+    if plan.keeps:  # from a scheduler, which sends it to every process of a job
         signal.signal(signal.SIGTERM, ask)

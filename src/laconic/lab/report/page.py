@@ -183,7 +183,8 @@ def _interruptions(record: Record) -> str:
     lines = "".join(
         f"<li><span class='verdict plain'>{words.text(i.when.replace('T', ' ')[:19])}</span>"
         f"<div class='title'>{words.text(i.what)}</div>"
-        f"<p>{_place(i)}; {_lost(record, i)}</p></li>"
+        + (f"<p>{_place(i)}; {_lost(record, i)}</p>" if record.kind == "train" else "")
+        + "</li>"
         for i in record.interruptions
     )
     return f"<ul class='rules'>{lines}</ul>"

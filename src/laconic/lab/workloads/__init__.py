@@ -19,8 +19,9 @@ from laconic.lab.workloads import (  # noqa: F401  (registers the workloads)
     rcv1_logistic,
     shakespeare_lstm,
 )
+from laconic.lab.workloads.changes import AS_DECLARED, Changes
 from laconic.lab.workloads.registry import get, names, register, summary
 from laconic.lab.workloads.task import Batch, Task
 from laconic.lab.workloads.workload import Workload, prepare
 
-__all__ = ["Batch", "Task", "Workload", "get", "names", "prepare", "register", "summary"]
+__all__ = ["AS_DECLARED", "Batch", "Changes", "Task", "Workload", "get", "names", "prepare", "register", "summary"]
