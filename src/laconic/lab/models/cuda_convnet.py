@@ -65,11 +65,20 @@ class ResponseNorm(nn.Module):
         return x * root * torch.sqrt(root)
 
 
+class ChannelsLast(nn.Sequential):
+    """Layers that see images with the channels of a pixel side by side: torch pools those three times as fast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = super().forward(x.contiguous(memory_format=torch.channels_last))
+        return y
+
+
 @network("cuda-convnet", sample=(3, 24, 24))
 def cuda_convnet(size: int = 24, classes: int = 10) -> nn.Module:
     """Convolutions 64×5×5 and 64×3×3, then locally connected 64×3×3 and 32×3×3, on 24×24 crops: 2,047,434 parameters.
 
-    Each convolution is followed by 3×3 max-pooling with stride 2 and normalisation across 9 maps.
+    Each convolution is followed by 3×3 max-pooling with stride 2, then rectified (which commutes with the maximum, of
+    a quarter as many values), then normalised across 9 maps.
 
     Args:
         size: height and width of the input.
@@ -81,14 +90,14 @@ def cuda_convnet(size: int = 24, classes: int = 10) -> nn.Module:
     epochs to leave the plateau they start on.
     """
     pooled = math.ceil((math.ceil((size - 3) / 2) + 1 - 3) / 2) + 1
-    model = nn.Sequential(
+    model = ChannelsLast(
         nn.Conv2d(3, 64, 5, padding=2),
-        nn.ReLU(),
         nn.MaxPool2d(3, 2, ceil_mode=True),
+        nn.ReLU(),
         ResponseNorm(64),
         nn.Conv2d(64, 64, 3, padding=1),
-        nn.ReLU(),
         nn.MaxPool2d(3, 2, ceil_mode=True),
+        nn.ReLU(),
         ResponseNorm(64),
         LocallyConnected2d(64, 64, pooled, 3),
         nn.ReLU(),
