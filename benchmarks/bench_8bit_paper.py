@@ -59,7 +59,7 @@ FP32, TYPES = "fp32", ("dynamic8", "static8", "linear8", "mantissa8")
 RESULTS = Path(__file__).parent / "results"
 RELATIVE = 0.02  # how far apart the paper's CIFAR-10 errors were, at most
 NUMELS = (1_000, 10_000, 50_000, 100_000, 250_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
-MIDDLE, MIRRORED = (0.5, 0.5), (0.0, 1.0)  # as the inputs' random numbers: row, column, and mirrored below a half
+MIDDLE, MIRRORED = (0.5, 0.5), (0.0, 1.0)  # as the inputs' random numbers: row, column, and mirrored from a half on
 CORNERS = [(row, column) for row in (0.0, 1.0) for column in (0.0, 1.0)]
 VIEWS = [(*place, mirror) for place in (MIDDLE, *CORNERS) for mirror in MIRRORED]
 SENT = (FP32, "dynamic8", "linear8", "onebit")
@@ -203,7 +203,9 @@ def _stored(path: Path, settings: Settings) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     stored = json.loads(path.read_text())
-    return list(stored["runs"]) if stored["settings"] == asdict(settings) else []
+    if stored["settings"] != asdict(settings):
+        raise BadInput(f"{path} holds runs with other settings ({stored['settings']}); give another --output")
+    return list(stored["runs"])
 
 
 def cifar_table(settings: Settings, runs: list[dict[str, Any]]) -> str:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from laconic.errors import BadInput
+from laconic.lab.budget import budget_of
 from laconic.lab.compare import compare, resume
 from laconic.lab.metrics import Metrics
 from laconic.lab.record import Record
@@ -135,13 +141,22 @@ def test_a_comparison_that_was_cut_off_goes_on_with_the_trial_it_was_in(
     real = Workers.run
 
     def run(self: Workers, plan: Plan) -> Ended:
+        assert plan.folder is not None
+        budget = budget_of(Path(plan.folder), plan.order)
+        assert not budget.exists()  # what another start had spent of it does not count
         if plan.order == 1 and not list(tmp_path.glob("b/*/report.html")):
-            assert plan.folder is not None
+            budget.touch()
             Metrics(plan.folder).add(trial=plan.order, step=7)
             raise KeyboardInterrupt
         if plan.order == 2 and not list(tmp_path.glob("killed")):
             (tmp_path / "killed").touch()
             raise SystemExit  # nobody has time to say a word
+        if plan.order == 3:  # another run begins beside this one
+            latest = tmp_path / "b" / "latest"
+            latest.unlink()
+            latest.symlink_to("another")
+            with pytest.raises(BadInput, match="is still running"):
+                resume(folder)
         return real(self, plan)
 
     monkeypatch.setattr(Workers, "run", run)
@@ -155,8 +170,11 @@ def test_a_comparison_that_was_cut_off_goes_on_with_the_trial_it_was_in(
         resume(folder)
     with pytest.raises(BadInput, match="on digits-mlp, not on mnist-mlp"):
         resume(folder, "mnist-mlp")
-    record, _ = resume(folder, "digits-mlp")
-    assert record.finished
+    told = Record.load(folder)
+    told.environment["commit"] = "an earlier one"
+    told.save(folder)
+    record, _ = resume(tmp_path / "b" / "latest", "digits-mlp")
+    assert Record.load(folder).finished
     assert [(t.configuration, t.seed, t.order, t.weights_sha256) for t in record.trials] == [
         (t.configuration, t.seed, t.order, t.weights_sha256) for t in whole.trials
     ]
@@ -167,11 +185,39 @@ def test_a_comparison_that_was_cut_off_goes_on_with_the_trial_it_was_in(
     assert record.starts == 3
     assert [each.what for each in record.interruptions] == [
         "stopped on request; 1 of 4 trials were done",
-        "cut off: the command ended without a word; 2 of 4 trials were done",
+        "cut off: the command ended without a word; 2 of 4 trials were done; "
+        f"gone on with by commit {whole.environment['commit']}",
     ]
     assert "2 of 4 trials were done" in (folder / "report.html").read_text()
     with pytest.raises(BadInput, match="is finished"):
-        resume(folder)
+        resume(folder / "run.json")
+    for change, says in [
+        ({"kind": "train"}, "laconic train --resume"),
+        ({"seeds": [], "finished": False}, "start it again"),
+    ]:
+        replace(record, **change).save(folder)  # type: ignore[arg-type]
+        with pytest.raises(BadInput, match=says):
+            resume(folder)
+
+
+@pytest.mark.processes
+def test_a_comparison_whose_processes_all_get_sigterm_can_go_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "laconic", "compare", "digits-mlp", "-n", "2", "--configs", "none", "--seeds", "9"]
+    process = subprocess.Popen(
+        [*command, "--runs", str(tmp_path)], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    assert first.startswith("1/9 none, seed 0"), first
+    time.sleep(0.5)  # well into the next
+    os.killpg(process.pid, signal.SIGTERM)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    record = Record.load(tmp_path / "latest")
+    assert [trial.failed for trial in record.trials] == [None] * len(record.trials)
+    assert "laconic compare --resume" in said
+    assert "Traceback" not in said
+    assert "stopped on request" in record.interruptions[0].what
 
 
 @pytest.mark.processes

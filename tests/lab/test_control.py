@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from laconic.lab.control import Control, forget, request_stop
+import pytest
+
+from laconic.errors import BadInput
+from laconic.lab.control import Control, forget, only_one, request_stop
 
 
 def test_a_request_is_carried_out_by_all_before_the_next_step(tmp_path: Path) -> None:
@@ -30,3 +33,10 @@ def test_an_earlier_request_is_forgotten(tmp_path: Path) -> None:
     forget(tmp_path)
     first = Control(tmp_path, 0)
     assert [first.order(step) for step in range(3)] == [None] * 3
+
+
+def test_one_at_a_time_trains_into_a_folder(tmp_path: Path) -> None:
+    with only_one(tmp_path), pytest.raises(BadInput, match="is still running"), only_one(tmp_path):
+        pass
+    with only_one(tmp_path):  # it ended, one way or another
+        pass

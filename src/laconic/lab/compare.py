@@ -7,7 +7,10 @@ machine falls on all alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,19 +20,20 @@ from laconic.lab import interruptions, metrics
 from laconic.lab.budget import budget_of
 from laconic.lab.claims import make_claims
 from laconic.lab.configurations import configuration
+from laconic.lab.control import only_one
 from laconic.lab.interruptions import first_line
 from laconic.lab.jobs import is_launched
 from laconic.lab.lint import lint
 from laconic.lab.progress import Progress
 from laconic.lab.record import Configuration, Record, Trial
 from laconic.lab.report import words, write_report
-from laconic.lab.train import begin, new_record, refuse_seed, steps_of
+from laconic.lab.train import begin, new_record, refuse_seed, run_folder, steps_of
 from laconic.lab.trainer import Plan
 from laconic.lab.trial import failed_trial
 from laconic.lab.workers import Workers, ruler
 from laconic.lab.workloads import AS_DECLARED, Changes
 
-LAUNCHED = "compare starts its own workers for every trial: run it without torchrun or mpiexec"
+STARTS_WORKERS = "compare starts its own workers for every trial: run it without torchrun or mpiexec"
 
 
 def compare(
@@ -64,7 +68,7 @@ def compare(
         BadInput: a name that is not known, or a value that cannot be used.
     """
     if is_launched():
-        raise BadInput(LAUNCHED)
+        raise BadInput(STARTS_WORKERS)
     if not 1 <= slow < 1000:
         raise BadInput(f"--slow must be from 1 to below 1000, got {slow}")
     refuse_seed(first_seed)
@@ -88,7 +92,8 @@ def resume(
         BadInput: it is finished, no comparison, or of another workload.
     """
     if is_launched():
-        raise BadInput(LAUNCHED)
+        raise BadInput(STARTS_WORKERS)
+    folder = run_folder(folder)
     record = Record.load(folder)
     if record.kind != "compare":
         raise BadInput(f"{folder} is a training; go on with: laconic train --resume {folder}")
@@ -98,15 +103,40 @@ def resume(
         raise BadInput(f"{folder} compares on {record.workload.name}, not on {workload}")
     if not record.seeds:
         raise BadInput(f"{folder} does not say which seeds it has still to try; start it again")
-    workers = max(each.workers for each in record.configurations)
-    with Workers(workers, record.link.spec, record.link.hosts if record.link.emulated else None) as place:
-        interruptions.note_resumed_comparison(record, folder)
-        record.save(folder)
-        return _run(record, folder, place, note)
+    hosts = record.link.hosts if record.link.emulated else None
+    workers = max(hosts or 1, *(each.workers for each in record.configurations))
+    with Workers(workers, record.link.spec, hosts) as place:
+        return _run(record, folder, place, note, resumed=True)
 
 
-def _run(record: Record, folder: Path, place: Workers, note: Callable[[str], None]) -> tuple[Record, Path]:
+def _run(
+    record: Record, folder: Path, place: Workers, note: Callable[[str], None], resumed: bool = False
+) -> tuple[Record, Path]:
     """The trials that are not there yet, and what they say together."""
+    with only_one(folder), _interruptible():
+        if resumed:
+            interruptions.note_resumed_comparison(record, folder)
+            record.save(folder)
+        return _run_alone(record, folder, place, note)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM is what Ctrl-C is."""
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # which alone has signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run_alone(record: Record, folder: Path, place: Workers, note: Callable[[str], None]) -> tuple[Record, Path]:
     chosen = record.configurations
     turns = [(seed, each) for number, seed in enumerate(record.seeds) for each in _rotated(chosen, number)]
     try:

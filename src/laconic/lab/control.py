@@ -8,11 +8,15 @@ that was written; so all ranks see it. It needs a folder that all ranks share, a
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
+
+from laconic.errors import BadInput
 
 Order = Literal["stop", "checkpoint"]
 CHECKPOINT_S = 60.0  # a crash costs no more than about this much work
@@ -57,6 +61,26 @@ class Control:
         self._folder.mkdir(parents=True, exist_ok=True)
         temporary.write_text("stop" if stop else "checkpoint")
         temporary.replace(self._folder / str(step))
+
+
+@contextlib.contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Keep everybody else from training into `folder`, until the block or this process ends.
+
+    Raises:
+        BadInput: somebody does already.
+    """
+    descriptor = os.open(folder / ".running", os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(f"{folder} is still running: wait for its end, or stop it") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def request_stop(folder: Path) -> None:

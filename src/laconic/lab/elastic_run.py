@@ -66,7 +66,9 @@ def train_elastic(
         record = new_record("train", chosen_workload, workers, [chosen], place, tuning_runs, runs, command)
         record.clock = CLOCK
         _check_size(record, chosen_workload.batch, workers)
-        return _train(begin(record, runs), record, place)
+        folder = begin(record, runs)
+        with control.only_one(folder):
+            return _train(folder, record, place)
 
 
 def _check_size(record: Record, batch: int, workers: int) -> None:
@@ -86,7 +88,8 @@ def is_elastic(record: Record) -> bool:
 def resume_elastic(folder: Path, record: Record) -> Finished:
     """Go on with an elastic run from the end of the last epoch of which there is a whole checkpoint."""
     (chosen,) = record.configurations
-    with Workers(chosen.workers, record.link.spec, record.link.hosts if record.link.emulated else None) as place:
+    hosts = record.link.hosts if record.link.emulated else None
+    with control.only_one(folder), Workers(chosen.workers, record.link.spec, hosts) as place:
         step = _saved(folder)
         reached = max((row.step for row in steps_journal(folder).read() if row.start == record.starts), default=0)
         interruptions.note_resumption(record, folder, step, reached)

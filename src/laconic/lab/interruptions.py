@@ -13,8 +13,9 @@ from itertools import accumulate
 from pathlib import Path
 
 from laconic.lab import metrics
-from laconic.lab.record import FILE, Event, Interruption, Record, Trial
+from laconic.lab.record import FILE, Event, Interruption, Record, Trial, environment
 
+SAME = ("host", "cpu", "cores", "python", "torch", "laconic", "commit")  # or trials of two starts differ by it
 CUT_OFF = "cut off: the command ended without a word"
 
 
@@ -66,6 +67,11 @@ def note_resumed_comparison(record: Record, folder: Path) -> None:
     """Count a new start of a comparison, and say how the last one ended, unless that was told when it happened."""
     if len(record.interruptions) < record.starts:
         comparison_ended(record, CUT_OFF, _last_sign(folder))
+    here = environment()
+    if others := [name for name in SAME if here[name] != record.environment.get(name)]:
+        told = ", ".join(f"{name} {here[name]}" for name in others)
+        last = record.interruptions[-1]
+        record.interruptions[-1] = replace(last, what=f"{last.what}; gone on with by {told}")
     record.starts += 1
 
 

@@ -32,7 +32,10 @@ FILE = "run.json"
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained, on what, and when it stops. Shapes are of one sample; null where they were not said."""
+    """What is trained, on what, and when it stops. Shapes are of one sample; null where they were not said.
+
+    `batch` is the samples of a step over all workers.
+    """
 
     name: str
     model: str

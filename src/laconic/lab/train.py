@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from laconic.lab.configurations import PEERS, SINGLE, configuration
 from laconic.lab.jobs import launched_rank
 from laconic.lab.lint import lint
 from laconic.lab.progress import Progress
-from laconic.lab.record import Configuration, Record, environment, make_id
+from laconic.lab.record import FILE, Configuration, Record, environment, make_id
 from laconic.lab.record import Workload as RecordedWorkload
 from laconic.lab.report import write_report
 from laconic.lab.trainer import CLOCK, TIMEOUT_S, Plan
@@ -92,6 +93,7 @@ def resume(folder: Path, workload: str | None = None) -> Finished | None:
         RecordError: there is no such run.
         BadInput: it is finished, no training, or of another workload.
     """
+    folder = run_folder(folder)
     record = Record.load(folder)
     if record.kind != "train":
         raise BadInput(f"{folder} is a comparison; go on with: laconic compare --resume {folder}")
@@ -110,10 +112,23 @@ def resume(folder: Path, workload: str | None = None) -> Finished | None:
         return _train(folder, record if first else None, place, chosen, stored=record)
 
 
+def run_folder(given: Path) -> Path:
+    """The folder of a run: `latest` leads to another as soon as the next one begins."""
+    folder = given.parent if given.name == FILE else given
+    return folder.parent / folder.readlink() if folder.is_symlink() else folder
+
+
 def _train(
     folder: Path, record: Record | None, place: Workers, chosen: Configuration, stored: Record | None = None
 ) -> Finished | None:
     """Train from the newest checkpoint, if any; rank 0 of a launched job, or the command, keeps the record."""
+    with control.only_one(folder) if record is not None else contextlib.nullcontext():
+        return _train_alone(folder, record, place, chosen, stored)
+
+
+def _train_alone(
+    folder: Path, record: Record | None, place: Workers, chosen: Configuration, stored: Record | None
+) -> Finished | None:
     source = record or stored or Record.load(folder)
     step = checkpoint.newest(folder / "checkpoints", chosen.workers)
     if record is not None:
@@ -158,15 +173,19 @@ def conclude(record: Record, folder: Path) -> None:
 
 @contextlib.contextmanager
 def stopping(folder: Path) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM) asks the workers for a checkpoint and their end; the second ends them at once."""
-    asked = False
+    """The first Ctrl-C (or SIGTERM) asks the workers for a checkpoint and their end; the second ends them at once.
+
+    Within a second it is still the first: it may come both to the command and to its group.
+    """
+    asked: float | None = None
 
     def ask(number: int, frame: object) -> None:
         nonlocal asked
-        if asked:
+        if asked is None:
+            asked = time.monotonic()
+            control.request_stop(folder)
+        elif time.monotonic() > asked + 1.0:
             raise KeyboardInterrupt
-        asked = True
-        control.request_stop(folder)
 
     if launched_rank() is not None:  # the trainer listens itself
         yield

@@ -353,14 +353,18 @@ def load_software(workload: Workload) -> None:
 
 
 def _listen(plan: Plan) -> None:
-    """SIGTERM is a request, and under torchrun Ctrl-C too; else that is left to the command that started the ranks."""
+    """What Ctrl-C, and a SIGTERM to every process of a job, do to this rank.
+
+    In a training SIGTERM is a request to stop, on whichever rank, and under torchrun so is Ctrl-C. All else is left to
+    the command that started the ranks, and with which they end.
+    """
     def ask(number: int, frame: object) -> None:
         if plan.folder is not None:
             request_stop(Path(plan.folder))
 
     if not plan.launched:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, ask if plan.keeps else signal.SIG_IGN)
     elif plan.keeps:
         signal.signal(signal.SIGINT, ask)
-    if plan.keeps:  # from a scheduler, which sends it to every process of a job
         signal.signal(signal.SIGTERM, ask)

@@ -103,7 +103,6 @@ def _child(
     network: str | None,
     pipe: Connection,
 ) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which the fork server ignores
     try:
         if network is not None:
             namespace.enter(network)  # before any thread or socket exists

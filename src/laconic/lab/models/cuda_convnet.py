@@ -66,11 +66,13 @@ class ResponseNorm(nn.Module):
 
 
 class ChannelsLast(nn.Sequential):
-    """Layers that see images with the channels of a pixel side by side: torch pools those three times as fast."""
+    """Layers that see images with the channels of a pixel side by side, which a CPU pools faster."""
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = super().forward(x.contiguous(memory_format=torch.channels_last))
-        return y
+        x = x.contiguous(memory_format=torch.channels_last)
+        for layer in self:
+            x = layer(x)
+        return x
 
 
 @network("cuda-convnet", sample=(3, 24, 24))

@@ -151,7 +151,7 @@ class Task:
             learning_rate=workload.learning_rate,
             epochs=workload.epochs,
             batch_per_worker=-(-self.global_batch(world_size) // world_size),
-            batch=self.global_batch(world_size),
+            batch=workload.batch,
             precision=str(next(self.model.parameters()).dtype).removeprefix("torch."),
             input_shape=list(used.shape[1:]) if isinstance(used, Tensor) else native,
             native_shape=native,
