@@ -202,13 +202,14 @@ def test_a_comparison_that_was_cut_off_goes_on_with_the_trial_it_was_in(
 
 @pytest.mark.processes
 def test_a_comparison_whose_processes_all_get_sigterm_can_go_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "laconic", "compare", "digits-mlp", "-n", "2", "--configs", "none", "--seeds", "9"]
+    command = [sys.executable, "-m", "laconic", "compare", "digits-mlp", "-n", "2", "--configs", "none"]
     process = subprocess.Popen(
-        [*command, "--runs", str(tmp_path)], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        [*command, "--seeds", "99", "--epochs", "3", "--runs", str(tmp_path)],
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
     assert process.stderr is not None
     first = process.stderr.readline()
-    assert first.startswith("1/9 none, seed 0"), first
+    assert first.startswith("1/99 none, seed 0"), first
     time.sleep(0.5)  # well into the next
     os.killpg(process.pid, signal.SIGTERM)
     said = process.communicate(timeout=60)[1]
