@@ -122,8 +122,9 @@ def _run(
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM is what Ctrl-C is."""
+    """SIGTERM is what Ctrl-C is, once: it may come both to the command and to its group."""
     def interrupt(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():  # which alone has signals
