@@ -13,23 +13,29 @@ import contextlib
 import os
 import signal
 
-SERVER = os.getpid()
+SERVER, TO_ALL = os.getpid(), {signal.SIGTERM}
 
 
-def _stay(number: int, frame: object) -> None:
-    if os.getpid() != SERVER:  # a child that has not come to `_usual` yet
-        _usual()
-        os.kill(os.getpid(), number)
+def _hold() -> None:
+    """A signal for a child that has not come to `_usual` yet waits for that."""
+    if os.getpid() == SERVER:
+        signal.pthread_sigmask(signal.SIG_BLOCK, TO_ALL)
+
+
+def _go_on() -> None:
+    if os.getpid() == SERVER:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TO_ALL)
 
 
 def _usual() -> None:
-    if signal.getsignal(signal.SIGTERM) is _stay:
+    if os.getppid() == SERVER:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TO_ALL)
 
 
 interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
-signal.signal(signal.SIGTERM, _stay)
-os.register_at_fork(after_in_child=_usual)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.register_at_fork(before=_hold, after_in_parent=_go_on, after_in_child=_usual)
 
 with contextlib.suppress(Exception):
     import numba

@@ -183,7 +183,7 @@ def _interruptions(record: Record) -> str:
     lines = "".join(
         f"<li><span class='verdict plain'>{words.text(i.when.replace('T', ' ')[:19])}</span>"
         f"<div class='title'>{words.text(i.what)}</div>"
-        + (f"<p>{_place(i)}; {_lost(record, i)}</p>" if record.kind == "train" else "")
+        + (f"<p>{_place(i)}; {_lost(record, i)}</p>" if record.kind == "train" or i.step is not None else "")
         + "</li>"
         for i in record.interruptions
     )
