@@ -228,16 +228,20 @@ def cifar_table(settings: Settings, runs: list[dict[str, Any]]) -> str:
         against = f"{100 * (means[name] / means[FP32] - 1):+.1f} %" if FP32 in means and name != FP32 else "–"
         seconds = min(run["seconds"] for run in runs if run["codec"] == name)
         lines.append(f"| `{name}` | {_mean_and_each([by_seed[seed] for seed in seeds])} | {against} | {seconds:.0f} |")
-    lines += ["", _apart(list(means.values()))]
+    lines += ["", _apart(means)]
     if len(seeds) > 1:
         lines += ["", *differences(errors, seeds)]
     return "\n".join(lines)
 
 
-def _apart(errors: list[float]) -> str:
-    apart = max(errors) / min(errors) - 1
+def _apart(means: dict[str, float]) -> str:
+    apart = max(means.values()) / min(means.values()) - 1
     verdict = "within" if apart <= RELATIVE else "beyond"
-    return f"largest over smallest mean: {100 * apart:.1f} % apart, {verdict} the paper's {100 * RELATIVE:g} %"
+    text = f"largest over smallest mean: {100 * apart:.2f} % apart, {verdict} the paper's {100 * RELATIVE:g} %"
+    if FP32 not in means:
+        return text
+    farthest = max(abs(mean / means[FP32] - 1) for mean in means.values())
+    return f"{text}; farthest from fp32: {100 * farthest:.2f} %"
 
 
 # Transfer

@@ -25,9 +25,9 @@ def test_means_are_over_the_seeds_that_all_types_have() -> None:
     text = paper.cifar_table(SETTINGS, [*runs, _run("fp32", 2, 0.9)])
     assert "| `fp32` | 21.00 % | 20.00, 22.00 | – | 10 |" in text
     assert "| `dynamic8` | 21.00 % | 21.00, 21.00 | +0.0 % | 10 |" in text
-    assert "0.0 % apart, within the paper's 2 %" in text
+    assert "0.00 % apart, within the paper's 2 %; farthest from fp32: 0.00 %" in text
     assert "no significant difference" in text
-    assert "5.0 % apart, beyond" in paper.cifar_table(SETTINGS, runs[:2])
+    assert "5.00 % apart, beyond" in paper.cifar_table(SETTINGS, runs[:2])
     with pytest.raises(BadInput, match="no seed yet"):
         paper.cifar_table(SETTINGS, [_run("fp32", 0, 0.2), _run("dynamic8", 1, 0.2)])
 
