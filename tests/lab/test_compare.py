@@ -168,7 +168,7 @@ def test_a_comparison_that_was_cut_off_goes_on_with_the_trial_it_was_in(
     assert f"laconic compare --resume {folder}" in said[-1]
     with pytest.raises(SystemExit):
         resume(folder)
-    with pytest.raises(BadInput, match="on digits-mlp, not on mnist-mlp"):
+    with pytest.raises(BadInput, match="trains digits-mlp, not mnist-mlp"):
         resume(folder, "mnist-mlp")
     told = Record.load(folder)
     told.environment["commit"] = "an earlier one"

@@ -27,7 +27,7 @@ from laconic.lab.lint import lint
 from laconic.lab.progress import Progress
 from laconic.lab.record import Configuration, Record, Trial
 from laconic.lab.report import words, write_report
-from laconic.lab.train import begin, new_record, refuse_seed, run_folder, steps_of
+from laconic.lab.train import begin, new_record, refuse_seed, run_folder, steps_of, unfinished
 from laconic.lab.trainer import Plan
 from laconic.lab.trial import failed_trial
 from laconic.lab.workers import Workers, ruler
@@ -94,13 +94,7 @@ def resume(
     if is_launched():
         raise BadInput(STARTS_WORKERS)
     folder = run_folder(folder)
-    record = Record.load(folder)
-    if record.kind != "compare":
-        raise BadInput(f"{folder} is a training; go on with: laconic train --resume {folder}")
-    if record.finished:
-        raise BadInput(f"{folder} is finished; start another run, or look at {folder / 'report.html'}")
-    if workload is not None and workload != record.workload.name:
-        raise BadInput(f"{folder} compares on {record.workload.name}, not on {workload}")
+    record = unfinished(folder, "compare", workload)
     if not record.seeds:
         raise BadInput(f"{folder} does not say which seeds it has still to try; start it again")
     hosts = record.link.hosts if record.link.emulated else None

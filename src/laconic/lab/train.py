@@ -94,13 +94,7 @@ def resume(folder: Path, workload: str | None = None) -> Finished | None:
         BadInput: it is finished, no training, or of another workload.
     """
     folder = run_folder(folder)
-    record = Record.load(folder)
-    if record.kind != "train":
-        raise BadInput(f"{folder} is a comparison; go on with: laconic compare --resume {folder}")
-    if record.finished:
-        raise BadInput(f"{folder} is finished; start another run, or look at {folder / 'report.html'}")
-    if workload is not None and workload != record.workload.name:
-        raise BadInput(f"{folder} trains {record.workload.name}, not {workload}")
+    record = unfinished(folder, "train", workload)
     from laconic.lab.elastic_run import is_elastic, resume_elastic
 
     if is_elastic(record):
@@ -110,6 +104,24 @@ def resume(folder: Path, workload: str | None = None) -> Finished | None:
     with Workers(chosen.workers, link.spec, link.hosts if link.emulated else None) as place:
         first = launched_rank() in (None, 0)
         return _train(folder, record if first else None, place, chosen, stored=record)
+
+
+def unfinished(folder: Path, kind: str, workload: str | None) -> Record:
+    """The record of a run that `laconic KIND` can go on with.
+
+    Raises:
+        RecordError: there is no such run.
+        BadInput: it is finished, of the other kind, or of another workload.
+    """
+    record = Record.load(folder)
+    if record.kind != kind:
+        what = "training" if record.kind == "train" else "comparison"
+        raise BadInput(f"{folder} is a {what}; go on with: laconic {record.kind} --resume {folder}")
+    if record.finished:
+        raise BadInput(f"{folder} is finished; start another run, or look at {folder / 'report.html'}")
+    if workload is not None and workload != record.workload.name:
+        raise BadInput(f"{folder} trains {record.workload.name}, not {workload}")
+    return record
 
 
 def run_folder(given: Path) -> Path:
