@@ -195,7 +195,7 @@ def cifar(settings: Settings, names: list[str], seeds: list[int], output: Path) 
         _write(output, {"settings": asdict(settings), "environment": environment(), "runs": runs})
         text = f"{100 * result['accuracy']:.2f} % after {result['steps']} steps in {result['seconds']:.0f} s"
         print(f"{name}, seed {seed}: {text}", file=sys.stderr, flush=True)
-    return cifar_table(settings, [run for run in runs if run["codec"] in names])
+    return cifar_table(settings, [run for run in runs if run["codec"] in names and run["seed"] in seeds])
 
 
 def _stored(path: Path, settings: Settings) -> list[dict[str, Any]]:
