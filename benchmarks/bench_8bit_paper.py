@@ -49,11 +49,11 @@ from laconic.errors import BadInput, LaconicError
 from laconic.lab.cluster import Cluster
 from laconic.lab.codec_bench import environment
 from laconic.lab.configurations import configuration, make_trainee
-from laconic.lab.data import fetch
-from laconic.lab.statistics import Variance, blocked_variance, median, one_way_variance, ratio_interval
-from laconic.lab.workloads import Changes, Task, Workload
-from laconic.lab.workloads.schedules import linear_decay, warmed_up
+from laconic.statistics import Variance, blocked_variance, median, one_way_variance, ratio_interval
 from laconic.transports.launcher import run_local
+from laconic.workloads import Changes, Task, Workload
+from laconic.workloads.data import fetch
+from laconic.workloads.schedules import linear_decay, warmed_up
 
 FP32, TYPES = "fp32", ("dynamic8", "static8", "linear8", "mantissa8")
 RESULTS = Path(__file__).parent / "results"

@@ -31,7 +31,7 @@ from torch.func import functional_call, grad, vmap
 
 from laconic.consistency.rules import RULES, Array, aggregate
 from laconic.lab.codec_bench import environment
-from laconic.lab.data import load
+from laconic.workloads.data import load
 
 WORKERS, SHARE, EPOCHS, FAULTS = 11, 12, 20, (0, 1, 2, 3)
 OUTPUT = Path(__file__).parent / "results" / "byzantine.json"

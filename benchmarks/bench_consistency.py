@@ -22,7 +22,7 @@ from laconic.lab.compare import compare
 from laconic.lab.configurations import split
 from laconic.lab.progress import say
 from laconic.lab.record import Record
-from laconic.lab.workloads import Changes
+from laconic.workloads import Changes
 
 MODES = "sync,stale(4),async,elastic,gossip,local(8),hogwild"
 OUTPUT = Path(__file__).parent / "results" / "consistency.json"

@@ -44,7 +44,7 @@ from laconic.errors import BadInput, LaconicError
 from laconic.exchange.collectives import world_of
 from laconic.lab.cluster import INTERFACE, Cluster, Link
 from laconic.lab.codec_bench import environment
-from laconic.lab.statistics import median
+from laconic.statistics import median
 from laconic.transports.world import World
 
 EVALUATED = 2048  # training images the loss is taken on

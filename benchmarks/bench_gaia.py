@@ -35,7 +35,7 @@ from laconic.consistency.distribute import mode_of
 from laconic.errors import BadInput, LaconicError
 from laconic.lab.cluster import INTERFACE, Cluster, Link
 from laconic.lab.codec_bench import environment
-from laconic.lab.data import load
+from laconic.workloads.data import load
 
 PER_SITE = 2
 SYNC = "sync"

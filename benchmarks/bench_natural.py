@@ -20,8 +20,8 @@ from torch import Tensor, nn
 import laconic
 from laconic.consistency.distribute import mode_of
 from laconic.lab.codec_bench import environment
-from laconic.lab.data import load
 from laconic.transports.launcher import run_local
+from laconic.workloads.data import load
 
 MODES = ("local(8)", "natural(8)")
 RATES = (0.1, 0.2, 0.4, 0.8)

@@ -36,9 +36,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.lab.codec_bench import environment
-from laconic.lab.data import fetch, load
-from laconic.lab.models.mlp import mlp
 from laconic.transports.launcher import run_local
+from laconic.workloads.data import fetch, load
+from laconic.workloads.models.mlp import mlp
 
 FP32 = "fp32"
 CODECS = [

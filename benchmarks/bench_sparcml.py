@@ -51,11 +51,11 @@ from laconic.exchange.state import CompressionState
 from laconic.lab.cluster import INTERFACE, Cluster, Link
 from laconic.lab.codec_bench import environment
 from laconic.lab.configurations import SINGLE, Trainee, configuration, make_trainee
-from laconic.lab.data import fetch
-from laconic.lab.statistics import median, ratio_interval
-from laconic.lab.workloads import Task, get
+from laconic.statistics import median, ratio_interval
 from laconic.transports.profile import Profile
 from laconic.transports.world import World
+from laconic.workloads import Task, get
+from laconic.workloads.data import fetch
 
 FLOOR, FP32, FP16, OURS = "no communication", "ddp", "ddp-fp16", "topk(16,bucket=512)+qsgd(4)"
 CONFIGURATIONS = (FLOOR, FP32, FP16, OURS)

@@ -38,8 +38,8 @@ import laconic
 from laconic.exchange.sparse import SparseStream, choose, predicted, sparse_all_reduce
 from laconic.lab.cluster import Cluster
 from laconic.lab.codec_bench import environment
-from laconic.lab.statistics import median
 from laconic.schedules import Link
+from laconic.statistics import median
 from laconic.transports.executor import run_native
 from laconic.transports.launcher import run_local
 

@@ -16,22 +16,27 @@ SOURCE = Path(laconic.__file__).parent
 # A package may import itself, those on lower floors, and nothing else of laconic.
 FLOORS = {
     "errors": 0,
+    "registry": 0.3,
     "specs": 0.5,
     "schedules": 1,
     "codecs": 1,
     "operators": 1,
-    "shrink": 1,
+    "workloads": 1,
+    "storage": 1,
+    "statistics": 1,
     "transports": 2,
+    "shrink": 2,
     "exchange": 3,
     "parallel": 4,
     "consistency": 4,
     "warm": 4.5,
-    "search": 5,
     "planner": 5,
     "lab": 6,
-    "cli": 7,
-    "__init__": 7,
-    "__main__": 8,
+    "search": 7,
+    "comprehension": 7,
+    "cli": 8,
+    "__init__": 8,
+    "__main__": 9,
 }
 
 

@@ -18,8 +18,8 @@ import laconic
 from laconic.consistency import build, get, names
 from laconic.consistency.distribute import mode_of
 from laconic.errors import BadInput, UnknownName
-from laconic.lab.data import load
 from laconic.transports.launcher import run_local
+from laconic.workloads.data import load
 
 SPECS = [spec for name in names() for spec in get(name).examples]
 EPOCHS, BATCH, TARGET = 10, 64, 90.0  # the batch is that of all workers together

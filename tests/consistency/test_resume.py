@@ -19,8 +19,8 @@ import laconic
 from laconic.consistency import build, get, names
 from laconic.consistency.distribute import mode_of
 from laconic.errors import BadInput
-from laconic.lab.data import load
 from laconic.transports.launcher import run_local
+from laconic.workloads.data import load
 
 SPECS = [*(spec for name in names() for spec in get(name).examples), "stale(0)", "stale(0, central=false)"]
 EXACT = {

@@ -19,9 +19,9 @@ from laconic.lab.record import (
     Point,
     Record,
     Trial,
-    Workload,
 )
-from laconic.lab.statistics import median
+from laconic.statistics import median
+from laconic.workloads.description import Description
 
 SHAPES = {
     "0.weight": [512, 64], "0.bias": [512], "2.weight": [512, 512], "2.bias": [512],
@@ -46,7 +46,7 @@ def compare_record(seeds: int = 3) -> Record:
         command="laconic compare digits-mlp -n 4 --codecs none,dynamic8,topk(0.01)+qsgd(4) --seeds 3 --link 100mbit",
         finished=True,
         interruptions=[Interruption("2026-11-16T10:16:12+00:00", 130, 2, "worker 2 was lost and restarted", 4)],
-        workload=Workload(
+        workload=Description(
             name="digits-mlp", model="64-512-512-10 perceptron", parameters=sum(_numel(s) for s in SHAPES.values()),
             dataset="digits", dataset_source="scikit-learn 1.9.1, bundled", train_samples=1437, test_samples=360,
             target_accuracy=0.95, stopping_rule="220 steps, fixed before the run", optimizer="SGD, momentum 0.9",

@@ -11,7 +11,7 @@ import torch
 from benchmarks import bench_8bit_paper as paper
 
 from laconic.errors import BadInput
-from laconic.lab.workloads.inputs import Pixels, ShiftedPixels
+from laconic.workloads.inputs import Pixels, ShiftedPixels
 
 SETTINGS = paper.Settings(epochs=6, rate=0.06, fraction=1.0, workers=2)
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from laconic.cli import main
 from laconic.errors import BadInput
-from laconic.lab import distributed_check, models, network_check
+from laconic.lab import distributed_check, network_check
 from laconic.lab.distributed_check import Row, passed, predicted
 from laconic.transports.launcher import run_local
+from laconic.workloads import models
 
 
 @pytest.fixture(autouse=True)

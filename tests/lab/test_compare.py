@@ -21,8 +21,8 @@ from laconic.lab.record import Record
 from laconic.lab.trainer import Ended, Plan
 from laconic.lab.trial import evened
 from laconic.lab.workers import Workers
-from laconic.lab.workloads import Changes
 from laconic.transports.launcher import RankFailed
+from laconic.workloads import Changes
 
 CONFIGS = ["ddp", "none", "single"]
 SHORT = Changes(epochs=2)

@@ -37,8 +37,8 @@ from laconic.lab.elastic_training import (
 from laconic.lab.elastic_trial import _newest, _seconds, elastic_trial, steps_made
 from laconic.lab.record import Interruption, Record
 from laconic.lab.workers import Workers
-from laconic.lab.workloads import Changes, get
 from laconic.transports.launcher import RankFailed
+from laconic.workloads import Changes, get
 
 STEPS, SAMPLES = 23, 1438  # of an epoch of digits
 

@@ -21,8 +21,8 @@ from laconic.lab.record import Record, Trial
 from laconic.lab.train import resume, train
 from laconic.lab.trainer import Plan
 from laconic.lab.workers import Workers
-from laconic.lab.workloads import Changes
 from laconic.transports.launcher import RankFailed
+from laconic.workloads import Changes
 
 CODEC, EPOCHS = "topk(0.05)+qsgd(4)", 16  # with residuals and momentum: much that a checkpoint could lose
 STEPS = EPOCHS * 23

@@ -24,7 +24,7 @@ from laconic.lab.report import FILE, words
 from laconic.lab.report.tables import main_claim
 from laconic.lab.summary import Row, results, summarise
 from laconic.lab.train import show_warnings_as_sentences
-from laconic.lab.workloads import Changes, names
+from laconic.workloads import Changes, names
 
 CONFIGS = ",".join(demo.CONFIGS)
 

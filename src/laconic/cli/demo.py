@@ -13,7 +13,7 @@ from laconic.lab import demo as settings
 from laconic.lab.compare import compare
 from laconic.lab.progress import say
 from laconic.lab.train import show_warnings_as_sentences
-from laconic.lab.workloads import Changes
+from laconic.workloads import Changes
 
 
 def demo(

@@ -18,7 +18,7 @@ from laconic.lab.summary import results
 from laconic.lab.train import resume as go_on
 from laconic.lab.train import show_warnings_as_sentences
 from laconic.lab.train import train as start
-from laconic.lab.workloads import Changes, names
+from laconic.workloads import Changes, names
 
 
 def train(

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from laconic import statistics
 from laconic.errors import BadInput
-from laconic.lab import statistics
 from laconic.lab.record import Claim, Record, Trial
 
 COSTS: dict[str, Callable[[Trial], float | None]] = {

@@ -16,7 +16,7 @@ import torch
 from laconic import schedules
 from laconic.exchange import auto
 from laconic.exchange.collectives import all_reduce
-from laconic.lab.statistics import median
+from laconic.statistics import median
 from laconic.transports.probe import probe
 from laconic.transports.world import World, init
 

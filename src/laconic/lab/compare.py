@@ -31,7 +31,7 @@ from laconic.lab.train import begin, new_record, refuse_seed, run_folder, steps_
 from laconic.lab.trainer import Plan
 from laconic.lab.trial import failed_trial
 from laconic.lab.workers import Workers, ruler
-from laconic.lab.workloads import AS_DECLARED, Changes
+from laconic.workloads import AS_DECLARED, Changes
 
 STARTS_WORKERS = "compare starts its own workers for every trial: run it without torchrun or mpiexec"
 

@@ -24,9 +24,9 @@ from laconic import schedules
 from laconic.codecs import Codec, codec
 from laconic.exchange import auto, message
 from laconic.exchange.collectives import all_gather, all_reduce
-from laconic.lab.workloads import Task, get
 from laconic.schedules.schedule import bounds
 from laconic.transports.world import World, init
+from laconic.workloads import Task, get
 
 WORKLOAD = "digits-mlp"
 CODECS = ("dynamic8", "linear8", "onebit")

@@ -23,8 +23,8 @@ from laconic.lab.progress import Progress
 from laconic.lab.record import Configuration, Record
 from laconic.lab.train import Finished, begin, conclude, new_record, refuse_seed, steps_of, stopping
 from laconic.lab.workers import Workers, ruler
-from laconic.lab.workloads import AS_DECLARED, Changes
 from laconic.transports.launcher import RankFailed
+from laconic.workloads import AS_DECLARED, Changes
 
 OPTION = "elastic"  # of a configuration whose workers may come and go
 

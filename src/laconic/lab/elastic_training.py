@@ -33,7 +33,7 @@ from laconic.lab import checkpoint, control
 from laconic.lab.journal import Journal
 from laconic.lab.metrics import Metrics
 from laconic.lab.trainer import SHOWN_EVERY_S, compute_repeatably, interface_nbytes, load_software, weights_digest
-from laconic.lab.workloads import Changes
+from laconic.workloads import Changes
 
 PATIENCE_S = 30.0  # a first step may take this long; who is killed is noticed at once all the same
 LAST_TEST_S = 15.0  # besides four times the longest test so far, how long others wait for who tests the final model

@@ -29,7 +29,7 @@ from laconic.lab.elastic_training import (
 from laconic.lab.interruptions import marks
 from laconic.lab.record import Clock, Configuration, Event, Layer, Record, Trial
 from laconic.lab.trial import COLUMNS, Evaluation, assemble
-from laconic.lab.workloads import Workload
+from laconic.workloads import Workload
 
 CLOCK = Clock(
     starts="when the workers begin to read the data (their meeting is left out)",

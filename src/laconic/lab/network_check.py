@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.errors import BadInput
-from laconic.lab import models
+from laconic.workloads import models
 
 FORWARD_TOLERANCE = 1e-4  # of the output's norm; float32 rounds to 6e-8, which depth and cancellation multiply
 GRADIENT_TOLERANCE = 1e-4  # of the difference quotient

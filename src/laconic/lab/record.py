@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import platform
 import re
@@ -25,48 +24,10 @@ from typing import Any, Literal
 
 from laconic.errors import BadInput, RecordError
 from laconic.lab.fields import decode, encode
+from laconic.workloads.description import Description
 
 FORMAT = 1
 FILE = "run.json"
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What is trained, on what, and when it stops. Shapes are of one sample; null where they were not said.
-
-    `batch` is the samples of a step over all workers.
-    """
-
-    name: str
-    model: str
-    parameters: int
-    dataset: str
-    dataset_source: str
-    train_samples: int
-    test_samples: int
-    target_accuracy: float | None
-    stopping_rule: str
-    optimizer: str
-    learning_rate: float
-    epochs: float
-    batch_per_worker: int
-    batch: int | None = None
-    target_metric: str = "test accuracy"
-    precision: str = "float32"
-    input_shape: list[int] | None = None
-    native_shape: list[int] | None = None
-
-    @property
-    def judged_by_loss(self) -> bool:
-        """Whether less is better: the target, in `target_accuracy`, is then of a loss ("test bits per character")."""
-        return "accuracy" not in self.target_metric
-
-    @property
-    def target_loss(self) -> float | None:
-        """The target as a value of `test_loss`, in nats where the metric is in bits; None if judged by accuracy."""
-        if self.target_accuracy is None or not self.judged_by_loss:
-            return None
-        return self.target_accuracy * (math.log(2) if "bits" in self.target_metric else 1.0)
 
 
 @dataclass(frozen=True)
@@ -244,7 +205,7 @@ class Record:
     id: str
     created: str
     command: str
-    workload: Workload
+    workload: Description
     scaling: Literal["strong", "weak", "none"]
     clock: Clock
     environment: dict[str, Any]

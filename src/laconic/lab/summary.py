@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from laconic.lab import statistics
+from laconic import statistics
 from laconic.lab.record import Breakdown, Claim, Configuration, Record, Trial
-from laconic.lab.statistics import Median
 from laconic.schedules.link import Link
+from laconic.statistics import Median
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,13 @@ from laconic.lab.jobs import launched_rank
 from laconic.lab.lint import lint
 from laconic.lab.progress import Progress
 from laconic.lab.record import FILE, Configuration, Record, environment, make_id
-from laconic.lab.record import Workload as RecordedWorkload
 from laconic.lab.report import write_report
 from laconic.lab.trainer import CLOCK, TIMEOUT_S, Plan
 from laconic.lab.workers import Workers, ruler
-from laconic.lab.workloads import AS_DECLARED, Changes, Workload, get
 from laconic.transports.launcher import RankFailed
 from laconic.transports.world import World, init
+from laconic.workloads import AS_DECLARED, Changes, Workload, get
+from laconic.workloads.description import Description
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ def new_record(
 ) -> Record:
     """The record of a run that begins. It reads the data: what is missing is fetched, or named, before all else."""
     task = workload.prepare(0)
-    described: RecordedWorkload = replace(task.describe(workers), target_accuracy=workload.target)
+    described: Description = replace(task.describe(workers), target_accuracy=workload.target)
     return Record(
         kind=kind,
         id=make_id(workload.slug, runs),

@@ -33,9 +33,9 @@ from laconic.lab.control import Control, request_stop
 from laconic.lab.metrics import Metrics
 from laconic.lab.record import Clock, Configuration, Trial
 from laconic.lab.trial import COLUMNS, Evaluation, Figures, assemble
-from laconic.lab.workloads import AS_DECLARED, Changes, Task, Workload
 from laconic.transports.profile import Profile
 from laconic.transports.world import World, init
+from laconic.workloads import AS_DECLARED, Changes, Task, Workload
 
 CLOCK = Clock(
     starts="when every worker is ready, before the data is read",

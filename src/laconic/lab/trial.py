@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from laconic import statistics
 from laconic.consistency import build as consistency_mode
-from laconic.lab import statistics
 from laconic.lab.record import Breakdown, Configuration, Layer, Point, Trial
 
 COLUMNS = ("seconds", "compute", "encode", "wait", "decode", "sent", "loss")  # of one step, on one rank

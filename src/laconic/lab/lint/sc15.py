@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from laconic.lab import claims, statistics
+from laconic import statistics
+from laconic.lab import claims
 from laconic.lab.lint.rules import Outcome, ended, failed, named, pairs, passed, rule, spoken, unknown
 from laconic.lab.record import Record
 from laconic.lab.summary import summarise, wire_bound

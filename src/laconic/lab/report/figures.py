@@ -14,8 +14,8 @@ from laconic.lab.report import bars, charts, words
 from laconic.lab.report.charts import NARROW, WIDE, Axis, Pair, Scale, Series, Size
 from laconic.lab.report.flags import Event
 from laconic.lab.report.style import PARTS
-from laconic.lab.statistics import median
 from laconic.lab.summary import Row, wire_bound
+from laconic.statistics import median
 
 
 @dataclass(frozen=True)

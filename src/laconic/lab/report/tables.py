@@ -11,8 +11,8 @@ from laconic.lab.record import Claim, Layer, Record
 from laconic.lab.report import words
 from laconic.lab.report.charts import swatch
 from laconic.lab.report.style import PARTS
-from laconic.lab.statistics import Median
 from laconic.lab.summary import Row
+from laconic.statistics import Median
 
 SIGNS = {"better": ("good", "▲ better"), "worse": ("bad", "▼ worse"),
          "no significant difference": ("plain", "≈ no significant difference"),

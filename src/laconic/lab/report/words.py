@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable
 from html import escape
 
-from laconic.lab.record import Claim, Workload
-from laconic.lab.statistics import Median
+from laconic.lab.record import Claim
+from laconic.statistics import Median
+from laconic.workloads.description import Description
 
 NOTHING = "–"
 _SPACE = "\N{NARROW NO-BREAK SPACE}"
@@ -68,7 +69,7 @@ def times(value: float) -> str:
     return f"{digits(value)}{_SPACE}×"
 
 
-def goal(workload: Workload) -> str:
+def goal(workload: Description) -> str:
     """A workload's target as one reads it: 95 %, or 2.2 bits per character."""
     target = workload.target_accuracy
     if target is None:

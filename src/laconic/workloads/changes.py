@@ -1,0 +1,64 @@
+"""What a user asks of a workload in place of what it declares.
+
+Callers: `train` and `compare`, by their options, and the workers, who are told with their plan. The record keeps what
+was trained, so that a resumption asks for the same.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+from laconic.errors import BadInput
+from laconic.workloads.description import Description
+from laconic.workloads.registry import get
+from laconic.workloads.workload import Workload
+
+
+@dataclass(frozen=True)
+class Changes:
+    """None keeps the workload's own.
+
+    >>> Changes(epochs=3).of("digits-mlp").epochs
+    3
+
+    Attributes:
+        epochs: how long it trains.
+        learning_rate: at the start.
+        batch: samples of a step, over all workers.
+        target: the test accuracy, or loss, that counts as trained.
+    """
+
+    epochs: int | None = None
+    learning_rate: float | None = None
+    batch: int | None = None
+    target: float | None = None
+
+    @classmethod
+    def recorded(cls, workload: Description) -> Changes:
+        """All that a run was trained with."""
+        return cls(int(workload.epochs), workload.learning_rate, workload.batch, workload.target_accuracy)
+
+    def of(self, spec: str) -> Workload:
+        """The workload of that name with these changes.
+
+        Raises:
+            UnknownName: there is no such workload.
+            BadInput: a value that no training can have.
+        """
+        workload = get(spec)
+        if self.epochs is not None and self.epochs < 1:
+            raise BadInput(f"--epochs must be at least 1, got {self.epochs}")
+        if self.learning_rate is not None and not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+            raise BadInput(f"--learning-rate must be above 0, got {self.learning_rate}")
+        if self.batch is not None and self.batch < 1:
+            raise BadInput(f"--batch must be at least 1, got {self.batch}")
+        by_accuracy = workload.objective.higher_is_better
+        if self.target is not None and not (0 < self.target <= 1 if by_accuracy else self.target > 0):
+            allowed = "a test accuracy above 0 and up to 1" if by_accuracy else "a test loss above 0"
+            raise BadInput(f"--target is {allowed}, got {self.target}")
+        asked = {each.name: getattr(self, each.name) for each in fields(self)}
+        return replace(workload, **{name: value for name, value in asked.items() if value is not None})
+
+
+AS_DECLARED = Changes()

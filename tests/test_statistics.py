@@ -1,0 +1,182 @@
+"""The statistics against SciPy's, against known values, and at the smallest sample sizes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from laconic import statistics
+from laconic.errors import BadInput
+
+GENERATOR = np.random.default_rng(7)
+X = GENERATOR.normal(1.0, 0.2, 6)
+Y = GENERATOR.normal(1.3, 0.3, 6)
+
+
+def test_median_follows_the_ranks_of_sc15():
+    found = statistics.median([float(i) for i in range(1, 101)])
+    assert (found.value, found.low, found.high, found.count) == (50.5, 40.0, 61.0, 100)
+    assert 0.95 <= found.coverage < 0.97
+
+
+@pytest.mark.parametrize(("n", "coverage"), [(1, 0.0), (2, 0.5), (3, 0.75), (5, 0.9375), (6, 0.96875)])
+def test_few_values_cover_less_and_say_so(n: int, coverage: float):
+    found = statistics.median(list(range(n)))
+    assert found.coverage == coverage
+    assert (found.low, found.high) == (0, n - 1)
+
+
+def test_coverage_is_what_happens():
+    draws = np.random.default_rng(1).exponential(size=(20_000, 9))
+    hits = [m.low <= math.log(2) <= m.high for m in map(statistics.median, draws.tolist())]
+    expected = statistics.median(draws[0].tolist()).coverage
+    assert np.mean(hits) == pytest.approx(expected, abs=5 * math.sqrt(expected * (1 - expected) / 20_000))
+
+
+def test_t_tests_match_scipy():
+    assert statistics.paired_t(Y - X) == pytest.approx(stats.ttest_rel(Y, X).pvalue, rel=1e-10)
+    assert statistics.welch_t(X, Y[:4]) == pytest.approx(stats.ttest_ind(X, Y[:4], equal_var=False).pvalue, rel=1e-10)
+
+
+def test_permutations_match_scipy():
+    paired = stats.permutation_test((Y - X,), np.sum, permutation_type="samples", n_resamples=np.inf)
+    assert statistics.sign_permutation(Y - X) == pytest.approx(paired.pvalue)
+    unpaired = stats.permutation_test(
+        (X, Y), lambda a, b, axis: np.mean(a, axis=axis) - np.mean(b, axis=axis), vectorized=True, n_resamples=np.inf
+    )
+    assert statistics.label_permutation(X, Y) == pytest.approx(unpaired.pvalue)
+
+
+def test_drawn_permutations_agree_with_all_of_them():
+    differences = np.random.default_rng(3).normal(0.3, 1, 16)  # 2^16 patterns: drawn here, all of them in SciPy
+    exact = stats.permutation_test((differences,), np.sum, permutation_type="samples", n_resamples=np.inf).pvalue
+    error = math.sqrt(exact * (1 - exact) / 20_000)
+    assert statistics.sign_permutation(differences) == pytest.approx(exact, abs=5 * error)
+
+
+def test_known_smallest_p_values():
+    assert statistics.sign_permutation([1.0] * 6) == 2 / 64
+    assert statistics.label_permutation([1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]) == 2 / 70
+    assert statistics.label_permutation([1.0] * 8, [1.0] * 8) == 1.0
+    assert statistics.sign_permutation(np.full(30, 1.0)) == 1 / 20_001  # drawn: never zero
+
+
+def test_analysis_of_variance_matches_scipy():
+    groups = [X, Y, GENERATOR.normal(1.1, 0.2, 4)]
+    found, expected = statistics.one_way_variance(groups), stats.f_oneway(*groups)
+    assert (found.f, found.p_value) == pytest.approx((expected.statistic, expected.pvalue))
+    assert (found.between, found.within) == (2, 13)
+    assert found.rank_p == pytest.approx(stats.kruskal(*groups).pvalue)
+    assert 0 < found.normality_p <= 1
+
+
+def test_analysis_of_variance_of_equal_values():
+    assert statistics.one_way_variance([[1.0, 1.0], [1.0, 1.0]]).p_value == 1.0
+    assert statistics.one_way_variance([[1.0, 1.0], [2.0, 2.0]]).p_value == 0.0
+    with pytest.raises(BadInput, match="two groups"):
+        statistics.one_way_variance([[1.0, 2.0]])
+
+
+def test_analysis_by_seeds_worked_by_hand():
+    found = statistics.blocked_variance([[1.0, 3.0], [2.0, 4.0], [5.0, 9.0]])
+    # means of groups 2, 3, 7; of seeds 8/3 and 16/3; of all 4; residuals 1/3, −1/3, 1/3, −1/3, −2/3, 2/3
+    assert found.f == pytest.approx(14 / ((4 * (1 / 9) + 2 * (4 / 9)) / 2))
+    assert (found.between, found.within) == (2, 2)
+    assert found.p_value == pytest.approx(1 / (1 + found.f))  # F on 2 and 2 degrees: 1 − F/(1 + F)
+    assert found.rank_p == pytest.approx(stats.friedmanchisquare([1, 3], [2, 4], [5, 9]).pvalue)
+
+
+def test_analysis_by_seeds_of_two_groups_is_the_paired_t_test():
+    found = statistics.blocked_variance([X, Y])
+    assert found.p_value == pytest.approx(stats.ttest_rel(X, Y).pvalue)
+    assert found.f == pytest.approx(stats.ttest_rel(X, Y).statistic ** 2)
+
+
+def test_analysis_by_seeds_takes_out_what_seeds_do_to_all():
+    shift = 10 * GENERATOR.normal(size=6)
+    assert statistics.blocked_variance([X + shift, Y + shift]).f == pytest.approx(statistics.blocked_variance([X, Y]).f)
+    assert statistics.blocked_variance([shift, shift]).p_value == 1.0
+    assert statistics.blocked_variance([shift, shift + 1]).p_value == 0.0
+    for wrong in ([[1.0, 2.0]], [[1.0], [2.0]], [[1.0, 2.0], [1.0, 2.0, 3.0]]):
+        with pytest.raises(BadInput, match="same two or more seeds"):
+            statistics.blocked_variance(wrong)
+
+
+def test_holm_known_values():
+    assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert statistics.holm([None, 0.7, 0.9]) == [None, 1.0, 1.0]
+    assert statistics.holm([]) == []
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_two_seeds_are_too_few(paired: bool):
+    found = statistics.compare([1.0, 1.0], [9.0, 9.0], paired=paired)
+    assert (found.verdict, found.p_value, found.interval) == ("too few seeds to say", None, None)
+    assert found.ratio == 9
+
+
+def test_three_seeds_take_a_t_test_and_its_diagnostic():
+    found = statistics.compare([1.0, 1.02, 1.04], [2.0, 2.1, 2.06], paired=True)
+    assert found.verdict == "better"
+    assert found.test.startswith("paired t test")
+    assert found.p_value == pytest.approx(stats.ttest_rel(np.log([1.0, 1.02, 1.04]), np.log([2.0, 2.1, 2.06])).pvalue)
+    assert found.normality_p is not None
+    assert found.interval is not None
+    assert found.interval[0] <= found.ratio <= found.interval[1]
+
+
+def test_three_seeds_of_something_not_normal_decide_nothing():
+    found = statistics.compare([1.0, 1.0, 1.0], [2.0, 2.0, 2.5], paired=True)
+    assert (found.verdict, found.p_value) == ("too few seeds to say", None)
+    assert "normality is rejected" in found.test
+
+
+def test_rounding_is_no_sign_of_anything():
+    assert statistics.normality(np.log([2.0, 2.2, 2.1]) - np.log([1.0, 1.1, 1.05])) == 1.0
+    assert statistics.compare([1.0, 1.1, 1.05], [2.0, 2.2, 2.1], paired=True).verdict == "better"
+
+
+def test_pairs_that_are_not_normal_lose_their_pairing_where_that_decides():
+    fast, slow = [1.0, 1.0001, 1.0, 1.0001, 1.0], [2.0, 2.0, 2.0001, 2.0, 3.0]
+    found = statistics.compare(fast, slow, paired=True, comparisons=3)
+    assert (found.test, found.p_value) == ("permutation of labels", 2 / 252)
+    assert statistics.compare(fast[1:], slow[1:], paired=True, comparisons=3).p_value is None
+
+
+def test_six_pairs_are_permuted_unless_several_comparisons_need_more():
+    fast, slow = [1.0, 1.1, 1.2, 1.0, 1.1, 1.2], [2.0, 2.3, 2.3, 2.1, 2.2, 2.4]
+    assert statistics.compare(fast, slow, paired=True).p_value == 2 / 64
+    assert statistics.compare(fast, slow, paired=True, comparisons=3).test.startswith("paired t test")
+    assert statistics.compare(fast, slow, paired=False, comparisons=3).test == "permutation of labels"
+
+
+def test_worse_and_no_difference():
+    assert statistics.compare([2.0, 2.1, 2.06], [1.0, 1.02, 1.04], paired=True).verdict == "worse"
+    assert statistics.compare([1.0, 1.1, 0.9], [1.05, 0.95, 1.1], paired=False).verdict == "no significant difference"
+    assert statistics.compare([1.0] * 4, [1.0] * 4, paired=True).verdict == "no significant difference"
+
+
+def test_one_in_twenty_is_called_different_when_nothing_differs():
+    """The whole decision, diagnostics included, keeps its promised error rate."""
+    generator = np.random.default_rng(11)
+    wrong = 0
+    for _ in range(600):
+        a, b = np.exp(generator.normal(0, 0.1, (2, 6)))
+        wrong += statistics.compare(a, b, paired=True).verdict in ("better", "worse")
+    assert wrong / 600 <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / 600)
+
+
+@pytest.mark.parametrize("costs", [[], [0.0, 1.0, 2.0], [math.nan, 1.0, 1.0], [math.inf, 1.0, 1.0], [-1.0, 1.0, 1.0]])
+def test_costs_must_be_above_zero(costs: list[float]):
+    with pytest.raises(BadInput, match="above zero"):
+        statistics.compare(costs, [1.0, 2.0, 3.0], paired=False)
+
+
+def test_pairs_must_match():
+    with pytest.raises(BadInput, match="3 and 4"):
+        statistics.compare([1.0] * 3, [1.0] * 4, paired=True)
+    with pytest.raises(BadInput, match="at least one"):
+        statistics.median([])
