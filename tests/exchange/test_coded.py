@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 import laconic
 from laconic import schedules
 from laconic.errors import BadInput, PayloadError, UnknownName
+from laconic.exchange.channel import Channel
 from laconic.exchange.coded import run_coded
 from laconic.exchange.feedback import Feedback, mode_for
 from laconic.exchange.gather import run_gather
-from laconic.exchange.lane import Lane
 from laconic.exchange.message import pack, unpack
 from laconic.transports.base import Transport
 from laconic.transports.threads import run_threads
@@ -23,11 +23,11 @@ FORMS = [*schedules.names("all_reduce"), "gather"]
 SPECS = ["none", "dynamic8", "onebit", "qsgd(4)", "topk(0.1)+qsgd(8)", "topk(0.05)+entropy"]
 
 
-def _run(lanes: list[Lane], transport: Transport, form: str, step: int = 0, **options: object) -> None:
+def _run(channels: list[Channel], transport: Transport, form: str, step: int = 0, **options: object) -> None:
     if form == "gather":
-        run_gather(lanes, transport, step=step)
+        run_gather(channels, transport, step=step)
     else:
-        run_coded(lanes, transport, algorithm=form, step=step, **options)  # type: ignore[arg-type]
+        run_coded(channels, transport, algorithm=form, step=step, **options)  # type: ignore[arg-type]
 
 
 def _values(world_size: int, numel: int, seed: int = 0) -> list[torch.Tensor]:
@@ -42,7 +42,7 @@ def test_all_ranks_end_with_the_same_bits(form: str, world_size: int, numel: int
 
     def work(transport: Transport) -> torch.Tensor:
         mine = xs[transport.rank]
-        coded, exact = Lane(mine.clone(), laconic.codec(spec)), Lane(mine[:3].clone(), EXACT)
+        coded, exact = Channel(mine.clone(), laconic.codec(spec)), Channel(mine[:3].clone(), EXACT)
         _run([coded, exact], transport, form)
         torch.testing.assert_close(exact.buffer, torch.stack(xs).sum(0)[:3])
         return coded.buffer
@@ -63,9 +63,9 @@ def test_gather_is_exactly_the_sum_of_what_was_sent() -> None:
         codec.decode_add(codec.encode(x, step=3 * 4 + rank), expected)
 
     def work(transport: Transport) -> torch.Tensor:
-        lane = Lane(xs[transport.rank].clone(), codec)
-        run_gather([lane], transport, step=3)
-        return lane.buffer
+        channel = Channel(xs[transport.rank].clone(), codec)
+        run_gather([channel], transport, step=3)
+        return channel.buffer
 
     assert all(torch.equal(result, expected) for result in run_threads(4, work))
 
@@ -77,14 +77,14 @@ def test_feedback_sends_in_the_end_what_was_left_out(form: str, spec: str) -> No
     xs, steps, codec = _values(4, 400), 8, laconic.codec(spec)
 
     def work(transport: Transport) -> tuple[torch.Tensor, torch.Tensor]:
-        lane = Lane(torch.empty(0), codec, Feedback(400, "full"))
+        channel = Channel(torch.empty(0), codec, Feedback(400, "full"))
         total = torch.zeros(400, dtype=torch.float64)
         for step in range(steps):
-            lane.buffer = xs[transport.rank] * (step + 1)
-            _run([lane], transport, form, step)
-            total += lane.buffer
-        assert lane.feedback is not None
-        return total, lane.feedback.total().double()
+            channel.buffer = xs[transport.rank] * (step + 1)
+            _run([channel], transport, form, step)
+            total += channel.buffer
+        assert channel.feedback is not None
+        return total, channel.feedback.total().double()
 
     results = run_threads(4, work)
     owed = torch.stack([debt for _, debt in results]).sum(0)
@@ -100,9 +100,9 @@ def test_two_encodings_whatever_the_world() -> None:
         xs = _values(world_size, 4000)
 
         def work(transport: Transport) -> torch.Tensor:
-            lane = Lane(xs[transport.rank].clone(), codec)
-            _run([lane], transport, form)
-            return lane.buffer
+            channel = Channel(xs[transport.rank].clone(), codec)
+            _run([channel], transport, form)
+            return channel.buffer
 
         exact = torch.stack(xs).sum(0)
         return float((run_threads(world_size, work)[0] - exact).norm() / exact.norm())
@@ -115,16 +115,16 @@ def test_inside_a_host_nothing_is_lost() -> None:
     xs, hosts = _values(4, 500), (0, 0, 1, 1)
 
     def work(transport: Transport) -> torch.Tensor:
-        lane = Lane(xs[transport.rank].clone(), laconic.codec("topk(0.01)"))
-        run_coded([lane], transport, algorithm="hierarchical", hosts=hosts)
-        return lane.buffer
+        channel = Channel(xs[transport.rank].clone(), laconic.codec("topk(0.01)"))
+        run_coded([channel], transport, algorithm="hierarchical", hosts=hosts)
+        return channel.buffer
 
     one_host = tuple(0 for _ in range(4))
 
     def inside(transport: Transport) -> torch.Tensor:
-        lane = Lane(xs[transport.rank].clone(), laconic.codec("topk(0.01)"))
-        run_coded([lane], transport, algorithm="hierarchical", hosts=one_host)
-        return lane.buffer
+        channel = Channel(xs[transport.rank].clone(), laconic.codec("topk(0.01)"))
+        run_coded([channel], transport, algorithm="hierarchical", hosts=one_host)
+        return channel.buffer
 
     assert not torch.allclose(run_threads(4, work)[0], torch.stack(xs).sum(0))
     for result in run_threads(4, inside):
@@ -134,14 +134,14 @@ def test_inside_a_host_nothing_is_lost() -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_infinity_on_one_rank_is_nan_on_all_and_nobody_hangs(form: str) -> None:
     def work(transport: Transport) -> tuple[bool, bool]:
-        lane = Lane(torch.ones(600), laconic.codec("dynamic8"), Feedback(600))
+        channel = Channel(torch.ones(600), laconic.codec("dynamic8"), Feedback(600))
         if transport.rank == 1:
-            lane.buffer[17] = float("inf")
-        _run([lane], transport, form)
-        poisoned = bool(lane.buffer[17].isnan())
-        lane.buffer = torch.ones(600)  # the next step is sound again
-        _run([lane], transport, form, 1)
-        return poisoned, bool(lane.buffer.isfinite().all())
+            channel.buffer[17] = float("inf")
+        _run([channel], transport, form)
+        poisoned = bool(channel.buffer[17].isnan())
+        channel.buffer = torch.ones(600)  # the next step is sound again
+        _run([channel], transport, form, 1)
+        return poisoned, bool(channel.buffer.isfinite().all())
 
     assert run_threads(3, work, timeout_s=10) == [(True, True)] * 3
 

@@ -27,14 +27,14 @@ from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads
 from reference import dgc as reference
 
-# Two lanes with an exempt parameter between them; "a" and "a2" share the first.
+# Two channels with an exempt parameter between them; "a" and "a2" share the first.
 ENTRIES = [
     Entry("a", 0, 1500, False),
     Entry("a2", 1500, 2000, False),
     Entry("b", 2000, 2010, True),
     Entry("c", 2010, 5000, False),
 ]
-LANES = [slice(0, 2000), slice(2010, 5000)]
+CHANNELS = [slice(0, 2000), slice(2010, 5000)]
 NUMEL = 5000
 
 
@@ -86,14 +86,16 @@ def test_against_the_reference(world_size: int, masking: bool, nesterov: bool) -
     plan = {0: "topk(200)", 3: "topk(20)"}  # a warm-up: u and v go on
     dgc = DeepGradientCompression(0.9, nesterov=nesterov, masking=masking)
     means, corrections = _exchanged(gradients, dgc, plan, algorithm="gather")
-    for lane in LANES:
-        numel = lane.stop - lane.start
+    for channel in CHANNELS:
+        numel = channel.stop - channel.start
         ranks = [reference.Rank(numel, 0.9, nesterov=nesterov, masking=masking) for _ in range(world_size)]
         for step, rows in enumerate(gradients):
-            expected = reference.step(ranks, [row[lane] for row in rows], reference.largest(200 if step < 3 else 20))
-            _assert_same_mean(means[step][lane].numpy(), expected)
+            expected = reference.step(ranks, [row[channel] for row in rows], reference.largest(200 if step < 3 else 20))
+            _assert_same_mean(means[step][channel].numpy(), expected)
         for rank, correction in zip(ranks, corrections, strict=True):
-            held = torch.cat([correction.velocities[e.name] for e in ENTRIES if lane.start <= e.start < lane.stop])
+            held = torch.cat(
+                [correction.velocities[e.name] for e in ENTRIES if channel.start <= e.start < channel.stop]
+            )
             np.testing.assert_array_equal(held.numpy(), rank.u)
     # The exempt parameter follows plain momentum SGD.
     velocity = np.zeros(10)
@@ -136,12 +138,12 @@ def test_a_codec_that_keeps_nothing_back_is_not_masked_and_pays_what_is_owed() -
 def test_masking_stops_exactly_what_was_sent(spec: str) -> None:
     gradients = _gradients(1, 1)
     means, corrections = _exchanged(gradients, DeepGradientCompression(0.9), {0: spec}, algorithm="gather")
-    order = np.argsort(-np.abs(gradients[0, 0, LANES[1]]), kind="stable")
+    order = np.argsort(-np.abs(gradients[0, 0, CHANNELS[1]]), kind="stable")
     velocity = corrections[0].velocities["c"].numpy()
     assert not velocity[order[:30]].any()
     assert velocity[order[30:]].all()
     assert corrections[0].velocities["b"].all()  # sent whole, moves on
-    assert set(np.flatnonzero(means[0][LANES[1]].numpy())) <= set(order[:30].tolist())
+    assert set(np.flatnonzero(means[0][CHANNELS[1]].numpy())) <= set(order[:30].tolist())
 
 
 def test_auto_gathers_where_it_masks() -> None:
@@ -153,7 +155,7 @@ def test_auto_gathers_where_it_masks() -> None:
 
 
 def test_masking_in_many_small_runs() -> None:
-    """More runs than views: the lane is a copy, and its indices count through all parameters."""
+    """More runs than views: the channel is a copy, and its indices count through all parameters."""
     entries = [Entry(f"p{i}", 250 * i, 250 * (i + 1), i % 2 == 1) for i in range(20)]
     gradients = _gradients(2, 4)
     dgc = DeepGradientCompression(0.9)

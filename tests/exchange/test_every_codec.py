@@ -15,9 +15,9 @@ import torch
 import laconic
 from laconic import codecs, schedules
 from laconic.codecs import Codec
+from laconic.exchange.channel import Channel
 from laconic.exchange.coded import run_coded
 from laconic.exchange.gather import run_gather
-from laconic.exchange.lane import Lane
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads
@@ -69,12 +69,12 @@ def _values(rank: int) -> torch.Tensor:
 
 
 def _sum(coder: Codec, form: str, transport: Transport) -> torch.Tensor:
-    lane = Lane(_values(transport.rank), coder)
+    channel = Channel(_values(transport.rank), coder)
     if form == "gather":
-        run_gather([lane], transport, step=STEP)
+        run_gather([channel], transport, step=STEP)
     else:
-        run_coded([lane], transport, algorithm=form, step=STEP)
-    return lane.buffer
+        run_coded([channel], transport, algorithm=form, step=STEP)
+    return channel.buffer
 
 
 def _on_gloo() -> list[tuple[str, str, torch.Tensor]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from laconic.exchange.lane import Lane
+from laconic.exchange.channel import Channel
 from laconic.schedules import registry
 from laconic.schedules.link import Link
 from laconic.transports.probe import probe
@@ -42,22 +42,23 @@ def pick(world: World, nbytes: int) -> str:
     return profile_of(world).cheapest(world.world_size, nbytes, candidates(world))
 
 
-def cheapest_form(lanes: Sequence[Lane], world_size: int, link: Link) -> str:
+def cheapest_form(channels: Sequence[Channel], world_size: int, link: Link) -> str:
     """gather or direct: one round of whole payloads, or two rounds of P-th parts.
 
-    gather takes L + (P−1)·B·G, direct 2 L + 2·B·G·(P−1)/P, where B is all lanes' payload; each decodes P payloads, in
-    whole or in parts. Coarse codecs are gathered, which spares a second encoding, while that sends at most a sixth of
-    what float32 would.
+    gather takes L + (P−1)·B·G, direct 2 L + 2·B·G·(P−1)/P, where B is the payload of all channels; each decodes P
+    payloads, in whole or in parts. Coarse codecs are gathered, which spares a second encoding, while that sends at most
+    a sixth of what float32 would.
 
     >>> import torch
     >>> from laconic.codecs import codec
-    >>> lanes = [Lane(torch.empty(10**6), codec("topk(0.001)"))]
-    >>> cheapest_form(lanes, 4, GUESS), cheapest_form([Lane(torch.empty(10**6), codec("dynamic8"))], 4, GUESS)
+    >>> channels = [Channel(torch.empty(10**6), codec("topk(0.001)"))]
+    >>> cheapest_form(channels, 4, GUESS), cheapest_form([Channel(torch.empty(10**6), codec("dynamic8"))], 4, GUESS)
     ('gather', 'direct')
     """
-    nbytes = sum(lane.codec.max_nbytes(lane.buffer.numel()) for lane in lanes)
-    exact_nbytes = 8 / world_size * sum(lane.buffer.numel() for lane in lanes)  # a peer's share of a float32 ring
-    if any(lane.codec.coarse for lane in lanes) and nbytes <= COARSE * exact_nbytes:
+    nbytes = sum(channel.codec.max_nbytes(channel.buffer.numel()) for channel in channels)
+    # a peer's share of a float32 ring
+    exact_nbytes = 8 / world_size * sum(channel.buffer.numel() for channel in channels)
+    if any(channel.codec.coarse for channel in channels) and nbytes <= COARSE * exact_nbytes:
         return "gather"
     one_round = link.burst_s(world_size - 1, nbytes, reduced=True)
     two_rounds = 2 * link.burst_s(world_size - 1, nbytes / world_size, reduced=True)

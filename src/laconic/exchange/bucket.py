@@ -1,9 +1,9 @@
-"""One gradient bucket on its way: split into lanes, exchanged, averaged, with its residuals by parameter.
+"""One gradient bucket on its way: split into channels, exchanged, averaged, with its residuals by parameter.
 
-Callers: the DDP hook and `distribute`. Exempt parameters are copied into one small exact lane. Where they are few, as
-biases are, the others go as one lane: the whole bucket with zeros in the exempt places, one call of the codec a message
-and no copy. Where they are many, compressible parameters that lie side by side share a lane. All lanes share the same
-messages.
+Callers: the DDP hook and `distribute`. Exempt parameters are copied into one small exact channel. Where they are few,
+as biases are, the others go as one channel: the whole bucket with zeros in the exempt places, one call of the codec a
+message and no copy. Where they are many, compressible parameters that lie side by side share a channel. All channels
+share the same messages.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec, codec
+from laconic.exchange.channel import Channel, Timings, finish
 from laconic.exchange.dgc import MomentumCorrection
 from laconic.exchange.feedback import Feedback, Mode, mode_for
-from laconic.exchange.lane import Lane, Timings, finish
 from laconic.transports.base import Transport
 
-MAX_VIEWS = 8  # more runs of compressible parameters than this are copied into one lane
+MAX_VIEWS = 8  # more runs of compressible parameters than this are copied into one channel
 FEW = 1 / 64  # exempt parameters up to this share of a bucket are blanked out rather than gone around
 
 
@@ -62,7 +62,7 @@ class Bucket:
         self.blanked = bool(self.exact) and few and correction is None
         self.runs = [(0, numel)] if self.blanked else _runs([e for e in self.entries if not e.exempt])
         self.packed = len(self.runs) > MAX_VIEWS
-        self.lanes: list[Lane] = []
+        self.channels: list[Channel] = []
         self.codec: Codec | None = None
 
     def use(self, chosen: Codec) -> None:
@@ -71,13 +71,15 @@ class Bucket:
             return
         owed = self.owed() if self.codec is not None else {}
         self.codec = chosen
-        self.lanes = [Lane(torch.empty(0), chosen, self._feedback(chosen, members)) for members in self._members()]
+        self.channels = [
+            Channel(torch.empty(0), chosen, self._feedback(chosen, members)) for members in self._members()
+        ]
         if self.exact:
-            self.lanes.append(Lane(torch.empty(0), codec("none")))
+            self.channels.append(Channel(torch.empty(0), codec("none")))
         self.owe(owed)
 
     def _members(self) -> list[list[Entry]]:
-        """The parameters of each lane, in order; where the bucket is blanked, the exempt ones too."""
+        """The parameters of each channel, in order; where the bucket is blanked, the exempt ones too."""
         entries = [e for e in self.entries if self.blanked or not e.exempt]
         if self.packed:
             return [entries]
@@ -92,8 +94,8 @@ class Bucket:
             return self.correction.feedback(chosen, _length(members), mode, members)
         return Feedback(_length(members), mode)
 
-    def load(self, buffer: Tensor) -> list[Lane]:
-        """The lanes, filled with what lies in `buffer`: mostly views of it."""
+    def load(self, buffer: Tensor) -> list[Channel]:
+        """The channels, filled with what lies in `buffer`: mostly views of it."""
         views = [buffer[a:b] for a, b in self.runs]
         contents = [torch.cat(views)] if self.packed else views
         if self.exact:
@@ -102,16 +104,16 @@ class Bucket:
         if self.blanked:
             for a, b in self.exact:
                 buffer[a:b] = 0.0
-        for lane, content in zip(self.lanes, contents, strict=True):
-            lane.buffer = content
-        return self.lanes
+        for channel, content in zip(self.channels, contents, strict=True):
+            channel.buffer = content
+        return self.channels
 
     def store(self, buffer: Tensor) -> None:
-        """Put back what the lanes hold apart from `buffer`."""
+        """Put back what the channels hold apart from `buffer`."""
         if self.packed:
-            _scatter(self.lanes[0].buffer, buffer, self.runs)
+            _scatter(self.channels[0].buffer, buffer, self.runs)
         if len(self.exact) > 1 or self.blanked:
-            _scatter(self.lanes[-1].buffer, buffer, self.exact)
+            _scatter(self.channels[-1].buffer, buffer, self.exact)
 
     @property
     def must_gather(self) -> bool:
@@ -130,15 +132,15 @@ class Bucket:
         for entry in self.entries:
             if entry.name in owed:
                 buffer[entry.start : entry.stop] += owed[entry.name]
-        for lane in self.lanes:
-            lane.feedback = None
+        for channel in self.channels:
+            channel.feedback = None
 
     def owed(self) -> dict[str, Tensor]:
         """What each compressible parameter is still owed, by name; nothing where nothing is fed back."""
         found = {}
-        for lane, members in zip(self.lanes, self._members(), strict=False):  # the last, exact lane owes nothing
-            if lane.feedback is not None:
-                owed = torch.split(lane.feedback.state_dict()["owed"], [e.stop - e.start for e in members])
+        for channel, members in zip(self.channels, self._members(), strict=False):  # the last, exact, owes nothing
+            if channel.feedback is not None:
+                owed = torch.split(channel.feedback.state_dict()["owed"], [e.stop - e.start for e in members])
                 found.update({e.name: part for e, part in zip(members, owed, strict=True) if not e.exempt})
         return found
 
@@ -146,11 +148,11 @@ class Bucket:
         """Take over what these parameters are owed; a codec that feeds nothing back pays it in the next step."""
         if not owed:
             return
-        for lane, members in zip(self.lanes, self._members(), strict=False):  # the last, exact lane owes nothing
-            if lane.feedback is None:
-                lane.feedback = Feedback(_length(members), "off")
+        for channel, members in zip(self.channels, self._members(), strict=False):  # the last, exact, owes nothing
+            if channel.feedback is None:
+                channel.feedback = Feedback(_length(members), "off")
             parts = [owed[e.name] if e.name in owed else torch.zeros(e.stop - e.start) for e in members]
-            lane.feedback.restart(torch.cat([part.reshape(-1) for part in parts]))
+            channel.feedback.restart(torch.cat([part.reshape(-1) for part in parts]))
 
 
 def _runs(entries: Sequence[Entry]) -> list[tuple[int, int]]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from laconic.codecs import Codec, codec
 from laconic.errors import UnknownName
 from laconic.exchange.auto import cheapest_form, profile_of
-from laconic.exchange.lane import Lane
+from laconic.exchange.channel import Channel
 from laconic.schedules.link import Link
 from laconic.schedules.registry import build
 from laconic.transports.executor import run
@@ -238,10 +238,10 @@ def _speed(chosen: Codec) -> tuple[float, float]:
 
 def _cost(spec: str, numel: int, world_size: int, link: Link, encode_s: float, decode_s: float) -> Cost:
     """Two encodings of parts that add up to 1 + 1/P of the bucket and 2(P−1)/P decoded by direct; gather decodes P."""
-    lane = Lane(torch.empty(numel, device="meta"), codec(spec))
-    spec = str(lane.codec)
-    form = cheapest_form([lane], world_size, link)
-    nbytes = lane.codec.max_nbytes(numel)
+    channel = Channel(torch.empty(numel, device="meta"), codec(spec))
+    spec = str(channel.codec)
+    form = cheapest_form([channel], world_size, link)
+    nbytes = channel.codec.max_nbytes(numel)
     if form == "gather":
         wire = link.burst_s(world_size - 1, nbytes, reduced=False)
         return Cost(spec, form, numel * encode_s, wire, world_size * numel * decode_s)

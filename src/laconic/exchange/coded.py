@@ -23,7 +23,7 @@ from torch import Tensor
 
 from laconic.codecs import Codec, codec
 from laconic.errors import NonFiniteError, PayloadError
-from laconic.exchange.lane import Lane, Steps, Timings, finish
+from laconic.exchange.channel import Channel, Steps, Timings, finish
 from laconic.exchange.message import Writer, max_nbytes, unpack
 from laconic.exchange.pieces import CodedStep, Encoding, Parcel, Piece, PlanKey, coded_program
 from laconic.schedules.registry import build
@@ -31,32 +31,32 @@ from laconic.transports.base import Call, Incoming, Outgoing, Transport
 
 _EXACT = codec("none")
 _IDLE = CodedStep()
-SMALL = 1 / 16  # of all values, times the world size: an exact lane up to this is sent whole
+SMALL = 1 / 16  # of all values, times the world size: an exact channel up to this is sent whole
 
 
 def run_coded(
-    lanes: Sequence[Lane],
+    channels: Sequence[Channel],
     transport: Transport,
     *,
     algorithm: str = "direct",
     hosts: tuple[int, ...] | None = None,
     step: int = 0,
 ) -> Timings:
-    """Sum every lane's buffer over all ranks, in place, through its codec, by one schedule for all lanes.
+    """Sum every channel's buffer over all ranks, in place, through its codec, by one schedule for all channels.
 
     Args:
         algorithm: any all-reduce algorithm; direct and hierarchical encode twice whatever P.
         hosts: the host of each rank, to leave messages inside a host in float32; None compresses all.
         step: draws of stochastic codecs differ by step, rank and round.
     """
-    return CodedExchange(lanes, transport, algorithm=algorithm, hosts=hosts).run(step)
+    return CodedExchange(channels, transport, algorithm=algorithm, hosts=hosts).run(step)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A piece of a lane within a message; `encoding` is None where a payload from an earlier round is passed on."""
+    """A piece of a channel within a message; `encoding` is None where a payload from an earlier round is passed on."""
 
-    lane: int
+    channel: int
     piece: Piece
     coder: Codec
     add: bool
@@ -84,57 +84,61 @@ class _Round:
 
 
 class CodedExchange:
-    """The plan and the memory of a compressed all-reduce of these lanes, kept from step to step.
+    """The plan and the memory of a compressed all-reduce of these channels, kept from step to step.
 
     Args:
-        lanes: what is summed; their buffers may be replaced by others of the same length before every `run`.
+        channels: what is summed; their buffers may be replaced by others of the same length before every `run`.
         algorithm, hosts: as for `run_coded`.
         divisor: what the sums are divided by, for means.
     """
 
     def __init__(
         self,
-        lanes: Sequence[Lane],
+        channels: Sequence[Channel],
         transport: Transport,
         *,
         algorithm: str,
         hosts: tuple[int, ...] | None = None,
         divisor: int = 1,
     ) -> None:
-        self.lanes = list(lanes)
+        self.channels = list(channels)
         self.transport = transport
         self.algorithm = algorithm
         self.divisor = divisor
-        self.numel = sum(lane.buffer.numel() for lane in lanes)
-        self.detail = " and ".join(f"{lane.buffer.numel()} through {lane.codec}" for lane in lanes)
+        self.numel = sum(channel.buffer.numel() for channel in channels)
+        self.detail = " and ".join(f"{channel.buffer.numel()} through {channel.codec}" for channel in channels)
         parameters = {"hosts": hosts} if algorithm == "hierarchical" and hosts is not None else {}
         size, rank = transport.world_size, transport.rank
-        self.whole = self._whole_lanes()
-        schedules = [build("all_reduce", algorithm, size, lane.buffer.numel(), **parameters) for lane in lanes]
+        self.whole = self._whole_channels()
+        schedules = [build("all_reduce", algorithm, size, channel.buffer.numel(), **parameters) for channel in channels]
         programs = [
-            _to_all(plan.numel, rank, size) if lane in self.whole else coded_program(PlanKey(plan, rank, hosts))
-            for lane, plan in enumerate(schedules)
+            _to_all(plan.numel, rank, size) if channel in self.whole else coded_program(PlanKey(plan, rank, hosts))
+            for channel, plan in enumerate(schedules)
         ]
         rounds = max((schedule.rounds for schedule in schedules), default=0)
         self.rounds = [self._plan([program.get(number, _IDLE) for program in programs]) for number in range(rounds)]
         self._payloads: dict[tuple[int, Piece], Tensor | None] = {}  # of this run; None: poisoned
-        self._gathered: dict[int, dict[int, Tensor | None]] = {lane: {} for lane in self.whole}  # by lane and rank
+        self._gathered: dict[int, dict[int, Tensor | None]] = {i: {} for i in self.whole}  # by channel and rank
 
-    def _whole_lanes(self) -> set[int]:
-        """Small exact lanes, which `direct` sends whole to everyone in its first round: fewer calls for a few bytes."""
+    def _whole_channels(self) -> set[int]:
+        """The small exact channels, which `direct` sends whole to everyone in its first round: fewer calls."""
         if self.algorithm != "direct" or self.transport.world_size == 1:
             return set()
         few = self.numel * SMALL / self.transport.world_size
-        return {i for i, lane in enumerate(self.lanes) if lane.codec == _EXACT and 0 < lane.buffer.numel() <= few}
+        return {
+            i
+            for i, channel in enumerate(self.channels)
+            if channel.codec == _EXACT and 0 < channel.buffer.numel() <= few
+        }
 
     def _plan(self, steps: list[CodedStep]) -> _Round:
-        """One round of all lanes."""
+        """One round of all channels."""
         fresh = [{encoding.piece: encoding for encoding in step.encodings} for step in steps]
         peers: dict[tuple[_Part, ...], list[int]] = {}
         for peer, parcels in _by_peer([step.sends for step in steps]):
             parts = tuple(
-                _Part(lane, piece, self._coder(lane, piece), parcel.add, fresh[lane].get(piece))
-                for lane, parcel in parcels
+                _Part(channel, piece, self._coder(channel, piece), parcel.add, fresh[channel].get(piece))
+                for channel, parcel in parcels
                 for piece in parcel.pieces
             )
             peers.setdefault(parts, []).append(peer)
@@ -144,8 +148,8 @@ class CodedExchange:
         recvs, arrivals = [], []
         for peer, parcels in _by_peer([step.recvs for step in steps]):
             parts = tuple(
-                _Part(lane, piece, self._coder(lane, piece), parcel.add)
-                for lane, parcel in parcels
+                _Part(channel, piece, self._coder(channel, piece), parcel.add)
+                for channel, parcel in parcels
                 for piece in parcel.pieces
             )
             most = max_nbytes([part.max_nbytes for part in parts])
@@ -154,18 +158,18 @@ class CodedExchange:
             arrivals.append(parts)
         return _Round(tuple(messages), tuple(recvs), tuple(arrivals))
 
-    def _coder(self, lane: int, piece: Piece) -> Codec:
-        return _EXACT if piece.exact else self.lanes[lane].codec
+    def _coder(self, channel: int, piece: Piece) -> Codec:
+        return _EXACT if piece.exact else self.channels[channel].codec
 
     def run(self, step: int = 0) -> Timings:
-        """Sum the lanes' buffers over all ranks; draws of stochastic codecs differ by step, rank and round."""
+        """Sum the channels' buffers over all ranks; draws of stochastic codecs differ by step, rank and round."""
         return finish(self.steps(step))
 
     def steps(self, step: int = 0) -> Steps:
         """As `run`, pausing whenever there is nothing to do but wait."""
         timings, transport = Timings(), self.transport
-        for lane in self.lanes:
-            lane.pay_owed()
+        for channel in self.channels:
+            channel.pay_owed()
         self._payloads.clear()
         call = transport.begin("all_reduce", self.algorithm, self.numel, "float32", self.detail, len(self.rounds))
         for number, round_ in enumerate(self.rounds):
@@ -173,8 +177,8 @@ class CodedExchange:
                 yield from self._run_round(number, round_, step, timings, call)
         transport.end()
         if self.divisor != 1:
-            for lane in self.lanes:
-                lane.buffer.div_(self.divisor)
+            for channel in self.channels:
+                channel.buffer.div_(self.divisor)
         return timings
 
     def _run_round(
@@ -224,7 +228,7 @@ class CodedExchange:
         writer = message.writer
         writer.begin()
         for part in message.parts:
-            key = (part.lane, part.piece)
+            key = (part.channel, part.piece)
             if part.encoding is not None and key not in encoded:
                 self._payloads[key] = self._encode(part, part.encoding, number, draws, writer.room())
                 encoded.add(key)
@@ -232,15 +236,15 @@ class CodedExchange:
         return writer.finish()
 
     def _encode(self, part: _Part, encoding: Encoding, number: int, draws: int, room: Tensor) -> Tensor | None:
-        lane, piece, coder = self.lanes[part.lane], part.piece, part.coder
-        values = lane.buffer[piece.start : piece.stop]
+        channel, piece, coder = self.channels[part.channel], part.piece, part.coder
+        values = channel.buffer[piece.start : piece.stop]
         draws += encoding.stream
         try:
-            if lane.feedback is None or piece.exact:
+            if channel.feedback is None or piece.exact:
                 payload = coder.encode(values, step=draws, out=room)
             else:
                 site = (number, piece.start, piece.stop)
-                payload = lane.feedback.encode(coder, values, site, step=draws, out=room, copies=encoding.copies)
+                payload = channel.feedback.encode(coder, values, site, step=draws, out=room, copies=encoding.copies)
         except NonFiniteError:
             if encoding.adopt:
                 values.fill_(float("nan"))
@@ -255,9 +259,9 @@ class CodedExchange:
             payloads, nbytes = unpack(data, len(parts))
             for part, payload in zip(parts, payloads, strict=True):
                 piece = part.piece
-                values = self.lanes[part.lane].buffer[piece.start : piece.stop]
-                if part.lane in self.whole:
-                    self._gathered[part.lane][incoming.peer] = payload
+                values = self.channels[part.channel].buffer[piece.start : piece.stop]
+                if part.channel in self.whole:
+                    self._gathered[part.channel][incoming.peer] = payload
                 elif payload is None:
                     values.fill_(float("nan"))
                 elif part.add:
@@ -265,26 +269,26 @@ class CodedExchange:
                 else:
                     part.coder.decode(payload, values.numel(), out=values)
                 if not part.add:
-                    self._payloads[part.lane, piece] = self._kept(incoming, payload, data, number)
+                    self._payloads[part.channel, piece] = self._kept(incoming, payload, data, number)
         except PayloadError as error:
             where = self.transport.where(number)
             raise PayloadError(f"{where}: peer {incoming.peer} sent a bad payload: {error}") from error
         self.transport.counters.count_received(incoming.peer, nbytes)
 
     def _add_whole(self) -> None:
-        """Sum what everyone sent of the whole lanes, in order of rank: the same bits everywhere."""
+        """Sum what everyone sent of the whole channels, in order of rank: the same bits everywhere."""
         for index in self.whole:
-            lane, parts = self.lanes[index], self._gathered[index]
-            parts[self.transport.rank] = self._payloads[index, Piece(0, lane.buffer.numel(), True)]
+            channel, parts = self.channels[index], self._gathered[index]
+            parts[self.transport.rank] = self._payloads[index, Piece(0, channel.buffer.numel(), True)]
             for rank in range(self.transport.world_size):
                 payload = parts[rank]
                 try:
                     if payload is None:
-                        lane.buffer.fill_(float("nan"))
+                        channel.buffer.fill_(float("nan"))
                     elif rank == 0:
-                        _EXACT.decode(payload, lane.buffer.numel(), out=lane.buffer)
+                        _EXACT.decode(payload, channel.buffer.numel(), out=channel.buffer)
                     else:
-                        _EXACT.decode_add(payload, lane.buffer)
+                        _EXACT.decode_add(payload, channel.buffer)
                 except PayloadError as error:
                     where = self.transport.where(0)
                     raise PayloadError(f"{where}: peer {rank} sent a bad payload: {error}") from error
@@ -296,7 +300,7 @@ class CodedExchange:
 
 
 def _to_all(numel: int, rank: int, world_size: int) -> dict[int, CodedStep]:
-    """A lane that is sent whole to everyone in the first round."""
+    """A channel that is sent whole to everyone in the first round."""
     piece = Piece(0, numel, True)
     others = [(rank + hop) % world_size for hop in range(1, world_size)]
     parcels = tuple(Parcel(peer, (piece,), True) for peer in others)
@@ -304,11 +308,11 @@ def _to_all(numel: int, rank: int, world_size: int) -> dict[int, CodedStep]:
 
 
 def _by_peer(parcels: Iterable[tuple[Parcel, ...]]) -> list[tuple[int, list[tuple[int, Parcel]]]]:
-    """The parcels of all lanes that go to, or come from, each peer: the k-th of every lane in one message."""
+    """The parcels of all channels that go to, or come from, each peer: the k-th of every channel in one message."""
     groups: dict[tuple[int, int], list[tuple[int, Parcel]]] = {}
-    for lane, row in enumerate(parcels):
+    for channel, row in enumerate(parcels):
         seen: dict[int, int] = {}
         for parcel in row:
             turn = seen[parcel.peer] = seen.get(parcel.peer, -1) + 1
-            groups.setdefault((turn, parcel.peer), []).append((lane, parcel))
+            groups.setdefault((turn, parcel.peer), []).append((channel, parcel))
     return [(peer, parts) for (_, peer), parts in groups.items()]

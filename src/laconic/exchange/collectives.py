@@ -17,9 +17,9 @@ from laconic.codecs import Codec
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange import auto
 from laconic.exchange.auto import GUESS, cheapest_form
+from laconic.exchange.channel import Channel
 from laconic.exchange.coded import run_coded
 from laconic.exchange.gather import run_gather
-from laconic.exchange.lane import Lane
 from laconic.exchange.policy import flat_codec
 from laconic.schedules import registry
 from laconic.schedules.schedule import bounds
@@ -93,18 +93,18 @@ def _all_reduce_coded(tensor: Tensor, op: str, codec: Codec, algorithm: str, wor
     if op not in ("sum", "mean") or not tensor.is_floating_point():
         raise BadInput(f"a codec serves sum and mean of floating tensors, not {op} of {tensor.dtype}")
     flat = _flat(tensor, op, world)
-    lane = Lane(flat if flat.dtype == torch.float32 else flat.float(), codec)
+    channel = Channel(flat if flat.dtype == torch.float32 else flat.float(), codec)
     if world.world_size > 1:
         link = world.profile.link if world.profile is not None else GUESS
-        name = cheapest_form([lane], world.world_size, link) if algorithm == "auto" else algorithm
+        name = cheapest_form([channel], world.world_size, link) if algorithm == "auto" else algorithm
         if name == "gather":
-            run_gather([lane], world.transport)
+            run_gather([channel], world.transport)
         else:
-            run_coded([lane], world.transport, algorithm=name)
+            run_coded([channel], world.transport, algorithm=name)
         if op == "mean":
-            lane.buffer.div_(world.world_size)
-    if lane.buffer is not flat:
-        flat.copy_(lane.buffer)
+            channel.buffer.div_(world.world_size)
+    if channel.buffer is not flat:
+        flat.copy_(channel.buffer)
     return _restore(tensor, flat)
 
 

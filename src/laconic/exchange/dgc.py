@@ -145,7 +145,7 @@ class MomentumCorrection:
         return wanted and isinstance(_selecting(codec), Sparse) and mode_for(codec) != "off"
 
     def feedback(self, codec: Codec, numel: int, mode: Mode, entries: Sequence[Entry]) -> Feedback:
-        """The feedback of a lane of these parameters; a masking one where the codec is a selector."""
+        """The feedback of a channel of these parameters; a masking one where the codec is a selector."""
         return MaskingFeedback(numel, mode, self, entries) if self.masks(codec) else Feedback(numel, mode)
 
     def mask(self, entries: Sequence[Entry], indices: Array) -> None:
@@ -170,10 +170,10 @@ class MaskingFeedback(Feedback):
     """Feedback that also stops the momentum of what it sent: momentum factor masking.
 
     Args:
-        numel: the lane's length.
+        numel: the channel's length.
         mode: as for Feedback.
         correction: where the velocities are.
-        entries: the lane's parameters, in order.
+        entries: the channel's parameters, in order.
     """
 
     def __init__(self, numel: int, mode: Mode, correction: MomentumCorrection, entries: Sequence[Entry]) -> None:

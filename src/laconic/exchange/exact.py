@@ -13,9 +13,9 @@ from torch import Tensor
 
 from laconic.codecs import codec
 from laconic.exchange.auto import GUESS, cheapest_form
+from laconic.exchange.channel import Channel, Timings
 from laconic.exchange.coded import CodedExchange
 from laconic.exchange.gather import GatherExchange
-from laconic.exchange.lane import Lane, Timings
 from laconic.schedules.link import Link
 from laconic.transports.base import Transport
 
@@ -51,16 +51,16 @@ class ExactSum:
     """Sums float32 vectors over all ranks; keeps plan and memory while length and way stay the same."""
 
     def __init__(self) -> None:
-        self._lane = Lane(torch.empty(0), codec("none"))
+        self._channel = Channel(torch.empty(0), codec("none"))
         self._key: object = None
         self._exchange: CodedExchange | GatherExchange | None = None
 
     def run(self, values: Tensor, route: Route) -> tuple[Timings, str]:
         """Sum `values` in place, the same bits on every rank; returns where the time went, and the algorithm."""
-        self._lane.buffer = values
+        self._channel.buffer = values
         name = route.algorithm
         if name == "auto":
-            name = cheapest_form([self._lane], route.transport.world_size, route.link or GUESS)
+            name = cheapest_form([self._channel], route.transport.world_size, route.link or GUESS)
         key = (values.numel(), id(route.transport), name, route.hosts)
         if self._exchange is None or self._key != key:
             self._key, self._exchange = key, self._planned(name, route)
@@ -68,8 +68,8 @@ class ExactSum:
 
     def _planned(self, algorithm: str, route: Route) -> CodedExchange | GatherExchange:
         if algorithm == "gather":
-            return GatherExchange([self._lane], route.transport)
-        return CodedExchange([self._lane], route.transport, algorithm=algorithm, hosts=route.hosts)
+            return GatherExchange([self._channel], route.transport)
+        return CodedExchange([self._channel], route.transport, algorithm=algorithm, hosts=route.hosts)
 
 
 def plus(one: Timings, other: Timings) -> Timings:

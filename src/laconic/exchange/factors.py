@@ -24,8 +24,8 @@ from laconic.codecs.factors import Factors
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.auto import GUESS
 from laconic.exchange.bucket import Entry
+from laconic.exchange.channel import Timings
 from laconic.exchange.exact import ExactSum, LayerForm, Route, plus, wire_nbytes
-from laconic.exchange.lane import Timings
 from laconic.exchange.linear_watch import Linear, LinearWatch
 from laconic.exchange.message import Writer, max_nbytes, unpack
 from laconic.schedules.link import Link

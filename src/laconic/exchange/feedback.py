@@ -1,7 +1,7 @@
 """Error feedback: what a codec left out this time is added next time.
 
-Callers: the compressed collectives, one `Feedback` per lane. A *site* is a place where something is encoded: a slice
-of the lane in one round of the schedule, so the second leg of an all-reduce has residuals as well as the first.
+Callers: the compressed collectives, one `Feedback` per channel. A *site* is a place where something is encoded: a slice
+of the channel in one round of the schedule, so the second leg of an all-reduce has residuals as well as the first.
 Invariant: sent + residual_after = input + residual_before, exactly as the codec's encode_feedback defines it.
 
 Source: Seide et al., 1-Bit Stochastic Gradient Descent, 2014; Karimireddy et al., Error Feedback Fixes SignSGD, 2019.

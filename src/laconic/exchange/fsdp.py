@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from laconic.codecs import Codec, codec
 from laconic.errors import BadInput
+from laconic.exchange.channel import Timings
 from laconic.exchange.collectives import world_of
 from laconic.exchange.feedback import Feedback, mode_for
-from laconic.exchange.lane import Timings
 from laconic.exchange.policy import CodecPlan, CodecSchedule, Exemptions, exemptions
 from laconic.exchange.record import BucketRecord
 from laconic.exchange.scatter import reduce_scatter_coded

@@ -14,44 +14,44 @@ from torch import Tensor
 
 from laconic.codecs.selector import Sparse
 from laconic.errors import NonFiniteError, PayloadError
-from laconic.exchange.lane import Lane, Steps, Timings, finish
+from laconic.exchange.channel import Channel, Steps, Timings, finish
 from laconic.exchange.message import Writer, max_nbytes, unpack
 from laconic.transports.base import Incoming, Outgoing, Transport
 
 
-def run_gather(lanes: Sequence[Lane], transport: Transport, *, step: int = 0) -> Timings:
-    """Sum every lane's buffer over all ranks, in place: one message of all lanes' payloads to every peer."""
-    return GatherExchange(lanes, transport).run(step)
+def run_gather(channels: Sequence[Channel], transport: Transport, *, step: int = 0) -> Timings:
+    """Sum every channel's buffer over all ranks, in place: one message of all channels' payloads to every peer."""
+    return GatherExchange(channels, transport).run(step)
 
 
 class GatherExchange:
-    """The plan and the memory of a gathering of these lanes, kept from step to step.
+    """The plan and the memory of a gathering of these channels, kept from step to step.
 
     Args:
-        lanes: what is summed; their buffers may be replaced by others of the same length before every `run`.
+        channels: what is summed; their buffers may be replaced by others of the same length before every `run`.
         divisor: what the sums are divided by, for means.
     """
 
     algorithm = "gather"
 
-    def __init__(self, lanes: Sequence[Lane], transport: Transport, divisor: int = 1) -> None:
+    def __init__(self, channels: Sequence[Channel], transport: Transport, divisor: int = 1) -> None:
         rank, size = transport.rank, transport.world_size
-        self.lanes = list(lanes)
+        self.channels = list(channels)
         self.transport = transport
         self.divisor = divisor
         self.others = [(rank + hop) % size for hop in range(1, size)]
-        sizes = [lane.codec.max_nbytes(lane.buffer.numel()) for lane in lanes]
+        sizes = [channel.codec.max_nbytes(channel.buffer.numel()) for channel in channels]
         self.writer = Writer(sizes)
         cpu, most = torch.device("cpu"), max_nbytes(sizes)
         self.recvs = [
             Incoming(peer, most, torch.uint8, cpu, into=torch.empty(most, dtype=torch.uint8), at_most=True)
             for peer in self.others
         ]
-        self.numel = sum(lane.buffer.numel() for lane in lanes)
-        self.detail = " and ".join(f"{lane.buffer.numel()} through {lane.codec}" for lane in lanes)
+        self.numel = sum(channel.buffer.numel() for channel in channels)
+        self.detail = " and ".join(f"{channel.buffer.numel()} through {channel.codec}" for channel in channels)
 
     def run(self, step: int = 0) -> Timings:
-        """Sum the lanes' buffers over all ranks; draws of stochastic codecs differ by step and rank."""
+        """Sum the channels' buffers over all ranks; draws of stochastic codecs differ by step and rank."""
         return finish(self.steps(step))
 
     def steps(self, step: int = 0) -> Steps:
@@ -76,9 +76,9 @@ class GatherExchange:
 
         for peer in range(size):  # in order of rank: the same bits everywhere
             self._take(peer, arrived[peer])
-        for lane in self.lanes:
-            if self.divisor != 1 and not isinstance(lane.codec, Sparse):
-                lane.buffer.div_(self.divisor)
+        for channel in self.channels:
+            if self.divisor != 1 and not isinstance(channel.codec, Sparse):
+                channel.buffer.div_(self.divisor)
         transport.counters.rounds += 1
         transport.end()
         timings.encode_s = encoded - begun
@@ -89,15 +89,15 @@ class GatherExchange:
 
     def _encode(self, draws: int) -> Tensor:
         self.writer.begin()
-        for lane in self.lanes:
+        for channel in self.channels:
             room = self.writer.room()
             try:
-                if lane.feedback is None:
-                    payload = lane.codec.encode(lane.buffer, step=draws, out=room)
+                if channel.feedback is None:
+                    payload = channel.codec.encode(channel.buffer, step=draws, out=room)
                 else:
-                    lane.pay_owed()
-                    site = (0, 0, lane.buffer.numel())
-                    payload = lane.feedback.encode(lane.codec, lane.buffer, site, step=draws, out=room)
+                    channel.pay_owed()
+                    site = (0, 0, channel.buffer.numel())
+                    payload = channel.feedback.encode(channel.codec, channel.buffer, site, step=draws, out=room)
                 self.writer.add(payload)
             except NonFiniteError:
                 self.writer.add(None)
@@ -106,16 +106,16 @@ class GatherExchange:
     def _take(self, peer: int, message: Tensor) -> None:
         """Add one rank's payloads; the first rank's replace what the buffers held."""
         try:
-            payloads, nbytes = unpack(message, len(self.lanes))
-            for lane, payload in zip(self.lanes, payloads, strict=True):
+            payloads, nbytes = unpack(message, len(self.channels))
+            for channel, payload in zip(self.channels, payloads, strict=True):
                 if payload is None:
-                    lane.buffer.fill_(float("nan"))
-                elif isinstance(lane.codec, Sparse):
-                    self._add_sparse(lane.codec, payload, lane.buffer, first=peer == 0)
+                    channel.buffer.fill_(float("nan"))
+                elif isinstance(channel.codec, Sparse):
+                    self._add_sparse(channel.codec, payload, channel.buffer, first=peer == 0)
                 elif peer == 0:
-                    lane.codec.decode(payload, lane.buffer.numel(), out=lane.buffer)
+                    channel.codec.decode(payload, channel.buffer.numel(), out=channel.buffer)
                 else:
-                    lane.codec.decode_add(payload, lane.buffer)
+                    channel.codec.decode_add(payload, channel.buffer)
         except PayloadError as error:
             raise PayloadError(f"{self.transport.where(0)}: peer {peer} sent a bad payload: {error}") from error
         if peer != self.transport.rank:

@@ -28,8 +28,8 @@ from laconic.codecs import Codec
 from laconic.codecs.powersgd import PowerSGD
 from laconic.errors import BadInput
 from laconic.exchange.bucket import Entry
+from laconic.exchange.channel import Timings
 from laconic.exchange.exact import ExactSum, LayerForm, Route, plus, wire_nbytes
-from laconic.exchange.lane import Timings
 from laconic.schedules.link import Link
 from laconic.transports.base import Transport
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from laconic.codecs import Codec
 from laconic.errors import NonFiniteError, PayloadError
+from laconic.exchange.channel import Timings
 from laconic.exchange.feedback import Feedback
-from laconic.exchange.lane import Timings
 from laconic.exchange.message import Writer, max_nbytes, unpack
 from laconic.transports.base import Incoming, Outgoing, Transport
 

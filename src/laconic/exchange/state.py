@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from laconic.codecs import Codec
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.bucket import Bucket, Entry
+from laconic.exchange.channel import Timings
 from laconic.exchange.chooser import AutoCodec
 from laconic.exchange.dgc import DeepGradientCompression, correction_for, refuse_second_momentum
 from laconic.exchange.exact import LayerForm, wire_nbytes
 from laconic.exchange.forms import AnyBucket, Forms
-from laconic.exchange.lane import Timings
 from laconic.exchange.policy import CodecPlan, CodecSchedule, Exemptions, exemptions
 from laconic.exchange.record import BucketRecord
 from laconic.exchange.together import Together

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from laconic.exchange.auto import GUESS, cheapest_form
 from laconic.exchange.bucket import Bucket
+from laconic.exchange.channel import Channel, Timings
 from laconic.exchange.coded import CodedExchange
 from laconic.exchange.exact import wire_nbytes
 from laconic.exchange.gather import GatherExchange
-from laconic.exchange.lane import Lane, Timings
 from laconic.schedules.link import Link
 from laconic.schedules.registry import build
 from laconic.transports.base import Transport
@@ -50,25 +50,25 @@ class Together:
         if all(str(bucket.codec) == "none" for bucket in self.buckets) and algorithm in ("auto", "native"):
             return (yield from self._plain(buffers, transport))
         pairs = list(zip(self.buckets, buffers, strict=True))
-        lanes = [lane for bucket, buffer in pairs for lane in bucket.load(buffer)]
+        channels = [channel for bucket, buffer in pairs for channel in bucket.load(buffer)]
         if algorithm == "auto":
             must_gather = any(bucket.must_gather for bucket in self.buckets)
-            algorithm = "gather" if must_gather else cheapest_form(lanes, transport.world_size, link or GUESS)
-        timings = yield from self._planned(lanes, transport, algorithm, hosts).steps(step)
+            algorithm = "gather" if must_gather else cheapest_form(channels, transport.world_size, link or GUESS)
+        timings = yield from self._planned(channels, transport, algorithm, hosts).steps(step)
         for bucket, buffer in pairs:
             bucket.store(buffer)
         return timings, algorithm
 
     def _planned(
-        self, lanes: list[Lane], transport: Transport, algorithm: str, hosts: tuple[int, ...] | None
+        self, channels: list[Channel], transport: Transport, algorithm: str, hosts: tuple[int, ...] | None
     ) -> CodedExchange | GatherExchange:
-        key = (*map(id, lanes), id(transport), algorithm, hosts)
+        key = (*map(id, channels), id(transport), algorithm, hosts)
         if self._exchange is None or self._key != key:
             divisor = transport.world_size
             self._exchange = (
-                GatherExchange(lanes, transport, divisor)
+                GatherExchange(channels, transport, divisor)
                 if algorithm == "gather"
-                else CodedExchange(lanes, transport, algorithm=algorithm, hosts=hosts, divisor=divisor)
+                else CodedExchange(channels, transport, algorithm=algorithm, hosts=hosts, divisor=divisor)
             )
             self._key = key
         return self._exchange

@@ -1,6 +1,6 @@
-"""A lane: one float32 buffer on its way through a codec, and what is kept for it; and where an exchange's time went.
+"""A channel: one float32 buffer on its way through a codec, and what is kept for it; and where an exchange's time went.
 
-Callers: `coded.py`, `gather.py` and `bucket.py`. Several lanes (say, the weights through a codec and the biases
+Callers: `coded.py`, `gather.py` and `bucket.py`. Several channels (say, the weights through a codec and the biases
 exactly) share the messages of one run: small messages are what slow engines charge for.
 """
 
@@ -43,7 +43,7 @@ def finish(steps: Generator[None, None, T]) -> T:
 
 
 @dataclass
-class Lane:
+class Channel:
     """A float32 buffer, its codec, and its residuals; feedback None feeds nothing back."""
 
     buffer: Tensor
