@@ -325,6 +325,16 @@ def test_codec_says_what_a_user_must_know(spec):
 
 
 @every_codec
+def test_exact_means_that_the_payload_is_the_values_themselves(spec):
+    """An exact codec may be left out by whoever sends: its body is x, bit for bit, and no other codec's is."""
+    codec = codecs.codec(spec)
+    x = values("mixed", 4097, 3)
+    body = codec.encode(x).clone()[16:]
+    assert codec.exact is (str(codec) == "none")
+    assert codec.exact is same_bits(body, x.view(torch.uint8))
+
+
+@every_codec
 def test_stochastic_means_what_it_says(spec):
     """A stochastic codec's payload changes with the step; a deterministic one's does not."""
     codec = codecs.codec(spec)

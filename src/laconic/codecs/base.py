@@ -36,6 +36,7 @@ class Codec(ABC):
     unbiased: ClassVar[bool] = False  # E[decode(encode(x))] = x over the random step
     stochastic: ClassVar[bool] = False  # the payload depends on (seed, step)
     coarse: ClassVar[bool] = False  # so coarse that to encode a sum of decoded values once more costs accuracy
+    exact: ClassVar[bool] = False  # the payload is float32 itself: whoever sends may leave the codec out
     fine: ClassVar[bool] = False  # so fine that feeding its error back is not worth the memory; carries NaN through
     source: ClassVar[str] = ""  # the paper
     summary: ClassVar[str] = ""  # one line for `laconic codecs`

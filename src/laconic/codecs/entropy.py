@@ -79,7 +79,7 @@ class Entropy(Codec):
     @property
     def wire_name(self) -> str:
         """The name that the header's codec id is made of."""
-        return "entropy" if self.coded.name == "none" else f"{_wire_name(self.coded)}+entropy"
+        return "entropy" if self.coded.exact else f"{_wire_name(self.coded)}+entropy"
 
     def max_nbytes(self, numel: int) -> int:
         return self.coded.max_nbytes(numel) + huffman.PREFIX_NBYTES

@@ -28,6 +28,7 @@ class NoneCodec(Cast):
 
     dtype: ClassVar[torch.dtype] = torch.float32
     unbiased: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
     source: ClassVar[str] = "IEEE 754-2008, binary32"
     summary: ClassVar[str] = "float32 unchanged"
 

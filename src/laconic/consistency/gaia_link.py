@@ -71,15 +71,15 @@ class Link:
             return [Message(Kind.PUSH, self.site, 0, clock=clock)]
         values = self.filter.accumulated[chosen]
         payload = codec.encode(values, step=clock)
-        told = values if codec.name == "none" else codec.decode(payload, values.numel())
-        if codec.name != "none" and mode_for(codec) == "off":  # the noise of unbiased codecs averages out by itself
+        told = values if codec.exact else codec.decode(payload, values.numel())
+        if not codec.exact and mode_for(codec) == "off":  # the noise of unbiased codecs averages out by itself
             self.noise = torch.zeros(self.numel) if self.noise is None else self.noise
             self.noise[chosen] += told - values
             told = values
         self.filter.take(chosen, told)
         self.told += chosen.numel()
         self.under_way = True
-        text = {"count": chosen.numel(), **({"codec": str(codec)} if codec.name != "none" else {})}
+        text = {"count": chosen.numel(), **({"codec": str(codec)} if not codec.exact else {})}
         section = _packed(chosen, self.numel)
         if not self.held_back:
             return [_message(Kind.PUSH, self.site, clock, text, torch.cat([section, payload]))]

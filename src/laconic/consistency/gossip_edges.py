@@ -38,7 +38,7 @@ class Edges:
         Args:
             draws: makes the draws of stochastic codecs differ by worker and step.
         """
-        if coder.name == "none":
+        if coder.exact:
             return pack([x.view(torch.uint8)]), x
         known = self.told.setdefault(key, self.start.clone())
         try:
@@ -55,7 +55,7 @@ class Edges:
             PayloadError: the message is not one of `tell`.
         """
         (payload,), _ = unpack(message, 1)
-        if coder.name == "none" and payload is not None:
+        if coder.exact and payload is not None:
             return payload.view(torch.float32)
         known = self.heard.setdefault(peer, self.start.clone())
         _add(known, payload, coder)
@@ -76,7 +76,7 @@ class Edges:
 
 def message_nbytes(coder: Codec, numel: int) -> int:
     """The most a message of `tell` can take."""
-    return max_nbytes([4 * numel if coder.name == "none" else coder.max_nbytes(numel)])
+    return max_nbytes([4 * numel if coder.exact else coder.max_nbytes(numel)])
 
 
 def _add(known: Tensor, payload: Tensor | None, coder: Codec) -> None:

@@ -137,7 +137,7 @@ class RobustAgreement(Agreement):
         """Every worker's gradient, one a row; NaN where there is none that can be read."""
         codec = self.schedule.at(self.step)
         self._pay_owed(buffer, codec)
-        if codec.name == "none":
+        if codec.exact:
             vectors = all_gather(buffer, algorithm="direct", group=self.world)
         else:
             mine, room = self._message(buffer, codec)

@@ -57,7 +57,7 @@ def train_elastic(
         raise BadInput("--elastic has its own exchange, by a coordinator: it takes no --algorithm")
     if codec == "auto":
         raise BadInput("--codec auto chooses for all-reduces, which --elastic does not use; name a codec")
-    way, coded = str(way_for(consistency, workers)), flat_codec(codec).name != "none"
+    way, coded = str(way_for(consistency, workers)), not flat_codec(codec).exact
     name = " ".join(["elastic workers", *([codec] if coded else []), *([way] if way != "sync" else [])])
     chosen_workload = changes.of(workload)
     with Workers(workers, link, hosts) as place:

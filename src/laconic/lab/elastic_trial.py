@@ -72,7 +72,7 @@ def _layers(chosen: Configuration, model: nn.Module, sent: float) -> list[Layer]
     factor = 2 * (chosen.workers - 1) / chosen.workers
     for name, parameter in model.named_parameters():
         numel, kind, nbytes = parameter.numel(), "none", 4.0 * parameter.numel()
-        if built.name != "none" and not exempt.covers(name, parameter):
+        if not built.exact and not exempt.covers(name, parameter):
             whole = max(1 << 16, numel)  # a header is shared by all layers of a message
             kind, nbytes = chosen.codec, built.max_nbytes(whole) / whole * numel
         rows.append(Layer(name, list(parameter.shape), numel, kind, 4.0 * numel * factor, nbytes))

@@ -317,8 +317,8 @@ def elastic(
     if codec == "auto":
         raise BadInput("codec 'auto' chooses for all-reduces, which elastic does not use; name a codec")
     way, built = way_for(consistency, workers), flat_codec(codec)
-    terms = ("" if way == Sync() else f", by {way}") + ("" if built.name == "none" else f", through {built}")
-    exempt = None if built.name == "none" else Exemptions()
+    terms = ("" if way == Sync() else f", by {way}") + ("" if built.exact else f", through {built}")
+    exempt = None if built.exact else Exemptions()
     ledger = SampleLedger(dataset_size, batch, seed)
     replica = Replica(model, optimizer, ledger, scheduler, exempt=exempt, terms=terms)
     options = {"drop_slowest": drop_slowest, "workers": workers, "silence_s": silence_s}

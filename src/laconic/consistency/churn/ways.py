@@ -56,7 +56,7 @@ def way_for(consistency: str | Mode, workers: int | None = None) -> Way:
 
 def parts_of(way: Way, codec: Codec, replica: Replica) -> tuple[Work, Wire]:
     """What a worker does between two agreements, and how what it offers travels."""
-    exact = codec.name == "none"
+    exact = codec.exact
     work: Work = Gradients(replica)
     if isinstance(way, Local | BlockMomentum):
         work = Blocks(replica, way, relative=not exact)
