@@ -29,7 +29,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from laconic.consistency.rules import RULES, Array, aggregate
+from laconic.consistency.robust.rules import RULES, Array, aggregate
 from laconic.lab.codec_bench import environment
 from laconic.workloads.data import load
 

@@ -24,7 +24,7 @@ from laconic.lab.progress import say
 from laconic.lab.record import Record
 from laconic.workloads import Changes
 
-MODES = "sync,stale(4),async,elastic,gossip,local(8),hogwild"
+MODES = "sync,stale(4),async,easgd,gossip,local(8),hogwild"
 OUTPUT = Path(__file__).parent / "results" / "consistency.json"
 KEPT = (
     "configuration", "seed", "test_accuracy", "seconds_total", "seconds_to_target", "step_seconds_median",

@@ -22,9 +22,9 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.consistency.block_momentum import BlockMomentum
 from laconic.consistency.churn.ways import way_for
-from laconic.consistency.robust import Robust
+from laconic.consistency.modes.block_momentum import BlockMomentum
+from laconic.consistency.modes.robust import Robust
 
 SAMPLES, BATCH = 2048, 32
 LONGEST_GAP_S = 5.0

@@ -24,7 +24,7 @@ from laconic.workloads.data import load
 
 SPECS = [*(spec for name in names() for spec in get(name).examples), "stale(0)", "stale(0, central=false)"]
 EXACT = {
-    "sync", "local(8)", "once", "block_momentum(8)", "elastic(period=4, momentum=0.3)", "gossip", "gossip(exponential)",
+    "sync", "local(8)", "once", "block_momentum(8)", "easgd(period=4, momentum=0.3)", "gossip", "gossip(exponential)",
     "robust(median)", "robust(multi_krum)", "ensemble", "treenet(1)", "natural(8)", "stale(0, central=false)",
 }  # fmt: skip
 CODECS = ("none", "topk(0.1)")

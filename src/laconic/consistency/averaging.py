@@ -1,6 +1,6 @@
 """What the modes share whose workers own their weights: the mean of a vector through any codec, and how it is charged.
 
-Callers: local, once, block_momentum, elastic, gossip, hogwild. Invariant: what `Averager.mean` leaves is the same bits
+Callers: local, once, block_momentum, easgd, gossip, hogwild. Invariant: what `Averager.mean` leaves is the same bits
 on every worker. With one worker there is nobody to agree with: every mode is then the plain optimiser.
 """
 

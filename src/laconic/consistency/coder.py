@@ -1,6 +1,6 @@
 """Parts of a vector on their way through a codec, with error feedback: what a worker keeps of what it has sent.
 
-Callers: `server_client.py` (a part for each shard), `stale_peers.py` (one part).
+Callers: `servers/client.py` (a part for each shard), `stale_peers.py` (one part).
 """
 
 from __future__ import annotations

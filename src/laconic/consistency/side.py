@@ -1,6 +1,6 @@
 """A ZeroMQ mesh beside any world: for modes whose workers speak when they like, and for servers of their own.
 
-Callers: the asynchronous, elastic and server modes. gloo and MPI abort or hang where peers come and go, so whatever is
+Callers: the asynchronous and server modes. gloo and MPI abort or hang where peers come and go, so whatever is
 not a collective runs here. The world introduces the workers to each other and carries the mesh's key, so nothing has to
 be configured: traffic beyond loopback is encrypted.
 """

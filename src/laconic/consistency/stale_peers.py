@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from laconic.codecs import codec as codec_of
 from laconic.consistency.averaging import OwnWeights
-from laconic.consistency.clocks import Clocks, check_read
 from laconic.consistency.coder import Coder
-from laconic.consistency.server_wire import Kind, Message, raw, settings, unpack, weights_in
+from laconic.consistency.servers.clocks import Clocks, check_read
+from laconic.consistency.servers.wire import Kind, Message, raw, settings, unpack, weights_in
 from laconic.consistency.side import open_mesh
 from laconic.errors import CollectiveTimeout, PayloadError, PeerLost
 from laconic.exchange.policy import CodecPlan

@@ -22,7 +22,7 @@ from laconic.codecs import names as codec_names
 from laconic.consistency import Agreement
 from laconic.consistency import build as consistency_mode
 from laconic.consistency.distribute import distribute, mode_of
-from laconic.consistency.sync import SyncAgreement
+from laconic.consistency.modes.sync import SyncAgreement
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.state import CompressionState
 from laconic.lab.record import Configuration, Layer

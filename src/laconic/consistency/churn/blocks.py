@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.consistency.block_momentum import BlockMomentum
 from laconic.consistency.churn.replica import Replica
-from laconic.consistency.local import Local
+from laconic.consistency.modes.block_momentum import BlockMomentum
+from laconic.consistency.modes.local import Local
 
 
 class Blocks:

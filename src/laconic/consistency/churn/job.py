@@ -28,7 +28,7 @@ from laconic.consistency.churn.samples import SampleLedger
 from laconic.consistency.churn.ways import parts_of, way_for
 from laconic.consistency.churn.wire import Wire
 from laconic.consistency.churn.work import Work
-from laconic.consistency.sync import Sync
+from laconic.consistency.modes.sync import Sync
 from laconic.errors import BadInput
 from laconic.exchange.policy import Exemptions, flat_codec
 

@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec
-from laconic.consistency import rules
 from laconic.consistency.base import Mode, build
-from laconic.consistency.block_momentum import BlockMomentum
 from laconic.consistency.churn.blocks import Blocks
 from laconic.consistency.churn.coded import Coded
 from laconic.consistency.churn.mean import weighted_mean
 from laconic.consistency.churn.replica import Replica
 from laconic.consistency.churn.wire import Exact, Rule, Wire
 from laconic.consistency.churn.work import Gradients, Work
-from laconic.consistency.local import Local
-from laconic.consistency.robust import Robust
-from laconic.consistency.sync import Sync
+from laconic.consistency.modes.block_momentum import BlockMomentum
+from laconic.consistency.modes.local import Local
+from laconic.consistency.modes.robust import Robust
+from laconic.consistency.modes.sync import Sync
+from laconic.consistency.robust import rules
 from laconic.errors import BadInput
 
 Way = Sync | Robust | Local | BlockMomentum
-OWN = "async, stale, and elastic and gossip with asynchronous=true, outlive the loss of a worker by themselves"
+OWN = "async, stale, and easgd and gossip with asynchronous=true, outlive the loss of a worker by themselves"
 
 
 def way_for(consistency: str | Mode, workers: int | None = None) -> Way:

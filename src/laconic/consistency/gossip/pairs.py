@@ -1,0 +1,226 @@
+"""Asynchronous gossip: workers average in pairs, each in its own time, and nobody waits for a slow one.
+
+Caller: `gossip(asynchronous=true)`. A worker's thread owns a mesh beside the world. After a step it asks one
+acquaintance, which answers at once with where it was and moves by ½γ(x̂ᵢ − x̂ⱼ); with the answer the asker moves by as
+much the other way. So the sum over all workers never changes, whatever happened to both meanwhile. A thread never waits
+for an answer: it goes on answering others, so no circle of askers can lock up.
+
+The thread works on a published copy of the weights; what it adds up reaches the model between steps, so a gradient is
+always that of one set of weights.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from laconic.codecs import Codec
+from laconic.consistency.averaging import OwnWeights
+from laconic.consistency.gossip.edges import Edges, trust
+from laconic.consistency.gossip.graphs import acquaintances
+from laconic.consistency.side import open_mesh
+from laconic.errors import CollectiveTimeout, PeerLost
+from laconic.exchange.collectives import barrier
+from laconic.exchange.policy import flat_codec
+from laconic.transports.world import World
+from laconic.transports.zeromq import ZmqTransport
+
+ASK, ANSWER = 1, 2
+
+
+class PairsAgreement(OwnWeights):
+    """Asynchronous gossip at work: `Gossip` says what it does.
+
+    A checkpoint holds no copies of what neighbours know: after a restart they begin anew, alike at both ends.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        world: World,
+        plan: str | Codec,
+        graph: str,
+        gamma: float | None,
+        seed: int,
+    ) -> None:
+        coder = flat_codec(plan)
+        super().__init__(model, optimizer, world)
+        gamma = trust(coder) if gamma is None else gamma
+        friends = acquaintances(graph, world.world_size, world.rank)
+        draw = np.random.Generator(np.random.Philox(key=[seed, world.rank]))
+        self.pairs: _Pairs | None = None
+        if not self.alone:
+            self.pairs = _Pairs(open_mesh(world), self.weights.values, coder, gamma, friends, draw)
+
+    def sent_nbytes(self) -> int:
+        return super().sent_nbytes() + (self.pairs.sent_nbytes if self.pairs else 0)
+
+    def before_step(self) -> None:
+        self._met = 0
+        if self.pairs is not None:
+            with self.agreeing():
+                self._met = self.pairs.merge(self.weights.values)
+
+    def after_step(self) -> None:
+        if self.pairs is not None:
+            with self.agreeing():
+                self.pairs.merge(self.weights.values)
+                self.pairs.wants = True
+        self.settle(staleness=self._met)
+
+    def finish(self) -> None:
+        """The exact mean of all workers' weights and buffers, once all have come to the end."""
+        if self.pairs is None:
+            return
+        with self.agreeing():
+            begun = time.perf_counter()
+            self.pairs.merge(self.weights.values)  # whoever came here without a step can be asked now
+            self.pairs.rest(self.world.transport.timeout_s)
+            barrier(group=self.world)  # from here on nobody asks
+            self.waited(time.perf_counter() - begun)
+            self.pairs.merge(self.weights.values)
+        self.average_all()
+        self.pairs.merge(self.weights.values)
+
+    def close(self) -> None:
+        if self.pairs is not None:
+            self.pairs.close()
+            self.pairs = None
+        super().close()
+
+
+class _Pairs:
+    """The thread that asks and answers.
+
+    Attributes:
+        wants: the next acquaintance is to be asked.
+        sent_nbytes: payload bytes sent so far.
+    """
+
+    def __init__(
+        self,
+        mesh: ZmqTransport,
+        values: Tensor,
+        coder: Codec,
+        gamma: float,
+        friends: list[int],
+        draw: np.random.Generator,
+    ) -> None:
+        self.mesh, self.coder, self.pull = mesh, coder, 0.5 * gamma
+        self.friends, self.draw = friends, draw
+        self.edges = Edges(values)
+        self.wants = False
+        self.sent_nbytes = 0
+        self._published = values.clone()  # where the model was at its last step
+        self._known = False
+        self._gained = torch.zeros_like(values)  # what pairs have added since
+        self._met = 0
+        self._draws = mesh.rank
+        self._asked: tuple[int, Tensor] | None = None  # whom, and what it was told
+        self._failure: Exception | None = None
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="laconic-gossip", daemon=True)
+        self._thread.start()
+
+    def merge(self, values: Tensor) -> int:
+        """Put what pairs have added into the model and publish it; returns how many pairs these were.
+
+        Raises:
+            Exception: what the thread met.
+        """
+        if self._failure is not None:
+            raise self._failure
+        with self._lock:
+            values.add_(self._gained)
+            self._gained.zero_()
+            self._published.copy_(values)
+            self._known = True
+            met, self._met = self._met, 0
+        return met
+
+    def rest(self, timeout_s: float) -> None:
+        """Wait until the last question is asked and answered."""
+        deadline = time.monotonic() + timeout_s
+        while (self.wants or self._asked is not None) and self._failure is None:
+            if time.monotonic() > deadline:
+                peer = None if self._asked is None else self._asked[0]
+                text = f"{self.mesh.where()} gossip: no answer from rank {peer} in {timeout_s:g} s"
+                raise CollectiveTimeout(text, rank=self.mesh.rank, peer=peer)
+            time.sleep(0.001)
+
+    def close(self) -> None:
+        """End the thread and the mesh."""
+        self._stop.set()
+        self._thread.join()
+        self.mesh.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                if self._asked is not None and self._asked[0] not in self.mesh.peers:
+                    self._asked = None  # it died; what it was told is lost with it
+                if self.wants and self._asked is None:
+                    self._ask()
+                self._serve()
+        except Exception as error:  # raised in the next step
+            self._failure = error
+
+    def _serve(self) -> None:
+        """Take in one message, waiting a tick at most, and answer it.
+
+        Questions wait until the model is known: a checkpoint may have changed it since it was installed.
+        """
+        if not self._known:
+            self._stop.wait(0.001)
+            return
+        try:
+            peer, tag, message = self.mesh.recv_any(timeout_s=1e-4)
+        except CollectiveTimeout:
+            return
+        except PeerLost:  # all have left
+            self._stop.wait(0.01)
+            return
+        known = self.edges.hear(peer, message, self.coder)
+        if tag == ASK:
+            with self._lock:
+                answer, mine = self._tell(peer)
+                self._gain(known, mine)
+            self._send(peer, answer, ANSWER)
+        elif self._asked is not None and self._asked[0] == peer:
+            with self._lock:
+                self._gain(known, self._asked[1])
+            self._asked = None
+
+    def _ask(self) -> None:
+        present = [friend for friend in self.friends if friend in self.mesh.peers]
+        if present:
+            peer = present[int(self.draw.integers(len(present)))]
+            with self._lock:
+                message, mine = self._tell(peer)
+            self._asked = (peer, mine)
+            self._send(peer, message, ASK)
+        self.wants = False
+
+    def _tell(self, peer: int) -> tuple[Tensor, Tensor]:
+        """The message that tells a peer where this worker is now, and a copy of what it then knows."""
+        self._draws += self.mesh.world_size
+        message, mine = self.edges.tell(peer, self._published + self._gained, self.coder, self._draws)
+        return message, mine.clone()
+
+    def _gain(self, theirs: Tensor, mine: Tensor) -> None:
+        """Move towards the other by what it moves, or has moved, towards us."""
+        self._gained.add_(theirs, alpha=self.pull).sub_(mine, alpha=self.pull)
+        self._met += 1
+
+    def _send(self, peer: int, message: Tensor, tag: int) -> None:
+        try:
+            self.mesh.send_to(peer, message, tag)
+            self.sent_nbytes += message.nbytes
+        except PeerLost:  # found out by the next look at the peers
+            return

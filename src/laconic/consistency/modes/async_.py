@@ -1,0 +1,220 @@
+"""Asynchronous training on parameter servers: nobody waits for anybody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from laconic.consistency.base import Mode, register
+from laconic.consistency.coder import refuse_options
+from laconic.consistency.servers.served import ServedAgreement
+from laconic.consistency.sites import Site, site_numbers
+from laconic.errors import BadInput
+from laconic.exchange.policy import CodecPlan
+from laconic.transports.world import World
+
+UNANSWERED = 4  # pushes a worker may have under way before it waits for one
+
+
+@register("async")
+@dataclass(frozen=True)
+class Async(Mode):
+    """Workers push gradients to servers and pull weights, each in its own time (Downpour).
+
+    The flat weights w are sharded over the servers; server k holds wₖ and runs the user's optimiser on it. A worker
+    sums its gradients over `push` steps to g and sends each server its part; the server takes one step,
+    wₖ ← step(wₖ, gₖ) with learning rate η / (1 + τ), where τ counts the updates that wₖ has had since this worker
+    pulled it (without `staleness_aware`, η). Every `pull` steps the worker takes over w; in between it goes on by its
+    own inner optimiser. Options that a scheduler changes travel with the push.
+
+    Cost: n values up every `push` steps, through the codec with error feedback, and n float32 down every `pull` steps,
+    from P servers; with `replicas` what is pushed is sent once more for each. A step's record has the largest τ of any
+    shard.
+
+    Args:
+        push: steps between two pushes.
+        pull: steps between two pulls.
+        servers: the last so many ranks serve and do not train; none: every rank serves a part beside its training.
+        staleness_aware: divide the learning rate by 1 + τ. P workers in turn have τ = P − 1, and so make together a
+            step of η, as synchronous training does; without it one of P·η, for which the rate must be chosen.
+        hierarchical: workers of a site (see `sites`) average their gradients, and its first rank alone speaks to the
+            servers: Rudra's tree of two levels.
+        replicas: copies of each shard on further servers; an update is answered only when they have it.
+
+    Options of `distribute`:
+        sites: for `hierarchical`: the site of each rank, or how many sites of neighbouring ranks (2).
+
+    Raises:
+        BadInput: a value out of range, or a combination that there is not.
+
+    >>> str(Async(push=2, replicas=1))
+    'async(2, replicas=1)'
+
+    Source: Dean et al., Large Scale Distributed Deep Networks, NeurIPS 2012, §4.1; Zhang et al., Staleness-aware
+    Async-SGD, IJCAI 2016, eq. 5; Gupta, Zhang and Wang, Model Accuracy and Runtime Tradeoff (Rudra), ICDM 2016.
+    Differs: pushes are asynchronous, a pull is waited for; 1 + τ where eq. 5 has τ, which counts the push itself;
+    Rudra's leaves are ranks that average at the same step.
+    """
+
+    push: int = 1
+    pull: int = 1
+    servers: int | None = None
+    staleness_aware: bool = True
+    hierarchical: bool = False
+    replicas: int = 0
+
+    summary: ClassVar[str] = "workers push gradients to servers and pull weights, each in its own time"
+    source: ClassVar[str] = "Dean et al., Large Scale Distributed Deep Networks, NeurIPS 2012"
+    examples: ClassVar[tuple[str, ...]] = (
+        "async", "async(push=2, pull=2)", "async(hierarchical=true)", "async(replicas=1)",
+    )  # fmt: skip
+    same_weights: ClassVar[bool] = False
+
+    @property
+    def lockstep(self) -> bool:  # type: ignore[override]
+        return self.hierarchical  # a site's workers wait for each other
+
+    def __post_init__(self) -> None:
+        for name in ("push", "pull"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise BadInput(f"async: {name} is a whole number of steps from 1, got {value!r}")
+        if self.hierarchical and self.replicas:
+            raise BadInput("async: a site's workers wait for each other, so hierarchical has no use for replicas")
+        if self.hierarchical and (self.push, self.pull, self.servers) != (1, 1, None):
+            raise BadInput("async: hierarchical goes with push=1, pull=1 and servers beside the workers")
+
+    def install(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan, **options: Any
+    ) -> ServedAgreement:
+        refuse_options("async", options, ("sites",) if self.hierarchical else ())
+        if self.hierarchical:
+            return RudraAgreement(self, model, optimizer, world, codec, **options)
+        return AsyncAgreement(self, model, optimizer, world, codec)
+
+
+class AsyncAgreement(ServedAgreement):
+    """Async at work.
+
+    Attributes:
+        accrued: gradients that have not been pushed yet.
+    """
+
+    def __init__(
+        self, mode: Async, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan
+    ) -> None:
+        replicas = 0 if world.world_size == 1 else mode.replicas
+        super().__init__(
+            model, optimizer, world, codec,
+            servers=mode.servers, replicas=replicas, staleness_aware=mode.staleness_aware,
+        )  # fmt: skip
+        self.mode = mode
+        self.accrued = torch.zeros_like(self.weights.values)
+        self._accrues = False
+        self._staleness: int | None = None
+
+    def before_step(self) -> None:
+        if self.served is None:
+            return
+        self.refuse_on_server()
+        client, pull_is_due = self.served.client, (self.step + 1) % self.mode.pull == 0
+        with self.agreeing():
+            waited = client.wait_s
+            pushed = self._push(wants_weights=pull_is_due)
+            if pull_is_due:
+                if not pushed:
+                    client.pull()
+                client.wait()
+                self.hide_gradients()
+            else:
+                client.drain()
+                client.wait(most=UNANSWERED)
+            self._staleness = client.staleness if pushed else None
+            self.waited(client.wait_s - waited)
+
+    def _push(self, *, wants_weights: bool) -> bool:
+        """Push what has accrued, when that is due."""
+        assert self.served is not None
+        gradients: Tensor = self.weights.gradients()
+        if self._accrues:
+            gradients += self.accrued
+        if (self.step + 1) % self.mode.push:
+            self.accrued.copy_(gradients)
+            self._accrues = True
+            return False
+        self._accrues = False
+        self.push(self.served.client, gradients, wants_weights=wants_weights)
+        return True
+
+    def after_step(self) -> None:
+        self.show_gradients()
+        self.settle(0 if self.served is None else self._staleness)
+
+    def finish(self) -> None:
+        if self.served is not None and self._accrues:
+            self._accrues = False
+            self.push(self.served.client, self.accrued, wants_weights=False)
+        super().finish()
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        return {**state, "accrued": self.accrued.clone()} if self._accrues else state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._accrues = "accrued" in state
+        if self._accrues:
+            self.accrued.copy_(state["accrued"])
+
+
+class RudraAgreement(ServedAgreement):
+    """Async by sites: the leaf, a site's first rank, pushes the mean of its gradients and passes the weights on."""
+
+    def __init__(
+        self,
+        mode: Async,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        world: World,
+        codec: CodecPlan,
+        sites: Any = 2,
+    ) -> None:
+        numbers = site_numbers(world.world_size, sites)
+        super().__init__(
+            model, optimizer, world, codec, servers=None, replicas=0, staleness_aware=mode.staleness_aware
+        )
+        self.site = Site(world, numbers)
+        self._staleness = 0
+
+    def before_step(self) -> None:
+        if self.served is None:
+            return
+        client, values = self.served.client, self.weights.values
+        with self.agreeing():
+            waited = client.wait_s
+            gradients = self.site.mean(self.weights.gradients())
+            told = torch.empty(values.numel() + 1)
+            if self.site.leads:
+                self.push(client, gradients, wants_weights=True)
+                client.wait()
+                told[0] = client.staleness
+                told[1:] = values
+            self.site.tell(told)
+            self._staleness = int(told[0])
+            values.copy_(told[1:])
+            self.hide_gradients()
+            self.waited(client.wait_s - waited)
+
+    def after_step(self) -> None:
+        self.show_gradients()
+        self.settle(self._staleness)
+
+    def sent_nbytes(self) -> int:
+        return super().sent_nbytes() + (self.site.sent_nbytes if self.served is not None else 0)
+
+    def close(self) -> None:
+        self.site.close()
+        super().close()

@@ -1,0 +1,327 @@
+"""Gaia: sites behind slow links, synchronous inside, and only significant updates across."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from laconic.consistency.averaging import OwnWeights, average_buffers
+from laconic.consistency.base import Mode, register
+from laconic.consistency.coder import refuse_options
+from laconic.consistency.gaia.link import Link
+from laconic.consistency.servers.wire import Kind, Message, unpack
+from laconic.consistency.side import open_members
+from laconic.consistency.sites import Site, site_numbers
+from laconic.errors import BadInput, CollectiveTimeout, PeerLost
+from laconic.exchange.collectives import all_reduce
+from laconic.exchange.policy import CodecPlan, CodecSchedule
+from laconic.transports.world import World
+from laconic.transports.zeromq import ZmqTransport
+
+TICK_S = 0.02
+
+
+@register("gaia")
+@dataclass(frozen=True)
+class Gaia(Mode):
+    """Workers of a site agree at every step; only significant updates cross to other sites.
+
+    Of S sites, each holds the whole model. At every step its workers average their gradients and the inner optimiser
+    makes the update u, of which the site applies u/S. The updates of value i add up to aᵢ until |aᵢ| > v/√t · |wᵢ|
+    (v = `threshold`, t the step); then aᵢ is sent to the other sites, which add it to theirs, and begins anew at 0.
+
+    A site that is `lag` steps ahead of what it has of another's waits (mirror clock). When significant updates come
+    faster than the link carries them, they are announced by their indices, and the other site waits for the values
+    (selective barrier; as every step reads all weights, it waits as a whole).
+
+    Cost: inside a site an all-reduce of n float32; across, for each significant value about 1 + log₂(n/k)/8 bytes of
+    index when k of n are sent, and the value through the codec, 4 bytes by default; 64 bytes a step in any case.
+
+    Args:
+        threshold: v, the relative change that is significant at the first step.
+        sites: how many sites of neighbouring ranks.
+        lag: steps that a site may be ahead of what it has of the others.
+
+    Options of `distribute`:
+        sites: the site of each rank, such as [0, 0, 1, 1], instead of their number.
+
+    Raises:
+        BadInput: a value out of range.
+
+    >>> str(Gaia(0.02))
+    'gaia(0.02)'
+
+    Source: Hsieh et al., Gaia: Geo-Distributed Machine Learning Approaching LAN Speeds, NSDI 2017, §3.3 to 3.4.
+    Differs: a site's workers hold equal replicas instead of asking a server; its first rank speaks for it. Each site's
+    update counts 1/S, so that the learning rate is the one of synchronous training. `finish` leaves what all sites
+    would hold if everything had been told; so does the first step after a checkpoint was loaded.
+    """
+
+    threshold: float = 0.01
+    sites: int = 2
+    lag: int = 4
+
+    summary: ClassVar[str] = "synchronous inside a site, only significant updates between sites"
+    source: ClassVar[str] = "Hsieh et al., Gaia, NSDI 2017"
+    examples: ClassVar[tuple[str, ...]] = ("gaia",)
+    same_weights: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.threshold, bool) or not 0 <= self.threshold < float("inf"):
+            raise BadInput(f"gaia: the threshold is a relative change from 0, got {self.threshold!r}")
+        for name, least in (("sites", 1), ("lag", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise BadInput(f"gaia: {name} is a whole number from {least}, got {value!r}")
+
+    def install(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan, **options: Any
+    ) -> GaiaAgreement:
+        refuse_options("gaia", options, ("sites",))
+        numbers = site_numbers(world.world_size, options.get("sites", self.sites))
+        return GaiaAgreement(self, model, optimizer, world, codec, numbers)
+
+
+class GaiaAgreement(OwnWeights):
+    """Gaia at work.
+
+    Attributes:
+        site: this rank's site.
+        links: to each other site, on the site's first rank; empty on the others.
+        clock: steps that this site has taken.
+        share: on a site's first rank, the start over S and all updates of this site. Σ of the sites' is the model
+            that all would hold if everything had been told, whatever was under way when each of them was saved.
+    """
+
+    def __init__(
+        self,
+        mode: Gaia,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        world: World,
+        codec: CodecPlan,
+        numbers: tuple[int, ...],
+    ) -> None:
+        super().__init__(model, optimizer, world)
+        self.mode = mode
+        self.schedule = CodecSchedule(codec)
+        self.site = Site(world, numbers)
+        self.clock = 0
+        self.links: dict[int, Link] = {}
+        self._mesh: ZmqTransport | None = None
+        self._base = torch.empty(0)
+        self._restored = False
+        self.share = torch.zeros(0)
+        if self.site.count > 1:
+            members = open_members(world, self.site.leaders, lambda one, other: True)
+            if self.site.leads:
+                self._mesh = members[self.site.number]
+                numel = self.weights.values.numel()
+                others = [site for site in range(self.site.count) if site != self.site.number]
+                self.links = {site: Link(site, numel, mode.threshold) for site in others}
+                self.share = self.weights.values / self.site.count
+
+    @property
+    def crossed_nbytes(self) -> int:
+        """Payload bytes that this rank has sent to other sites during training."""
+        return 0 if self._mesh is None else self._mesh.counters.total_sent_nbytes
+
+    def before_step(self) -> None:
+        if self.alone:
+            return
+        with self.agreeing():
+            self._tell_all_restored()
+            flat = torch.zeros(self.weights.values.numel() + 1)
+            self.weights.gradients(out=flat[:-1])
+            if self.links:
+                self._wait(self._may_begin, "is behind by more than the lag, or announced values that do not come")
+                flat[-1] = float(any(link.incoming is not None for link in self.links.values()))
+            self.site.mean(flat)
+            if bool(flat[-1]):
+                self._apply_incoming()
+            pieces = torch.split(flat[:-1], [p.numel() for p in self.weights.parameters])
+            for parameter, piece in zip(self.weights.parameters, pieces, strict=True):
+                parameter.grad = piece.view(parameter.shape)
+            self._base = self.weights.values.clone()
+
+    def _may_begin(self) -> bool:
+        self._drain()
+        return all(link.mirror >= self.clock - self.mode.lag and not link.barriers for link in self.links.values())
+
+    def _apply_incoming(self) -> None:
+        """Add what has come from other sites, on all ranks of this one."""
+        total = torch.zeros_like(self.weights.values)
+        for link in self.links.values():
+            if link.incoming is not None:
+                total += link.incoming
+                link.incoming = None
+        self.weights.values.add_(self.site.tell(total))
+
+    def after_step(self) -> None:
+        if self.alone:
+            self.settle(0)
+            return
+        with self.agreeing():
+            self.clock += 1
+            values = self.weights.values
+            update = (values - self._base) / self.site.count
+            torch.add(self._base, update, out=values)
+            if self.links:
+                self.share.add_(update)
+            for site, link in self.links.items():
+                link.filter.add(update)
+                self._tell(site)
+        self.settle(max((max(0, self.clock - link.mirror) for link in self.links.values()), default=0))
+
+    # the link
+
+    def _tell(self, site: int) -> None:
+        """Send a site what it should know after this step, as far as the link is free."""
+        codec = self.schedule.at(self.step)
+        for message in self.links[site].outgoing(self.weights.values, self.clock, codec):
+            self._send(site, message)
+
+    def _send(self, site: int, message: Message) -> None:
+        assert self._mesh is not None
+        try:
+            self._mesh.send_to(site, message.pack(), int(message.kind))
+        except PeerLost:
+            raise self._lost(site) from None
+
+    def _drain(self) -> None:
+        while self._take_in(0.0):
+            pass
+
+    def _take_in(self, timeout_s: float) -> bool:
+        """Take in one message from another site."""
+        assert self._mesh is not None
+        try:
+            site, _, data = self._mesh.recv_any(timeout_s)
+        except CollectiveTimeout:
+            return False
+        except PeerLost:
+            raise self._lost(next(iter(self.links))) from None
+        link = self.links[site]
+        if link.take_in(unpack(data)):
+            self._send(site, Message(Kind.STORED, self.site.number, 0))
+        if link.held_back and not link.under_way:
+            self._tell(site)  # now, for the other site may be waiting for it, and this one for the other
+        return True
+
+    def _wait(self, done: Callable[[], bool], why: str) -> None:
+        """Take in messages until `done()`."""
+        mesh = self._mesh
+        assert mesh is not None
+        begun = moved = time.monotonic()
+        while not done():
+            if self._take_in(TICK_S):
+                moved = time.monotonic()
+                continue
+            for site, link in self.links.items():
+                if site not in mesh.peers and not link.ended:
+                    raise self._lost(site)
+            if time.monotonic() - moved > mesh.timeout_s:
+                site = min(self.links, key=lambda each: self.links[each].mirror)
+                leader = self.site.leaders[site]
+                text = f"nothing came in {mesh.timeout_s:g} s: site {site} (rank {leader}) {why}"
+                raise CollectiveTimeout(f"{self._where()}: {text}", rank=self.world.rank, peer=leader)
+        self.waited(time.monotonic() - begun)
+
+    def _lost(self, site: int) -> PeerLost:
+        leader = self.site.leaders[site]
+        text = f"rank {leader}, which speaks for site {site}, is lost"
+        return PeerLost(f"{self._where()}: {text}", rank=self.world.rank, peer=leader)
+
+    def _where(self) -> str:
+        return f"[rank {self.world.rank}/{self.world.world_size}] gaia"
+
+    # the end
+
+    def finish(self) -> None:
+        """Leave in every model the weights that all sites would hold had everything been told.
+
+        Site j lacks what the others have not told it, so w = w_j + Σᵢ a(i→j) for every j, and so for their mean:
+        each leader gives (w_j + Σₖ a(j→k)) / S.
+        """
+        if self.alone:
+            return
+        with self.agreeing():
+            self._tell_all_restored()
+            self._flush()
+            self._add_all()
+            share = torch.zeros_like(self.weights.values)
+            if self.site.leads:
+                share += self.weights.values
+                for link in self.links.values():
+                    share += link.filter.accumulated
+                share /= self.site.count
+            self._begin_anew(share)
+            average_buffers(self.model, self.world)
+        self.settle_finish()
+
+    def _flush(self) -> None:
+        """Leave nothing under way on any link."""
+        if self.links:
+            self._wait(lambda: not any(link.under_way for link in self.links.values()), "confirms nothing")
+            for site in self.links:
+                self._send(site, Message(Kind.FINISH, self.site.number, 0))
+            self._wait(lambda: all(link.ended for link in self.links.values()), "does not finish")
+
+    def _begin_anew(self, share: Tensor) -> None:
+        """Leave the sum of all ranks' shares in every model, with nothing left to tell; after `_flush`."""
+        self.weights.values.copy_(all_reduce(share, "sum", algorithm="ring", group=self.world))
+        for link in self.links.values():
+            link.restart(self.clock)
+        if self.links:
+            torch.div(self.weights.values, self.site.count, out=self.share)
+
+    def _tell_all_restored(self) -> None:
+        """After a checkpoint was loaded: all sites go on from what all of them together had learnt.
+
+        The files of two sites are of the same step, not of the same time: one may lack what the other had told it, or
+        hold what the other tells after its own was written. The shares are right in either case.
+        """
+        if self._restored and self.site.count > 1:
+            self._flush()
+            self._begin_anew(self.share.clone() if self.links else torch.zeros_like(self.weights.values))
+        self._restored = False
+
+    def _add_all(self) -> None:
+        for link in self.links.values():
+            if link.incoming is not None:
+                self.weights.values.add_(link.incoming)
+                link.incoming = None
+
+    # state
+
+    def sent_nbytes(self) -> int:
+        return super().sent_nbytes() + self.site.sent_nbytes + self.crossed_nbytes
+
+    def state_dict(self) -> dict[str, Any]:
+        share = self.share.clone()
+        for link in self.links.values():
+            if link.noise is not None:
+                share += link.noise / self.site.count  # as `finish`, which takes the mean of what the sites hold
+        return {**super().state_dict(), "clock": self.clock, "sites": self.site.count, "share": share}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The reverse, on all ranks; the next step, or `finish`, begins by telling all sites everything."""
+        if (state["sites"], state["share"].shape) != (self.site.count, self.share.shape):
+            raise BadInput(f"gaia: the state is of {state['sites']} sites or of another rank or model")
+        super().load_state_dict(state)
+        self.clock = int(state["clock"])
+        self.share.copy_(state["share"])
+        for link in self.links.values():
+            link.noise = None
+        self._restored = True
+
+    def close(self) -> None:
+        self.site.close()
+        if self._mesh is not None:
+            self._mesh.close()
+        super().close()

@@ -1,0 +1,161 @@
+"""Gossip: every worker averages with a few neighbours, and no value travels through all of them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from laconic.codecs import Codec
+from laconic.consistency.averaging import OwnWeights
+from laconic.consistency.base import Agreement, Mode, register
+from laconic.consistency.gossip.edges import EVERYONE, Edges, message_nbytes, trust
+from laconic.consistency.gossip.graphs import neighbours
+from laconic.consistency.gossip.pairs import PairsAgreement
+from laconic.errors import BadInput, PayloadError
+from laconic.exchange.policy import CodecPlan, CodecSchedule
+from laconic.transports.base import Incoming, Outgoing
+from laconic.transports.world import World
+
+
+@register("gossip")
+@dataclass(frozen=True)
+class Gossip(Mode):
+    """Every worker mixes its weights with its neighbours' and takes a gradient step of its own.
+
+    D-PSGD: wᵢ ← Σⱼ Wᵢⱼ wⱼ − η∇f(wᵢ), the gradient taken before mixing; −η∇f(wᵢ) stands for whatever the inner optimiser
+    does. W is doubly stochastic (`graphs.py`), so the mean of all weights moves as if all gradients were averaged, and
+    the workers' distance from it shrinks by W's second-largest singular value at every step.
+
+    With a codec C both ends of an edge keep a copy x̂ of what the other end knows, and C encodes the difference to it:
+    x̂ᵢⱼ ← x̂ᵢⱼ + C(wᵢ − x̂ᵢⱼ),  wᵢ ← wᵢ + γ Σⱼ (Wᵢⱼ x̂ⱼᵢ − Wⱼᵢ x̂ᵢⱼ), which keeps the mean whatever C does. All parameters
+    go through the codec.
+
+    Asynchronous (AD-PSGD): after each step a worker asks one acquaintance at random, and both move to the midpoint of
+    what they were. A thread answers at any time, so a slow worker holds up nobody; what it took in reaches the model
+    between two steps.
+
+    Cost: one message a step and neighbour: 2 for ring, 1 for exponential and random. `finish` leaves the exact mean of
+    all workers. Memory with a codec: one vector a neighbour that is ever heard or told; one for all told on the ring.
+
+    Args:
+        graph: ring; exponential (one peer a step, 1, 2, 4, … ranks away); random (pairs drawn anew at every step).
+        asynchronous: average in pairs, each worker in its own time.
+        gamma: γ, how far copies are trusted; none for what `edges.trust` finds.
+        seed: of random pairs.
+
+    Raises:
+        UnknownName: no such graph.
+        BadInput: gamma out of range; from install, a codec for matrices, or several for asynchronous gossip.
+
+    >>> str(Gossip("random", asynchronous=True))
+    'gossip(random, asynchronous=true)'
+
+    Source: Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, NeurIPS 2017, Alg. 1; Lian et
+    al., Asynchronous Decentralized Parallel SGD, ICML 2018; Koloskova et al., Decentralized Stochastic Optimization and
+    Gossip Algorithms with Compressed Communication, ICML 2019 (CHOCO).
+    Differs: CHOCO's one copy a worker is one an edge here, for graphs that change from step to step.
+    """
+
+    graph: str = "ring"
+    asynchronous: bool = False
+    gamma: float | None = None
+    seed: int = 0
+
+    summary: ClassVar[str] = "weights are averaged with a few neighbours at every step"
+    source: ClassVar[str] = "Lian et al., D-PSGD, NeurIPS 2017; Lian et al., AD-PSGD, ICML 2018"
+    examples: ClassVar[tuple[str, ...]] = ("gossip", "gossip(exponential)", "gossip(random, asynchronous=true)")
+    same_weights: ClassVar[bool] = False
+
+    @property
+    def lockstep(self) -> bool:  # type: ignore[override]
+        return not self.asynchronous
+
+    def __post_init__(self) -> None:
+        neighbours(self.graph, 2, 0, 0)
+        if self.gamma is not None and not 0 < self.gamma <= 1:
+            raise BadInput(f"gossip: gamma is above 0 and at most 1, got {self.gamma}")
+
+    def install(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan, **options: Any
+    ) -> Agreement:
+        if options:
+            raise BadInput(f"gossip has no options beside its spec, got {', '.join(options)}")
+        if not self.asynchronous:
+            return GossipAgreement(self, model, optimizer, world, codec)
+        if not isinstance(codec, str | Codec):
+            raise BadInput("asynchronous gossip has one codec throughout: its workers are at different steps")
+        return PairsAgreement(model, optimizer, world, codec, self.graph, self.gamma, self.seed)
+
+
+class GossipAgreement(OwnWeights):
+    """Synchronous gossip at work.
+
+    Attributes:
+        edges: what the neighbours know of this worker, and it of them.
+    """
+
+    def __init__(
+        self, mode: Gossip, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan
+    ) -> None:
+        self.schedule = CodecSchedule(codec)
+        super().__init__(model, optimizer, world)
+        self.mode = mode
+        self.edges = Edges(self.weights.values)
+
+    def before_step(self) -> None:
+        if not self.alone:
+            with self.agreeing():
+                self._mix(self.schedule.at(self.step))
+
+    def after_step(self) -> None:
+        self.settle(staleness=0)
+
+    def _mix(self, coder: Codec) -> None:
+        values, mode, world = self.weights.values, self.mode, self.world
+        near = neighbours(mode.graph, world.world_size, world.rank, self.step, mode.seed)
+        keys = {peer: EVERYONE if mode.graph == "ring" else peer for peer in near.tells}
+        draws = self.step * world.world_size + world.rank
+        told = {key: self.edges.tell(key, values, coder, draws) for key in set(keys.values())}
+        arrived = self._swap({peer: told[key][0] for peer, key in keys.items()}, list(near.hears), coder)
+        try:
+            heard = {peer: self.edges.hear(peer, message, coder) for peer, message in arrived.items()}
+        except PayloadError as error:
+            raise PayloadError(f"{world.transport.where()} gossip: a neighbour sent a bad payload: {error}") from error
+        change = torch.zeros_like(values)
+        for peer in near.hears:
+            change.add_(heard[peer], alpha=near.hears[peer])
+        for peer, key in keys.items():
+            change.sub_(told[key][1], alpha=near.tells[peer])
+        values.add_(change, alpha=trust(coder) if mode.gamma is None else mode.gamma)
+
+    def _swap(self, messages: dict[int, Tensor], hears: list[int], coder: Codec) -> dict[int, Tensor]:
+        """Send each its message, and receive one of each."""
+        transport, numel = self.world.transport, self.weights.values.numel()
+        most, cpu, begun = message_nbytes(coder, numel), torch.device("cpu"), time.perf_counter()
+        room = {peer: torch.empty(most, dtype=torch.uint8) for peer in hears}
+        transport.begin("gossip", self.mode.graph, numel, "float32", f"{coder} step {self.step}", 1)
+        posted = transport.post(
+            [Outgoing(peer, message) for peer, message in messages.items()],
+            [Incoming(peer, most, torch.uint8, cpu, into=into, at_most=True) for peer, into in room.items()],
+            0,
+        )
+        found = {peer: posted.received(index) for index, peer in enumerate(room)}
+        posted.sent()
+        transport.end()
+        self.waited(time.perf_counter() - begun)
+        return found
+
+    def finish(self) -> None:
+        """The exact mean of all workers' weights and buffers."""
+        self.average_all()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "edges": self.edges.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.edges.load_state_dict(state["edges"])

@@ -1,0 +1,212 @@
+"""A worker's end of the servers: push, pull, finish, and what happens when a server dies.
+
+Callers: `served.py`. Every request is kept until it is answered; when the server of a shard is lost, the next holder of
+a copy gets all that was not, in order. Waits end within the time-out after the last progress, and name who is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from laconic.consistency.servers.layout import Layout
+from laconic.consistency.servers.wire import Kind, Message, unpack, weights_in
+from laconic.errors import CollectiveTimeout, PeerLost
+from laconic.transports.zeromq import ZmqTransport
+
+TICK_S = 0.02
+GRACE_S = 1.0  # an answer that was sent before its server left or died may take so long to come
+RETRY_S = 0.01  # after a refusal: the copy notices its server's death about when the worker does
+
+
+class Client:
+    """One worker's requests to all servers.
+
+    Args:
+        mesh: its member of the mesh.
+        values: the flat weights, which pulls overwrite.
+        mode: the mode's name, for messages.
+        server_failure: what ended the server beside this worker, if anything did.
+
+    Attributes:
+        versions: of each shard's weights, as last pulled.
+        staleness: the most that any shard's server counted for the last answered push.
+        slowest: the slowest worker's clock that the weights hold, over all shards.
+        sent_nbytes: payload bytes sent to other ranks.
+        wait_s: seconds spent waiting for answers.
+    """
+
+    def __init__(
+        self, mesh: ZmqTransport, layout: Layout, values: Tensor, mode: str, server_failure: Callable[[], Any]
+    ) -> None:
+        self.mesh, self.layout, self.values, self.mode = mesh, layout, values, mode
+        self.edges = layout.edges
+        self._server_failure = server_failure
+        self.versions = [0] * len(self.edges)
+        self.sent_nbytes = 0
+        self.wait_s = 0.0
+        self.lost: list[int] = []
+        self._staleness = [0] * len(self.edges)
+        self._slowest = [0] * len(self.edges)
+        self._homes = layout.homes
+        self._sequence = [0] * len(self.edges)
+        self._unanswered: list[dict[int, Tensor]] = [{} for _ in self.edges]
+        self._route = [layout.chain(shard)[0] for shard in range(len(self.edges))]
+        self._retry_at: dict[int, float] = {}
+        self._orphan_since: dict[int, float] = {}
+        self._seen = [0] * len(self.edges)
+
+    @property
+    def staleness(self) -> int:
+        return max(self._staleness)
+
+    @property
+    def slowest(self) -> int:
+        return min(self._slowest)
+
+    def push(
+        self,
+        encode: Callable[[int, Tensor], tuple[str, Tensor]],
+        values: Tensor,
+        clock: int,
+        *,
+        groups: Mapping[str, Any] | None = None,
+        wants_weights: bool,
+    ) -> None:
+        """Send every shard's part of `values`; does not wait.
+
+        Args:
+            encode: (shard, values) → codec's spec and payload.
+            clock: steps this worker has taken, this one included.
+            groups: options of the optimiser that have changed.
+        """
+        for shard, (begin, end) in enumerate(self.edges):
+            spec, payload = encode(shard, values[begin:end])
+            told: dict[str, Any] = {"codec": spec} if spec != "none" else {}
+            text = json.dumps({**told, "groups": groups} if groups else told) if told or groups else ""
+            self._request(shard, Kind.PUSH, clock, wants_weights, text, payload)
+
+    def pull(self) -> None:
+        """Ask for the weights; does not wait."""
+        for shard in range(len(self.edges)):
+            self._request(shard, Kind.PULL, 0, True)
+
+    def finish(self) -> int:
+        """Wait until all workers have finished; the weights are then the same on all. Returns the clock to go on at."""
+        for shard in range(len(self.edges)):
+            self._request(shard, Kind.FINISH, 0, True)
+        self.wait()
+        return max(self._slowest)
+
+    def wait(self, most: int = 0) -> None:
+        """Take in answers until at most `most` requests a shard have none.
+
+        Raises:
+            PeerLost: nobody who holds a shard is left.
+            CollectiveTimeout: no progress for as long as the transport's time-out.
+        """
+        begun = moved = time.monotonic()
+        while any(len(asked) > most for asked in self._unanswered):
+            if self._progress(TICK_S):
+                moved = time.monotonic()
+            elif time.monotonic() - moved > self.mesh.timeout_s:
+                shard = next(k for k, asked in enumerate(self._unanswered) if len(asked) > most)
+                rank = self._homes[self._route[shard]]
+                text = f"rank {rank} has not answered for shard {shard} in {self.mesh.timeout_s:g} s"
+                raise CollectiveTimeout(f"{self._where()}: {text}", rank=self.mesh.rank, peer=rank)
+        self.wait_s += time.monotonic() - begun
+
+    def drain(self) -> None:
+        """Take in the answers that are there."""
+        while any(self._unanswered) and self._progress(0.0):
+            pass
+
+    def _request(
+        self, shard: int, kind: Kind, clock: int, wants_weights: bool, text: str = "", payload: Tensor | None = None
+    ) -> None:
+        sequence = self._sequence[shard]
+        self._sequence[shard] += 1
+        message = Message(
+            kind, shard, self.mesh.rank, sequence, self.versions[shard], clock, 0.0, wants_weights, text=text,
+            payload=payload,
+        )  # fmt: skip
+        data = self._unanswered[shard][sequence] = message.pack()
+        self._send(shard, data)
+
+    def _send(self, shard: int, data: Tensor) -> None:
+        member = self._route[shard]
+        try:
+            self.mesh.send_to(member, data, 0)
+        except PeerLost:
+            return  # noticed, and sent again, by `_look_at_routes`
+        if self._homes[member] != self._homes[self.mesh.rank]:
+            self.sent_nbytes += data.numel()
+
+    def _progress(self, timeout_s: float) -> bool:
+        """Take in one message; whether it brought anything on. Who is gone matters only once all that came is read."""
+        try:
+            _, _, data = self.mesh.recv_any(timeout_s)
+        except CollectiveTimeout:
+            self._look_at_routes()
+            return False
+        except PeerLost:
+            self._look_at_routes()
+            time.sleep(timeout_s)
+            return False
+        message = unpack(data)
+        shard = message.shard
+        if message.kind == Kind.REFUSED:
+            self._retry_at.setdefault(shard, time.monotonic() + RETRY_S)
+            return False
+        if message.kind == Kind.WAITING:
+            moved, self._seen[shard] = message.version != self._seen[shard], message.version
+            return moved
+        if message.kind != Kind.REPLY or self._unanswered[shard].pop(message.sequence, None) is None:
+            return False
+        self._orphan_since.pop(shard, None)
+        self._staleness[shard] = int(message.value)
+        if message.wants_weights:
+            begin, end = self.edges[shard]
+            self.values[begin:end] = weights_in(message, end - begin)
+            self.versions[shard], self._slowest[shard] = message.version, message.clock
+        return True
+
+    def _look_at_routes(self) -> None:
+        """Turn to the next holder of a shard whose server is lost, and ask again where that is due."""
+        live, now = self.mesh.peers, time.monotonic()
+        for shard, asked in enumerate(self._unanswered):
+            if not asked:
+                continue
+            again = self._retry_at.get(shard, now + 1) <= now
+            if self._route[shard] not in live:
+                holder = self._next_holder(shard, live)
+                if holder is None:
+                    continue
+                self._route[shard], again = holder, True
+            if again:
+                self._retry_at.pop(shard, None)
+                for sequence in sorted(asked):
+                    self._send(shard, asked[sequence])
+
+    def _next_holder(self, shard: int, live: list[int]) -> int | None:
+        """The next that lives; None while there is none and answers may still be on their way."""
+        chain, gone = self.layout.chain(shard), self._route[shard]
+        if gone not in self.lost:
+            self.lost.append(gone)
+        left = [member for member in chain[chain.index(gone) + 1 :] if member in live]
+        now = time.monotonic()
+        if left or now - self._orphan_since.setdefault(shard, now) < GRACE_S:
+            return left[0] if left else None
+        if (failure := self._server_failure()) is not None:
+            raise failure
+        rank = self._homes[gone]
+        cure = "" if self.layout.replicas else "; with replicas=1 the others would go on"
+        text = f"rank {rank}, which serves shard {shard} of {len(self.edges)}, is lost{cure}"
+        raise PeerLost(f"{self._where()}: {text}", rank=self.mesh.rank, peer=rank)
+
+    def _where(self) -> str:
+        return f"[rank {self.mesh.rank}/{self.layout.world_size}] {self.mode}"

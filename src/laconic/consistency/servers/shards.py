@@ -1,0 +1,216 @@
+"""The weights cut into shards, and the optimiser that runs on one.
+
+Callers: `server.py`. A shard is a stretch of the flat weights; its optimiser is made anew from the user's, with the
+same class and options, over the stretches of the parameters that lie in it. A parameter that lies in one shard whole
+keeps its shape, one that is cut becomes flat pieces; so optimisers that work element by element (SGD, Adam, RMSprop and
+most others) do on servers what they do at home, and those that look at a matrix as a whole (Muon) want one server.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from laconic.codecs import Codec, codec
+from laconic.consistency.servers.clocks import Clocks
+from laconic.consistency.servers.wire import Message, settings
+from laconic.errors import BadInput, PayloadError
+from laconic.schedules.schedule import bounds
+
+Options = Mapping[str, Any]
+
+
+def cut(numel: int, servers: int) -> list[tuple[int, int]]:
+    """Where each shard begins and ends; as many as servers, but none is empty.
+
+    >>> cut(10, 3), cut(1, 3)
+    ([(0, 3), (3, 6), (6, 10)], [(0, 1)])
+    """
+    edges = [int(edge) for edge in bounds(numel, max(1, min(servers, numel)))]
+    return list(itertools.pairwise(edges))
+
+
+class Shard:
+    """One stretch of the weights with what is known about it: who holds it decides what happens to it.
+
+    Attributes:
+        values: the weights.
+        version: updates applied so far.
+        clocks: how far each worker is.
+        last: each worker's latest request and its staleness, so that none is applied twice.
+        finished: workers that wait for the others to finish.
+    """
+
+    def __init__(self, values: Tensor, optimizer: ShardOptimizer | None, clocks: Clocks) -> None:
+        self.values = values
+        self.optimizer = optimizer
+        self.clocks = clocks
+        self.version = 0
+        self.last: dict[int, tuple[int, int]] = {}
+        self.finished: set[int] = set()
+        self._sum = torch.zeros_like(values)
+
+    def missing(self, message: Message) -> int:
+        """How many requests of this worker come before this one that has not been applied: 0 for the next in line,
+        below 0 for one applied already."""
+        return message.sequence - self.last.get(message.worker, (-1, 0))[0] - 1
+
+    def apply(self, message: Message, staleness: int, rate: float) -> None:
+        """Apply one push: a step of the optimiser with learning rate · `rate`, or without one values += payload.
+
+        Raises:
+            PayloadError: the payload is not what its codec makes of this many values; nothing is applied then.
+        """
+        told = settings(message.text)
+        if message.payload is None:
+            raise PayloadError("a push without payload")
+        _codec(str(told.get("codec", "none"))).decode(message.payload, self._sum.numel(), out=self._sum)
+        if self.optimizer is None:
+            self.values.add_(self._sum)
+        else:
+            self.optimizer.step(self._sum, told.get("groups", {}), rate)
+        self.version += 1
+        self.last[message.worker] = (message.sequence, staleness)
+        if message.worker in self.clocks.clocks:  # else it has died since
+            self.clocks.tick(message.worker, message.clock)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, version and the optimiser's state."""
+        state: dict[str, Any] = {"values": self.values.clone(), "version": self.version}
+        return state if self.optimizer is None else {**state, "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The reverse; the version never goes back, for workers hold weights of later ones."""
+        if state["values"].numel() != self.values.numel():
+            raise BadInput(
+                f"the saved shard has {state['values'].numel()} values, this one {self.values.numel()}: resume with as "
+                "many servers as it was saved with"
+            )
+        self.values.copy_(state["values"])
+        self.version = max(self.version, int(state["version"]))
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(state["optimizer"])
+
+
+class ShardOptimizer:
+    """The user's optimiser made anew over one shard.
+
+    Args:
+        like: the user's.
+        parameters: what it trains, in the order of the flat weights.
+        first: where the shard begins in them.
+        values: the shard's weights, which it updates in place.
+
+    Raises:
+        BadInput: the optimiser cannot be made anew.
+    """
+
+    def __init__(
+        self, like: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], first: int, values: Tensor
+    ) -> None:
+        group_of = {id(p): number for number, group in enumerate(like.param_groups) for p in group["params"]}
+        self._pieces: list[tuple[nn.Parameter, int, int]] = []
+        members: dict[int, list[nn.Parameter]] = {}
+        at = 0
+        for parameter in parameters:
+            begin, end = max(at, first), min(at + parameter.numel(), first + values.numel())
+            if begin < end:
+                view = values[begin - first : end - first]
+                whole = end - begin == parameter.numel()
+                piece = nn.Parameter(view.view(parameter.shape) if whole else view)
+                self._pieces.append((piece, begin - first, end - first))
+                members.setdefault(group_of[id(parameter)], []).append(piece)
+            at += parameter.numel()
+        self._numbers = sorted(members)
+        self._initial = [plain_options(like.param_groups[number]) for number in self._numbers]
+        self._inner = _made_anew(like, [{**_own(like.param_groups[n]), "params": members[n]} for n in self._numbers])
+
+    def step(self, gradient: Tensor, changed: Mapping[str, Options], rate: float) -> None:
+        """One step with the options the worker has; `changed` holds those that differ from the first, by group."""
+        for number, initial, group in zip(self._numbers, self._initial, self._inner.param_groups, strict=True):
+            group.update(initial)
+            group.update({name: _tupled(value) for name, value in changed.get(str(number), {}).items()})
+            if "lr" in group:
+                group["lr"] = group["lr"] * rate
+        for piece, begin, end in self._pieces:
+            piece.grad = gradient[begin:end].view(piece.shape)
+        self._inner.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimiser's state, tensors copied."""
+        state: dict[str, Any] = _copied(self._inner.state_dict())
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._inner.load_state_dict(_copied(state))
+
+
+def plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a parameter group that are plain values, as JSON can carry them; tensors of one value as floats.
+
+    >>> plain_options({"params": [], "lr": torch.tensor(0.5), "betas": (0.9, 0.99), "fused": None})
+    {'lr': 0.5, 'betas': (0.9, 0.99), 'fused': None}
+    """
+    found: dict[str, Any] = {}
+    for name, value in group.items():
+        if isinstance(value, Tensor) and value.numel() == 1:
+            found[name] = float(value)
+        elif name != "params" and _is_plain(value):
+            found[name] = value
+    return found
+
+
+def changed_options(groups: Sequence[Mapping[str, Any]], initial: Sequence[Options]) -> dict[str, dict[str, Any]]:
+    """What has changed in the groups since `initial`, by group and name: what schedulers do."""
+    found = {}
+    for number, (group, before) in enumerate(zip(groups, initial, strict=True)):
+        now = plain_options(group)
+        if differing := {name: value for name, value in now.items() if before.get(name, ...) != value}:
+            found[str(number)] = differing
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(_is_plain(each) for each in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _own(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's options; the learning rate as a number, since a tensor would be the user's own."""
+    options = {name: value for name, value in group.items() if name != "params"}
+    return {**options, **plain_options(group)}
+
+
+def _made_anew(like: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    cls = type(like)
+    accepted = inspect.signature(cls).parameters
+    defaults = {n: float(v) if isinstance(v, Tensor) else v for n, v in like.defaults.items() if n in accepted}
+    try:
+        return cls(groups, **defaults)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{cls.__name__} cannot be made anew on a server from its options: {error}") from None
+
+
+def _copied(state: Any) -> Any:
+    """A state_dict with tensors of its own."""
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, dict):
+        return {key: _copied(value) for key, value in state.items()}
+    return type(state)(_copied(each) for each in state) if isinstance(state, list | tuple) else state
+
+
+@functools.lru_cache(maxsize=64)
+def _codec(spec: str) -> Codec:
+    return codec(spec)

@@ -1,0 +1,147 @@
+"""What workers and servers say to each other: a header of 48 bytes, a short JSON text, and a codec's payload.
+
+Callers: `server.py` and `client.py`. Nothing is pickled. Every request has a number of its own, by worker and
+shard, so that a request sent again after a failure is recognised; numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.errors import PayloadError
+
+_HEADER = struct.Struct("<4sBBHIIQQqd")
+HEADER_NBYTES = _HEADER.size
+_MAGIC = b"LacS"
+_ALIGNMENT = 64  # of the payload, from the beginning of the message
+MAX_TEXT_NBYTES = 1 << 16
+
+
+class Kind(IntEnum):
+    """What a message is for; requests come from workers, and each is answered once by a REPLY."""
+
+    PUSH = 1  # apply the payload; the answer holds the weights if wanted
+    PULL = 2  # the answer holds the weights
+    FINISH = 3  # answered, with the weights, once every worker has sent it
+    FORWARD = 4  # a server passes on a PUSH or FINISH to a replica; value: the staleness it counted
+    STORED = 5  # a replica has it
+    REPLY = 6  # clock: the slowest worker's; value: the staleness
+    REFUSED = 7  # this server does not serve that shard (yet): ask again
+    WAITING = 8  # a sign that FINISH has come and others have yet to finish; version: how far the shard is
+    BARRIER = 9  # between sites: these values are coming; wait for them
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message.
+
+    Attributes:
+        shard: the part of the weights it is about.
+        worker: the rank whose request it is, or belongs to.
+        sequence: the request's number.
+        version: the weights' version: updates applied to the shard.
+        clock: steps the worker has taken, this one included.
+        value: see Kind.
+        wants_weights: the answer is to hold the weights.
+        original: for FORWARD, the kind of the request.
+        text: JSON for people and machines: the codec's spec, options of the optimiser that changed.
+        payload: what the codec made, or float32 weights as bytes.
+    """
+
+    kind: Kind
+    shard: int
+    worker: int
+    sequence: int = 0
+    version: int = 0
+    clock: int = 0
+    value: float = 0.0
+    wants_weights: bool = False
+    original: Kind = Kind.PUSH
+    text: str = ""
+    payload: Tensor | None = None
+
+    def pack(self) -> Tensor:
+        """The message as one uint8 tensor of its own.
+
+        >>> Message(Kind.PULL, shard=2, worker=1, sequence=7).pack().numel()
+        64
+        """
+        text = self.text.encode()
+        flags = int(self.wants_weights) | int(self.original) << 1
+        head = _HEADER.pack(
+            _MAGIC, self.kind, flags, self.shard, self.worker, len(text), self.sequence, self.version, self.clock,
+            self.value,
+        )  # fmt: skip
+        begin = _aligned(HEADER_NBYTES + len(text))
+        size = 0 if self.payload is None else self.payload.numel()
+        packed = torch.empty(begin + size, dtype=torch.uint8)
+        packed[:begin] = torch.frombuffer(bytearray((head + text).ljust(begin, b"\0")), dtype=torch.uint8)
+        if self.payload is not None:
+            packed[begin:] = self.payload
+        return packed
+
+    def forwarded(self, staleness: float) -> Message:
+        """This request as its server passes it on."""
+        return replace(self, kind=Kind.FORWARD, original=self.kind, value=staleness)
+
+
+def unpack(data: Tensor) -> Message:
+    """Read what `Message.pack` made; the payload is a view of `data`.
+
+    Raises:
+        PayloadError: anything else.
+
+    >>> unpack(Message(Kind.PUSH, 0, 1, payload=torch.ones(3, dtype=torch.uint8)).pack()).payload
+    tensor([1, 1, 1], dtype=torch.uint8)
+    """
+    if data.dtype != torch.uint8 or data.numel() < HEADER_NBYTES:
+        raise PayloadError(f"a message begins with {HEADER_NBYTES} bytes, got {data.numel()} of {data.dtype}")
+    head = bytes(data[:HEADER_NBYTES].numpy())
+    magic, kind, flags, shard, worker, text_nbytes, sequence, version, clock, value = _HEADER.unpack(head)
+    begin = _aligned(HEADER_NBYTES + text_nbytes)
+    if magic != _MAGIC or text_nbytes > MAX_TEXT_NBYTES or begin > data.numel():
+        raise PayloadError("not a message between workers and servers, or one cut short")
+    try:
+        kinds = Kind(kind), Kind(flags >> 1)
+        text = bytes(data[HEADER_NBYTES : HEADER_NBYTES + text_nbytes].numpy()).decode()
+    except ValueError as error:
+        raise PayloadError(f"a message of an unknown kind or with a broken text: {error}") from None
+    return Message(
+        kinds[0], shard, worker, sequence, version, clock, value, bool(flags & 1), kinds[1], text, data[begin:]
+    )
+
+
+def settings(text: str) -> dict[str, Any]:
+    """The text of a message as a dictionary; PayloadError when it is none."""
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError:
+        raise PayloadError(f"a message's text is not JSON: '{text[:80]}'") from None
+    if not isinstance(found, dict):
+        raise PayloadError(f"a message's text is not a dictionary: '{text[:80]}'")
+    return found
+
+
+def raw(values: Tensor) -> Tensor:
+    """Float32 values as bytes, without copying."""
+    return values.view(torch.uint8)
+
+
+def weights_in(message: Message, numel: int) -> Tensor:
+    """The float32 weights a REPLY holds; PayloadError when they are not `numel`."""
+    payload = message.payload
+    if payload is None or payload.numel() != 4 * numel:
+        came = 0 if payload is None else payload.numel()
+        raise PayloadError(f"shard {message.shard} has {4 * numel} bytes of weights, the answer holds {came}")
+    return payload.view(torch.float32)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

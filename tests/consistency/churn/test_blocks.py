@@ -1,0 +1,229 @@
+"""Elastic training that agrees on weights after blocks of steps, or by a robust rule, through joins and losses."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import laconic
+from laconic.consistency.churn.blocks import Blocks
+from laconic.consistency.churn.meeting import read_events
+from laconic.consistency.churn.replica import Replica, digest
+from laconic.consistency.churn.samples import SampleLedger
+from laconic.consistency.churn.ways import way_for
+from laconic.consistency.modes.local import Local
+from laconic.errors import BadInput
+from tests.consistency.churn.trainers import BATCH, EPOCHS, SAMPLES, Trainer, assert_alike, come_and_go, problem, until
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small models: threads of torch's own would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"consistency": "local(5)"},
+        {"consistency": "local(3)", "codec": "dynamic8"},
+        {"consistency": "block_momentum(4, momentum=0.3)"},
+        {"consistency": "robust(median)"},
+    ],
+    ids=lambda options: " ".join(options.values()),
+)
+def test_workers_that_come_and_go_hold_the_same_bits(options: dict[str, Any], tmp_path: Path) -> None:
+    workers = come_and_go(tmp_path, leave_after=31, **options)
+    for worker in workers[1:]:
+        assert max(worker.digests) == EPOCHS * SAMPLES // BATCH
+        assert worker.loss < 0.35, "it does not learn"
+    assert_alike([workers[1], workers[0], *workers[2:]])
+    assert {event["rank"] for event in read_events(tmp_path)} > {1}
+
+
+def _by_hand(way: str, parts: int) -> Tensor:
+    """The weights after the training, computed slowly: every worker's model, one after the other, block for block."""
+    mode: Any = way_for(way)
+    workers = [problem() for _ in range(parts)]
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for model, _, _ in workers]
+    flat = lambda model: torch.cat([p.detach().reshape(-1) for p in model.parameters()])  # noqa: E731
+    ledger, start = SampleLedger(SAMPLES, BATCH), flat(workers[0][0])
+    update = torch.zeros_like(start)
+    while ledger.epoch < EPOCHS:
+        block = ledger.block(parts, mode.period)
+        mean, total = torch.zeros_like(start), sum(len(share) for shares in block for share in shares)
+        for place, ((model, x, y), optimizer) in enumerate(zip(workers, optimizers, strict=True)):
+            nn.utils.vector_to_parameters(start.clone(), model.parameters())
+            for shares in block:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x[shares[place]]), y[shares[place]]).backward()
+                optimizer.step()
+            if mode.state == "forget":
+                optimizer.state.clear()
+            mean += sum(len(shares[place]) for shares in block) / total * flat(model)
+        if way.startswith("block"):
+            update = (1 - 1 / parts) * update + mode.learning_rate * (mean - start)
+            start = start + update
+        else:
+            start = mean
+        ledger.commit(parts, range(parts), mode.period)
+    return start
+
+
+@pytest.mark.parametrize("way", ["local(3)", "block_momentum(8, learning_rate=0.5)"])
+def test_blocks_are_what_their_formula_says(way: str, tmp_path: Path) -> None:
+    workers = [Trainer(tmp_path, workers=3, consistency=way) for _ in range(3)]
+    for worker in workers:
+        worker.ended()
+    expected = _by_hand(way, 3)
+    for worker in workers:
+        torch.testing.assert_close(worker.weights, expected, rtol=1e-4, atol=1e-5)
+
+
+def _two_blocks(in_vain: int) -> tuple[Any, ...]:
+    """Where two blocks of two steps end; `in_vain` steps of the second are made, and given up, before it is made."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    replica = Replica(model, optimizer, SampleLedger(50, 10), scheduler)
+    blocks = Blocks(replica, Local(2), relative=False)
+
+    def make(steps: int) -> list[int]:
+        made = []
+        for _ in range(steps):
+            batch = blocks.share(2, 0)
+            made += batch.tolist()
+            model(torch.stack([batch.float()] * 4, 1) / 40).square().mean().backward()
+            blocks.step()
+        return made
+
+    for block in range(2):
+        if block == 1 and in_vain:
+            before = replica.digest
+            make(in_vain)
+            assert replica.digest != before
+            assert digest(blocks.committed) == before
+            blocks.abandon()
+            assert replica.digest == before
+        samples = make(2)
+        result = torch.empty(replica.numel)
+        blocks.write(result)
+        blocks.apply(result, 2, (0, 1))
+    moments = [float(held["exp_avg_sq"].sum()) for held in optimizer.state.values()]
+    return samples, replica.digest, optimizer.param_groups[0]["lr"], moments, replica.ledger.state(), replica.extra
+
+
+def test_a_block_that_is_given_up_leaves_everything_as_it_was() -> None:
+    expected = _two_blocks(0)
+    assert expected[2] == 0.05, "the learning rate after four steps"
+    for in_vain in (1, 2):
+        assert _two_blocks(in_vain) == expected
+
+
+@pytest.mark.timeout(60)
+def test_a_group_that_has_begun_does_not_wait_again_for_workers(tmp_path: Path) -> None:
+    """One of three leaves in the first block, before anything is committed."""
+    workers = [Trainer(tmp_path, leave_after, workers=3, consistency="local(8)") for leave_after in (None, None, 2)]
+    for worker in workers:
+        worker.ended()
+    assert [max(worker.digests, default=0) for worker in workers] == [96, 96, 0]
+    assert next(event["lost"] for event in read_events(tmp_path) if event["what"] == "left") == 8, "a block at most"
+
+
+def test_a_block_that_was_made_without_a_worker_is_not_in_its_records(tmp_path: Path) -> None:
+    offered = threading.Event()
+    options: dict[str, Any] = {"workers": 2, "consistency": "local(4)", "drop_slowest": 1, "epochs": 3}
+
+    def let_it_come(_: Tensor) -> None:
+        if first.calls == 13:
+            offered.wait(60)
+
+    def fall_behind(job: Any) -> None:
+        group, agree, missed = job._group, job._group.agree, job._group.missed
+
+        def late() -> Any:
+            mean = missed()
+            while mean is None and group.step == 0 and group.at_stake:  # in its first block, until that is made
+                time.sleep(0.005)
+                mean = missed()
+            return mean
+
+        group.missed = late
+        group.agree = lambda *about: (offered.set(), agree(*about))[1]
+
+    first = Trainer(tmp_path, spoil=let_it_come, **options)
+    until(lambda: (tmp_path / "view-00000001.json").exists())
+    second = Trainer(tmp_path, prepare=fall_behind, **options)
+    for worker in (first, second):
+        worker.ended()
+    assert second.recorded, "it was in a block in the end"
+    assert 0 not in second.recorded
+
+
+def test_a_coordinator_that_is_back_at_once_may_go_on_with_its_block(tmp_path: Path) -> None:
+    """Its connection is gone for a moment, in the middle of a block, in which it says nothing."""
+    looked = threading.Event()
+
+    def miss(job: Any) -> None:
+        group, missed = job._group, job._group.missed
+        deadline, line = group.deadline, group._line
+
+        def cut_once() -> Any:
+            if group.at_stake != 2 or looked.is_set():
+                return missed()
+            answers, reaches, held = [False], line.reaches, deadline.seconds
+            line.reaches = lambda member: answers.pop() if answers else reaches(member)
+            deadline._seconds = deadline.patience_s = 0.1
+            try:
+                return missed()
+            finally:
+                line.reaches, deadline._seconds, deadline.patience_s = reaches, held, held
+                looked.set()
+
+        group.missed = cut_once
+
+    options: dict[str, Any] = {"workers": 2, "consistency": "local(4)", "epochs": 1}
+    first = Trainer(tmp_path, spoil=lambda _: looked.wait(60), **options)
+    until(lambda: (tmp_path / "view-00000001.json").exists())
+    second = Trainer(tmp_path, prepare=miss, **options)
+    for worker in (first, second):
+        worker.ended()
+    assert looked.is_set()
+    assert not [event for event in read_events(tmp_path) if "lost" in event["what"]]
+
+
+def test_a_liar_is_outvoted(tmp_path: Path) -> None:
+    honest = [Trainer(tmp_path, workers=3, consistency="robust(median, f=1)")]
+    until(lambda: (tmp_path / "view-00000001.json").exists())
+    honest.append(Trainer(tmp_path, workers=3, consistency="robust(median, f=1)"))
+    liar = Trainer(tmp_path, workers=3, consistency="robust(median, f=1)", spoil=lambda gradient: gradient.mul_(-1e9))
+    for worker in (*honest, liar):
+        worker.ended()
+        assert worker.loss < 1.0, "the median of two gradients and a lie learns, slower; the mean would be far off"
+
+
+def test_ways_that_there_are_not_get_one_sentence(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for way, sentence in (
+        ("async", r"sync, robust, local or block_momentum, not by 'async'.*use laconic.distribute"),
+        ("once", "not by 'once'"),
+        ("gossip", "not by 'gossip'"),
+        ("sync(drop_slowest=2)", "drop_slowest=2"),
+        ("local(8, state=average)", "state=keep or state=forget"),
+        ("block_momentum(8, nesterov=true)", "without nesterov"),
+        ("nothing", "unknown consistency"),
+    ):
+        with pytest.raises(BadInput, match=sentence):
+            laconic.elastic(model, optimizer, dataset_size=4, batch=2, meeting=tmp_path, consistency=way)
