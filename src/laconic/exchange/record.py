@@ -1,4 +1,4 @@
-"""What is told of one bucket's exchange at one step; `state.records` keeps the last steps'."""
+"""What is recorded of an exchange: one bucket of a step, or one step of a worker; the last ones are kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BucketRecord:
-    """One bucket of one step: what was sent, how, and where the time went (on the communication thread).
+    """One bucket of one step: what was sent, how, and where the time went (on the exchange thread).
 
     Buckets that travelled together have one record, under the first one's number.
     """
@@ -23,3 +23,22 @@ class BucketRecord:
     decode_s: float
     sent_nbytes: int
     messages: int
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one `step()` cost and met on this worker.
+
+    Attributes:
+        step: from 0.
+        seconds: spent in agreeing, of the whole step().
+        wait_s: of these, waiting for others.
+        sent_nbytes: payload bytes this worker sent.
+        staleness: how many updates of others the weights it computed with had not seen; None where it has no meaning.
+    """
+
+    step: int
+    seconds: float
+    wait_s: float
+    sent_nbytes: int
+    staleness: int | None = None

@@ -1,0 +1,74 @@
+"""The handle that `compress`, `distribute` and `elastic` return: what a training shows, keeps, and how it ends."""
+
+from __future__ import annotations
+
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from laconic.exchange.record import BucketRecord, StepRecord
+
+
+class Job(ABC):
+    """A training together with others, on this worker. Use it in `with`, or call `close()` at the end.
+
+    Attributes:
+        records: what the last steps sent, and where their time went: a BucketRecord for each bucket, or a StepRecord
+            for each step where workers agree in `step()`.
+    """
+
+    records: Sequence[BucketRecord] | Sequence[StepRecord]
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold beside model and optimiser: tensors and plain values, no pickle needed."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another job left off; between steps.
+
+        Raises:
+            BadInput: not such a state, or one of another model.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End threads, sockets and hooks; the model trains alone again. Safe to call twice."""
+
+    def finish(self) -> None:  # noqa: B027 - most trainings leave everything in the model at every step
+        """Called by all workers after the last step: leave in the model what was trained, the same on all."""
+
+    def explain(self) -> str:
+        """What was chosen, what is sent and where the time goes, as text."""
+        return explain_steps([record for record in self.records if isinstance(record, StepRecord)])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def explain_steps(records: Sequence[StepRecord]) -> str:
+    """The medians of the last steps, as a table.
+
+    >>> print(explain_steps([StepRecord(7, 0.25, 0.125, 1024, 0)]))
+    the last 1 of 8 steps of this worker, medians
+        agreeing      waiting         sent   staleness
+       250.00 ms    125.00 ms       1024 B           0
+    """
+    if not records:
+        return "nothing was exchanged yet"
+    last = records[-100:]
+    seconds, wait_s = (1e3 * statistics.median(getattr(r, name) for r in last) for name in ("seconds", "wait_s"))
+    sent_nbytes = int(statistics.median(record.sent_nbytes for record in last))
+    known = [record.staleness for record in last if record.staleness is not None]
+    staleness = f"{statistics.median_low(known)}" if known else "-"
+    return "\n".join(
+        [
+            f"the last {len(last)} of {records[-1].step + 1} steps of this worker, medians",
+            f"{'agreeing':>12} {'waiting':>12} {'sent':>12} {'staleness':>11}",
+            f"{seconds:9.2f} ms {wait_s:9.2f} ms {sent_nbytes:10} B {staleness:>11}",
+        ]
+    )

@@ -1,0 +1,330 @@
+"""The residuals of an exchange: what its codecs left out of one message and add to the next, by name.
+
+Callers: everything that sends through a codec again and again: buckets, FSDP's shards, matrix codecs, servers, elastic
+jobs. A `Residual` belongs to one vector on its way through a codec; `Residuals` owns all of an exchange and knows which
+names (parameters, shards of a server) lie in which vector, so that they follow a name to another codec, bucket, world
+size or checkpoint.
+
+Invariant, exactly as the codec's encode_feedback defines it: sent + residual after = input + residual before.
+
+Source: Seide et al., 1-Bit Stochastic Gradient Descent, 2014; Karimireddy et al., Error Feedback Fixes SignSGD, 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from laconic.codecs import Codec
+from laconic.codecs.compose import Selected
+from laconic.codecs.entropy import Entropy
+from laconic.errors import BadInput, NonFiniteError
+
+Site = tuple[int, int, int]  # where something is encoded: round, start, stop
+Mode = Literal["off", "selection", "full"]
+
+
+def mode_for(codec: Codec, feedback: bool | None = None) -> Mode:
+    """What to feed back: nothing for unbiased codecs and casts, what was not selected where the rest is unbiased, else
+    all. `feedback` False feeds nothing back, True also what a codec does not need, but for exact ones.
+
+    The noise of an unbiased quantiser averages out by itself. Fed back, it need not stay bounded: QSGD with 7 levels on
+    buckets of 512 has up to 3.2 times the variance of its input, and the residual would grow at every step.
+
+    >>> from laconic.codecs import codec
+    >>> [mode_for(codec(spec)) for spec in ("qsgd(4)", "topk(0.01)+qsgd(4)+entropy", "topk(0.01)", "dynamic8")]
+    ['off', 'selection', 'full', 'full']
+    >>> mode_for(codec("qsgd(4)"), True), mode_for(codec("topk(0.01)"), False)
+    ('full', 'off')
+    """
+    if feedback is False or codec.exact:
+        return "off"
+    coded = codec.coded if isinstance(codec, Entropy) else codec
+    if isinstance(coded, Selected) and coded.quantiser.unbiased:
+        return "selection"
+    return "off" if (codec.unbiased or codec.fine) and feedback is None else "full"
+
+
+class Layout(Protocol):
+    """Where named values lie in a vector."""
+
+    @property
+    def numel(self) -> int:
+        """The vector's length."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names that have a residual in it."""
+
+    def cut(self, vector: Tensor) -> dict[str, Tensor]:
+        """Each name's values, flat."""
+
+    def join(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The vector of these values, with zeros where a name has none."""
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Parts one after the other: name and length; a part without a name has no residual of its own."""
+
+    parts: tuple[tuple[str | None, int], ...]
+
+    @property
+    def numel(self) -> int:
+        return sum(numel for _, numel in self.parts)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.parts if name is not None]
+
+    def cut(self, vector: Tensor) -> dict[str, Tensor]:
+        pieces = torch.split(vector, [numel for _, numel in self.parts])
+        return {name: piece for (name, _), piece in zip(self.parts, pieces, strict=True) if name is not None}
+
+    def join(self, values: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([_fitting(values.get(name or ""), name, numel) for name, numel in self.parts])
+
+
+def _fitting(value: Tensor | None, name: str | None, numel: int) -> Tensor:
+    if value is None:
+        return torch.zeros(numel)
+    if value.numel() != numel:
+        raise BadInput(f"the residual of '{name}' has {value.numel()} values, '{name}' has {numel}: another model's?")
+    return value.reshape(-1)
+
+
+class Residual:
+    """The residual of one vector, site by site: the second leg of an all-reduce has one as well as the first.
+
+    Args:
+        numel: the vector's length.
+        mode: "full" feeds everything back, "selection" only what a selector left out, "off" nothing.
+        tentative: what `encode`, `carry` and `settle` change counts only once `commit` is called; costs one copy of
+            the residual a step, and its memory a second time.
+    """
+
+    def __init__(self, numel: int, mode: Mode = "full", *, tentative: bool = False) -> None:
+        self.numel = numel
+        self.mode = mode
+        self._tentative = tentative
+        self._carried: Tensor | None = None  # from a former codec, layout or checkpoint, still to be sent
+        self._carrying = self._settling = False
+        self._sites: dict[Site, Tensor] = {}
+        self._copies: dict[Site, int] = {}
+        self._drafts: dict[Site, Tensor] = {}  # what the sites become at `commit`
+        self._drafted: set[Site] = set()
+
+    def encode(self, codec: Codec, x: Tensor, site: Site, *, step: int, out: Tensor, copies: int = 1) -> Tensor:
+        """Encode x and its site's residual; keep what is left out now. A NonFiniteError clears the site.
+
+        `copies` ranks have the same residual at this site, for they encode the same sum: each counts for its share.
+        """
+        if self.mode == "off":
+            return codec.encode(x, step=step, out=out)
+        residual = self._sites.get(site)
+        if residual is None:
+            residual = self._sites[site] = torch.zeros(x.numel())
+            self._copies[site] = copies
+        if self._tentative:
+            residual = self._draft(site, residual)
+        try:
+            if self.mode == "selection":
+                return codec.encode_selection(x, residual, step=step, out=out)  # type: ignore[attr-defined,no-any-return]
+            payload = codec.encode_feedback(x, residual, step=step, out=out)
+            if codec.fine:  # casts send NaN and infinity instead of refusing them; they must not stay in the residual
+                torch.nan_to_num_(residual, nan=0.0, posinf=0.0, neginf=0.0)
+            return payload
+        except NonFiniteError:
+            residual.zero_()
+            raise
+
+    def _draft(self, site: Site, now: Tensor) -> Tensor:
+        """A copy of the site's residual, to be changed into the next."""
+        draft = self._drafts.get(site)
+        if draft is None:
+            draft = self._drafts[site] = torch.empty_like(now)
+        self._drafted.add(site)
+        self._settling = False
+        return draft.copy_(now)
+
+    @property
+    def carries(self) -> bool:
+        """Whether `carry` has something to add."""
+        return self._carried is not None
+
+    def carry(self, x: Tensor) -> Tensor:
+        """Add to x what a former codec, layout or checkpoint left; x is changed in place."""
+        if self._carried is not None:
+            x += self._carried
+            self._carrying = True
+            if not self._tentative:
+                self.commit()
+        return x
+
+    def settle(self, x: Tensor) -> Tensor:
+        """Add everything to x, which is then sent exactly: nothing is left. x is changed in place."""
+        x += self.total()
+        self._settling = True
+        self._drafted.clear()
+        if not self._tentative:
+            self.commit()
+        return x
+
+    def commit(self) -> None:
+        """What was encoded, carried and settled since the last commit has been used."""
+        if self._settling:
+            self._sites.clear()
+        for site in self._drafted:
+            self._sites[site], self._drafts[site] = self._drafts[site], self._sites[site]
+        if self._carrying or self._settling:
+            self._carried = None
+        self.roll_back()
+
+    def roll_back(self) -> None:
+        """What was encoded, carried and settled since the last commit was in vain."""
+        self._drafted.clear()
+        self._carrying = self._settling = False
+
+    def total(self) -> Tensor:
+        """All that is left, as one vector, in memory of its own."""
+        total = torch.zeros(self.numel) if self._carried is None else self._carried.clone()
+        for site, residual in self._sites.items():
+            total[site[1] : site[2]] += residual / self._copies[site]
+        return total
+
+    def restart(self, left: Tensor | None = None) -> None:
+        """Begin anew with `left` still to be sent: `carry` adds it to the next input."""
+        if left is not None and left.numel() != self.numel:
+            raise BadInput(f"the residual has {left.numel()} values, the vector {self.numel}")
+        self.roll_back()
+        self._sites.clear()
+        self._carried = left.clone() if left is not None and bool(left.any()) else None
+
+    def whole(self) -> Tensor:
+        """The residual itself, for codecs that feed back by themselves: the caller changes it in place."""
+        site = (0, 0, self.numel)
+        if set(self._sites) != {site} or self._carried is not None:
+            total = self.total()
+            self.restart()
+            self._sites[site], self._copies[site] = total, 1
+        return self._sites[site]
+
+
+class Residuals:
+    """All residuals of one sender, by name.
+
+    Args:
+        feedback: None feeds back what each codec needs, False nothing, True all but what exact codecs leave out.
+        tentative: as for `Residual`: each step ends in `commit` or `roll_back`.
+
+    >>> from laconic.codecs import codec
+    >>> residuals, room = Residuals(tentative=True), torch.empty(99, dtype=torch.uint8)
+    >>> for _ in range(2):  # the first attempt fails
+    ...     residuals.roll_back()
+    ...     payload = residuals.encode("weights", codec("topk(0.5)"), torch.tensor([1.0, 3.0]), step=0, out=room)
+    >>> residuals.commit()
+    >>> residuals.state_dict()
+    {'weights': tensor([1., 0.])}
+    """
+
+    def __init__(self, feedback: bool | None = None, *, tentative: bool = False) -> None:
+        self.feedback = feedback
+        self._tentative = tentative
+        self._vectors: dict[str, tuple[Layout, Residual]] = {}  # by each name that lies in it
+        self._codecs: dict[str, Codec] = {}  # of the names that `encode` was called for
+        self._waiting: dict[str, Tensor] = {}  # of names that lie in no vector now
+
+    def lay_out(self, layout: Layout, codec: Codec) -> Residual | None:
+        """The residual of a vector that goes through `codec` from now on; what its names had before is carried over.
+
+        Returns:
+            None where nothing is fed back, and nothing is left from before.
+        """
+        return self._laid_out(layout, mode_for(codec, self.feedback))
+
+    def _laid_out(self, layout: Layout, mode: Mode) -> Residual | None:
+        left = {name: value for name in layout.names if (value := self.take(name)) is not None}
+        if mode == "off" and not left:
+            return None
+        residual = Residual(layout.numel, mode, tentative=self._tentative)
+        if left:
+            residual.restart(layout.join(left))
+        self._vectors.update(dict.fromkeys(layout.names, (layout, residual)))
+        return residual
+
+    def encode(self, name: str, codec: Codec, x: Tensor, *, step: int, out: Tensor) -> Tensor:
+        """Encode the whole vector `name`, which lies alone, and its residual; x is left alone.
+
+        Raises:
+            NonFiniteError: from the codec; the residual is then cleared.
+        """
+        if self._codecs.get(name) != codec:
+            self._laid_out(SideBySide(((name, x.numel()),)), mode_for(codec, self.feedback))
+            self._codecs[name] = codec
+        if name not in self._vectors:
+            return codec.encode(x, step=step, out=out)
+        residual = self._vectors[name][1]
+        if residual.carries:
+            x = residual.carry(x.clone())
+        return residual.encode(codec, x, (0, 0, x.numel()), step=step, out=out)
+
+    def whole(self, name: str, numel: int) -> Tensor:
+        """The residual of `name` itself, zeros at first, for codecs that feed back by themselves, in place."""
+        found = self._vectors.get(name)
+        if found is None or list(found[0].names) != [name]:
+            self._laid_out(SideBySide(((name, numel),)), "full")
+        return self._vectors[name][1].whole()
+
+    def settle(self, name: str, x: Tensor) -> Tensor:
+        """Add all that is left of `name` to x, which is then sent exactly; x is changed in place."""
+        if self._tentative:
+            if name in self._waiting:
+                self._laid_out(SideBySide(((name, x.numel()),)), "off")
+            return self._vectors[name][1].settle(x) if name in self._vectors else x
+        left = self.take(name)
+        return x if left is None else x.add_(left)
+
+    def take(self, name: str) -> Tensor | None:
+        """What is left of `name`, which has none from then on; None where it has none already."""
+        if name in self._vectors:
+            layout, residual = self._vectors[name]
+            for each, value in layout.cut(residual.total()).items():
+                self._waiting[each] = value
+                self._vectors.pop(each)
+                self._codecs.pop(each, None)
+        return self._waiting.pop(name, None)
+
+    def __bool__(self) -> bool:
+        """Whether there may be something left."""
+        return bool(self._vectors or self._waiting)
+
+    def commit(self) -> None:
+        """What was encoded and settled since the last commit has been used."""
+        for _, residual in self._vectors.values():
+            residual.commit()
+
+    def roll_back(self) -> None:
+        """What was encoded and settled since the last commit was in vain."""
+        for _, residual in self._vectors.values():
+            residual.roll_back()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What is left, by name: independent of codec, schedule and buckets."""
+        found = {name: value.clone() for name, value in self._waiting.items()}
+        for layout, residual in {id(pair): pair for pair in self._vectors.values()}.values():
+            found.update({name: value.clone() for name, value in layout.cut(residual.total()).items()})
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on with what another left; vectors must be laid out anew."""
+        self._vectors.clear()
+        self._codecs.clear()
+        self._waiting = {name: value.detach().clone().reshape(-1) for name, value in state.items()}
+
+    def forget(self) -> None:
+        """Have nothing left."""
+        self.load_state_dict({})
