@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import hypothesis
 import pytest
 import torch
 
@@ -13,10 +12,6 @@ HERE = Path(__file__).parent
 for folder in (HERE, HERE.parent):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-
-# The first example of a codec compiles its kernels, which takes seconds: no deadline per example. The same examples
-# every run, so that a change and not the dice explains a new failure.
-hypothesis.settings.register_profile("codecs", deadline=None, derandomize=True, database=None)
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from laconic.codecs.adacomp import AdaComp
 from laconic.errors import BadInput
 from reference import codec_adacomp
 
-few = settings(settings.get_profile("codecs"), max_examples=40)
+few = settings(max_examples=40)
 
 
 @few

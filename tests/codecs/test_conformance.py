@@ -20,7 +20,7 @@ from subjects import ALL, SINGLE, parts, reference, same_bits, tensors, values
 from laconic import codecs
 from laconic.errors import BadInput, NonFiniteError, PayloadError
 
-few = settings(settings.get_profile("codecs"), max_examples=12)
+few = settings(max_examples=12)
 every_codec = pytest.mark.parametrize("spec", ALL)
 every_single_codec = pytest.mark.parametrize("spec", SINGLE)
 steps = st.integers(0, 2**40)

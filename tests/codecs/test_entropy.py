@@ -14,7 +14,7 @@ from laconic.codecs import codec, huffman
 from laconic.errors import BadInput, PayloadError
 from reference import codec_entropy
 
-few = settings(settings.get_profile("codecs"), max_examples=60)
+few = settings(max_examples=60)
 
 
 @st.composite

@@ -13,7 +13,7 @@ from laconic.codecs.factors import Factors
 from laconic.errors import BadInput, NonFiniteError, PayloadError
 from reference import codec_factors
 
-few = settings(settings.get_profile("codecs"), max_examples=40)
+few = settings(max_examples=40)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -16,7 +16,7 @@ from laconic.errors import BadInput, PayloadError
 
 
 @pytest.mark.parametrize("bits", [8, 16])
-@settings(settings.get_profile("codecs"), max_examples=40)
+@settings(max_examples=40)
 @given(x=tensors())
 def test_error_is_at_most_half_a_unit_below_the_top(bits, x):
     flex = FlexPoint(bits)

@@ -35,7 +35,7 @@ class Fixed(Codec):
         return 16 + 2 * numel
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(max_size=70), st.integers(0, 2**40), st.sampled_from(["none", "qsgd", "topk+qsgd"]))
 def test_sealed_bytes_match_the_reference_and_come_back(body, numel, name):
     payload = sealed(body, name, numel)

@@ -13,7 +13,7 @@ from laconic.codecs import indices
 from laconic.errors import PayloadError
 from reference import index_packing
 
-few = settings(settings.get_profile("codecs"), max_examples=150)
+few = settings(max_examples=150)
 
 
 @st.composite

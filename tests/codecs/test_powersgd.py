@@ -13,7 +13,7 @@ from laconic.codecs.powersgd import PowerSGD
 from laconic.errors import BadInput, NonFiniteError
 from reference import codec_powersgd
 
-few = settings(settings.get_profile("codecs"), max_examples=40)
+few = settings(max_examples=40)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -21,7 +21,7 @@ def test_scale_is_the_mean_magnitude(bucket):
         torch.testing.assert_close(sent, expected.float(), rtol=2e-7, atol=0)
 
 
-@settings(settings.get_profile("codecs"), max_examples=30)
+@settings(max_examples=30)
 @given(x=tensors(kinds=MODEST))
 def test_contraction_is_exactly_the_papers(x):
     """‖x − C(x)‖² = ‖x‖² − Σ ‖x_B‖₁²/|B| ≤ (1 − 1/|B|)·‖x‖² (Karimireddy et al. 2019, Lemma 8)."""

@@ -22,7 +22,7 @@ STOCHASTIC_ROUNDING = [
     spec for spec in SINGLE if codecs.codec(spec).stochastic and codecs.codec(spec).kind == "quantiser"
 ]
 BIASED = [spec for spec in ALL if not codecs.codec(spec).unbiased and not codecs.codec(spec).stochastic]
-few = settings(settings.get_profile("codecs"), max_examples=15)
+few = settings(max_examples=15)
 
 
 def decoded_over_steps(codec: codecs.Codec, x: torch.Tensor, steps: int = STEPS) -> torch.Tensor:

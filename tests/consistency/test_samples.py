@@ -21,7 +21,7 @@ BLOCK = st.tuples(st.integers(1, 7), st.sets(st.integers(0, 6)), st.booleans(), 
     seed=st.integers(0, 5),
     churn=st.lists(BLOCK, min_size=1, max_size=30),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_sample_of_an_epoch_is_used_once(
     samples: int, batch: int, seed: int, churn: list[tuple[int, set[int], bool, int]]
 ) -> None:
@@ -55,7 +55,7 @@ def test_every_sample_of_an_epoch_is_used_once(
 
 
 @given(samples=st.integers(1, 200), batch=st.integers(1, 50), parts=st.lists(st.integers(1, 9), min_size=1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_step_has_the_same_samples_whoever_is_there(samples: int, batch: int, parts: list[int]) -> None:
     alone, together = SampleLedger(samples, batch, 3), SampleLedger(samples, batch, 3)
     sizes = []

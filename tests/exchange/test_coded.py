@@ -35,7 +35,7 @@ def _values(world_size: int, numel: int, seed: int = 0) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(world_size=st.integers(1, 7), numel=st.sampled_from([0, 1, 5, 700]), spec=st.sampled_from(SPECS))
 def test_all_ranks_end_with_the_same_bits(form: str, world_size: int, numel: int, spec: str) -> None:
     xs = _values(world_size, numel)

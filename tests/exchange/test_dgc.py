@@ -209,7 +209,7 @@ def test_huge_gradients_are_clipped_not_dropped() -> None:
     nesterov=st.booleans(),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_kernel(numel: int, momentum: float, scale: float, nesterov: bool, seed: int) -> None:
     draw = np.random.default_rng(seed)
     u, g = draw.standard_normal((2, numel)).astype(np.float32)

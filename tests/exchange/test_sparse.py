@@ -95,7 +95,7 @@ def test_the_sum_is_exact_and_the_same_everywhere(world_size: int, algorithm: st
                 assert totals[0].indices.tolist() == sparse_sum.union(streams)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     world_size=st.integers(1, 9),
     numel=st.integers(0, 400),
@@ -232,7 +232,7 @@ def test_a_corrupt_message_is_an_error_on_every_rank_and_nobody_hangs(algorithm:
     assert all("could not read" in texts[rank] for rank in heard if rank != 1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 500), st.integers(0, 2**32 - 1), st.data())
 def test_no_change_of_a_message_goes_unnoticed(numel: int, seed: int, data: st.DataObject) -> None:
     ((indices, values),) = make_streams("uniform", 1, numel, seed)

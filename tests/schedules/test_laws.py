@@ -27,7 +27,7 @@ def _build(collective: str, name: str, world_size: int, numel: int) -> Schedule:
 
 
 @pytest.mark.parametrize(("collective", "name"), EVERY)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(world_size=WORLDS, numel=st.integers(0, 200))
 def test_right_and_as_counted(collective: str, name: str, world_size: int, numel: int) -> None:
     schedule = _build(collective, name, world_size, numel).validate()
@@ -45,7 +45,7 @@ def test_larger_worlds(collective: str, name: str, world_size: int) -> None:
     assert simulate(schedule, Link(1e-6, 1e-9)).sent_nbytes == 4 * schedule.sent_numel
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(world_size=WORLDS, numel=st.integers(0, 100), segment=st.integers(1, 40))
 def test_ring_segments(world_size: int, numel: int, segment: int) -> None:
     schedule = schedules.ring(world_size, numel, segment).validate()
@@ -54,7 +54,7 @@ def test_ring_segments(world_size: int, numel: int, segment: int) -> None:
     assert schedule.rounds == (2 * (world_size - 1) if numel else 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     hosts=st.lists(st.integers(0, 3), min_size=1, max_size=9).map(tuple),
     numel=st.integers(0, 50),
@@ -68,7 +68,7 @@ def test_hierarchical_over_any_hosts(hosts: tuple[int, ...], numel: int, inner: 
     assert schedule.rounds == (formula.rounds(len(hosts), inner=inner, outer=outer, hosts=hosts) if numel else 0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(world_size=WORLDS, round_=st.integers(0, 100), seed=st.integers(0, 5))
 def test_gossip(world_size: int, round_: int, seed: int) -> None:
     pairs = schedules.random_pairs(world_size, 10, round_, seed).validate()

@@ -126,7 +126,7 @@ def test_svmlight_refuses_what_it_cannot_hold(content: bytes) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=1, max_size=8), st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_sparse_rows_are_gathered_like_dense_ones(columns: list[list[int]], draw: st.DataObject) -> None:
     starts = torch.tensor([0, *np.cumsum([len(row) for row in columns])])
     flat = torch.tensor([c for row in columns for c in row], dtype=torch.int64)
@@ -414,7 +414,7 @@ def test_the_published_files_are_read(name: str, monkeypatch: pytest.MonkeyPatch
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 9), st.integers(0, 2**31), st.integers(0, 5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_an_epoch_uses_each_sample_once_and_steps_do_not_depend_on_ranks(
     samples: int, batch: int, ranks: int, seed: int, epoch: int
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -26,7 +26,6 @@ from tests.consistency.least_squares import ETA, gradient, start, train_all
 GRAPHS = graphs.names()
 
 
-@settings(deadline=None)
 @given(st.sampled_from(GRAPHS), st.integers(1, 24), st.integers(0, 50), st.integers(0, 5))
 def test_mixing_is_doubly_stochastic_and_all_ranks_agree(graph: str, size: int, step: int, seed: int) -> None:
     matrix = graphs.mixing_matrix(graph, size, step, seed)
