@@ -1,6 +1,7 @@
 # Every target sets up what it needs in .venv, once, and leaves nothing outside this folder.
 SHELL := /bin/bash
-PYTHON ?= python3.11
+PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3)
+MINUTES ?= 10
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_NO_CACHE_DIR := 1
@@ -9,17 +10,23 @@ export XDG_CACHE_HOME := $(CURDIR)/.cache
 export TMPDIR := $(CURDIR)/.cache/tmp
 export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba
 
-.PHONY: demo test slow soak check bench docs clean
+.PHONY: demo test slow fuzz soak check bench docs clean
 .DEFAULT_GOAL := demo
 
-# torch first, pinned to the CPU build: an open range would bring gigabytes of CUDA.
+# torch first, pinned to the CPU build: an open range would bring gigabytes of CUDA. What pip says is of interest only
+# if it fails.
 $(VENV)/ready: pyproject.toml
 	@mkdir -p $(TMPDIR)
-	@command -v $(PYTHON) >/dev/null || { echo "laconic needs Python 3.11 ($(PYTHON) not found; set PYTHON=…)"; exit 2; }
-	@echo "setting up $(VENV) (about two minutes, once)"
-	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install -q torch==2.13.0
-	@$(BIN)/pip install -q -e '.[dev,mpi]'
+	@for python in $(PYTHONS); do \
+	  if $$python -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo "laconic needs Python 3.11 or newer with its venv module, but found none (tried: $(PYTHONS)); name one with make PYTHON=…" >&2; \
+	  exit 2; \
+	fi; \
+	echo "setting up $(VENV) with $$($$found --version) (about two minutes, once)"; \
+	{ $$found -m venv $(VENV) && $(BIN)/pip install torch==2.13.0 && $(BIN)/pip install -e '.[dev,mpi]'; } \
+	  >.cache/setup.log 2>&1 || { tail -n 40 .cache/setup.log; echo "set-up failed; all that was said is in .cache/setup.log"; exit 2; }
 	@touch $@
 
 demo: $(VENV)/ready
@@ -37,6 +44,11 @@ test: check
 slow: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
 	$(BIN)/python -m pytest -m slow
+
+# The tests draw the same examples in every run. Here chance looks for others, for MINUTES minutes.
+fuzz: $(VENV)/ready
+	@mkdir -p $(TMPDIR)
+	$(BIN)/python -m benchmarks.fuzz --minutes $(MINUTES)
 
 soak: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
