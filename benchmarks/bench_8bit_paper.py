@@ -46,9 +46,9 @@ from torch import Tensor
 
 import laconic
 from laconic.errors import BadInput, LaconicError
-from laconic.lab.cluster import Cluster
-from laconic.lab.codec_bench import environment
-from laconic.lab.configurations import configuration, make_trainee
+from laconic.lab.clusters.cluster import Cluster
+from laconic.lab.environment import environment
+from laconic.lab.runs.configurations import configuration, make_trainee
 from laconic.statistics import Variance, blocked_variance, median, one_way_variance, ratio_interval
 from laconic.transports.launcher import run_local
 from laconic.workloads import Changes, Task, Workload

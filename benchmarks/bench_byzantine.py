@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from laconic.consistency.robust.rules import RULES, Array, aggregate
-from laconic.lab.codec_bench import environment
+from laconic.lab.environment import environment
 from laconic.workloads.data import load
 
 WORKERS, SHARE, EPOCHS, FAULTS = 11, 12, 20, (0, 1, 2, 3)

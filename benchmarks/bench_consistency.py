@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import LaconicError
-from laconic.lab.compare import compare
-from laconic.lab.configurations import split
-from laconic.lab.progress import say
-from laconic.lab.record import Record
+from laconic.lab.records.record import Record
+from laconic.lab.runs.compare import compare
+from laconic.lab.runs.configurations import split
+from laconic.lab.runs.progress import say
 from laconic.workloads import Changes
 
 MODES = "sync,stale(4),async,easgd,gossip,local(8),hogwild"

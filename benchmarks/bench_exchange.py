@@ -42,8 +42,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import BadInput, LaconicError
 from laconic.exchange.collectives import world_of
-from laconic.lab.cluster import INTERFACE, Cluster, Link
-from laconic.lab.codec_bench import environment
+from laconic.lab.clusters.cluster import INTERFACE, Cluster, Link
+from laconic.lab.environment import environment
 from laconic.statistics import median
 from laconic.transports.world import World
 

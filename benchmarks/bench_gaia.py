@@ -33,8 +33,8 @@ from torch import Tensor, nn
 import laconic
 from laconic.consistency.distribute import mode_of
 from laconic.errors import BadInput, LaconicError
-from laconic.lab.cluster import INTERFACE, Cluster, Link
-from laconic.lab.codec_bench import environment
+from laconic.lab.clusters.cluster import INTERFACE, Cluster, Link
+from laconic.lab.environment import environment
 from laconic.workloads.data import load
 
 PER_SITE = 2

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import laconic
 from laconic.consistency.distribute import mode_of
-from laconic.lab.codec_bench import environment
+from laconic.lab.environment import environment
 from laconic.transports.launcher import run_local
 from laconic.workloads.data import load
 

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
-from laconic.lab.codec_bench import environment
+from laconic.lab.environment import environment
 from laconic.transports.launcher import run_local
 from laconic.workloads.data import fetch, load
 from laconic.workloads.models.mlp import mlp

@@ -48,9 +48,9 @@ import laconic
 from laconic.errors import BadInput, LaconicError
 from laconic.exchange.auto import GUESS
 from laconic.exchange.state import CompressionState
-from laconic.lab.cluster import INTERFACE, Cluster, Link
-from laconic.lab.codec_bench import environment
-from laconic.lab.configurations import SINGLE, Trainee, configuration, make_trainee
+from laconic.lab.clusters.cluster import INTERFACE, Cluster, Link
+from laconic.lab.environment import environment
+from laconic.lab.runs.configurations import SINGLE, Trainee, configuration, make_trainee
 from laconic.statistics import median, ratio_interval
 from laconic.transports.profile import Profile
 from laconic.transports.world import World

@@ -36,8 +36,8 @@ from torch import Tensor
 
 import laconic
 from laconic.exchange.sparse import SparseStream, choose, predicted, sparse_all_reduce
-from laconic.lab.cluster import Cluster
-from laconic.lab.codec_bench import environment
+from laconic.lab.clusters.cluster import Cluster
+from laconic.lab.environment import environment
 from laconic.schedules import Link
 from laconic.statistics import median
 from laconic.transports.executor import run_native
@@ -188,7 +188,7 @@ def table(record: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", default="4,8")
-    parser.add_argument("--link", default="1gbit", help="as laconic.lab.cluster takes it, or loopback")
+    parser.add_argument("--link", default="1gbit", help="as laconic.lab.clusters.cluster takes it, or loopback")
     parser.add_argument("--numel", type=int, default=10_000_000)
     parser.add_argument("--densities", default="0.001,0.01,0.1")
     parser.add_argument("--repeats", type=int, default=7)

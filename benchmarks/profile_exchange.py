@@ -17,7 +17,7 @@ from pathlib import Path
 import torch.distributed as dist
 from bench_exchange import Task, Trainee, load_data
 
-from laconic.lab.cluster import Cluster
+from laconic.lab.clusters.cluster import Cluster
 
 
 def thread_seconds() -> dict[tuple[str, str], float]:

@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from laconic.lab import approximation as approximation_lab
-from laconic.lab import codec_bench
+from laconic.lab.bench import approximation as approximation_lab
+from laconic.lab.bench import codec_speed
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def codecs(
-    numel: Annotated[int, typer.Option(help="Elements of the tensor.")] = codec_bench.TARGET_NUMEL,
+    numel: Annotated[int, typer.Option(help="Elements of the tensor.")] = codec_speed.TARGET_NUMEL,
     threads: Annotated[int, typer.Option(help="Threads of torch and of the kernels.")] = 1,
     repeats: Annotated[int, typer.Option(help="Timed repeats, after one untimed.")] = 9,
     codec: Annotated[list[str] | None, typer.Option(help="A codec spec; repeat it for more. Default: all.")] = None,
@@ -30,16 +30,16 @@ def codecs(
 ) -> None:
     """Time every codec beside memcpy and its peers, on N(0,1) values."""
     with _progress("codecs", quiet=json) as progress:
-        record = codec_bench.run(
+        record = codec_speed.run(
             codec or None, numel=numel, threads=threads, repeats=repeats, peers=peers, progress=progress
         )
     if json:
         typer.echo(json_module.dumps(record, indent=2, ensure_ascii=False))
         return
-    headings = ["codec", *codec_bench.OPERATIONS, "bits", "mean rel. error", "mean abs. error"]
+    headings = ["codec", *codec_speed.OPERATIONS, "bits", "mean rel. error", "mean abs. error"]
     _show(headings, [_codec_cells(row) for row in [*record["results"], *record["peers"]]])
     typer.echo(f"ns per element (multiple of memcpy); memcpy of {numel:,} floats: {record['memcpy_ns']:.3f} ns")
-    for sentence in codec_bench.missed_targets(record) if numel >= codec_bench.TARGET_NUMEL else ():
+    for sentence in codec_speed.missed_targets(record) if numel >= codec_speed.TARGET_NUMEL else ():
         typer.echo(f"target missed: {sentence}")
 
 
@@ -65,7 +65,7 @@ def _codec_cells(row: dict[str, Any]) -> list[str]:
     if "codec" not in row and "encode_ns" not in row:
         return [row["peer"], row.get("error", "not installed"), *[""] * 6]
     times = []
-    for operation in codec_bench.OPERATIONS:
+    for operation in codec_speed.OPERATIONS:
         if f"{operation}_ns" not in row:
             times.append("")
             continue

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from laconic.errors import BadInput
-from laconic.lab.collective_bench import NUMELS, measure
-from laconic.lab.jobs import run_job
+from laconic.lab.bench.collectives import NUMELS, measure
+from laconic.lab.clusters.launch import run_job
 
 
 def collectives(

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from laconic.errors import BadInput
-from laconic.lab.distributed_check import measure
-from laconic.lab.jobs import run_job
+from laconic.lab.bench.distributed import measure
+from laconic.lab.clusters.launch import run_job
 
 
 def distributed(

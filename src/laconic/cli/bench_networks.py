@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from laconic.lab.network_check import FORWARD_TOLERANCE, GRADIENT_TOLERANCE, Checked, check, small_names
+from laconic.lab.bench.networks import FORWARD_TOLERANCE, GRADIENT_TOLERANCE, Checked, check, small_names
 
 
 def networks(

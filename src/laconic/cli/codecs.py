@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from laconic.codecs import codec, get, names
-from laconic.lab.codec_bench import simplest_spec
+from laconic.lab.bench.codec_speed import simplest_spec
 
 NUMEL = 1_000_000  # bits per element are those of a tensor of this length, header and scales included
 

@@ -13,17 +13,17 @@ import typer
 
 from laconic.consistency import names as mode_names
 from laconic.errors import BadInput
-from laconic.lab import demo
-from laconic.lab.compare import compare as run
-from laconic.lab.compare import resume as go_on
-from laconic.lab.configurations import split
 from laconic.lab.lint import counts, failures
-from laconic.lab.progress import say
-from laconic.lab.record import Record
+from laconic.lab.records.record import Record
+from laconic.lab.records.summary import Row, results, summarise
 from laconic.lab.report import FILE, words
 from laconic.lab.report.tables import main_claim
-from laconic.lab.summary import Row, results, summarise
-from laconic.lab.train import show_warnings_as_sentences
+from laconic.lab.runs import demo
+from laconic.lab.runs.compare import compare as run
+from laconic.lab.runs.compare import resume as go_on
+from laconic.lab.runs.configurations import split
+from laconic.lab.runs.progress import say
+from laconic.lab.runs.train import show_warnings_as_sentences
 from laconic.workloads import Changes, names
 
 CONFIGS = ",".join(demo.CONFIGS)

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from laconic.cli.compare import show
-from laconic.lab import demo as settings
-from laconic.lab.compare import compare
-from laconic.lab.progress import say
-from laconic.lab.train import show_warnings_as_sentences
+from laconic.lab.runs import demo as settings
+from laconic.lab.runs.compare import compare
+from laconic.lab.runs.progress import say
+from laconic.lab.runs.train import show_warnings_as_sentences
 from laconic.workloads import Changes
 
 

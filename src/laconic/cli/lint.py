@@ -11,7 +11,7 @@ import typer
 
 from laconic.lab.lint import counts
 from laconic.lab.lint import lint as check
-from laconic.lab.record import Record
+from laconic.lab.records.record import Record
 
 
 def lint(

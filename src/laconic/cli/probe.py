@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from laconic.errors import BadInput
-from laconic.lab.jobs import run_job
-from laconic.lab.link_probe import measure
+from laconic.lab.bench.link import measure
+from laconic.lab.clusters.launch import run_job
 from laconic.transports.profile import Profile
 
 

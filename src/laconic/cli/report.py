@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from laconic.lab.record import Record
+from laconic.lab.records.record import Record
 from laconic.lab.report import FILE, write_report
 from laconic.lab.report.export import find_browser, write_csv, write_png, write_svg
 
@@ -35,7 +35,7 @@ def report(
         if browser is None:
             note = "no Chromium was found to draw PNG (name one by LACONIC_CHROMIUM), so the charts are written as SVG"
     if tensorboard is not None:
-        from laconic.lab.tensorboard import export
+        from laconic.lab.report.tensorboard import export
 
         note = f"{export(source, tensorboard)} scalars are in {tensorboard}" + (f"; {note}" if note else "")
     if json:

@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 
 from laconic.errors import BadInput
-from laconic.lab.elastic_run import train_elastic
-from laconic.lab.progress import say
+from laconic.lab.elastic.run import train_elastic
+from laconic.lab.records.summary import results
 from laconic.lab.report import words
-from laconic.lab.summary import results
-from laconic.lab.train import resume as go_on
-from laconic.lab.train import show_warnings_as_sentences
-from laconic.lab.train import train as start
+from laconic.lab.runs.progress import say
+from laconic.lab.runs.train import resume as go_on
+from laconic.lab.runs.train import show_warnings_as_sentences
+from laconic.lab.runs.train import train as start
 from laconic.workloads import Changes, names
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from laconic.lab.lint import masses, sc15  # they register their rules, in this order
 from laconic.lab.lint.rules import RULES, Rule, apply
-from laconic.lab.record import Finding, Record
+from laconic.lab.records.record import Finding, Record
 
 __all__ = ["RULES", "Rule", "counts", "failures", "lint", "masses", "sc15"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import re
 
-from laconic.lab import claims
 from laconic.lab.lint.rules import Outcome, by_loss, ended, failed, named, pairs, passed, percent, rule, spoken, unknown
-from laconic.lab.record import Record, Trial
+from laconic.lab.records import claims
+from laconic.lab.records.record import Record, Trial
 
 LOST = 0.02  # a quicker configuration may be less accurate by this share of the baseline's accuracy, not more
 _OPERATIONS = re.compile(r"flop|\bops\b|operations", re.IGNORECASE)

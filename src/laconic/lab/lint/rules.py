@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from laconic.lab.record import Claim, Finding, Record, Trial
+from laconic.lab.records.record import Claim, Finding, Record, Trial
 
 Verdict = Literal["pass", "fail", "cannot know"]
 Outcome = tuple[Verdict, str]

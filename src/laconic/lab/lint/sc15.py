@@ -10,10 +10,10 @@ import math
 from itertools import pairwise
 
 from laconic import statistics
-from laconic.lab import claims
 from laconic.lab.lint.rules import Outcome, ended, failed, named, pairs, passed, rule, spoken, unknown
-from laconic.lab.record import Record
-from laconic.lab.summary import summarise, wire_bound
+from laconic.lab.records import claims
+from laconic.lab.records.record import Record
+from laconic.lab.records.summary import summarise, wire_bound
 
 FACTORS = ("cpu", "cores", "memory_nbytes", "os", "python", "torch", "laconic", "blas_threads")
 STALLED = 1.5  # mean over median of the step times, above which the median hides what the user waits for

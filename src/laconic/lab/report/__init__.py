@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from laconic.lab.lint import lint
-from laconic.lab.record import Record, write_whole
+from laconic.lab.records.record import Record, write_whole
 from laconic.lab.report.page import page
 
 FILE = "report.html"

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import BadInput
-from laconic.lab.record import Breakdown, Layer, Point, Record, write_whole
+from laconic.lab.records.record import Breakdown, Layer, Point, Record, write_whole
+from laconic.lab.records.summary import results, summarise
 from laconic.lab.report.figures import figures
 from laconic.lab.report.style import chart_style
-from laconic.lab.summary import results, summarise
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _LONG = ("step_seconds", "curve", "layers", "events", "breakdown")

@@ -9,12 +9,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from laconic.lab.record import Point, Record, Trial
+from laconic.lab.records.record import Point, Record, Trial
+from laconic.lab.records.summary import Row, wire_bound
 from laconic.lab.report import bars, charts, words
 from laconic.lab.report.charts import NARROW, WIDE, Axis, Pair, Scale, Series, Size
 from laconic.lab.report.flags import Event
 from laconic.lab.report.style import PARTS
-from laconic.lab.summary import Row, wire_bound
 from laconic.statistics import median
 
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from laconic.lab.lint import counts, failures
-from laconic.lab.record import Claim, Finding, Interruption, Record
+from laconic.lab.records.record import Claim, Finding, Interruption, Record
+from laconic.lab.records.summary import Row, summarise
 from laconic.lab.report import tables, words
 from laconic.lab.report.charts import swatch
 from laconic.lab.report.figures import Figure, figures
 from laconic.lab.report.style import page_style
-from laconic.lab.summary import Row, summarise
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # the file may fetch nothing at all
 LISTS = {

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from laconic.lab.record import Claim, Layer, Record
+from laconic.lab.records.record import Claim, Layer, Record
+from laconic.lab.records.summary import Row
 from laconic.lab.report import words
 from laconic.lab.report.charts import swatch
 from laconic.lab.report.style import PARTS
-from laconic.lab.summary import Row
 from laconic.statistics import Median
 
 SIGNS = {"better": ("good", "▲ better"), "worse": ("bad", "▼ worse"),

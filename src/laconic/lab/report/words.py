@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from html import escape
 
-from laconic.lab.record import Claim
+from laconic.lab.records.record import Claim
 from laconic.statistics import Median
 from laconic.workloads.description import Description
 

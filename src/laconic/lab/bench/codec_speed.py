@@ -1,0 +1,286 @@
+"""How fast each codec is on this machine, beside memcpy and beside its peers, in one interleaved run.
+
+Called by `laconic bench codecs`. Every operation of every codec is timed once per repeat, in turn, so that a slow
+minute of the machine falls on all of them; memcpy of the same tensor is timed before each codec. All buffers are
+allocated and touched before the first repeat, and one untimed repeat compiles the kernels.
+
+Figures are nanoseconds per element: the median of the repeats and its 95 % interval by ranks (Hoefler and Belli,
+Scientific Benchmarking of Parallel Computing Systems, SC'15). Ratios are of medians. The least of the repeats is kept
+too: on a machine shared with others it is nearer to what the code itself takes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic import codecs
+from laconic.codecs import Codec
+from laconic.errors import BadInput, LaconicError
+from laconic.lab.bench import codec_peers
+from laconic.lab.bench.codec_peers import Operation
+from laconic.lab.environment import environment
+
+# Goals as multiples of memcpy of the same tensor, of TARGET_NUMEL values or more: spec -> {operation: ratio}.
+TARGET_NUMEL = 16_777_216
+TARGETS: dict[str, dict[str, float]] = {
+    "fp16": {"encode": 1.5, "decode_add": 1.5},
+    "linear8": {"encode": 1.5, "decode_add": 1.5},
+    "dynamic8": {"encode": 2.5, "decode_add": 1.5},
+    "qsgd(4)": {"encode": 4.0, "decode_add": 2.0},
+    "ternary": {"encode": 4.0, "decode_add": 2.0},
+    "linear8(stochastic=true)": {"encode": 4.0, "decode_add": 2.0},
+    "onebit": {"encode_feedback": 3.0, "decode_add": 1.5},
+    "topk(0.01)": {"encode_feedback": 6.0, "decode_add": 1.0},
+}
+COMPOSITIONS = ("topk(0.01)+qsgd(4)", "dynamic8+entropy")
+ON_NORMAL = {"threshold": "threshold(2.5)"}  # its default suits gradients; of N(0,1) it would select nearly all
+OPERATIONS = ("encode", "decode", "decode_add", "encode_feedback")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Nanoseconds per element over the repeats: median, its 95 % rank interval, and the least."""
+
+    median: float
+    low: float
+    high: float
+    least: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Timing:
+        """Summarise samples; the interval is from ranks ⌊(n − z√n)/2⌋ and ⌈1 + (n + z√n)/2⌉, z = 1.96.
+
+        >>> Timing.of([3.0, 1.0, 2.0])
+        Timing(median=2.0, low=1.0, high=3.0, least=1.0)
+        """
+        ordered = sorted(samples)
+        n = len(ordered)
+        half_width = 1.96 * math.sqrt(n)
+        low = max(math.floor((n - half_width) / 2), 1)
+        high = min(math.ceil(1 + (n + half_width) / 2), n)
+        median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+        return cls(median, ordered[low - 1], ordered[high - 1], ordered[0])
+
+
+def default_specs() -> list[str]:
+    """One spec per registered vector codec, those with a target, and two compositions."""
+    specs = {str(codecs.codec(spec)): None for spec in TARGETS}
+    for name in codecs.names():
+        cls = codecs.get(name)
+        if cls.kind in ("quantiser", "selector"):
+            specs.setdefault(str(codecs.codec(ON_NORMAL.get(name) or simplest_spec(name))), None)
+    for spec in COMPOSITIONS:
+        specs.setdefault(str(codecs.codec(spec)), None)
+    return list(specs)
+
+
+def simplest_spec(name: str) -> str:
+    """The bare name when the codec has defaults for everything, else its first example."""
+    try:
+        return str(codecs.codec(name))
+    except BadInput:
+        examples: tuple[str, ...] = getattr(codecs.get(name), "examples", ())
+        if not examples:
+            raise
+        return examples[0]
+
+
+def run(
+    specs: Sequence[str] | None = None,
+    *,
+    numel: int = TARGET_NUMEL,
+    threads: int = 1,
+    repeats: int = 9,
+    seed: int = 0,
+    peers: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Measure codecs and peers on N(0, 1) values; returns the JSON-ready record `laconic bench codecs --json` prints.
+
+    Args:
+        specs: codec specs; None for `default_specs()`.
+        numel: elements per tensor.
+        threads: torch and kernel threads.
+        repeats: timed repeats, after one untimed.
+        seed: of the values.
+        peers: also measure torch's own casts and, where installed, bitsandbytes and piquant.
+        progress: called with (repeats done, repeats in all), the untimed one included.
+
+    Raises:
+        BadInput: numel, threads or repeats below 1, or a spec that names no codec.
+
+    >>> record = run(["none"], numel=1000, repeats=2, peers=False)
+    >>> record["results"][0]["nbytes"]
+    4016
+    """
+    if min(numel, threads, repeats) < 1:
+        raise BadInput(f"numel, threads and repeats must be at least 1, got {numel}, {threads}, {repeats}")
+    chosen = [codecs.codec(spec) for spec in (default_specs() if specs is None else specs)]
+    with _threads(threads):
+        x = torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+        bench = _Bench(x, max((c.max_nbytes(numel) for c in chosen), default=0))
+        contenders = [_Contender(str(c), bench.operations(c)) for c in chosen]
+        found, absent = codec_peers.find(x, bench.out, threads) if peers else ([], [])
+        rivals = [_Contender(peer.label, peer.operations, peer.about) for peer in found]
+        memcpy_samples: list[float] = []
+        for repeat in range(-1, repeats):
+            for contender in [*contenders, *rivals]:
+                memcpy_s = _seconds(lambda: bench.out.copy_(x))
+                contender.measure(keep=repeat >= 0)
+                if repeat >= 0:
+                    memcpy_samples.append(memcpy_s)
+            if progress is not None:
+                progress(repeat + 2, repeats + 1)
+        memcpy = Timing.of([s * 1e9 / numel for s in memcpy_samples] or [math.nan])
+        results = [
+            {"codec": c.label, **_row(c, numel, memcpy), **bench.quality(codec)}
+            for c, codec in zip(contenders, chosen, strict=True)
+        ]
+        rival_rows = [{"peer": r.label, "installed": True, **r.about, **_row(r, numel, memcpy)} for r in rivals]
+    return {
+        "memcpy_ns": memcpy.median,
+        "memcpy_ns_interval": [memcpy.low, memcpy.high],
+        "memcpy_ns_least": memcpy.least,
+        "results": results,
+        "peers": [*rival_rows, *absent],
+        "configuration": {
+            "numel": numel, "threads": threads, "repeats": repeats, "warm_up": 1, "seed": seed, "values": "N(0,1)",
+            "statistic": "median and 95 % rank interval, ns per element", "timer": "time.perf_counter",
+        },
+        "environment": environment(),
+    }  # fmt: skip
+
+
+class _Contender:
+    """Something timed: a label and its operations, run in order once per repeat."""
+
+    def __init__(self, label: str, operations: dict[str, Operation], about: dict[str, Any] | None = None) -> None:
+        self.label = label
+        self.operations = operations
+        self.about = about or {}
+        self.seconds: dict[str, list[float]] = {name: [] for name in operations if not name.startswith("_")}
+
+    def measure(self, *, keep: bool) -> None:
+        """Run every operation once; names that begin with `_` prepare the next one and are not timed."""
+        for name, operation in self.operations.items():
+            taken = _seconds(operation)
+            if keep and name in self.seconds:
+                self.seconds[name].append(taken)
+
+
+class _Bench:
+    """The buffers every codec shares, and the operations over them."""
+
+    def __init__(self, x: Tensor, payload_nbytes: int) -> None:
+        self.x = x
+        self.out = torch.zeros_like(x)
+        self.residual = torch.zeros_like(x)
+        self.buffer = torch.zeros(payload_nbytes, dtype=torch.uint8)
+
+    def operations(self, codec: Codec) -> dict[str, Operation]:
+        """Encode, decode, decode_add and encode_feedback of `codec`, on the shared buffers."""
+        held: dict[str, Tensor] = {}
+
+        def encode() -> None:
+            held["payload"] = codec.encode(self.x, out=self.buffer)
+
+        return {
+            "encode": encode,
+            "decode": lambda: codec.decode(held["payload"], self.x.numel(), out=self.out),
+            "decode_add": lambda: codec.decode_add(held["payload"], self.out),
+            "_reset": self.residual.zero_,
+            "encode_feedback": lambda: codec.encode_feedback(self.x, self.residual, out=self.buffer),
+        }
+
+    def quality(self, codec: Codec) -> dict[str, Any]:
+        """Payload size and mean errors of one encoding of x."""
+        payload = codec.encode(self.x, out=self.buffer)
+        codec.decode(payload, self.x.numel(), out=self.out)
+        relative, absolute = mean_errors(self.x, self.out)
+        nbytes = payload.numel()
+        return {
+            "nbytes": nbytes,
+            "bits_per_element": 8 * nbytes / self.x.numel(),
+            "mean_rel_error": relative,
+            "mean_abs_error": absolute,
+        }
+
+
+def _row(contender: _Contender, numel: int, memcpy: Timing) -> dict[str, Any]:
+    """Times, ratios to memcpy and, where there is one, the target of each operation."""
+    row: dict[str, Any] = {}
+    targets = next((t for spec, t in TARGETS.items() if contender.label in (spec, _spec(spec))), {})
+    for operation in OPERATIONS:
+        if operation not in contender.seconds:
+            continue
+        timing = Timing.of([s * 1e9 / numel for s in contender.seconds[operation]])
+        row[f"{operation}_ns"] = timing.median
+        row[f"{operation}_ns_interval"] = [timing.low, timing.high]
+        row[f"{operation}_ns_least"] = timing.least
+        row[f"{operation}_ratio"] = timing.median / memcpy.median
+        if operation in targets:
+            row[f"{operation}_target"] = targets[operation]
+    return row
+
+
+def _spec(spec: str) -> str:
+    try:
+        return str(codecs.codec(spec))
+    except LaconicError:
+        return spec
+
+
+def missed_targets(record: dict[str, Any]) -> list[str]:
+    """A sentence per target that a record of `run` does not meet.
+
+    >>> missed_targets({"results": [{"codec": "fp16", "encode_ratio": 2.0, "encode_target": 1.5}]})
+    ['fp16 encode: 2.00 × memcpy, target 1.50']
+    """
+    return [
+        f"{row['codec']} {operation}: {row[f'{operation}_ratio']:.2f} × memcpy, target {row[f'{operation}_target']:.2f}"
+        for row in record["results"]
+        for operation in OPERATIONS
+        if f"{operation}_target" in row and row[f"{operation}_ratio"] > row[f"{operation}_target"]
+    ]
+
+
+def mean_errors(x: Tensor, approximation: Tensor, chunk: int = 1 << 20) -> tuple[float, float]:
+    """Mean relative error over the non-zero x, and mean absolute error, summed in float64.
+
+    >>> mean_errors(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 1.0]))
+    (0.5, 1.0)
+    """
+    absolute = relative = 0.0
+    nonzero = 0
+    for a, b in zip(torch.split(x, chunk), torch.split(approximation, chunk), strict=True):
+        wide = a.double()
+        error = (b.double() - wide).abs()
+        mask = wide != 0
+        absolute += float(error.sum())
+        relative += float((error[mask] / wide[mask].abs()).sum())
+        nonzero += int(mask.sum())
+    return relative / max(nonzero, 1), absolute / max(x.numel(), 1)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _seconds(operation: Operation) -> float:
+    start = time.perf_counter()
+    operation()
+    return time.perf_counter() - start

@@ -1,0 +1,1 @@
+"""Runs whose workers are replaced when they die."""

@@ -1,0 +1,312 @@
+"""The record of a run: everything a reader needs to believe, repeat or refute it, as one JSON file.
+
+`train` and `compare` fill it, `lint` judges it, `report` draws it. A run is a folder:
+
+    runs/<id>/run.json         this record, replaced as a whole: a reader sees the old one or the new one
+    runs/<id>/metrics.jsonl    one JSON object a line, appended while training goes on (`Metrics`)
+    runs/<id>/report.html      what `laconic report` makes of the two
+
+All times are in seconds, all sizes in bytes, accuracies from 0 to 1. What is not known is null, never a guess.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from laconic.errors import BadInput, RecordError
+from laconic.lab.records.fields import decode, encode
+from laconic.workloads.description import Description
+
+FORMAT = 1
+FILE = "run.json"
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What the times include. `across_ranks`: how the ranks' times become one, e.g. "the slowest rank"."""
+
+    starts: str
+    includes_data_loading: bool
+    includes_evaluation: bool
+    across_ranks: str = ""
+
+
+@dataclass(frozen=True)
+class LinkSetting:
+    """The links of the cluster: `spec` as given to `--link`, or null for whatever the machine has."""
+
+    spec: str | None = None
+    emulated: bool = False
+    hosts: int = 1
+
+
+@dataclass(frozen=True)
+class Interruption:
+    """The run stopped, or lost a worker.
+
+    Attributes:
+        when: the time, UTC.
+        step: how many steps had been made, as far as that is known.
+        rank: who failed or was lost.
+        lost: how many of the steps have to be made again.
+        ended: the whole run ended here and had to be resumed; False when it went on by itself.
+    """
+
+    when: str
+    step: int | None
+    rank: int | None
+    what: str
+    lost: int = 0
+    ended: bool = True
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One way of training: ours, a peer's ("ddp"), or one process alone ("single")."""
+
+    name: str
+    kind: Literal["laconic", "peer", "single"]
+    codec: str
+    algorithm: str
+    consistency: str
+    workers: int
+    engine: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Where a step's seconds go, medians over the steps. Wait is for peers; other is what no clock covered."""
+
+    compute_s: float
+    encode_s: float
+    wire_s: float
+    wait_s: float
+    decode_s: float
+    other_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """One evaluation: `seconds`, `samples` and `sent_nbytes` (one worker's) are counted from the start of the trial."""
+
+    step: int
+    seconds: float
+    samples: int
+    train_loss: float | None
+    test_accuracy: float | None
+    test_loss: float | None
+    sent_nbytes: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one worker sends of one parameter in a step."""
+
+    name: str
+    shape: list[int]
+    numel: int
+    codec: str
+    raw_nbytes: float
+    sent_nbytes: float
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in a trial: a worker lost, a codec switched, a checkpoint read."""
+
+    seconds: float
+    step: int
+    rank: int | None
+    what: str
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training: a configuration and a seed. `order` is its position in the run; bytes are one worker's.
+
+    Staleness: how many updates of others the weights that a worker computed with had not seen, over all steps.
+    `failed` is null, or a sentence: trials that broke stay in the record and out of the statistics.
+    """
+
+    configuration: str
+    seed: int
+    order: int
+    test_accuracy: float | None
+    test_loss: float | None
+    seconds_total: float
+    seconds_to_target: float | None
+    steps: int
+    samples: int
+    step_seconds_median: float
+    step_seconds_interval: tuple[float, float] | None
+    sent_nbytes_per_step: float
+    raw_nbytes_per_step: float
+    wire_seconds_per_step: float | None = None
+    step_seconds: list[float] | None = None
+    breakdown: Breakdown | None = None
+    curve: list[Point] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    weights_sha256: str | None = None
+    replicas_identical: bool | None = None
+    staleness_mean: float | None = None
+    staleness_max: int | None = None
+    failed: str | None = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """"`configuration` is `ratio` times as quick as `baseline`": above 1 is quicker. See `claims.py`."""
+
+    what: str
+    configuration: str
+    baseline: str
+    ratio: float
+    interval: tuple[float, float] | None
+    p_value: float | None
+    verdict: Literal["better", "worse", "no significant difference", "too few seeds to say"]
+    accuracy: float | None
+    baseline_accuracy: float | None
+    test: str = ""
+    normality_p: float | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the lint says of one rule, and from what."""
+
+    rule: str
+    title: str
+    verdict: Literal["pass", "fail", "cannot know"]
+    evidence: str
+
+
+@dataclass
+class Record:
+    """The whole run.
+
+    Attributes:
+        seeds: of each configuration, in the order of their trials; empty for a single training.
+        slow: the last worker computed this many times as long.
+        starts: how often it was begun or resumed.
+    """
+
+    kind: Literal["train", "compare"]
+    id: str
+    created: str
+    command: str
+    workload: Description
+    scaling: Literal["strong", "weak", "none"]
+    clock: Clock
+    environment: dict[str, Any]
+    configurations: list[Configuration]
+    link: LinkSetting = field(default_factory=LinkSetting)
+    tuning_runs: int | None = None
+    seeds: list[int] = field(default_factory=list)
+    slow: float = 1.0
+    finished: bool = False
+    starts: int = 1
+    interruptions: list[Interruption] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
+    lint: list[Finding] = field(default_factory=list)
+
+    def configuration(self, name: str) -> Configuration | None:
+        """The configuration of that name, if it is in the record."""
+        return next((c for c in self.configurations if c.name == name), None)
+
+    def trials_of(self, name: str) -> list[Trial]:
+        """The trials of a configuration that did not fail, by seed."""
+        found = [t for t in self.trials if t.configuration == name and t.failed is None]
+        return sorted(found, key=lambda t: (t.seed, t.order))
+
+    def to_json(self) -> str:
+        """The record as JSON, the format's number first."""
+        return json.dumps({"format": FORMAT, **encode(self)}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Record:
+        """Read what `to_json` wrote.
+
+        Raises:
+            RecordError: cut off, corrupt, of another format, or a field that is missing, unknown or wrong.
+        """
+        try:
+            data = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise RecordError(f"the record is not whole JSON: {error}") from error
+        if not isinstance(data, dict) or "format" not in data:
+            raise RecordError("the record has no field 'format': it is not a run's record")
+        found = data.pop("format")
+        if found != FORMAT:
+            raise RecordError(f"the record is of format {found!r}; this version reads {FORMAT}")
+        return decode(cls, data, "the record")
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write `folder`/run.json, whole or not at all; returns its path."""
+        return write_whole(Path(folder) / FILE, self.to_json())
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Record:
+        """Read the record of a run, given its folder or its run.json.
+
+        Raises:
+            RecordError: there is none, or it cannot be used; the sentence names the file.
+        """
+        path = Path(folder)
+        path = path / FILE if path.is_dir() else path
+        try:
+            return cls.from_json(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise RecordError(f"no run at {folder}: expected a folder that holds {FILE}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecordError(f"{path} cannot be read: {error}") from error
+        except RecordError as error:
+            raise RecordError(f"{path}: {error}") from error
+
+
+def make_id(workload: str, runs: str | os.PathLike[str], now: datetime | None = None) -> str:
+    """A name for a new run that is not yet in `runs`: the time (UTC), the workload, and a number where it is taken.
+
+    >>> make_id("digits-mlp", "nowhere", datetime(2026, 11, 16, 10, 15, tzinfo=UTC))
+    '20261116-101500-digits-mlp'
+
+    Raises:
+        BadInput: the workload's name cannot be part of a file name.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", workload):
+        raise BadInput(f"a workload's name is letters, digits, '.', '_' and '-', got '{workload}'")
+    stem = f"{(now or datetime.now(UTC)).strftime('%Y%m%d-%H%M%S')}-{workload}"
+    taken = {path.name for path in Path(runs).glob(f"{stem}*")}
+    return next(name for name in _numbered(stem, len(taken)) if name not in taken)
+
+
+def _numbered(stem: str, most: int) -> list[str]:
+    return [stem, *(f"{stem}-{number}" for number in range(2, most + 3))]
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Write a file so that whoever reads it, even after a crash, sees the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp's 0600 would keep a shared folder's other readers out
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    return path

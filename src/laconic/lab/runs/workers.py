@@ -1,0 +1,107 @@
+"""Starts the ranks of a training: local processes, emulated hosts behind links of a given speed, or this very process.
+
+Callers: `train` and `compare`. Each trial has processes of its own, so that one that breaks takes nothing along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from laconic.errors import BadInput
+from laconic.lab.clusters.cluster import Cluster
+from laconic.lab.clusters.launch import is_launched
+from laconic.lab.records.record import LinkSetting
+from laconic.lab.runs.trainer import Ended, Plan, run_rank
+from laconic.transports.launcher import LocalJob, start_fork_server
+
+T = TypeVar("T")
+LONGEST_S = 20 * 86400.0  # about the longest wait poll() takes; ranks notice by themselves when one is gone
+
+
+class Workers:
+    """Where trials run; a context manager.
+
+    Args:
+        count: workers of a trial, 1 to 256.
+        link: speed of emulated links, such as "100mbit"; None for this machine as it is.
+        hosts: how many hosts the workers are divided among; by default each has its own when there is a link.
+
+    Raises:
+        BadInput: emulation is asked for and not possible here, or the workers cannot be divided evenly.
+    """
+
+    def __init__(self, count: int, link: str | None = None, hosts: int | None = None) -> None:
+        if not 1 <= count <= 256:
+            raise BadInput(f"between 1 and 256 workers can be started, got {count}")
+        self.launched = is_launched()
+        emulated = link is not None or hosts is not None
+        if emulated and self.launched:
+            raise BadInput("--link and --hosts start workers of their own: run this without torchrun or mpiexec")
+        if hosts is not None and (hosts < 1 or count % hosts):
+            raise BadInput(f"{count} workers cannot be divided evenly among {hosts} hosts")
+        self.count = count
+        self.hosts = (hosts or count) if emulated else 1
+        self.cluster = Cluster(self.hosts, link or "unlimited") if emulated else None
+        self.setting = LinkSetting((link or "unlimited") if emulated else None, emulated, self.hosts)
+
+    def __enter__(self) -> Workers:
+        if not self.launched:
+            start_fork_server("laconic.lab.runs.trainer")
+        if self.cluster is not None:
+            self.cluster.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.cluster is not None:
+            self.cluster.close()
+
+    @property
+    def slowest_bps(self) -> float | None:
+        """The rate of the slowest emulated link; None where there is no limit."""
+        link = None if self.cluster is None else self.cluster.link
+        rates = [] if link is None else [link.rate_bps, link.between_sites_bps]
+        return min((rate for rate in rates if rate is not None), default=None)
+
+    def counted_by(self, workers: int) -> str:
+        """How bytes are counted: a host's interface tells one worker's bytes only when it serves one worker."""
+        return "interface" if self.cluster is not None and 1 < workers == self.hosts else "exchange"
+
+    def run(self, plan: Plan) -> Ended:
+        """Train by `plan`; what rank 0 returns.
+
+        Raises:
+            RankFailed: a rank raised or died; all others are then stopped.
+        """
+        workers = plan.configuration.workers
+        plan = replace(
+            plan, link_bps=self.slowest_bps, counted_by=self.counted_by(workers), launched=self.launched
+        )  # fmt: skip
+        if self.launched:
+            return run_rank(plan)
+        if self.cluster is None or workers == 1:
+            job = LocalJob(workers, run_rank, (plan,))
+        else:
+            job = self.cluster.start(run_rank, (plan,), workers // self.hosts)
+        with contextlib.ExitStack() as stack:
+            stack.callback(job.kill)
+            return job.results(LONGEST_S)[0]
+
+    def start_one(self, index: int, function: Callable[..., T], args: tuple[Any, ...]) -> LocalJob[T]:
+        """Start `function(*args)` in a process of its own, where the `index`-th worker belongs."""
+        if self.cluster is None:
+            return LocalJob(1, function, args)
+        return self.cluster.start_on(index * self.hosts // self.count, function, args)
+
+
+def ruler(counted_by: str, kind: str) -> str:
+    """How a configuration's bytes were found, as the record says it."""
+    if counted_by == "interface":
+        return "counted by the host's network interface, headers and acknowledgements included"
+    return {
+        "peer": "not counted: by the formula 2(P-1)/P times the gradient's bytes",
+        "single": "nothing is sent",
+        "laconic": "counted by the exchange: payloads and their heads",
+    }[kind]

@@ -1,0 +1,124 @@
+"""The codec benchmarks' arithmetic and records; their speed is no business of a test."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import pytest
+import torch
+
+from laconic.codecs import codec
+from laconic.errors import BadInput
+from laconic.lab.bench import approximation, codec_speed
+from laconic.lab.bench.codec_speed import Timing
+
+
+def test_median_interval_follows_the_ranks():
+    """n = 100, z = 1.96: ranks ⌊40.2⌋ = 40 and ⌈60.8⌉ = 61, of the values 1 … 100."""
+    assert Timing.of([float(v) for v in range(100, 0, -1)]) == Timing(50.5, 40.0, 61.0, 1.0)
+    assert Timing.of([2.0]) == Timing(2.0, 2.0, 2.0, 2.0)
+
+
+def test_mean_errors_skip_zeros_in_the_relative_one_only():
+    x = torch.tensor([0.0, 2.0, -4.0])
+    assert codec_speed.mean_errors(x, torch.tensor([1.0, 1.0, -4.0]), chunk=2) == (0.25, 2 / 3)
+
+
+def test_record_holds_what_is_promised():
+    record = codec_speed.run(["none", "dynamic8", "topk(0.01)"], numel=20_000, threads=2, repeats=3)
+    json.dumps(record, allow_nan=False)
+    assert record["memcpy_ns"] > 0
+    assert [row["codec"] for row in record["results"]] == ["none", "dynamic8", "topk"]
+    for row in record["results"]:
+        for operation in codec_speed.OPERATIONS:
+            low, high = row[f"{operation}_ns_interval"]
+            assert 0 < low <= row[f"{operation}_ns"] <= high
+            assert math.isclose(row[f"{operation}_ratio"], row[f"{operation}_ns"] / record["memcpy_ns"])
+        assert row["bits_per_element"] == 8 * row["nbytes"] / 20_000
+    none, dynamic8, topk = record["results"]
+    assert none["nbytes"] == 80_016
+    assert none["mean_rel_error"] == none["mean_abs_error"] == 0
+    assert 0 < dynamic8["mean_rel_error"] < 0.05
+    assert dynamic8["encode_target"] == 2.5
+    assert topk["encode_feedback_target"] == 6.0
+    assert "encode_target" not in topk
+    assert record["environment"]["versions"]["torch"] == torch.__version__
+    assert record["configuration"]["threads"] == 2
+
+
+def test_thread_count_is_restored():
+    before = torch.get_num_threads()
+    codec_speed.run(["none"], numel=10, threads=before + 1, repeats=1, peers=False)
+    assert torch.get_num_threads() == before
+
+
+def test_absent_peers_are_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    monkeypatch.setitem(sys.modules, "piquant", None)
+    peers = codec_speed.run(["none"], numel=100, repeats=1)["peers"]
+    assert [p["peer"] for p in peers if p["installed"]] == ["torch float16 copy_"]
+    assert [p["peer"] for p in peers if not p["installed"]] == ["bitsandbytes", "piquant"]
+
+
+def test_missed_targets_are_told():
+    met = {"codec": "fp16", "encode_ratio": 1.5, "encode_target": 1.5, "decode_ratio": 9.0}
+    missed = {"codec": "onebit", "encode_feedback_ratio": 3.5, "encode_feedback_target": 3.0}
+    told = codec_speed.missed_targets({"results": [met, missed]})
+    assert told == ["onebit encode_feedback: 3.50 × memcpy, target 3.00"]
+
+
+def test_default_specs_have_every_target_and_no_double():
+    specs = codec_speed.default_specs()
+    assert len(specs) == len(set(specs))
+    built = [codec(spec) for spec in specs]
+    assert all(codec(spec) in built for spec in codec_speed.TARGETS)
+
+
+@pytest.mark.parametrize("bad", [{"numel": 0}, {"threads": 0}, {"repeats": 0}])
+def test_bench_refuses_nonsense(bad):
+    with pytest.raises(BadInput, match="at least 1"):
+        codec_speed.run(["none"], **bad)
+
+
+def test_approximation_reproduces_the_papers_relative_errors():
+    """dynamic8 and linear8 within 15 % of Table 1 or better, normalised over the whole tensor as in the paper."""
+    record = approximation.run(1_000_000)
+    assert len(record["results"]) == 32
+    for row in record["results"]:
+        assert row["mean_abs_error"] > 0
+        if row["type"] in ("dynamic8", "linear8"):
+            assert row["mean_rel_error"] <= 1.15 * row["paper_mean_rel_error"], row
+
+
+def test_approximation_draws_every_distribution_anew():
+    """Scaled copies of one sample would have the same relative errors under a codec that scales."""
+    rows = approximation.run(1000)["results"]
+    errors = [row["mean_rel_error"] for row in rows if row["codec"] == "linear8(none)"]
+    assert len(errors) == len(approximation.DISTRIBUTIONS)
+    assert all(abs(a - b) > 1e-4 * a for i, a in enumerate(errors) for b in errors[:i])
+
+
+def test_approximation_shows_the_impossible_absolute_errors():
+    record = approximation.run(100_000)
+    uniform = [row for row in record["results"] if row["distribution"] == "U(0,1)"]
+    assert uniform
+    assert all(row["mean_abs_error"] >= 1 / 1024 * 0.99 for row in uniform)
+    assert "1/1024" in record["caution"]
+
+
+def test_plot_is_a_self_contained_page(tmp_path):
+    path = tmp_path / "a.html"
+    approximation.write_plot(approximation.run(1000), path)
+    page = path.read_text()
+    assert "Plotly.newPlot" in page
+    assert "src=\"http" not in page
+    assert "dynamic8" in page
+    with pytest.raises(BadInput, match="cannot write"):
+        approximation.write_plot(approximation.run(1000), tmp_path / "absent" / "a.html")
+
+
+def test_approximation_refuses_no_samples():
+    with pytest.raises(BadInput, match="at least 1"):
+        approximation.run(0)

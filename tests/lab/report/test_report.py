@@ -1,0 +1,386 @@
+"""The report: what it says, that it is well formed for any record, and what a browser makes of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from laconic.cli import main
+from laconic.errors import BadInput, MissingExtra
+from laconic.lab.records import metrics
+from laconic.lab.records.claims import make_claims
+from laconic.lab.records.record import Event, Record
+from laconic.lab.records.summary import summarise
+from laconic.lab.report import export, tensorboard, words, write_report
+from laconic.lab.report.charts import NARROW, WIDE, Axis, Series, curves, marker, ticks
+from laconic.lab.report.figures import figures
+from laconic.lab.report.style import DARK, DASHES, LIGHT, SERIES
+from tests.lab.sample_records import compare_record
+
+VOID = {"meta", "link", "br"}
+
+
+def _html(record: Record, folder: Path) -> str:
+    return write_report(record, folder).read_text(encoding="utf-8")
+
+
+def _svgs(text: str) -> list[str]:
+    return re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+
+
+class _Balance(HTMLParser):
+    """Fails on a tag that is closed out of turn or not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: object) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open
+        assert self.open.pop() == tag
+
+
+def _check(text: str) -> None:
+    balance = _Balance()
+    balance.feed(text)
+    assert balance.open == []
+    for svg in _svgs(text):
+        ElementTree.fromstring(svg)
+        assert "nan" not in re.sub(r"<text.*?</text>|<title>.*?</title>|aria-label=\".*?\"", "", svg)
+
+
+def _trials(record: Record, **fields: object) -> None:
+    record.trials = [replace(trial, **fields) for trial in record.trials]  # type: ignore[arg-type]
+
+
+def _empty(record: Record) -> None:
+    record.trials, record.claims, record.finished = [], [], False
+
+
+def _no_claims(record: Record) -> None:
+    record.claims = []
+
+
+def _loss(record: Record) -> None:
+    record.workload = replace(record.workload, target_metric="test loss", target_accuracy=None)
+    _trials(record, test_accuracy=None)
+
+
+def _bits(record: Record) -> None:
+    record.workload = replace(record.workload, target_metric="test bits per character", target_accuracy=0.2)
+
+
+def _diverged(record: Record) -> None:
+    curve = [replace(p, test_accuracy=math.nan, test_loss=math.inf) for p in record.trials[0].curve]
+    record.trials[0] = replace(record.trials[0], test_accuracy=math.nan, curve=curve)
+
+
+def _perfect(record: Record) -> None:
+    record.trials = [
+        replace(t, test_accuracy=1.0, curve=[*t.curve[:-1], replace(t.curve[-1], test_accuracy=1.0)])
+        for t in record.trials
+    ]
+
+
+def _short(record: Record) -> None:
+    record.trials = [replace(trial, curve=trial.curve[-1:]) for trial in record.trials]
+
+
+def _failed(record: Record) -> None:
+    record.trials[-1] = replace(record.trials[-1], failed="rank 2 was lost")
+    record.claims = make_claims(record, "ddp")
+
+
+def _nothing_measured(record: Record) -> None:
+    _trials(record, curve=[], layers=[], breakdown=None, step_seconds=None, seconds_to_target=None)
+
+
+def _many(record: Record) -> None:
+    extra = [replace(record.configurations[1], name=f"none-{i}") for i in range(9)]
+    record.configurations += extra
+    record.trials += [replace(record.trials[1], configuration=c.name) for c in extra]
+
+
+def _big_model(record: Record) -> None:
+    layers = [replace(record.trials[0].layers[0], name=f"layer{i}") for i in range(300)]
+    _trials(record, layers=layers)
+
+
+CASES: dict[str, Callable[[Record], None]] = {
+    "honest": lambda record: None, "empty": _empty, "no claims": _no_claims, "loss": _loss, "bits": _bits,
+    "diverged": _diverged,
+    "perfect": _perfect, "one evaluation": _short, "failed trial": _failed, "nothing measured": _nothing_measured,
+    "many configurations": _many, "many layers": _big_model,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_any_record_gives_a_well_formed_page(case: str, seeds: int, tmp_path: Path):
+    record = compare_record(seeds)
+    CASES[case](record)
+    text = _html(record, tmp_path)
+    _check(text)
+    for configuration in record.configurations:
+        assert words.text(configuration.name) in text
+
+
+def test_the_first_screen_says_what_fails(tmp_path: Path):
+    record = compare_record()
+    record.clock = replace(record.clock, includes_data_loading=False)
+    text = _html(record, tmp_path)
+    assert "1 of 24 honesty rules fail" in text
+    assert text.index("Data were read before the clock started") < text.index("<nav") < text.index("id='results'")
+    assert "No honesty rule fails" in _html(compare_record(), tmp_path)
+
+
+def test_the_headline_has_accuracy_beside_speed(tmp_path: Path):
+    record = compare_record()
+    text = _html(record, tmp_path).replace("\N{NARROW NO-BREAK SPACE}", " ")
+    table = text.split("id='headline'")[1].split("</table>")[0]
+    row = next(part for part in table.split("<tr>") if "dynamic8" in part)
+    claim = next(c for c in record.claims if c.configuration == "dynamic8" and c.what == "time to target")
+    assert f"{claim.ratio:.2f} ×" in row
+    assert f"at {100 * (claim.accuracy or 0):.1f} % against {100 * (claim.baseline_accuracy or 0):.1f} %" in row
+    assert "▲ better" in row
+    for title in ("test accuracy", "time to 95 %", "time of a step", "sent per step", "speed-up over ddp", "verdict"):
+        assert f"{title}</th>" in table
+
+
+def test_the_words_on_the_target_line_stand_where_no_curve_crosses_them():
+    """A curve that begins at the target, where the words would be written first, and ends above it."""
+    axis = Axis("y", "linear", str)
+    for left in (True, False):
+        line = [(0.0, 0.5), (1.0, 0.52), (10.0, 0.9)] if left else [(0.0, 0.1), (9.0, 0.5), (10.0, 0.52)]
+        drawn = curves([Series("a", 0, line)], axis, axis, WIDE, title="t", target=(0.5, 0.5),
+                              target_label="target 50 %")  # fmt: skip
+        x = float(re.search(r'<text x="([\d.]+)" y="[\d.]+">target', drawn)[1])  # type: ignore[index]
+        assert (x > 400) is left
+
+
+def test_a_p_value_that_is_not_there_leaves_no_dash(tmp_path: Path):
+    record = compare_record(seeds=2)
+    text = write_report(record, tmp_path).read_text()
+    assert "too few seeds to say" in text
+    assert ", –</span>" not in text
+
+
+def test_a_target_in_bits_is_drawn_in_nats_and_named_in_bits(tmp_path: Path):
+    record = compare_record()
+    _bits(record)
+    assert record.workload.target_loss == pytest.approx(0.2 * math.log(2))
+    text = _html(record, tmp_path)
+    assert "time to 0.2 bits per character</th>" in text
+    assert "target 0.2 bits per character</text>" in text
+    assert "Test loss against time" in text
+    assert "test accuracy (%)" not in text
+
+
+def test_every_chart_has_units_on_its_axes():
+    record = compare_record()
+    made = figures(record, summarise(record))
+    assert [figure.name for figure in made] == ["time-to-accuracy", "accuracy-by-bytes", "step-time", "step-spread"]
+    for figure in made:
+        for drawing in (figure.wide, figure.narrow):
+            titles = re.findall(r'class="strong title"[^>]*>([^<]*)<', drawing)
+            units = [title.split("(")[-1].rstrip(")").split(",")[0] for title in titles]
+            assert units in (["%", "s"], ["%", "MB"], ["ms"]), (figure.name, titles)
+
+
+def test_events_are_flagged_and_explained(tmp_path: Path):
+    text = _html(compare_record(), tmp_path)
+    assert text.count('class="flagtext"') == 2  # wide and narrow
+    assert "<li>dynamic8 (seed 1), step 130: worker 2 was lost and restarted</li>" in text
+    assert "4 steps were done again" in text
+
+
+def test_many_events_share_flags_and_every_one_is_listed(tmp_path: Path):
+    record = compare_record(1)
+    trial = record.trials[1]
+    ends = [trial.seconds_total * share for share in (0.0, 0.1, 0.101, 0.102, 0.5, 0.9, 1.0, *[0.7] * 9, 2.0)]
+    events = [Event(seconds, 5, 1, f"worker {number} was lost") for number, seconds in enumerate(ends)]
+    record.trials[1] = replace(trial, events=events)
+    record.trials[2] = replace(record.trials[2], events=[Event(trial.seconds_total * 0.7, 5, 1, "another was lost")])
+    text = _html(record, tmp_path)
+    for size in ("wide", "narrow"):
+        drawing = text.split(f'class="chart {size}"')[1].split("</svg>")[0]
+        labels = re.findall(r'class="flagtext"[^>]*>([^<]*)<', drawing)
+        ends_of = [[int(number) for number in label.split("–")] for label in labels]
+        assert [ends_of[0][0], ends_of[-1][-1]] == [1, 18]
+        assert all(left[-1] + 1 == right[0] for left, right in pairwise(ends_of))
+        spans = [(float(x), float(w)) for x, w in re.findall(r'class="flag" d="M([\d.]+) [\d.]+h([\d.]+)', drawing)]
+        assert all(x + w < following for (x, w), (following, _) in pairwise(spans))
+        assert spans[0][0] >= 0
+        assert sum(spans[-1]) <= {"wide": 1000, "narrow": 366}[size]
+        lines = re.findall(r'class="event" d="([^"]*)"', drawing)
+        assert sum(line.count("M") for line in lines) == 18
+        assert 'class="several"' in drawing
+    assert "The 18 events by number" in text
+    assert all(f"worker {number} was lost</li>" in text for number in range(17))
+
+
+def test_series_differ_without_colour():
+    assert len(set(DASHES)) == SERIES
+    shapes = {re.sub(r"[\d.,]+ [\d.,]+", "", marker(i, 0, 0)) + marker(i, 0, 0) for i in range(SERIES)}
+    assert len(shapes) == SERIES
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", [LIGHT, DARK], ids=["light", "dark"])
+def test_colours_have_contrast(scheme: dict[str, str]):
+    """WCAG 2.2: 4.5 for words, 3 for lines."""
+    need = {**dict.fromkeys(["ink", "muted", "bad", "good", "unsure", "link"], 4.5),
+            **{f"s{i}": 3.0 for i in range(SERIES)}}  # fmt: skip
+    for name, least in need.items():
+        for page in ("page", "panel"):
+            pair = sorted([_luminance(scheme[name]), _luminance(scheme[page])])
+            assert (pair[1] + 0.05) / (pair[0] + 0.05) >= least, (name, page)
+
+
+def test_names_cannot_break_out_of_the_page(tmp_path: Path):
+    record = compare_record()
+    evil = "</title><script>alert('x')</script>&\""
+    record.configurations[2] = replace(record.configurations[2], name=evil)
+    record.trials = [replace(t, configuration=evil) if t.configuration == "dynamic8" else t for t in record.trials]
+    record.workload = replace(record.workload, name=evil, model=evil, stopping_rule=evil)
+    record.command, record.environment["cpu"] = evil, evil
+    record.claims = make_claims(record, "ddp")
+    text = _html(record, tmp_path)
+    assert "<script" not in text
+    _check(text)
+
+
+def test_the_page_asks_for_nothing(tmp_path: Path):
+    text = _html(compare_record(), tmp_path).replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert not re.search(r"https?:|//[a-z]|@import|<script|url\((?!#)", text)
+    assert "default-src 'none'" in text
+
+
+def test_a_curve_of_one_point_has_no_line():
+    axis = Axis("x (s)", "linear", str)
+    drawing = curves([Series("a", 0, [(1.0, 2.0)])], axis, axis, WIDE, title="t")
+    ElementTree.fromstring(drawing)
+    assert drawing.count('class="line"') == 1  # the legend's
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1e-9), (0.0, 3.0), (2.0, 2.7), (0.0, 123.4), (-3.0, 5.0)])
+@pytest.mark.parametrize("scale", ["linear", "log", "error"])
+def test_ticks_are_few_and_inside(low: float, high: float, scale: str):
+    found = ticks(low, high, scale, 8)  # type: ignore[arg-type]
+    assert len(found) <= 9
+    assert found == sorted(set(found))
+
+
+def test_csv_holds_what_the_record_holds(tmp_path: Path):
+    record = compare_record()
+    files = {path.name: list(csv.DictReader(path.open())) for path in export.write_csv(record, tmp_path)}
+    assert {name: len(rows) for name, rows in files.items()} == {
+        "summary.csv": 4, "claims.csv": 6, "trials.csv": 12, "curves.csv": 12 * 23, "layers.csv": 12 * 6,
+    }  # fmt: skip
+    assert float(files["trials.csv"][3]["step_seconds_median"]) == record.trials[3].step_seconds_median
+    assert float(files["curves.csv"][-1]["test_accuracy"]) == record.trials[-1].curve[-1].test_accuracy
+    record.trials, record.claims = [], []
+    for path in export.write_csv(record, tmp_path):
+        assert path.read_text().startswith("config")
+
+
+def _run(*words_: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(words_))
+    return int(ended.value.code or 0)
+
+
+def test_report_command_writes_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    compare_record().save(tmp_path / "run")
+    assert _run("report", str(tmp_path / "run"), "--csv", "-o", str(tmp_path / "out"), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {Path(name).name for name in found["files"]} == {path.name for path in (tmp_path / "out").iterdir()}
+    assert Path(found["report"]).name == "report.html"
+
+
+def test_without_chromium_charts_are_svg(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("LACONIC_CHROMIUM", raising=False)
+    compare_record().save(tmp_path)
+    assert _run("report", str(tmp_path), "--png") == 0
+    shown = capsys.readouterr()
+    assert "no Chromium was found" in shown.err
+    drawings = sorted(tmp_path.glob("*.svg"))
+    assert len(drawings) == 4
+    for drawing in drawings:
+        root = ElementTree.fromstring(drawing.read_text(encoding="utf-8"))
+        assert root.attrib["viewBox"].startswith("-16 -16 1032 ")
+        assert "--s0:" in drawing.read_text(encoding="utf-8")
+    monkeypatch.setenv("LACONIC_CHROMIUM", "no-such-browser")
+    with pytest.raises(BadInput, match="no-such-browser"):
+        export.find_browser()
+
+
+def test_lint_command_says_and_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    record = compare_record()
+    record.save(tmp_path)
+    assert _run("lint", str(tmp_path)) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "24 pass, 0 fail, 0 cannot know"
+    record.finished, record.tuning_runs = False, None
+    record.save(tmp_path)
+    assert _run("lint", str(tmp_path), "--json") == 1
+    assert json.loads(capsys.readouterr().out)["counts"] == {"pass": 22, "fail": 1, "cannot know": 1}
+    (tmp_path / "run.json").write_text("{")
+    assert _run("lint", str(tmp_path)) == 2
+
+
+def test_tensorboard_missing_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(MissingExtra, match=r"laconic\[tensorboard\]"):
+        tensorboard.export(tmp_path, tmp_path / "board")
+
+
+def test_tensorboard_gets_every_number(tmp_path: Path):
+    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with metrics.Metrics(tmp_path) as log:
+        for step in (1, 2, 3):
+            log.add(trial="topk(0.01)/0", step=step, train_loss=1 / step, what="step")
+        log.add(trial="ddp/0", step=1, train_loss=5.0, seconds=0.5)
+        log.add(event="no step")
+    assert tensorboard.export(tmp_path, tmp_path / "board") == 5
+    events = EventAccumulator(str(tmp_path / "board" / "topk(0.01)_0")).Reload()
+    assert [(s.step, s.value) for s in events.Scalars("train_loss")] == [
+        (1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3)),
+    ]  # fmt: skip
+    assert (tmp_path / "board" / "ddp_0").is_dir()
+
+
+def test_a_browser_that_draws_nothing_is_one_sentence(tmp_path: Path):
+    with pytest.raises(BadInput, match=r"did not draw time-to-accuracy\.png"):
+        export.write_png(compare_record(), tmp_path, "/bin/false")
+
+
+def test_narrow_drawings_are_narrow():
+    assert NARROW.width < 390 < WIDE.width

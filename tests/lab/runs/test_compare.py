@@ -1,0 +1,249 @@
+"""Comparisons: interleaved, from the same start on the same data, with claims, lint and report; failures are kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from laconic.errors import BadInput
+from laconic.lab.runs.budget import budget_of
+from laconic.lab.runs.compare import compare, resume
+from laconic.lab.records.metrics import Metrics
+from laconic.lab.records.record import Record
+from laconic.lab.runs.trainer import Ended, Plan
+from laconic.lab.runs.trial import evened
+from laconic.lab.runs.workers import Workers
+from laconic.transports.launcher import RankFailed
+from laconic.workloads import Changes
+
+CONFIGS = ["ddp", "none", "single"]
+SHORT = Changes(epochs=2)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Path]:
+    runs = tmp_path_factory.mktemp("runs")
+    said = "laconic compare …"
+    return compare("digits-mlp", 2, CONFIGS, seeds=2, changes=SHORT, runs=runs, command=said, tuning_runs=0)
+
+
+@pytest.mark.processes
+def test_trials_are_interleaved_and_all_there(finished: tuple[Record, Path]) -> None:
+    record, folder = finished
+    order = [(trial.configuration, trial.seed) for trial in record.trials]
+    assert order == [("ddp", 0), ("none", 0), ("single", 0), ("none", 1), ("single", 1), ("ddp", 1)]
+    assert [trial.order for trial in record.trials] == list(range(6))
+    assert [trial.failed for trial in record.trials] == [None] * 6
+    assert Record.load(folder) == record
+    assert record.finished
+
+
+@pytest.mark.processes
+def test_all_start_alike_and_see_the_same_data(finished: tuple[Record, Path]) -> None:
+    """The mean of two gradients has one rounding, whoever adds them: ddp and none end with the same bits."""
+    record, _ = finished
+    for seed in (0, 1):
+        ddp, none, single = (record.trials_of(name)[seed] for name in CONFIGS)
+        assert ddp.weights_sha256 == none.weights_sha256
+        assert [p.test_accuracy for p in ddp.curve] == [p.test_accuracy for p in none.curve]
+        assert single.curve[-1].test_loss == pytest.approx(ddp.curve[-1].test_loss, rel=0.05)
+        assert (single.samples, single.steps) == (ddp.samples, ddp.steps)
+        # a ring over two sends the gradient once: counted by ours, by the formula for the peer
+        assert none.sent_nbytes_per_step == ddp.sent_nbytes_per_step == record.workload.parameters * 4
+        assert single.sent_nbytes_per_step == 0
+
+
+@pytest.mark.processes
+def test_claims_lint_and_report(finished: tuple[Record, Path]) -> None:
+    record, folder = finished
+    assert {claim.baseline for claim in record.claims} == {"ddp"}
+    assert {claim.configuration for claim in record.claims if claim.what == "step time"} == {"none", "single"}
+    assert all(claim.accuracy is not None for claim in record.claims)
+    broken = {finding.rule for finding in record.lint if finding.verdict == "fail"}
+    assert broken <= {"sc15-8"}, broken  # stalls, on a busy machine
+    assert len(record.lint) == 24
+    assert "<html" in (folder / "report.html").read_text()
+
+
+@pytest.mark.processes
+def test_a_trial_that_fails_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Workers.run
+
+    def folder_of(plan: Plan) -> str:
+        assert plan.folder is not None
+        return plan.folder
+
+    def run(self: Workers, plan: Plan) -> Ended:
+        if plan.configuration.name == "none":
+            Metrics(folder_of(plan)).add(trial=plan.order, step=7)
+            raise RankFailed("rank 1: RuntimeError: out of memory\nTraceback …")
+        return real(self, plan)
+
+    monkeypatch.setattr(Workers, "run", run)
+    record, folder = compare("digits-mlp", 1, ["dynamic8", "none"], seeds=1, changes=SHORT, runs=tmp_path)
+    assert [trial.failed for trial in record.trials] == [
+        None, "rank 1: RuntimeError: out of memory (after step 7 of 46)",
+    ]  # fmt: skip
+    assert "out of memory" in next(finding.evidence for finding in record.lint if finding.rule == "sc15-2")
+    assert record.claims == []
+    assert (folder / "report.html").exists()
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(os.geteuid() != 0, reason="emulated hosts need root")
+def test_on_emulated_hosts_bytes_are_counted_by_the_interface(tmp_path: Path) -> None:
+    record, _ = compare("digits-mlp", 2, ["ddp", "dynamic8"], seeds=1, changes=SHORT, link="1gbit", runs=tmp_path)
+    assert [trial.failed for trial in record.trials] == [None, None]
+    assert (record.link.spec, record.link.emulated, record.link.hosts) == ("1gbit", True, 2)
+    ddp, ours = record.trials
+    raw = record.workload.parameters * 4
+    # two workers, so one payload each: headers and acknowledgements come on top
+    assert raw < ddp.sent_nbytes_per_step < 1.25 * raw
+    assert raw / 4 < ours.sent_nbytes_per_step < 1.6 * raw / 4
+    assert all("interface" in each.options["bytes"] for each in record.configurations)
+
+
+def test_what_cannot_be_compared_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for options, says in [
+        ({"seeds": 0}, "--seeds"),
+        ({"changes": Changes(epochs=0)}, "--epochs"),
+        ({"changes": Changes(learning_rate=0.0)}, "--learning-rate"),
+        ({"changes": Changes(learning_rate=float("nan"))}, "--learning-rate"),
+        ({"changes": Changes(batch=0)}, "--batch"),
+        ({"changes": Changes(target=1.5)}, "--target"),
+        ({"first_seed": -1}, "--seed"),
+        ({"hosts": 3}, "divided evenly"),
+        ({"configs": ["dynamic9"]}, "dynamic8"),
+    ]:
+        given = {"configs": ["none"], "runs": tmp_path, **options}
+        with pytest.raises(BadInput, match=says):
+            compare("digits-mlp", 2, **given)  # type: ignore[arg-type]
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(BadInput, match="without torchrun"):
+        compare("digits-mlp", 2, ["none"], runs=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.processes
+def test_a_comparison_that_was_cut_off_goes_on_with_the_trial_it_was_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Changes(epochs=1, learning_rate=0.1, batch=128, target=0.2)
+    whole, _ = compare("digits-mlp", 1, ["none", "dynamic8"], seeds=2, first_seed=3, changes=asked, runs=tmp_path / "a")
+    real = Workers.run
+
+    def run(self: Workers, plan: Plan) -> Ended:
+        assert plan.folder is not None
+        budget = budget_of(Path(plan.folder), plan.order)
+        assert not budget.exists()  # what another start had spent of it does not count
+        if plan.order == 1 and not list(tmp_path.glob("b/*/report.html")):
+            budget.touch()
+            Metrics(plan.folder).add(trial=plan.order, step=7)
+            raise KeyboardInterrupt
+        if plan.order == 2 and not list(tmp_path.glob("killed")):
+            (tmp_path / "killed").touch()
+            raise SystemExit  # nobody has time to say a word
+        if plan.order == 3:  # another run begins beside this one
+            latest = tmp_path / "b" / "latest"
+            latest.unlink()
+            latest.symlink_to("another")
+            with pytest.raises(BadInput, match="is still running"):
+                resume(folder)
+        return real(self, plan)
+
+    monkeypatch.setattr(Workers, "run", run)
+    said: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        compare("digits-mlp", 1, ["none", "dynamic8"], seeds=2, first_seed=3, changes=asked, runs=tmp_path / "b",
+                note=said.append)  # fmt: skip
+    [folder] = [path for path in (tmp_path / "b").iterdir() if not path.is_symlink()]
+    assert f"laconic compare --resume {folder}" in said[-1]
+    with pytest.raises(SystemExit):
+        resume(folder)
+    with pytest.raises(BadInput, match="trains digits-mlp, not mnist-mlp"):
+        resume(folder, "mnist-mlp")
+    told = Record.load(folder)
+    told.environment["commit"] = "an earlier one"
+    told.save(folder)
+    record, _ = resume(tmp_path / "b" / "latest", "digits-mlp")
+    assert Record.load(folder).finished
+    assert [(t.configuration, t.seed, t.order, t.weights_sha256) for t in record.trials] == [
+        (t.configuration, t.seed, t.order, t.weights_sha256) for t in whole.trials
+    ]
+    assert [t.seed for t in record.trials] == [3, 3, 4, 4]
+    used = record.workload
+    assert (used.epochs, used.learning_rate, used.batch, used.target_accuracy) == (1, 0.1, 128, 0.2)
+    assert record.trials[0].steps == 12
+    assert record.starts == 3
+    assert [each.what for each in record.interruptions] == [
+        "stopped on request; 1 of 4 trials were done",
+        "cut off: the command ended without a word; 2 of 4 trials were done; "
+        f"gone on with by commit {whole.environment['commit']}",
+    ]
+    assert "2 of 4 trials were done" in (folder / "report.html").read_text()
+    with pytest.raises(BadInput, match="is finished"):
+        resume(folder / "run.json")
+    for change, says in [
+        ({"kind": "train"}, "laconic train --resume"),
+        ({"seeds": [], "finished": False}, "start it again"),
+    ]:
+        replace(record, **change).save(folder)  # type: ignore[arg-type]
+        with pytest.raises(BadInput, match=says):
+            resume(folder)
+
+
+@pytest.mark.processes
+def test_a_comparison_whose_processes_all_get_sigterm_can_go_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "laconic", "compare", "digits-mlp", "-n", "2", "--configs", "none"]
+    process = subprocess.Popen(
+        [*command, "--seeds", "99", "--epochs", "3", "--runs", str(tmp_path)],
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    assert first.startswith("1/99 none, seed 0"), first
+    time.sleep(0.5)  # well into the next
+    os.killpg(process.pid, signal.SIGTERM)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    record = Record.load(tmp_path / "latest")
+    assert [trial.failed for trial in record.trials] == [None] * len(record.trials)
+    assert "laconic compare --resume" in said
+    assert "Traceback" not in said
+    assert "stopped on request" in record.interruptions[0].what
+
+
+@pytest.mark.processes
+def test_workers_without_lockstep_share_one_budget_of_samples(tmp_path: Path) -> None:
+    record, folder = compare(
+        "digits-mlp", 2, ["none"], consistency=["async", "local(4)"], slow=15.0, seeds=1,
+        changes=Changes(epochs=1, target=0.1), runs=tmp_path,
+    )
+    free, together = record.trials
+    assert [trial.failed for trial in record.trials] == [None, None]
+    assert [each.name for each in record.configurations] == ["async", "local(4)"]
+    assert (free.steps, free.samples) == (together.steps, together.samples)
+    assert [point.step for point in free.curve] == [point.step for point in together.curve]
+    assert record.workload.target_accuracy == 0.1  # as asked, not the workload's own
+    assert free.seconds_to_target is not None
+    assert free.staleness_max is not None
+    assert free.replicas_identical  # finish() left one model
+    assert free.seconds_total < together.seconds_total  # the quick worker does what the slow one cannot
+    assert "15 times as long" in record.configurations[0].options["slow_worker"]
+    assert "15 times as long" in (folder / "report.html").read_text().split("<table")[0]  # before any figure
+    assert not list(folder.glob(".budget*"))
+
+
+def test_a_step_of_workers_that_agree_now_and_then_is_the_mean_of_so_many() -> None:
+    seconds = np.array([1.0, 1.0, 1.0, 9.0, 1.0, 1.0])  # agrees every fourth step; the last block is cut short
+    assert evened(seconds, 0, 4).tolist() == [3.0, 3.0, 3.0, 3.0, 1.0, 1.0]
+    assert evened(seconds, 0, 1).tolist() == seconds.tolist()
+    assert evened(np.stack([seconds, 2 * seconds])[..., None], 1, 4)[1, :, 0].tolist() == [6.0] * 4 + [2.0] * 2
