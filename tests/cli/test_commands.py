@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from laconic import schedules
 from laconic.cli import main
 
 
@@ -29,7 +30,9 @@ def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:  # type: ign
         (["simulate", "allreduce", "--link", "fast"], "units bit, kbit"),
         (["simulate", "allreduce", "--link", "nowhere.json"], "no link profile at nowhere.json"),
         (["simulate", "allreduce", "--nbytes", "1e400"], "too large"),
-        (["simulate", "allreduce", "--algorithm", "direct", "-n", "65536"], "too many to write down"),
+        (["simulate", "allreduce", "--nbytes", "3"], "no whole number of values of 4 bytes"),
+        (["simulate", "allreduce", "-n", "9000", "--hosts", "2"], "unknown parameter of all_reduce by ring 'hosts'"),
+        (["schedule", "ring", "-n", "2000"], "too many to execute symbolically"),
         (["simulate", "dance"], "unknown collective 'dance'"),
         (["probe", "--engine", "pigeon"], "valid ones: gloo, mpi, nccl, zmq"),
         (["probe", "-n", "0"], "between 1 and 256"),
@@ -57,6 +60,37 @@ def test_simulate(capsys: pytest.CaptureFixture[str]) -> None:
     assert record["seconds"] == pytest.approx(record["closed_form_seconds"], rel=1e-5)
     assert record["seconds"] >= record["lower_bound_seconds"]
     assert (record["rounds"], record["messages"]) == (32, 2_097_152)
+
+
+def test_what_is_too_large_is_refused_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedules, "build", lambda *_, **__: pytest.fail("built"))
+    with pytest.raises(SystemExit) as ended:
+        main(["schedule", "ring", "-n", "2000"])
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "direct"])
+def test_the_closed_form_answers_where_there_are_too_many_messages(
+    algorithm: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedules, "build", lambda *_, **__: pytest.fail("built"))
+    words = ["simulate", "allreduce", "--algorithm", algorithm, "-n", "65536"]
+    record = _json(capsys, *words, "--json")
+    assert record["seconds"] == record["closed_form_seconds"] > 0
+    assert not record["simulated"]
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 0
+    assert "8.6e+09 messages are too many to simulate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("algorithm", schedules.names("all_reduce"))
+def test_the_closed_form_alone_is_that_of_the_simulation(algorithm: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", "allreduce", "--algorithm", algorithm, "-n", "8", "--nbytes", "64KB", "--json"]
+    simulated, alone = _json(capsys, *words), _json(capsys, *words, "--closed-form")
+    for column in ("closed_form_seconds", "rounds", "sent_nbytes", "nbytes", "link"):
+        assert simulated[column] == alone[column]
+    assert (simulated["simulated"], alone["simulated"]) == (True, False)
 
 
 @pytest.mark.processes

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from laconic import schedules
+from laconic.schedules.validate import check_size, fewest_places
 
 
 def schedule(
@@ -28,6 +29,7 @@ def schedule(
     if algorithm == "graph":
         collective = "neighbourhood"
     values = ranks if numel is None else numel
+    check_size(ranks, fewest_places(ranks, values))  # at once, not after it was built
     built = schedules.build(collective, algorithm, ranks, values, **parameters).validate()
     if not json:
         typer.echo(str(built))

@@ -29,6 +29,7 @@ class Algorithm:
         sent_numel: (world_size, numel, **parameters) -> values sent by all ranks together.
         seconds: (world_size, nbytes, link, **parameters) -> closed-form LogGP time.
         summary: first line of the builder's docstring.
+        dense: it has about P² messages.
     """
 
     collective: str
@@ -38,6 +39,7 @@ class Algorithm:
     sent_numel: Callable[..., int]
     seconds: Callable[..., float]
     summary: str
+    dense: bool = False
 
 
 def algorithm(
@@ -73,7 +75,7 @@ def algorithm(
         if name in entries:
             raise ValueError(f"{collective} algorithm '{name}' is registered twice")
         summary = (build.__doc__ or "").strip().splitlines()[0]
-        entries[name] = Algorithm(collective, name, checked, rounds, sent_numel, seconds, summary)
+        entries[name] = Algorithm(collective, name, checked, rounds, sent_numel, seconds, summary, dense)
         return checked
 
     return add
@@ -111,12 +113,17 @@ def build(collective: str, name: str, world_size: int, numel: int, **parameters:
     Raises:
         UnknownName: no such algorithm, or no such parameter of it.
     """
+    check_parameters(collective, name, parameters)
+    frozen = tuple((key, _hashable(value)) for key, value in sorted(parameters.items()))
+    return _cached(collective, name, world_size, numel, frozen)
+
+
+def check_parameters(collective: str, name: str, parameters: Mapping[str, Any]) -> None:
+    """Refuse a parameter that the algorithm does not have."""
     valid = list(inspect.signature(get(collective, name).build).parameters)[2:]
     for parameter in parameters:
         if parameter not in valid:
             raise UnknownName(f"parameter of {collective} by {name}", parameter, valid or ["none"])
-    frozen = tuple((key, _hashable(value)) for key, value in sorted(parameters.items()))
-    return _cached(collective, name, world_size, numel, frozen)
 
 
 def _hashable(value: Any) -> Any:

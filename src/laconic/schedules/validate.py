@@ -20,9 +20,25 @@ MAX_SYMBOLS = 2**28
 
 def validate(schedule: Schedule) -> None:
     """Raise ScheduleError unless `schedule` is well formed and gives every rank what its collective promises."""
+    check_size(schedule.world_size, fewest_places(schedule.world_size, schedule.numel))
     _check_ranges(schedule)
     _check_ambiguity(schedule)
     _check_result(schedule)
+
+
+def fewest_places(world_size: int, numel: int) -> int:
+    """In how many places any schedule cuts the buffer at least: one for each rank's share."""
+    return min(world_size, numel)
+
+
+def check_size(world_size: int, places: int, moves: bool = False) -> None:
+    """Refuse what is too large to execute."""
+    symbols = world_size * (places if moves else 1)
+    if world_size * places * symbols > MAX_SYMBOLS:
+        raise ScheduleError(
+            f"{world_size} ranks and {places} pieces are too many to execute symbolically, which is how a schedule is "
+            "proved right; fewer ranks show the same pattern"
+        )
 
 
 def _check_ranges(schedule: Schedule) -> None:
@@ -87,9 +103,8 @@ def _places(schedule: Schedule) -> Ints:
 def _initial(schedule: Schedule, cuts: Ints, moves: bool) -> npt.NDArray[np.int32]:
     """Every rank begins with its own value everywhere: counts[rank, place, contributor (and its place)]."""
     world_size, places = schedule.world_size, len(cuts) - 1
+    check_size(world_size, places, moves)
     symbols = world_size * (places if moves else 1)
-    if world_size * places * symbols > MAX_SYMBOLS:
-        raise ScheduleError(f"{world_size} ranks and {places} pieces are too many to execute symbolically")
     counts = np.zeros((world_size, places, symbols), dtype=np.int32)
     for rank in range(world_size):
         for place in range(places):
