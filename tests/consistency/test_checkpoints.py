@@ -250,7 +250,7 @@ def _together(folder: str) -> dict[str, Any]:
                     step += 1
                     if attempt == "first" and step <= 4:
                         checkpoints.save(step, model=model, optimizer=optimizer, cursor=cursor)
-                found[attempt, "owed"] = optimizer.state_dict()["laconic"]["owed"]
+                found[attempt, "residuals"] = optimizer.state_dict()["laconic"]["residuals"]
                 found[attempt, "weights"] = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
             mode_of(optimizer).close()
         found["early"] = _rank_1_has_none(world, Path(folder) / "early", 1)
@@ -260,15 +260,15 @@ def _together(folder: str) -> dict[str, Any]:
 
 @pytest.mark.processes
 @pytest.mark.timeout(240)
-def test_ranks_go_on_from_a_step_that_all_have_with_what_each_owes(tmp_path: Path) -> None:
+def test_ranks_go_on_from_a_step_that_all_have_with_the_residuals_of_each(tmp_path: Path) -> None:
     ranks = run_local(2, _together, (str(tmp_path),), timeout_s=200)
     for found in ranks:
         assert [found[attempt, "from"] for attempt in ("first", "whole", "damaged")] == [0, 4, 3]
         for attempt in ("whole", "damaged"):
             assert torch.equal(found[attempt, "weights"], found["first", "weights"])
-            for name, owed in found["first", "owed"].items():
-                assert torch.equal(found[attempt, "owed"][name], owed)
-                assert owed.any()
+            for name, value in found["first", "residuals"].items():
+                assert torch.equal(found[attempt, "residuals"][name], value)
+                assert value.any()
         assert found["early"][0] is None
         assert "before worker 1 had written its first checkpoint" in found["early"][1]
         assert "no checkpoint is whole on all 2 workers; of 3 files 0 are cut off" in found["lost"]

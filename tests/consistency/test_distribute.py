@@ -65,7 +65,7 @@ def _together(codec: str) -> dict[str, Any]:
         "begin": begin,
         "end": _flat(model).clone(),
         "nbytes": sum(r.sent_nbytes for r in mode.state.records if r.step == 5),
-        "owed": {name: value.clone() for name, value in saved["laconic"]["owed"].items()},
+        "residuals": {name: value.clone() for name, value in saved["laconic"]["residuals"].items()},
         "step": saved["laconic"]["step"],
     }
     mode.close()
@@ -85,9 +85,9 @@ def test_workers_stay_alike(codec: str) -> None:
         assert torch.equal(found["end"], results[0]["end"])
         assert found["step"] == found["restored"]["step"] == 6
         assert found["nbytes"] > 0
-        for name, value in found["owed"].items():
-            assert torch.equal(found["restored"]["owed"][name], value)
-    assert bool(results[0]["owed"]) == (codec != "none")
+        for name, value in found["residuals"].items():
+            assert torch.equal(found["restored"]["residuals"][name], value)
+    assert bool(results[0]["residuals"]) == (codec != "none")
     if codec == "none":
         model = _model(seed=0)
         optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)

@@ -77,7 +77,7 @@ def main(folder: Path, way: str) -> None:
         "losses": model.losses,
         "world_size": state.world.world_size,
         "sent_nbytes": sum(record.sent_nbytes for record in state.records),
-        "owed": sorted(name.removeprefix("module.") for name in state.state_dict()["owed"]),
+        "residuals": sorted(name.removeprefix("module.") for name in state.state_dict()["residuals"]),
         "weights": [p.detach().reshape(-1).tolist() for p in model.parameters()],
     }
     (folder / f"{trainer.global_rank}.json").write_text(json.dumps(report))

@@ -96,7 +96,7 @@ def _run(folder: str, old_size: int | None) -> dict[str, Any]:
 
 
 def _mean_owed(reports: list[dict[str, Any]], form: str) -> torch.Tensor:
-    return torch.stack([r[form]["state"]["owed"]["weight"].double().view(60, 40) for r in reports]).mean(0)
+    return torch.stack([r[form]["state"]["residuals"]["weight"].double().view(60, 40) for r in reports]).mean(0)
 
 
 @pytest.mark.processes
@@ -120,10 +120,10 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(tmp_path: Path) -> No
 
 
 def test_merging() -> None:
-    states = [{"step": 3, "owed": {"a": torch.tensor(owed)}} for owed in ([1.0, 2.0], [3.0, 0.0])]
+    states = [{"step": 3, "residuals": {"a": torch.tensor(owed)}} for owed in ([1.0, 2.0], [3.0, 0.0])]
     for size in (1, 2, 5):
         merged = merge_state_dicts(states, size)
         assert len(merged) == size
-        assert all(m["step"] == 3 and m["owed"]["a"].tolist() == [2.0, 1.0] for m in merged)
+        assert all(m["step"] == 3 and m["residuals"]["a"].tolist() == [2.0, 1.0] for m in merged)
     with pytest.raises(BadInput, match="every old rank"):
         merge_state_dicts([], 2)

@@ -12,9 +12,9 @@ from laconic import schedules
 from laconic.errors import BadInput, PayloadError, UnknownName
 from laconic.exchange.channel import Channel
 from laconic.exchange.coded import run_coded
-from laconic.exchange.feedback import Feedback, mode_for
 from laconic.exchange.gather import run_gather
 from laconic.exchange.message import pack, unpack
+from laconic.exchange.residuals import Residual, mode_for
 from laconic.transports.base import Transport
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
@@ -77,14 +77,14 @@ def test_feedback_sends_in_the_end_what_was_left_out(form: str, spec: str) -> No
     xs, steps, codec = _values(4, 400), 8, laconic.codec(spec)
 
     def work(transport: Transport) -> tuple[torch.Tensor, torch.Tensor]:
-        channel = Channel(torch.empty(0), codec, Feedback(400, "full"))
+        channel = Channel(torch.empty(0), codec, Residual(400, "full"))
         total = torch.zeros(400, dtype=torch.float64)
         for step in range(steps):
             channel.buffer = xs[transport.rank] * (step + 1)
             _run([channel], transport, form, step)
             total += channel.buffer
-        assert channel.feedback is not None
-        return total, channel.feedback.total().double()
+        assert isinstance(channel.residual, Residual)
+        return total, channel.residual.total().double()
 
     results = run_threads(4, work)
     owed = torch.stack([debt for _, debt in results]).sum(0)
@@ -134,7 +134,7 @@ def test_inside_a_host_nothing_is_lost() -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_infinity_on_one_rank_is_nan_on_all_and_nobody_hangs(form: str) -> None:
     def work(transport: Transport) -> tuple[bool, bool]:
-        channel = Channel(torch.ones(600), laconic.codec("dynamic8"), Feedback(600))
+        channel = Channel(torch.ones(600), laconic.codec("dynamic8"), Residual(600))
         if transport.rank == 1:
             channel.buffer[17] = float("inf")
         _run([channel], transport, form)
@@ -151,28 +151,13 @@ def test_feedback_modes() -> None:
     assert mode_for(laconic.codec("topk(0.1)+qsgd(4)")) == "selection"
     assert mode_for(laconic.codec("topk(0.1)+dynamic8")) == "full"
     assert mode_for(laconic.codec("onebit")) == "full"
-    selection, x = Feedback(1000, "selection"), torch.randn(1000)
+    selection, x = Residual(1000, "selection"), torch.randn(1000)
     codec = laconic.codec("topk(0.1)+qsgd(4)")
     out = torch.empty(codec.max_nbytes(1000), dtype=torch.uint8)
     payload = selection.encode(codec, x, (0, 0, 1000), step=0, out=out)
     chosen = torch.zeros(1000, dtype=torch.bool)
     chosen[codec.decode_sparse(payload, 1000)[0]] = True  # type: ignore[attr-defined]
     assert torch.equal(selection.total(), torch.where(chosen, torch.tensor(0.0), x))
-
-
-def test_residuals_survive_a_new_layout() -> None:
-    old = Feedback(100)
-    out = torch.empty(laconic.codec("topk(0.1)").max_nbytes(100), dtype=torch.uint8)
-    old.encode(laconic.codec("topk(0.1)"), torch.arange(100.0), (0, 0, 100), step=0, out=out)
-    new = Feedback(100)
-    new.load_state_dict(old.state_dict())
-    assert torch.equal(new.state_dict()["owed"], old.total())
-    owed = new.take_owed()
-    assert owed is not None
-    assert torch.equal(owed, old.total())
-    assert new.take_owed() is None
-    with pytest.raises(BadInput, match="100 values, the bucket 7"):
-        Feedback(7).restart(torch.zeros(100))
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 100)), min_size=1, max_size=5), st.integers(0, 400))

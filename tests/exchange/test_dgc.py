@@ -17,10 +17,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.errors import BadInput
-from laconic.exchange.bucket import Bucket, Entry
+from laconic.exchange.bucket import Bucket
+from laconic.exchange.bucket_group import BucketGroup
+from laconic.exchange.channel import finish
 from laconic.exchange.dgc import DeepGradientCompression, MomentumCorrection, accelerate
+from laconic.exchange.exact import Route
+from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.merge import merge_state_dicts
 from laconic.exchange.policy import CodecSchedule, Exemptions
+from laconic.exchange.residuals import Residuals
 from laconic.exchange.state import CompressionState
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
@@ -55,12 +60,12 @@ def _exchanged(
 
     def work(transport: Transport) -> tuple[list[torch.Tensor], MomentumCorrection]:
         correction, means = MomentumCorrection(dgc), []
-        bucket = Bucket(entries, NUMEL, None, correction)
+        bucket = Bucket(BucketInfo(tuple(entries), NUMEL), Residuals(), correction)
         for step, rows in enumerate(gradients):
             bucket.use(laconic.codec(plan[max(first for first in plan if first <= step)]))
             buffer = torch.from_numpy(rows[transport.rank].copy())
             correction.apply(entries, buffer, transport.world_size)
-            bucket.exchange(buffer, transport, algorithm=algorithm, hosts=None, step=step, link=None)
+            finish(BucketGroup([bucket]).steps([buffer], Route(transport, algorithm, step=step)))
             means.append(buffer)
         return means, correction
 
@@ -246,7 +251,7 @@ def test_wrong_settings() -> None:
         CompressionState("topk(0.1)", momentum=0.9)
     plain = CompressionState("topk(0.1)", named)
     with pytest.raises(BadInput, match="remove 'velocity'"):
-        plain.load_state_dict({"step": 3, "owed": {}, "velocity": {"weight": torch.ones(4)}})
+        plain.load_state_dict({"step": 3, "residuals": {}, "velocity": {"weight": torch.ones(4)}})
     plain.close()
     other = MomentumCorrection(DeepGradientCompression())
     other.load_state_dict({"weight": torch.ones(5)})
@@ -392,8 +397,8 @@ def _accuracy(seed: int, plan: Any, corrected: bool) -> float:
         spans = [(stop - p.numel(), stop, Exemptions().covers("", p)) for p, stop in zip(parameters, ends, strict=True)]
         entries = [Entry(str(number), *span) for number, span in enumerate(spans)]
         correction = MomentumCorrection(DeepGradientCompression(0.9)) if corrected else None
-        bucket = Bucket(entries, ends[-1], None, correction)
-        optimizer = torch.optim.SGD(parameters, 0.1, momentum=0.0 if corrected else 0.9)
+        bucket = Bucket(BucketInfo(tuple(entries), ends[-1]), Residuals(), correction)
+        group, optimizer = BucketGroup([bucket]), torch.optim.SGD(parameters, 0.1, momentum=0.0 if corrected else 0.9)
         draw = torch.Generator().manual_seed(1000 * seed + transport.rank)
         for step in range(250):
             rows = train[torch.randint(0, 1400, (32,), generator=draw)]
@@ -403,7 +408,7 @@ def _accuracy(seed: int, plan: Any, corrected: bool) -> float:
             if correction is not None:
                 correction.apply(entries, buffer, transport.world_size)
             bucket.use(schedule.at(step))
-            bucket.exchange(buffer, transport, algorithm="auto", hosts=None, step=step, link=None)
+            finish(group.steps([buffer], Route(transport, step=step)))
             for parameter, entry in zip(parameters, entries, strict=True):
                 parameter.grad = buffer[entry.start : entry.stop].view_as(parameter)
             optimizer.step()

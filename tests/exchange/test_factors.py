@@ -16,11 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.codecs.factors import Factors
 from laconic.errors import BadInput, PayloadError
-from laconic.exchange.bucket import Entry
-from laconic.exchange.exact import LayerForm
+from laconic.exchange.exact import LayerForm, Route
 from laconic.exchange.factors import FactorsBucket
+from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.linear_watch import LinearWatch
 from laconic.exchange.message import max_nbytes
+from laconic.exchange.residuals import Residuals
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads
@@ -60,7 +61,7 @@ class Rank:
         for name, p in named:
             entries.append(Entry(name, at, at + p.numel(), p.numel() < 1024 and p.dim() > 1, tuple(p.shape)))
             at += p.numel()
-        self.bucket = FactorsBucket(entries, at, self.watch, set())
+        self.bucket = FactorsBucket(BucketInfo(tuple(entries), at), Residuals(), self.watch, set())
         self.bucket.use(Factors())
         self.step = 0
         self.generator = torch.Generator().manual_seed(transport.rank)
@@ -78,9 +79,7 @@ class Rank:
         """The gradients before and after, how each parameter went, and the bytes sent; zeroes the gradients."""
         before = torch.cat([p.grad.reshape(-1) for p in self.parameters])  # type: ignore[union-attr]
         after = before.clone()
-        timings, _ = self.bucket.exchange(
-            after, self.transport, algorithm="auto", hosts=None, step=self.step, link=None
-        )
+        timings, _ = self.bucket.exchange(after, Route(self.transport, step=self.step))
         self.step += 1
         self.model.zero_grad()
         assert set(self.watch._caught) <= {"last.weight"}  # which is exempt
@@ -309,19 +308,18 @@ def test_frozen_layers_and_other_dtypes_are_not_watched() -> None:
     assert list(watch.layers) == ["middle.weight"]
 
 
-def test_what_an_earlier_codec_owes_is_paid_exactly() -> None:
+def test_what_an_earlier_codec_left_is_sent_exactly() -> None:
     def work(transport: Transport) -> list[Any]:
         rank, steps = Rank(transport), []
         for step in range(3):
             rank.backward(4)
             if step == 1:
-                owed = torch.full((1600,), float(1 + transport.rank))
-                rank.bucket.owe({"middle.weight": owed})
-                assert torch.equal(rank.bucket.owed()["middle.weight"], owed)
+                left = torch.full((1600,), float(1 + transport.rank))
+                rank.bucket.residuals.load_state_dict({"middle.weight": left})
             before, *others = rank.exchange()
             before[48 * 40 + 40 :][:1600] += (1 + transport.rank) * (step == 1)
             steps.append((before, *others))
-            assert rank.bucket.owed() == {}
+            assert rank.bucket.residuals.state_dict() == {}
         return steps
 
     steps = run_threads(2, work)
@@ -355,7 +353,7 @@ def test_a_damaged_payload_is_refused() -> None:
 
 def test_wrong_use() -> None:
     with pytest.raises(BadInput, match="factors"):
-        FactorsBucket([], 0, None, set()).use(laconic.codec("dynamic8"))
+        FactorsBucket(BucketInfo((), 0), Residuals(), None, set()).use(laconic.codec("dynamic8"))
 
 
 def _batches(rank: int, count: int, batch: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -396,7 +394,7 @@ def _ddp() -> dict[str, Any]:
         found["sent"] = sum(r.sent_nbytes for r in state.records if r.step == 12)
         found["raw"] = sum(form.raw_nbytes for form in state.layers)
         found[f"{spec} end"] = {form.name: form.form for form in state.layers}
-        assert state.state_dict()["owed"] == {}
+        assert state.state_dict()["residuals"] == {}
         state.close()
     torch.testing.assert_close(weights["factors"], weights["none"], rtol=1e-4, atol=1e-5)
     laconic.init().close()

@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 import laconic
 from laconic.errors import BadInput
-from laconic.exchange.feedback import Feedback
 from laconic.exchange.fsdp import ShardedCompression
 from laconic.exchange.merge import merge_state_dicts
+from laconic.exchange.residuals import Residual
 from laconic.exchange.scatter import reduce_scatter_coded
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
@@ -52,12 +52,12 @@ def test_the_owner_gets_the_sum_of_what_was_sent(spec: str, world_size: int) -> 
 
 def test_what_was_left_out_is_owed_to_the_owner() -> None:
     def work(transport: Transport) -> tuple[torch.Tensor, torch.Tensor]:
-        feedback, got = Feedback(3 * 500), torch.zeros(500, dtype=torch.float64)
+        residual, got = Residual(3 * 500), torch.zeros(500, dtype=torch.float64)
         for step in range(6):
             mine = _rows(3, 500, transport.rank)
-            reduce_scatter_coded([(mine, laconic.codec("topk(0.1)"), feedback)], transport, step=step)
+            reduce_scatter_coded([(mine, laconic.codec("topk(0.1)"), residual)], transport, step=step)
             got += mine[transport.rank]
-        return got, feedback.total().view(3, 500)
+        return got, residual.total().view(3, 500)
 
     results = run_threads(3, work)
     for rank in range(3):
@@ -161,8 +161,8 @@ def _on_ranks() -> dict[str, Any]:
     resumed = laconic.compress(again, "topk(0.05)")
     resumed.load_state_dict(state.state_dict())
     assert resumed.state_dict()["step"] == 10
-    for name, value in resumed.state_dict()["owed"].items():
-        assert torch.equal(value, state.state_dict()["owed"][name])
+    for name, value in resumed.state_dict()["residuals"].items():
+        assert torch.equal(value, state.state_dict()["residuals"][name])
     there, here = _gradients(model), _gradients(again)
     assert all(torch.equal(here[name], there[name]) for name in there)
 
@@ -197,13 +197,13 @@ def test_fsdp2(world_size: int) -> None:
         assert found["topk(0.05) nbytes"] < found["dynamic8 nbytes"]
         assert "options are exempt, feedback and world" in found["refused"]
     states = [found["state"] for found in results]
-    assert set(states[0]["owed"]) == {"0.weight", "2.weight"}  # the last layer is small
+    assert set(states[0]["residuals"]) == {"0.weight", "2.weight"}  # the last layer is small
     for new_size in (1, 3):
         merged = merge_state_dicts(states, new_size)
-        for name in states[0]["owed"]:
-            before = torch.stack([s["owed"][name] for s in states]).mean(0)
+        for name in states[0]["residuals"]:
+            before = torch.stack([s["residuals"][name] for s in states]).mean(0)
             assert before.any()
-            torch.testing.assert_close(torch.stack([s["owed"][name] for s in merged]).mean(0), before)
+            torch.testing.assert_close(torch.stack([s["residuals"][name] for s in merged]).mean(0), before)
 
 
 def test_without_the_door(monkeypatch: pytest.MonkeyPatch) -> None:

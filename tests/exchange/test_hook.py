@@ -14,11 +14,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.errors import BadInput, UnknownName
-from laconic.exchange.bucket import Bucket, Entry
+from laconic.exchange.bucket import Bucket
+from laconic.exchange.bucket_group import BucketGroup
+from laconic.exchange.channel import finish
+from laconic.exchange.exact import Route
+from laconic.exchange.exchange_thread import ExchangeThread
+from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.merge import merge_state_dicts
 from laconic.exchange.policy import CodecSchedule, Exemptions
+from laconic.exchange.residuals import Residuals
 from laconic.exchange.state import CompressionState
-from laconic.exchange.worker import Worker
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads
@@ -67,13 +72,13 @@ def _everything() -> dict[str, Any]:
         found[f"{spec} nbytes"] = sum(r.sent_nbytes for r in state.records if r.step == 60)
         assert (len({r.bucket for r in state.records}) > 1) == (spec in ("none", "dynamic8"))  # the others are held
         if spec == "topk(0.05)+qsgd(4)":
-            found["owed"] = state.state_dict()
+            found["state"] = state.state_dict()
             names = {name for name, p in model.named_parameters() if p.dim() > 1 and p.numel() >= 1024}
-            assert set(found["owed"]["owed"]) == names  # biases and the small last layer are exact
+            assert set(found["state"]["residuals"]) == names  # biases and the small last layer are exact
             again = CompressionState(spec, model.named_parameters())
             again.load_state_dict(state.state_dict())
-            for name, value in again.state_dict()["owed"].items():
-                assert torch.equal(value, found["owed"]["owed"][name])
+            for name, value in again.state_dict()["residuals"].items():
+                assert torch.equal(value, found["state"]["residuals"][name])
             again.close()
         state.close()
 
@@ -117,12 +122,12 @@ def test_ddp() -> None:
         assert found["codecs"] == ["none"] * 3 + ["topk(0.1)"] * 3 + ["dynamic8"] * 4
         assert "division by zero" in found["error"]
         torch.testing.assert_close(found["doubles"], torch.full((8,), 1e-12, dtype=torch.float64), rtol=1e-3, atol=0)
-    states = [found["owed"] for found in results]
+    states = [found["state"] for found in results]
     for new_size in (1, 2, 5):
         merged = merge_state_dicts(states, new_size)
-        for name in states[0]["owed"]:
-            before = torch.stack([s["owed"][name] for s in states]).mean(0)
-            after = torch.stack([s["owed"][name] for s in merged]).mean(0)
+        for name in states[0]["residuals"]:
+            before = torch.stack([s["residuals"][name] for s in states]).mean(0)
+            after = torch.stack([s["residuals"][name] for s in merged]).mean(0)
             torch.testing.assert_close(after, before)
 
 
@@ -147,21 +152,22 @@ def test_codec_schedules() -> None:
     assert str(CodecSchedule(lambda step: f"topk({0.5 / (step + 1)})").at(1)) == "topk(0.25)"
 
 
-def test_what_is_owed_follows_a_parameter_to_another_bucket() -> None:
-    bucket = Bucket([Entry("a", 0, 2000, False), Entry("b", 2000, 2010, True), Entry("c", 2010, 5000, False)], 5000)
-    bucket.use(laconic.codec("topk(0.1)"))
-    debts = {"a": torch.arange(2000.0), "c": torch.arange(2990.0)}
-    bucket.owe(debts)
-    assert all(torch.equal(bucket.owed()[name], value) for name, value in debts.items())
-    bucket.use(laconic.codec("dynamic8"))  # a new codec takes them along
-    assert all(torch.equal(bucket.owed()[name], value) for name, value in debts.items())
-    for spec in ("qsgd(4)", "none"):  # codecs that feed nothing back pay all at once, in their next step
-        bucket.use(laconic.codec(spec))
-        assert all(torch.equal(bucket.owed()[name], value) for name, value in debts.items())
+def test_residuals_follow_a_parameter_to_another_codec_and_bucket() -> None:
+    entries = (Entry("a", 0, 2000, False), Entry("b", 2000, 2010, True), Entry("c", 2010, 5000, False))
+    left = {"a": torch.arange(2000.0), "c": torch.arange(2990.0)}
+    residuals = Residuals()
+    residuals.load_state_dict(left)
+    for layout in (BucketInfo(entries[:1], 2000), BucketInfo(entries, 5000)):
+        bucket = Bucket(layout, residuals)
+        for spec in ("topk(0.1)", "dynamic8", "qsgd(4)", "none"):  # the last two feed nothing back: they send all
+            bucket.use(laconic.codec(spec))
+            kept = residuals.state_dict()
+            assert kept.keys() == left.keys()
+            assert all(torch.equal(kept[name], value) for name, value in left.items())
     buffer = torch.zeros(5000)
-    run_threads(1, lambda t: bucket.exchange(buffer, t, algorithm="auto", hosts=None, step=0, link=None))
-    assert torch.equal(buffer, torch.cat([debts["a"], torch.zeros(10), debts["c"]]))
-    assert not any(value.any() for value in bucket.owed().values())
+    run_threads(1, lambda t: finish(BucketGroup([bucket]).steps([buffer], Route(t))))
+    assert torch.equal(buffer, torch.cat([left["a"], torch.zeros(10), left["c"]]))
+    assert residuals.state_dict() == {}
 
 
 def _job(number: int, seen: list[str], pauses: int = 1) -> Callable[[], Generator[None, None, torch.Tensor]]:
@@ -198,7 +204,7 @@ def test_one_bad_gradient_spoils_one_step_only(spec: str, feedback: bool | None)
 
 
 def test_worker_keeps_order_and_passes_errors_on() -> None:
-    worker, seen = Worker(), []
+    worker, seen = ExchangeThread(), []
     futures = [worker.submit(_job(i, seen)) for i in range(50)]
     assert [int(f.wait()) for f in futures] == list(range(50))
     assert seen == [text for i in range(50) for text in (f"{i}.0", f"{i} ends")]
@@ -214,7 +220,7 @@ def test_worker_keeps_order_and_passes_errors_on() -> None:
 
 def test_worker_begins_the_next_job_while_one_waits() -> None:
     seen: list[str] = []
-    worker, here = Worker(depth=2), threading.Event()
+    worker, here = ExchangeThread(depth=2), threading.Event()
     first = worker.submit(lambda: (here.wait(), _job(0, seen, pauses=2)())[1])  # until all three are queued
     others = [worker.submit(_job(number, seen)) for number in (1, 2)]
     here.set()
@@ -239,7 +245,7 @@ def test_wrong_use() -> None:
     with pytest.raises(BadInput, match="no state of an exchange"):
         state.load_state_dict({})
     with pytest.raises(BadInput, match=r"no parameter '0\.weight'"):
-        state.load_state_dict({"step": 1, "owed": {"0.weight": torch.zeros(1)}})
+        state.load_state_dict({"step": 1, "residuals": {"0.weight": torch.zeros(1)}})
     with pytest.raises(BadInput, match="auto"):
         laconic.all_reduce(torch.ones(4), codec="auto")
     with pytest.raises(BadInput, match="NoneType"):

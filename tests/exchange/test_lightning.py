@@ -32,5 +32,5 @@ def test_the_hook_in_lightning(way: str, tmp_path: Path) -> None:
         assert len(losses) == 40
         assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
         assert 0 < report["sent_nbytes"] < 0.5 * 40 * 4 * numel  # float32 by a ring among two sends each value once
-        assert [name.rpartition("layers.")[2] for name in report["owed"]] == ["0.weight", "2.weight"]
+        assert [name.rpartition("layers.")[2] for name in report["residuals"]] == ["0.weight", "2.weight"]
         assert report["weights"] == reports[0]["weights"]

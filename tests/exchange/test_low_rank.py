@@ -13,11 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.codecs.powersgd import PowerSGD
 from laconic.errors import BadInput
-from laconic.exchange.bucket import Entry
-from laconic.exchange.exact import wire_nbytes
+from laconic.exchange.exact import Route, wire_nbytes
+from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.low_rank import LowRankBucket
 from laconic.exchange.merge import merge_state_dicts
 from laconic.exchange.message import max_nbytes
+from laconic.exchange.residuals import Residuals
 from laconic.exchange.state import CompressionState
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
@@ -41,6 +42,7 @@ def _entries() -> list[Entry]:
 
 ENTRIES = _entries()
 NUMEL = ENTRIES[-1].stop
+INFO = BucketInfo(tuple(ENTRIES), NUMEL)
 PLACES = {e.name: slice(e.start, e.stop) for e in ENTRIES}
 
 
@@ -50,19 +52,20 @@ def _gradients(rank: int, step: int) -> torch.Tensor:
 
 def _steps(transport: Transport, steps: int = 3, feedback: bool | None = None, **options: Any) -> dict[str, Any]:
     """What one rank sees in `steps` exchanges."""
-    bucket = LowRankBucket(ENTRIES, NUMEL, {}, feedback)
+    bucket = LowRankBucket(INFO, Residuals(feedback), {})
     bucket.use(PowerSGD(RANK))
-    way = {"algorithm": "auto", "hosts": None, "link": None, **options}
-    results, owed, starts, sent = [], [], [], []
+    results, residuals, starts, sent = [], [], [], []
     for step in range(steps):
         starts.append({name: bucket.codec.start(_matrix(name), step, bucket.warm.get(name)) for name in MATRICES})
         buffer = _gradients(transport.rank, step)
-        timings, _ = bucket.exchange(buffer, transport, step=step, **way)
+        timings, _ = bucket.exchange(buffer, Route(transport, step=step, **options))
         results.append(buffer)
-        owed.append({name: value.clone() for name, value in bucket.owed().items()})
+        residuals.append(bucket.residuals.state_dict())
         sent.append(timings.sent_nbytes)
     total = transport.counters.total_sent_nbytes
-    return {"results": results, "owed": owed, "starts": starts, "sent": sent, "total": total, "bucket": bucket}
+    return {
+        "results": results, "residuals": residuals, "starts": starts, "sent": sent, "total": total, "bucket": bucket,
+    }  # fmt: skip
 
 
 def _matrix(name: str) -> tuple[int, int]:
@@ -74,7 +77,7 @@ def _matrix(name: str) -> tuple[int, int]:
 @pytest.mark.parametrize("feedback", [True, False])
 def test_as_the_reference_on_the_mean(size: int, feedback: bool) -> None:
     ranks = run_threads(size, lambda t: _steps(t, feedback=feedback))
-    owed = [dict.fromkeys(MATRICES, torch.tensor(0.0)) for _ in range(size)]
+    kept = [dict.fromkeys(MATRICES, torch.tensor(0.0)) for _ in range(size)]
     for step in range(3):
         for rank in ranks[1:]:
             assert torch.equal(rank["results"][step], ranks[0]["results"][step])
@@ -83,17 +86,17 @@ def test_as_the_reference_on_the_mean(size: int, feedback: bool) -> None:
         for name in EXACT:
             torch.testing.assert_close(result[PLACES[name]], mean[PLACES[name]], rtol=1e-6, atol=1e-6)
         for name in MATRICES:
-            inputs = torch.stack([gradients[r][PLACES[name]] + owed[r][name] for r in range(size)])
+            inputs = torch.stack([gradients[r][PLACES[name]] + kept[r][name] for r in range(size)])
             start = ranks[0]["starts"][step][name].numpy()
             expected = approximate(inputs.mean(0).view(_matrix(name)).numpy(), start)
             torch.testing.assert_close(
                 result[PLACES[name]].double(), torch.from_numpy(expected).reshape(-1), rtol=1e-4, atol=1e-5
             )
-            if feedback:  # Σ paid + Σ owed = Σ input
-                left = torch.stack([rank["owed"][step][name] for rank in ranks]).sum(0)
+            if feedback:  # Σ sent + Σ residual = Σ input
+                left = torch.stack([rank["residuals"][step][name] for rank in ranks]).sum(0)
                 torch.testing.assert_close(size * result[PLACES[name]] + left, inputs.sum(0), rtol=1e-4, atol=1e-4)
-        owed = [rank["owed"][step] if feedback else owed[0] for rank in ranks]
-    assert not any(ranks[0]["owed"][2].values() if not feedback else [])
+        kept = [rank["residuals"][step] if feedback else kept[0] for rank in ranks]
+    assert not any(ranks[0]["residuals"][2].values() if not feedback else [])
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "gather", "ring", "tree"])
@@ -122,23 +125,23 @@ def test_bytes_are_as_predicted(algorithm: str) -> None:
             assert said == wire_nbytes(first, size) + wire_nbytes(second, size)
 
 
-def test_a_matrix_of_low_rank_is_exact_and_owes_nothing() -> None:
+def test_a_matrix_of_low_rank_is_exact_and_leaves_nothing() -> None:
     def work(transport: Transport) -> None:
-        bucket = LowRankBucket([Entry("m", 0, 1200, False, (40, 30))], 1200, {})
+        bucket = LowRankBucket(BucketInfo((Entry("m", 0, 1200, False, (40, 30)),), 1200), Residuals(), {})
         bucket.use(PowerSGD(2))
         generator = torch.Generator().manual_seed(0)
         left, right = torch.randn(40, 2, generator=generator), torch.randn(2, 30, generator=generator)
         buffer = (left @ right * (1 + transport.rank)).reshape(-1)
-        bucket.exchange(buffer, transport, algorithm="auto", hosts=None, step=0, link=None)
+        bucket.exchange(buffer, Route(transport))
         torch.testing.assert_close(buffer.view(40, 30), left @ right * 1.5, rtol=1e-4, atol=1e-4)
-        assert float(bucket.owed()["m"].abs().max()) < 1e-4 * float(buffer.abs().max())
+        assert float(bucket.residuals.state_dict()["m"].abs().max()) < 1e-4 * float(buffer.abs().max())
 
     run_threads(2, work)
 
 
 def test_nan_on_one_rank_is_nan_on_all_and_passes() -> None:
     def work(transport: Transport) -> list[torch.Tensor]:
-        bucket = LowRankBucket(ENTRIES, NUMEL, {})
+        bucket = LowRankBucket(INFO, Residuals(), {})
         bucket.use(PowerSGD(RANK))
         seen = []
         for step in range(3):
@@ -146,7 +149,7 @@ def test_nan_on_one_rank_is_nan_on_all_and_passes() -> None:
             if step == 1 and transport.rank == 1:
                 buffer[PLACES["fc"]][7] = float("inf")
                 buffer[PLACES["fc.bias"]][3] = float("nan")
-            bucket.exchange(buffer, transport, algorithm="auto", hosts=None, step=step, link=None)
+            bucket.exchange(buffer, Route(transport, step=step))
             seen.append(buffer)
         return seen
 
@@ -157,27 +160,27 @@ def test_nan_on_one_rank_is_nan_on_all_and_passes() -> None:
         assert torch.isfinite(seen[1][PLACES["conv"]]).all()
 
 
-def test_another_rank_keeps_what_is_owed() -> None:
+def test_another_rank_keeps_the_residuals() -> None:
     def work(transport: Transport) -> None:
-        bucket = LowRankBucket(ENTRIES, NUMEL, {})
-        for step, rank in enumerate((3, 1, 30)):  # with 30, nothing pays and what is owed is paid
+        bucket = LowRankBucket(INFO, Residuals(), {})
+        for step, rank in enumerate((3, 1, 30)):  # with 30, no factors pay, and all is sent exactly
             bucket.use(PowerSGD(rank))
-            before = bucket.owed()["fc"].clone() if step else torch.zeros(1280)
+            before = bucket.residuals.state_dict()["fc"] if step else torch.zeros(1280)
             gradient = _gradients(0, step)
             paid = gradient.clone()
-            bucket.exchange(paid, transport, algorithm="auto", hosts=None, step=step, link=None)
-            after = bucket.owed().get("fc", torch.zeros(1280))
+            bucket.exchange(paid, Route(transport, step=step))
+            after = bucket.residuals.state_dict().get("fc", torch.zeros(1280))
             torch.testing.assert_close(
                 paid[PLACES["fc"]] + after, gradient[PLACES["fc"]] + before, rtol=1e-4, atol=1e-5
             )
-        assert bucket.owed() == {}
+        assert bucket.residuals.state_dict() == {}
 
     run_threads(1, work)
 
 
 def test_wrong_use() -> None:
     with pytest.raises(BadInput, match="powersgd"):
-        LowRankBucket(ENTRIES, NUMEL, {}).use(laconic.codec("dynamic8"))
+        LowRankBucket(INFO, Residuals(), {}).use(laconic.codec("dynamic8"))
     with pytest.raises(BadInput, match="matrix_rank"):
         CompressionState("powersgd(0)")
     laconic.init().close()
@@ -230,10 +233,10 @@ def _ddp() -> dict[str, Any]:
             found["sent"] = sum(r.sent_nbytes for r in state.records if r.step == 30)
             found["layers"] = state.layers
             found["state"] = state.state_dict()
-            assert set(found["state"]["owed"]) == set(found["state"]["warm"]) == {"0.weight", "2.weight"}
+            assert set(found["state"]["residuals"]) == set(found["state"]["warm"]) == {"0.weight", "2.weight"}
             again = CompressionState(spec, model.named_parameters())
             again.load_state_dict(state.state_dict())
-            for kind in ("owed", "warm"):
+            for kind in ("residuals", "warm"):
                 for name, value in again.state_dict()[kind].items():
                     assert torch.equal(value, found["state"][kind][name])
             again.close()
@@ -281,8 +284,8 @@ def test_ddp_and_another_world_size() -> None:
     states = [found["state"] for found in results]
     merged = merge_state_dicts(states, 2)
     for name in ("0.weight", "2.weight"):
-        before = torch.stack([s["owed"][name] for s in states]).mean(0)
-        after = torch.stack([s["owed"][name] for s in merged]).mean(0)
+        before = torch.stack([s["residuals"][name] for s in states]).mean(0)
+        after = torch.stack([s["residuals"][name] for s in merged]).mean(0)
         assert float(before.abs().sum()) > 0
         torch.testing.assert_close(after, before)
         assert all(torch.equal(s["warm"][name], states[0]["warm"][name]) for s in [*states, *merged])

@@ -75,7 +75,7 @@ def _alone() -> dict[str, Any]:
     state.close()
     state.submit(torch.ones(4096), 0, parameters, last=True).wait()  # works anew
     found["records"] = len(state.records)
-    found["names"] = list(state.state_dict()["owed"])
+    found["names"] = list(state.state_dict()["residuals"])
     del state
     gc.collect()
     for thread in (t for t in threading.enumerate() if t.name == "laconic-exchange"):
@@ -99,7 +99,7 @@ def test_names_are_needed_for_exemptions_by_name() -> None:
 
 def test_auto_starts_anew_after_a_checkpoint() -> None:
     state = CompressionState("auto")
-    state.load_state_dict({"step": 1000, "owed": {}})
+    state.load_state_dict({"step": 1000, "residuals": {}})
     auto = state.auto
     assert auto is not None
     assert next(step for step in range(995, 1020) if auto.wants(step)) == 1000 + WARM_STEPS

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.codecs import Codec
 from laconic.errors import BadInput
-from laconic.exchange.feedback import Feedback, Mode, mode_for
 from laconic.exchange.policy import CodecPlan, CodecSchedule
+from laconic.exchange.residuals import Residuals
 
 
 class Coder:
@@ -39,37 +38,27 @@ class Coder:
         self, plan: CodecPlan, sizes: Sequence[int], place: tuple[int, int] = (0, 1), *, feedback: bool = True
     ) -> None:
         self.schedule = CodecSchedule(plan)
+        self._sizes = list(sizes)
         self._rank, self._ranks = place
-        self._wanted = feedback
-        self._feedback = [Feedback(numel, self._mode(self.schedule.at(0))) for numel in sizes]
-
-    def _mode(self, codec: Codec) -> Mode:
-        return mode_for(codec) if self._wanted else "off"
+        self._residuals = Residuals(None if feedback else False)
 
     def encode(self, part: int, x: Tensor, step: int) -> tuple[str, Tensor]:
         """The codec's spec and the payload of `x`, which is left alone."""
         codec = self.schedule.at(step)
-        feedback = self._feedback[part]
-        if feedback.mode != self._mode(codec):
-            owed = feedback.state_dict()["owed"]
-            feedback = self._feedback[part] = Feedback(feedback.numel, self._mode(codec))
-            feedback.restart(owed)
-        owed_before = feedback.take_owed()
-        x = x if owed_before is None else x + owed_before
         room = torch.empty(codec.max_nbytes(x.numel()), dtype=torch.uint8)
         draw = step * self._ranks + self._rank
-        return str(codec), feedback.encode(codec, x, (0, 0, x.numel()), step=draw, out=room)
+        return str(codec), self._residuals.encode(str(part), codec, x, step=draw, out=room)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What each part still owes."""
-        return {str(part): feedback.state_dict()["owed"] for part, feedback in enumerate(self._feedback)}
+        """The residual of each part."""
+        kept = self._residuals.state_dict()
+        return {str(part): kept.get(str(part), torch.zeros(numel)) for part, numel in enumerate(self._sizes)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Owe what another owed, cut into as many parts."""
-        if len(state) != len(self._feedback):
-            raise BadInput(f"the state owes {len(state)} parts, this worker sends {len(self._feedback)}")
-        for part, feedback in enumerate(self._feedback):
-            feedback.load_state_dict({"owed": state[str(part)]})
+        """Go on with what another left, cut into as many parts."""
+        if len(state) != len(self._sizes):
+            raise BadInput(f"the state has residuals of {len(state)} parts, this worker sends {len(self._sizes)}")
+        self._residuals.load_state_dict(state)
 
 
 def refuse_options(mode: str, options: Mapping[str, Any], known: Sequence[str] = ()) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
 from laconic.codecs import Codec
-from laconic.exchange.feedback import Feedback
+from laconic.exchange.residuals import Site
 
 
 @dataclass
@@ -42,16 +42,23 @@ def finish(steps: Generator[None, None, T]) -> T:
             return result
 
 
+class Feeds(Protocol):
+    """A `Residual`, or what wraps one."""
+
+    def encode(self, codec: Codec, x: Tensor, site: Site, *, step: int, out: Tensor, copies: int = 1) -> Tensor: ...
+
+    def carry(self, x: Tensor) -> Tensor: ...
+
+
 @dataclass
 class Channel:
-    """A float32 buffer, its codec, and its residuals; feedback None feeds nothing back."""
+    """A float32 buffer, its codec, and its residual; None feeds nothing back."""
 
     buffer: Tensor
     codec: Codec
-    feedback: Feedback | None = None
+    residual: Feeds | None = None
 
-    def pay_owed(self) -> None:
-        """Add to the buffer what a former schedule, world or codec still owes."""
-        owed = self.feedback.take_owed() if self.feedback is not None else None
-        if owed is not None:
-            self.buffer += owed
+    def carry(self) -> None:
+        """Add to the buffer what a former schedule, world or codec left to be sent."""
+        if self.residual is not None:
+            self.residual.carry(self.buffer)

@@ -169,7 +169,7 @@ class CodedExchange:
         """As `run`, pausing whenever there is nothing to do but wait."""
         timings, transport = Timings(), self.transport
         for channel in self.channels:
-            channel.pay_owed()
+            channel.carry()
         self._payloads.clear()
         call = transport.begin("all_reduce", self.algorithm, self.numel, "float32", self.detail, len(self.rounds))
         for number, round_ in enumerate(self.rounds):
@@ -240,11 +240,11 @@ class CodedExchange:
         values = channel.buffer[piece.start : piece.stop]
         draws += encoding.stream
         try:
-            if channel.feedback is None or piece.exact:
+            if channel.residual is None or piece.exact:
                 payload = coder.encode(values, step=draws, out=room)
             else:
                 site = (number, piece.start, piece.stop)
-                payload = channel.feedback.encode(coder, values, site, step=draws, out=room, copies=encoding.copies)
+                payload = channel.residual.encode(coder, values, site, step=draws, out=room, copies=encoding.copies)
         except NonFiniteError:
             if encoding.adopt:
                 values.fill_(float("nan"))

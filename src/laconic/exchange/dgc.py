@@ -24,7 +24,7 @@ import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, no_type_check
+from typing import Any, no_type_check
 
 import numpy as np
 import torch
@@ -37,10 +37,8 @@ from laconic.codecs import Codec, threads
 from laconic.codecs.entropy import Entropy
 from laconic.codecs.selector import Sparse
 from laconic.errors import BadInput
-from laconic.exchange.feedback import Feedback, Mode, Site, mode_for
-
-if TYPE_CHECKING:
-    from laconic.exchange.bucket import Entry
+from laconic.exchange.layout import Entry
+from laconic.exchange.residuals import Residual, Site, mode_for
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -97,7 +95,6 @@ def _is_number(value: object) -> bool:
 class MomentumCorrection:
     """The velocities of one rank, by parameter name, and what is done with them.
 
-    >>> from laconic.exchange.bucket import Entry
     >>> correction, gradient = MomentumCorrection(DeepGradientCompression(0.5)), torch.ones(2)
     >>> for _ in range(3):
     ...     correction.apply([Entry("weight", 0, 2, False)], gradient.fill_(1.0), world_size=1)
@@ -144,10 +141,6 @@ class MomentumCorrection:
         wanted = self.settings.masking and self.settings.momentum > 0
         return wanted and isinstance(_selecting(codec), Sparse) and mode_for(codec) != "off"
 
-    def feedback(self, codec: Codec, numel: int, mode: Mode, entries: Sequence[Entry]) -> Feedback:
-        """The feedback of a channel of these parameters; a masking one where the codec is a selector."""
-        return MaskingFeedback(numel, mode, self, entries) if self.masks(codec) else Feedback(numel, mode)
-
     def mask(self, entries: Sequence[Entry], indices: Array) -> None:
         """Stop what was sent: `indices`, sorted, count through the parameters of `entries` side by side."""
         start = 0
@@ -166,26 +159,29 @@ class MomentumCorrection:
         self.velocities = {name: velocity.detach().clone().reshape(-1).float() for name, velocity in state.items()}
 
 
-class MaskingFeedback(Feedback):
-    """Feedback that also stops the momentum of what it sent: momentum factor masking.
+@dataclass(frozen=True)
+class Masking:
+    """A residual that also stops the momentum of what was sent: momentum factor masking.
 
     Args:
-        numel: the channel's length.
-        mode: as for Feedback.
+        residual: of a channel that is gathered.
         correction: where the velocities are.
         entries: the channel's parameters, in order.
     """
 
-    def __init__(self, numel: int, mode: Mode, correction: MomentumCorrection, entries: Sequence[Entry]) -> None:
-        super().__init__(numel, mode)
-        self._correction = correction
-        self._entries = tuple(entries)
+    residual: Residual
+    correction: MomentumCorrection
+    entries: Sequence[Entry]
 
     def encode(self, codec: Codec, x: Tensor, site: Site, *, step: int, out: Tensor, copies: int = 1) -> Tensor:
-        """Encode as Feedback does, then mask."""
-        payload = super().encode(codec, x, site, step=step, out=out, copies=copies)
-        self._correction.mask(self._entries, _sent(codec, payload, x.numel()) + site[1])
+        """Encode as the residual does, then mask."""
+        payload = self.residual.encode(codec, x, site, step=step, out=out, copies=copies)
+        self.correction.mask(self.entries, _sent(codec, payload, x.numel()) + site[1])
         return payload
+
+    def carry(self, x: Tensor) -> Tensor:
+        """As the residual."""
+        return self.residual.carry(x)
 
 
 def _selecting(codec: Codec) -> Codec:

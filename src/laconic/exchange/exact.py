@@ -41,10 +41,10 @@ class Route:
     """How the messages of one exchange go: what the DDP hook was told, and the step."""
 
     transport: Transport
-    algorithm: str
-    hosts: tuple[int, ...] | None
-    step: int
-    link: Link | None
+    algorithm: str = "auto"
+    hosts: tuple[int, ...] | None = None
+    step: int = 0
+    link: Link | None = None
 
 
 class ExactSum:

@@ -13,7 +13,7 @@ so no condition on the model or the loop need be known here, and the result is t
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,11 +23,12 @@ from laconic.codecs import Codec, codec
 from laconic.codecs.factors import Factors
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.auto import GUESS
-from laconic.exchange.bucket import Entry
 from laconic.exchange.channel import Timings
 from laconic.exchange.exact import ExactSum, LayerForm, Route, plus, wire_nbytes
+from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.linear_watch import Linear, LinearWatch
 from laconic.exchange.message import Writer, max_nbytes, unpack
+from laconic.exchange.residuals import Residuals
 from laconic.schedules.link import Link
 from laconic.transports.base import Incoming, Outgoing, Transport
 
@@ -57,15 +58,18 @@ class FactorsBucket:
     """The state of one bucket whose fully connected layers may go by factors.
 
     Args:
-        entries: the parameters in the order they lie in the bucket.
-        numel: the bucket's length.
+        info: the parameters in the order they lie in the bucket.
+        residuals: what earlier codecs left; it is sent at the next step, exactly.
         watch: what is caught of the model's layers; None sends all exactly.
         agreed: the layers that go by factors at the next step, shared by all buckets; the same on every rank.
     """
 
-    def __init__(self, entries: Sequence[Entry], numel: int, watch: LinearWatch | None, agreed: set[str]) -> None:
-        self.entries = tuple(entries)
-        self.numel = numel
+    def __init__(
+        self, info: BucketInfo, residuals: Residuals, watch: LinearWatch | None, agreed: set[str]
+    ) -> None:
+        self.info = info
+        self.entries = info.entries
+        self.residuals = residuals
         self.watch = watch
         self.agreed = agreed
         self.codec = Factors()
@@ -76,7 +80,6 @@ class FactorsBucket:
             for e in self.entries
             if e.name in known and not e.exempt
         ]
-        self._owed: dict[str, Tensor] = {}
         self._sum = ExactSum()
         self._forms: dict[str, tuple[str, int]] = {}
         self._signs = torch.Generator().manual_seed(0)
@@ -86,22 +89,12 @@ class FactorsBucket:
         if chosen != self.codec:
             raise BadInput(f"this bucket is exchanged by factors, not by {chosen}")
 
-    def exchange(
-        self,
-        buffer: Tensor,
-        transport: Transport,
-        *,
-        algorithm: str,
-        hosts: tuple[int, ...] | None,
-        step: int,
-        link: Link | None,
-    ) -> tuple[Timings, str]:
+    def exchange(self, buffer: Tensor, route: Route) -> tuple[Timings, str]:
         """Average `buffer` over all ranks, in place; returns where the time went and the algorithm that was used."""
-        route = Route(transport, algorithm, hosts, step, link)
+        transport = route.transport
         begun = time.perf_counter()
         for entry in self.entries:
-            if entry.name in self._owed:
-                buffer[entry.start : entry.stop] += self._owed.pop(entry.name)
+            self.residuals.settle(entry.name, buffer[entry.start : entry.stop])
         caught = [self._usable(layer, buffer) for layer in self._layers]
         chosen = [i for i, layer in enumerate(self._layers) if layer.weight.name in self.agreed]
         layers = [self._layers[i] for i in chosen]
@@ -110,7 +103,7 @@ class FactorsBucket:
         exact = torch.cat([*(buffer[e.start : e.stop] for e in rest), torch.tensor(votes, dtype=torch.float32)])
         payloads = [_payload(layer, caught[i], buffer) for i, layer in zip(chosen, layers, strict=True)]
         self._note(layers, payloads, rest, transport.world_size)
-        together = bool(layers) and _one_round(exact.numel(), transport.world_size, link or GUESS)
+        together = bool(layers) and _one_round(exact.numel(), transport.world_size, route.link or GUESS)
         prepared = time.perf_counter() - begun
 
         timings, name = Timings(), "gather"
@@ -226,14 +219,6 @@ class FactorsBucket:
             self._forms[layer.weight.name] = ("gathered exact" if dense else "factors", nbytes)
             if layer.bias is not None:
                 self._forms[layer.bias.name] = ("with weight", 0)
-
-    def owed(self) -> dict[str, Tensor]:
-        """What an earlier codec still owes and no step has paid yet."""
-        return dict(self._owed)
-
-    def owe(self, owed: Mapping[str, Tensor]) -> None:
-        """Take over what these parameters are owed; it is paid at the next step, exactly."""
-        self._owed.update({name: value.reshape(-1).clone() for name, value in owed.items()})
 
     def layers(self, world_size: int) -> list[LayerForm]:
         """How each parameter went at the last step, and what this rank sent for it."""

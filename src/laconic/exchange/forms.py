@@ -5,7 +5,7 @@ Callers: the DDP hook. DDP rebuilds its buckets after the first step, so nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 
@@ -13,12 +13,14 @@ from laconic.codecs import Codec
 from laconic.codecs.factors import Factors
 from laconic.codecs.powersgd import PowerSGD
 from laconic.errors import BadInput
-from laconic.exchange.bucket import Bucket, Entry
+from laconic.exchange.bucket import Bucket
 from laconic.exchange.dgc import MomentumCorrection
 from laconic.exchange.exact import LayerForm
 from laconic.exchange.factors import FactorsBucket
+from laconic.exchange.layout import BucketInfo
 from laconic.exchange.linear_watch import LinearWatch
 from laconic.exchange.low_rank import LowRankBucket
+from laconic.exchange.residuals import Residuals
 
 AnyBucket = Bucket | LowRankBucket | FactorsBucket
 
@@ -43,21 +45,16 @@ class Forms:
         self.watch = LinearWatch(model, names)
 
     def bucket(
-        self,
-        chosen: Codec,
-        entries: Sequence[Entry],
-        numel: int,
-        feedback: bool | None,
-        correction: MomentumCorrection | None,
+        self, chosen: Codec, info: BucketInfo, residuals: Residuals, correction: MomentumCorrection | None
     ) -> AnyBucket:
         """A new bucket of the kind that `chosen` needs; only flat vectors have momentum correction."""
         if chosen.kind == "matrix" and correction is not None:
             raise BadInput(f"momentum is corrected for flat vectors, not for {chosen}; leave it to the optimiser")
         if isinstance(chosen, PowerSGD):
-            return LowRankBucket(entries, numel, self.warm, feedback)
+            return LowRankBucket(info, residuals, self.warm)
         if isinstance(chosen, Factors):
-            return FactorsBucket(entries, numel, self.watch, self.agreed)
-        return Bucket(entries, numel, feedback, correction)
+            return FactorsBucket(info, residuals, self.watch, self.agreed)
+        return Bucket(info, residuals, correction)
 
     @staticmethod
     def suits(bucket: AnyBucket, chosen: Codec) -> bool:

@@ -4,7 +4,7 @@ Caller: `hook.compress`, for modules that `torch.distributed.fsdp.fully_shard` w
 itself is in `scatter.py`: one encoding whatever P, for the sums stay where they are. Parameters are gathered by torch,
 in their own type.
 
-Invariant, by parameter: Σ over ranks of (input + owed before) = what the shard's owner got + Σ owed after.
+Invariant, by parameter: Σ over ranks of (input + residual before) = what the shard's owner got + Σ residual after.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from laconic.codecs import Codec, codec
 from laconic.errors import BadInput
 from laconic.exchange.channel import Timings
 from laconic.exchange.collectives import world_of
-from laconic.exchange.feedback import Feedback, mode_for
 from laconic.exchange.policy import CodecPlan, CodecSchedule, Exemptions, exemptions
 from laconic.exchange.record import BucketRecord
+from laconic.exchange.residuals import Residual, Residuals, kept_residuals
 from laconic.exchange.scatter import reduce_scatter_coded
 from laconic.transports.base import Transport
 from laconic.transports.world import World, current
@@ -59,6 +59,36 @@ class Shard:
         return torch.cat([p.reshape(1, -1) for p in whole.view(self.shape).chunk(world_size, self.dim)])
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """Where the residuals of whole parameters lie in P rows of shards side by side."""
+
+    shards: tuple[Shard, ...]
+    world_size: int
+
+    @property
+    def numel(self) -> int:
+        return self.world_size * sum(self._numels())
+
+    @property
+    def names(self) -> list[str]:
+        return [shard.name for shard in self.shards]
+
+    def _numels(self) -> list[int]:
+        return [shard.stop - shard.start for shard in self.shards]
+
+    def cut(self, vector: Tensor) -> dict[str, Tensor]:
+        parts = vector.view(self.world_size, -1).split_with_sizes(self._numels(), 1)
+        return {shard.name: shard.joined(part) for shard, part in zip(self.shards, parts, strict=True)}
+
+    def join(self, values: Mapping[str, Tensor]) -> Tensor:
+        rows = torch.zeros(self.world_size, sum(self._numels()))
+        for shard, part in zip(self.shards, rows.split_with_sizes(self._numels(), 1), strict=True):
+            if shard.name in values:
+                part.copy_(shard.parted(values[shard.name], self.world_size))
+        return rows.view(-1)
+
+
 class CompressedReduceScatter:
     """What `set_custom_reduce_scatter` installs for one group of parameters: torch calls it in backward.
 
@@ -74,9 +104,8 @@ class CompressedReduceScatter:
         self.parameters = parameters
         self.step = 0
         self.codec: Codec | None = None
-        self.feedback: Feedback | None = None
+        self.residual: Residual | None = None
         self.shards: list[Shard] = []
-        self._pending: dict[str, Tensor] = {}  # owed from before, to be added to the next input
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for the input and the output, as torch asks for it."""
@@ -102,7 +131,10 @@ class CompressedReduceScatter:
             chosen, coded, exact = _EXACT, [], [Shard("", (), 0, 0, values.shape[1], True)]
         pieces = []
         if coded:
-            pieces.append((self._with_pending(_cut(values, coded)), chosen, self.feedback))
+            rows = _cut(values, coded)
+            if self.residual is not None:
+                self.residual.carry(rows.view(-1))
+            pieces.append((rows, chosen, self.residual))
         if exact:
             pieces.append((_cut(values, exact), _EXACT, None))
         try:
@@ -121,43 +153,15 @@ class CompressedReduceScatter:
         self.step += 1
 
     def _use(self, chosen: Codec, world_size: int) -> None:
-        """Let `chosen` be the codec from now on; what is still owed is carried over."""
-        if chosen == self.codec:
-            return
-        self._pending = self.owed()
-        self.codec, self.feedback = chosen, None
-        mode = mode_for(chosen)
-        wanted = mode != "off" if self.state.feedback is None else self.state.feedback
-        numel = sum(s.stop - s.start for s in self.shards if not s.exempt)
-        if wanted and numel and chosen != _EXACT:
-            self.feedback = Feedback(world_size * numel, "full" if mode == "off" else mode)
+        """Let `chosen` be the codec from now on; residuals are carried over."""
+        coded = tuple(shard for shard in self.shards if not shard.exempt)
+        if chosen != self.codec and coded:
+            self.residual = self.state.residuals.lay_out(_Rows(coded, world_size), chosen)
+        self.codec = chosen
 
-    def _with_pending(self, rows: Tensor) -> Tensor:
-        if self._pending:
-            size, at = rows.shape[0], 0
-            for shard in (s for s in self.shards if not s.exempt):
-                if shard.name in self._pending:
-                    rows[:, at : at + shard.stop - shard.start] += shard.parted(self._pending[shard.name], size)
-                at += shard.stop - shard.start
-            self._pending = {}
-        return rows
-
-    def owed(self) -> dict[str, Tensor]:
-        """What this rank still owes to each whole parameter, flat, by name."""
-        found = dict(self._pending)
-        if self.feedback is not None:
-            shards = [s for s in self.shards if not s.exempt]
-            numels = [s.stop - s.start for s in shards]
-            parts = self.feedback.total().view(-1, sum(numels)).split_with_sizes(numels, 1)
-            for shard, part in zip(shards, parts, strict=True):
-                owed = shard.joined(part)
-                found[shard.name] = found[shard.name] + owed if shard.name in found else owed
-        return found
-
-    def restore(self, step: int, owed: Mapping[str, Tensor]) -> None:
-        """Go on from `step`, owing what is given for this group's parameters."""
-        self.step, self.codec, self.feedback = step, None, None
-        self._pending = {name: owed[name].clone() for name, _ in self.parameters if name in owed}
+    def restore(self, step: int) -> None:
+        """Go on from `step`, with the residuals that were loaded."""
+        self.step, self.codec, self.residual = step, None, None
 
 
 class ShardedCompression:
@@ -187,7 +191,7 @@ class ShardedCompression:
         self.schedule = CodecSchedule(codec)
         self.exempt = exemptions(exempt)
         self.exempt.check(name for name, _ in model.named_parameters())
-        self.feedback = feedback
+        self.residuals = Residuals(feedback)
         self.world = world
         self.records: deque[BucketRecord] = deque()
         self.keep_steps = 100
@@ -222,17 +226,19 @@ class ShardedCompression:
             self.records.popleft()
 
     def state_dict(self) -> dict[str, Any]:
-        """The step and what this rank owes to each whole parameter, in the form of `CompressionState.state_dict`.
+        """The step and this rank's residual of each whole parameter, in the form of `CompressionState.state_dict`.
 
         `merge_state_dicts` makes it that of another number of ranks; DDP's may be loaded as well.
         """
-        owed = {name: value.clone() for group in self.groups for name, value in group.owed().items()}
-        return {"step": max((group.step for group in self.groups), default=0), "owed": owed}
+        step = max((group.step for group in self.groups), default=0)
+        return {"step": step, "residuals": self.residuals.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another state left off."""
+        known = {name for group in self.groups for name, _ in group.parameters}
+        self.residuals.load_state_dict(kept_residuals(state, known))
         for group in self.groups:
-            group.restore(int(state["step"]), state["owed"])
+            group.restore(int(state["step"]))
 
     def close(self) -> None:
         """Nothing to join: FSDP waits for its reduce-scatter itself. Here so that both states end alike."""

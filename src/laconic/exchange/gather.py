@@ -92,12 +92,12 @@ class GatherExchange:
         for channel in self.channels:
             room = self.writer.room()
             try:
-                if channel.feedback is None:
+                if channel.residual is None:
                     payload = channel.codec.encode(channel.buffer, step=draws, out=room)
                 else:
-                    channel.pay_owed()
+                    channel.carry()
                     site = (0, 0, channel.buffer.numel())
-                    payload = channel.feedback.encode(channel.codec, channel.buffer, site, step=draws, out=room)
+                    payload = channel.residual.encode(channel.codec, channel.buffer, site, step=draws, out=room)
                 self.writer.add(payload)
             except NonFiniteError:
                 self.writer.add(None)

@@ -1,7 +1,7 @@
 """`laconic.compress(ddp, codec)`: one line on an existing DDP script.
 
 A DDP communication hook: DDP hands over each bucket as its gradients are ready; the bucket is exchanged on the
-communication thread, through the codec, on a transport of our own, while backward goes on. Also usable by itself, as
+exchange thread, through the codec, on a transport of our own, while backward goes on. Also usable by itself, as
 `ddp.register_comm_hook(state, hook)` and in Lightning's DDPStrategy(ddp_comm_state=state, ddp_comm_hook=hook).
 """
 

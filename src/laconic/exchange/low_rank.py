@@ -19,7 +19,7 @@ the same sum over ranks, but the latter also keeps every rank's distance from th
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -27,11 +27,10 @@ from torch import Tensor
 from laconic.codecs import Codec
 from laconic.codecs.powersgd import PowerSGD
 from laconic.errors import BadInput
-from laconic.exchange.bucket import Entry
 from laconic.exchange.channel import Timings
 from laconic.exchange.exact import ExactSum, LayerForm, Route, plus, wire_nbytes
-from laconic.schedules.link import Link
-from laconic.transports.base import Transport
+from laconic.exchange.layout import BucketInfo, Entry
+from laconic.exchange.residuals import Residuals
 
 
 class LowRankBucket:
@@ -41,21 +40,19 @@ class LowRankBucket:
     exactly, in the messages of P.
 
     Args:
-        entries: the parameters in the order they lie in the bucket, with their shapes.
-        numel: the bucket's length.
+        info: the parameters in the order they lie in the bucket, with their shapes.
+        residuals: where the residuals of all parameters are: what the projection loses, to be added at the next step,
+            unless its `feedback` is False.
         warm: the last step's Q by parameter name, shared by all buckets; the same on every rank.
-        feedback: whether what the projection loses is kept and added at the next step; None and True keep it.
     """
 
-    def __init__(
-        self, entries: Sequence[Entry], numel: int, warm: dict[str, Tensor], feedback: bool | None = None
-    ) -> None:
-        self.entries = tuple(entries)
-        self.numel = numel
+    def __init__(self, info: BucketInfo, residuals: Residuals, warm: dict[str, Tensor]) -> None:
+        self.info = info
+        self.entries = info.entries
+        self.residuals = residuals
         self.warm = warm
-        self.feedback = feedback is not False
+        self.feedback = residuals.feedback is not False
         self.codec: PowerSGD | None = None
-        self.residuals: dict[str, Tensor] = {}
         self._matrices: list[Entry] = []
         self._exact: list[Entry] = []
         self._sums = (ExactSum(), ExactSum())
@@ -70,22 +67,12 @@ class LowRankBucket:
             self._matrices = [e for e in self.entries if not e.exempt and pays(chosen, e)]
             self._exact = [e for e in self.entries if e not in self._matrices]
 
-    def exchange(
-        self,
-        buffer: Tensor,
-        transport: Transport,
-        *,
-        algorithm: str,
-        hosts: tuple[int, ...] | None,
-        step: int,
-        link: Link | None,
-    ) -> tuple[Timings, str]:
+    def exchange(self, buffer: Tensor, route: Route) -> tuple[Timings, str]:
         """Average `buffer` over all ranks, in place; returns where the time went and the algorithm that was used."""
         assert self.codec is not None
-        route = Route(transport, algorithm, hosts, step, link)
         begun = time.perf_counter()
         inputs = self._inputs(buffer)
-        starts = [self.codec.start(_shape(e), step, self._previous(e)) for e in self._matrices]
+        starts = [self.codec.start(_shape(e), route.step, self._previous(e)) for e in self._matrices]
         projections = [self.codec.project(m, q) for m, q in zip(inputs, starts, strict=True)]
         first = torch.cat([buffer[e.start : e.stop] for e in self._exact] + [p.view(-1) for p in projections])
         projected = time.perf_counter()
@@ -93,7 +80,7 @@ class LowRankBucket:
         timings.encode_s += projected - begun
 
         begun = time.perf_counter()
-        size, at = transport.world_size, 0
+        size, at = route.transport.world_size, 0
         for e in self._exact:
             torch.div(first[at : at + e.stop - e.start], size, out=buffer[e.start : e.stop])
             at += e.stop - e.start
@@ -109,18 +96,14 @@ class LowRankBucket:
     def _inputs(self, buffer: Tensor) -> list[Tensor]:
         """M of every matrix: with feedback the residual itself, which has taken the gradient in; else the gradient."""
         for entry in self._exact:
-            owed = self.residuals.pop(entry.name, None)
-            if owed is not None:
-                buffer[entry.start : entry.stop] += owed
+            self.residuals.settle(entry.name, buffer[entry.start : entry.stop])
         inputs = []
         for entry in self._matrices:
             gradient = buffer[entry.start : entry.stop]
             if self.feedback:
-                residual = self.residuals.setdefault(entry.name, torch.zeros(gradient.numel()))
-                inputs.append(residual.add_(gradient).view(_shape(entry)))
+                inputs.append(self.residuals.whole(entry.name, entry.numel).add_(gradient).view(_shape(entry)))
             else:
-                owed = self.residuals.pop(entry.name, None)
-                inputs.append((gradient if owed is None else gradient.add_(owed)).view(_shape(entry)))
+                inputs.append(self.residuals.settle(entry.name, gradient).view(_shape(entry)))
         return inputs
 
     def _previous(self, entry: Entry) -> Tensor | None:
@@ -158,7 +141,7 @@ class LowRankBucket:
             gradient = buffer[entry.start : entry.stop].view(_shape(entry))
             if p is None or not bool(torch.isfinite(mean).all()):
                 gradient.fill_(float("nan"))
-                self.residuals.pop(entry.name, None)
+                self.residuals.take(entry.name)
                 self.warm.pop(entry.name, None)
                 continue
             if self.feedback:
@@ -167,14 +150,6 @@ class LowRankBucket:
             self.warm[entry.name] = mean.clone()
         timings.decode_s += time.perf_counter() - begun
         return timings, name
-
-    def owed(self) -> dict[str, Tensor]:
-        """What each matrix is still owed by this rank, by name."""
-        return dict(self.residuals)
-
-    def owe(self, owed: Mapping[str, Tensor]) -> None:
-        """Take over what these parameters are owed; those that are sent exactly pay it at the next step."""
-        self.residuals.update({name: value.reshape(-1).clone() for name, value in owed.items()})
 
     def layers(self, world_size: int) -> list[LayerForm]:
         """How each parameter travels, and what a rank sends for it at a step."""

@@ -1,4 +1,4 @@
-"""What all ranks of an old world owe, divided among the ranks of a new one."""
+"""The residuals of all ranks of an old world, divided among the ranks of a new one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from laconic.errors import BadInput
 
 
 def merge_state_dicts(states: Sequence[Mapping[str, Any]], world_size: int) -> list[dict[str, Any]]:
-    """State dicts of all old ranks as those of `world_size` new ranks, owing the same sum: nothing is dropped.
+    """State dicts of all old ranks as those of `world_size` new ranks: nothing that is still to be sent is dropped.
 
-    A mean over P ranks pays each rank's debt with weight 1/P, so every new rank owes the mean of the old debts, and
-    moves with the mean of the old velocities where there is momentum.
+    A mean over P ranks weighs each rank's residual with 1/P, so every new rank gets the mean of the old residuals, and
+    of the old velocities where there is momentum.
     """
     if not states or world_size < 1:
         raise BadInput("merge_state_dicts needs the state of every old rank and a new world size of at least 1")
-    kinds = [kind for kind in ("owed", "velocity") if any(kind in state for state in states)]
+    kinds = [kind for kind in ("residuals", "velocity") if any(kind in state for state in states)]
     shares = {kind: _mean_by_name([state.get(kind, {}) for state in states]) for kind in kinds}
     return [
         {

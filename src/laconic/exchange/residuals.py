@@ -12,9 +12,9 @@ Source: Seide et al., 1-Bit Stochastic Gradient Descent, 2014; Karimireddy et al
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -328,3 +328,17 @@ class Residuals:
     def forget(self) -> None:
         """Have nothing left."""
         self.load_state_dict({})
+
+
+def kept_residuals(state: Mapping[str, Any], known: Collection[str] | None) -> Mapping[str, Tensor]:
+    """The residuals in the state of an exchange, of this model: its names are `known`, or None where nobody says.
+
+    Raises:
+        BadInput: not such a state, or one of another model.
+    """
+    if not {"step", "residuals"} <= state.keys():
+        raise BadInput(f"this is no state of an exchange: it has {', '.join(map(str, state)) or 'nothing'}")
+    found: Mapping[str, Tensor] = state["residuals"]
+    if known is not None and (strangers := sorted(set(found) - set(known))):
+        raise BadInput(f"the state is of another model: this one has no parameter '{strangers[0]}'")
+    return found

@@ -15,13 +15,13 @@ from torch import Tensor
 from laconic.codecs import Codec
 from laconic.errors import NonFiniteError, PayloadError
 from laconic.exchange.channel import Timings
-from laconic.exchange.feedback import Feedback
 from laconic.exchange.message import Writer, max_nbytes, unpack
+from laconic.exchange.residuals import Residual
 from laconic.transports.base import Incoming, Outgoing, Transport
 
 
 def reduce_scatter_coded(
-    pieces: Sequence[tuple[Tensor, Codec, Feedback | None]], transport: Transport, *, step: int = 0
+    pieces: Sequence[tuple[Tensor, Codec, Residual | None]], transport: Transport, *, step: int = 0
 ) -> Timings:
     """Sum over all ranks row r of every piece into rank r's row r; the other rows are scratch afterwards.
 
@@ -72,13 +72,13 @@ def reduce_scatter_coded(
 
 
 def _encoded(
-    rows: Tensor, coder: Codec, feedback: Feedback | None, peer: int, draws: int, room: Tensor
+    rows: Tensor, coder: Codec, residual: Residual | None, peer: int, draws: int, room: Tensor
 ) -> Tensor | None:
     """The payload of the row for `peer`, in `room`, or None when it holds NaN or infinity."""
     numel = rows.shape[1]
     try:
-        if feedback is None:
+        if residual is None:
             return coder.encode(rows[peer], step=draws, out=room)
-        return feedback.encode(coder, rows[peer], (0, peer * numel, (peer + 1) * numel), step=draws, out=room)
+        return residual.encode(coder, rows[peer], (0, peer * numel, (peer + 1) * numel), step=draws, out=room)
     except NonFiniteError:
         return None

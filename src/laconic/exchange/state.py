@@ -18,16 +18,18 @@ from torch import Tensor, nn
 
 from laconic.codecs import Codec
 from laconic.errors import BadInput, UnknownName
-from laconic.exchange.bucket import Bucket, Entry
+from laconic.exchange.bucket import Bucket
+from laconic.exchange.bucket_group import BucketGroup
 from laconic.exchange.channel import Timings
 from laconic.exchange.chooser import AutoCodec
 from laconic.exchange.dgc import DeepGradientCompression, correction_for, refuse_second_momentum
-from laconic.exchange.exact import LayerForm, wire_nbytes
+from laconic.exchange.exact import LayerForm, Route, wire_nbytes
+from laconic.exchange.exchange_thread import enlist, interleave, release, thread_of, users
 from laconic.exchange.forms import AnyBucket, Forms
+from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.policy import CodecPlan, CodecSchedule, Exemptions, exemptions
 from laconic.exchange.record import BucketRecord
-from laconic.exchange.together import Together
-from laconic.exchange.worker import enlist, interleave, release, users, worker_of
+from laconic.exchange.residuals import Residuals, kept_residuals
 from laconic.schedules.registry import names
 from laconic.transports.world import World, current
 
@@ -46,7 +48,7 @@ class _Held:
 
 
 class CompressionState:
-    """What the hook keeps: codec schedule, residuals by parameter, the communication thread, records.
+    """What the hook keeps: codec schedule, residuals by parameter, the exchange thread, records.
 
     Args:
         codec: a spec, a codec, {first step: codec}, a function of the step, or "auto" (see `chooser.py`).
@@ -95,7 +97,7 @@ class CompressionState:
             raise BadInput("exempt by name needs the parameters' names: give named_parameters=model.named_parameters()")
         self.exempt.check(name for name, _ in named)
         self.algorithm = algorithm
-        self.feedback = feedback
+        self.residuals = Residuals(feedback)
         self.hosts = hosts
         self.message_nbytes = message_nbytes
         self._world = None if world is None else self._fitting(world)
@@ -103,11 +105,10 @@ class CompressionState:
         self.buckets: dict[int, AnyBucket] = {}
         self.records: deque[BucketRecord] = deque()
         self.keep_steps = 100
-        self._owed: dict[str, Tensor] = {}
         self._held: list[_Held] = []
         self._plain_layout: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._plain_step = False
-        self._together: dict[tuple[int, ...], Together] = {}
+        self._groups: dict[tuple[int, ...], BucketGroup] = {}
         self._release: weakref.finalize[..., Any] | None = None
         self._failure: Exception | None = None
         self._watch = None if self.correction is None else refuse_second_momentum(p for _, p in named)
@@ -139,7 +140,7 @@ class CompressionState:
         return self.forms.layers(self.buckets.values(), self.world.world_size)
 
     def submit(self, buffer: Tensor, index: int, parameters: list[Tensor], *, last: bool) -> Any:
-        """Start the exchange of one bucket on the communication thread; returns a future of the buffer.
+        """Start the exchange of one bucket on the exchange thread; returns a future of the buffer.
 
         A bucket whose payload is small waits for the next one, to travel in the same messages.
         """
@@ -164,7 +165,7 @@ class CompressionState:
 
         It is when all buckets are "none", as in a step before, and nobody else uses the transport: gloo matches its own
         all-reduces by their order, so they must all come from one thread. Once a bucket is unlike the last time, it and
-        those after it go by the communication thread.
+        those after it go by the exchange thread.
         """
         self._held = []
         transport = self.world.transport
@@ -179,7 +180,7 @@ class CompressionState:
             return self.auto.is_all_none(self.step)
         try:
             return str(self.schedule.at(self.step)) == "none"
-        except Exception:  # the user's function failed: it will again, on the communication thread, which reports it
+        except Exception:  # the user's function failed: it will again, on the exchange thread, which reports it
             return False
 
     def _submit_plain(self, buffer: Tensor, index: int, last: bool) -> Any:
@@ -206,7 +207,7 @@ class CompressionState:
 
     def _let_go(self, *, last: bool) -> None:
         held, self._held = self._held, []
-        worker_of(self.world.transport, self._depth).submit(lambda: self._attempt(held, last))
+        thread_of(self.world.transport, self._depth).submit(lambda: self._attempt(held, last))
 
     def _chosen(self, index: int, step: int) -> Codec:
         """The codec of a bucket at a step."""
@@ -216,7 +217,7 @@ class CompressionState:
         """Whether what is held is too little for a message of its own."""
         try:
             chosen = self._chosen(self._held[0].index, self.step)
-        except Exception:  # the user's function failed: it will again, on the communication thread, which reports it
+        except Exception:  # the user's function failed: it will again, on the exchange thread, which reports it
             return False
         if chosen.kind == "matrix" or str(chosen) == "none":
             return False
@@ -260,13 +261,13 @@ class CompressionState:
                 each.future.set_result(each.buffer if self._failure is None else each.buffer.fill_(float("nan")))
 
     def _note_plain(self, held: _Held, plain: bool, values: Tensor) -> None:
-        """Remember that this bucket went as float32, all ranks in the same call and with nothing owed."""
+        """Remember that this bucket went as float32, all ranks in the same call and with no residual left."""
         self._plain_layout.pop(held.index, None)
         if plain and values is held.buffer and self.correction is None:
             self._plain_layout[held.index] = _layout(held.buffer, held.parameters)
 
     def raise_failure(self) -> None:
-        """Raise what went wrong on the communication thread, if anything did."""
+        """Raise what went wrong on the exchange thread, if anything did."""
         if self._failure is not None:
             raise self._failure
 
@@ -299,16 +300,17 @@ class CompressionState:
 
     def _run(self, buckets: list[AnyBucket], values: list[Tensor]) -> Generator[None, None, tuple[Timings, str]]:
         link = self.world.profile.link if self.world.profile is not None else None
-        options: dict[str, Any] = {"algorithm": self.algorithm, "hosts": self.hosts, "step": self.step, "link": link}
+        route = Route(self.world.transport, self.algorithm, self.hosts, self.step, link)
         plain = [bucket for bucket in buckets if isinstance(bucket, Bucket)]
         if len(plain) < len(buckets):
-            assert len(buckets) == 1  # matrix codecs' buckets are never held
-            return buckets[0].exchange(values[0], self.world.transport, **options)
+            matrices = buckets[0]
+            assert not isinstance(matrices, Bucket)  # matrix codecs' buckets are never held
+            return matrices.exchange(values[0], route)
         key = tuple(map(id, plain))
-        if key not in self._together:
-            self._together = {k: v for k, v in self._together.items() if not set(k) & set(key)}
-            self._together[key] = Together(plain)
-        return (yield from self._together[key].steps(values, self.world.transport, **options))
+        if key not in self._groups:
+            self._groups = {k: v for k, v in self._groups.items() if not set(k) & set(key)}
+            self._groups[key] = BucketGroup(plain)
+        return (yield from self._groups[key].steps(values, route))
 
     def _bucket(self, index: int, parameters: list[Tensor], numel: int, chosen: Codec) -> AnyBucket:
         """The bucket's state; a new layout (DDP rebuilds buckets after the first step) takes the residuals along."""
@@ -318,19 +320,13 @@ class CompressionState:
             exempt, shape = self.exempt.covers(name, parameter), tuple(parameter.shape)
             entries.append(Entry(name, at, at + parameter.numel(), exempt, shape))
             at += parameter.numel()
-        found = self.buckets.get(index)
-        same = found is not None and found.entries == tuple(entries) and found.numel == numel
-        if found is None or not same or not self.forms.suits(found, chosen):
+        found, info = self.buckets.get(index), BucketInfo(tuple(entries), numel)
+        if found is None or found.info != info or not self.forms.suits(found, chosen):
             if found is not None:
-                for bucket in self.buckets.values():
-                    self._owed.update(bucket.owed())
                 self.buckets.clear()
-                self._together.clear()
+                self._groups.clear()
                 self._plain_layout.clear()
-            found = self.forms.bucket(chosen, entries, numel, self.feedback, self.correction)
-            self.buckets[index] = found
-            found.use(chosen)
-            found.owe({e.name: self._owed.pop(e.name) for e in entries if e.name in self._owed})
+            found = self.buckets[index] = self.forms.bucket(chosen, info, self.residuals, self.correction)
         return found
 
     def _record(self, record: BucketRecord) -> None:
@@ -339,14 +335,11 @@ class CompressionState:
             self.records.popleft()
 
     def state_dict(self) -> dict[str, Any]:
-        """The step, what this rank still owes and its momentum, by parameter name.
+        """The step, this rank's residuals and its momentum, by parameter name.
 
         Survives new buckets, codecs and, through `merge_state_dicts`, world sizes.
         """
-        owed = {name: value.clone() for name, value in self._owed.items()}
-        for bucket in self.buckets.values():
-            owed.update({name: value.clone() for name, value in bucket.owed().items()})
-        state: dict[str, Any] = {"step": self.step, "owed": owed, "warm": self.forms.state_dict()}
+        state = {"step": self.step, "residuals": self.residuals.state_dict(), "warm": self.forms.state_dict()}
         return state if self.correction is None else {**state, "velocity": self.correction.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -355,10 +348,7 @@ class CompressionState:
         Raises:
             BadInput: not such a state, or one of another model.
         """
-        if not {"step", "owed"} <= state.keys():
-            raise BadInput(f"this is no state of an exchange: it has {', '.join(map(str, state)) or 'nothing'}")
-        if self._named and (strangers := sorted(set(state["owed"]) - set(self.names.values()))):
-            raise BadInput(f"the state is of another model: this one has no parameter '{strangers[0]}'")
+        residuals = kept_residuals(state, self.names.values() if self._named else None)
         if self.correction is not None:
             self.correction.load_state_dict(state.get("velocity", {}))
         elif state.get("velocity"):
@@ -368,12 +358,12 @@ class CompressionState:
             self.auto = AutoCodec(self.auto.quality, self.step)  # what was measured elsewhere does not hold here
         self.forms.load_state_dict(state.get("warm", {}))
         self.buckets.clear()
-        self._together.clear()
+        self._groups.clear()
         self._plain_layout.clear()
-        self._owed = {name: value.clone() for name, value in state["owed"].items()}
+        self.residuals.load_state_dict(residuals)
 
     def close(self) -> None:
-        """Join the communication thread; safe to call twice."""
+        """Join the exchange thread; safe to call twice."""
         if self._release is not None:
             self._release()
             self._release = None

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from laconic.codecs import Codec
 from laconic.errors import NonFiniteError
-from laconic.exchange.feedback import mode_for
+from laconic.exchange.residuals import mode_for
 
 
 class Owed:
     """The residual of one sender, e, and what it will be once the step under way is committed.
 
-    encode: p = C(x + e), e' = x + e − decode(p); commit: e ← e'. As `exchange.feedback.Feedback` does, what an unbiased
-    codec leaves out is not kept: it averages out by itself.
+    encode: p = C(x + e), e' = x + e − decode(p); commit: e ← e'. What an unbiased codec
+    leaves out is not kept: it averages out by itself.
 
     Cost: one copy of e a step, and two vectors of memory where the codec needs feedback.
 

@@ -23,7 +23,7 @@ from laconic.codecs import codec as codec_of
 from laconic.consistency.gaia.significance import Significance
 from laconic.consistency.servers.wire import Kind, Message, settings
 from laconic.errors import PayloadError
-from laconic.exchange.feedback import mode_for
+from laconic.exchange.residuals import mode_for
 
 
 class Link:

@@ -22,10 +22,10 @@ from laconic.consistency.robust import rules
 from laconic.consistency.robust.kernels import finite_rows
 from laconic.errors import BadInput, NonFiniteError, PayloadError
 from laconic.exchange.collectives import all_gather
-from laconic.exchange.feedback import Feedback, mode_for
 from laconic.exchange.flat import FlatGradients
 from laconic.exchange.message import aligned, max_nbytes, pack, unpack
 from laconic.exchange.policy import CodecPlan, CodecSchedule, exemptions
+from laconic.exchange.residuals import Residuals
 from laconic.transports.world import World
 
 
@@ -113,9 +113,8 @@ class RobustAgreement(Agreement):
         self.gradients = FlatGradients(trained, one_buffer, lambda p: spared.covers(names[id(p)], p))
         held = self.gradients.buffers[0].parameters
         self.coded_numel = sum(p.numel() for p in held if not spared.covers(names[id(p)], p))
-        self.feedback = Feedback(self.coded_numel)
+        self.residuals = Residuals()
         self.left_out = [0] * world.world_size
-        self._fed: str | None = None  # the codec whose error is fed back
         start_alike(model, world)
         super().__init__(model, optimizer, world)
 
@@ -136,8 +135,8 @@ class RobustAgreement(Agreement):
     def _gather(self, buffer: Tensor) -> np.ndarray[Any, np.dtype[Any]]:
         """Every worker's gradient, one a row; NaN where there is none that can be read."""
         codec = self.schedule.at(self.step)
-        self._pay_owed(buffer, codec)
         if codec.exact:
+            self.residuals.settle("coded", buffer[: self.coded_numel])
             vectors = all_gather(buffer, algorithm="direct", group=self.world)
         else:
             mine, room = self._message(buffer, codec)
@@ -150,16 +149,6 @@ class RobustAgreement(Agreement):
             self.left_out[rank] += not finite
         return values
 
-    def _pay_owed(self, buffer: Tensor, codec: Codec) -> None:
-        """Add to the gradient what a former codec, or a checkpoint, still owes."""
-        if self._fed != str(codec):
-            owed, self._fed = self.feedback.state_dict()["owed"], str(codec)
-            self.feedback = Feedback(self.coded_numel, mode_for(codec))
-            self.feedback.restart(owed)
-        owed_now = self.feedback.take_owed()
-        if owed_now is not None:
-            buffer[: self.coded_numel] += owed_now
-
     def _message(self, buffer: Tensor, codec: Codec) -> tuple[Tensor, int]:
         """This worker's payloads, coded and exact, and the room that any worker's message may take."""
         coded, exact = buffer[: self.coded_numel], buffer[self.coded_numel :]
@@ -169,7 +158,7 @@ class RobustAgreement(Agreement):
             draws = self.step * self.world.world_size + self.world.rank
             out = torch.empty(aligned(sizes[0]), dtype=torch.uint8)
             try:
-                payload = self.feedback.encode(codec, coded, (0, 0, coded.numel()), step=draws, out=out)
+                payload = self.residuals.encode("coded", codec, coded, step=draws, out=out)
             except NonFiniteError:
                 payload = None  # the others leave this worker out
         return pack([payload, exact.contiguous().view(torch.uint8)]), max_nbytes(sizes)
@@ -189,13 +178,13 @@ class RobustAgreement(Agreement):
         return row
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "left_out": list(self.left_out), **self.feedback.state_dict()}
+        return {"step": self.step, "left_out": list(self.left_out), "residuals": self.residuals.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         if len(state["left_out"]) == self.world.world_size:
             self.left_out = [int(count) for count in state["left_out"]]
-        self.feedback.load_state_dict({"owed": state["owed"]})
+        self.residuals.load_state_dict(state["residuals"])
 
     def close(self) -> None:
         """Undo `distribute`: the optimiser steps alone again."""

@@ -1,4 +1,4 @@
-"""The communication thread: exchanges run on it in order, while backward goes on.
+"""The exchange thread: exchanges run on it in order, while backward goes on.
 
 Callers: the DDP hook, one per transport, whoever uses it. A job pauses (yields) where it has nothing to do but wait for
 its messages; the next one, if it is there, is begun meanwhile, so that it is encoded while the first is on the wire.
@@ -44,7 +44,7 @@ def interleave(jobs: Sequence[Generator[None, None, T]], depth: int) -> list[T]:
     return [results[number] for number in range(len(jobs))]
 
 
-class Worker:
+class ExchangeThread:
     """One thread that runs jobs in the order they were submitted.
 
     Args:
@@ -63,7 +63,7 @@ class Worker:
         """Queue a job, a function that makes a generator; returns a torch future of what it returns."""
         future: Any = torch.futures.Future()
         if not self._thread.is_alive():
-            future.set_exception(LaconicError("the communication thread is closed"))
+            future.set_exception(LaconicError("the exchange thread is closed"))
         else:
             self._jobs.put((job, future))
         return future
@@ -112,42 +112,42 @@ class Worker:
 
 
 class _Shared:
-    """The worker of one transport and those who use it: calls on one transport must come from one thread, in order."""
+    """The exchange thread of one transport and its users: calls on one transport come from one thread, in order."""
 
     def __init__(self) -> None:
         self.users: set[object] = set()
-        self.worker: Worker | None = None
+        self.thread: ExchangeThread | None = None
 
 
 _shared: weakref.WeakKeyDictionary[Transport, _Shared] = weakref.WeakKeyDictionary()
 
 
 def enlist(transport: Transport) -> object:
-    """Become a user of the transport's worker; returns what `release` takes."""
+    """Become a user of the transport's exchange thread; returns what `release` takes."""
     token = object()
     _shared.setdefault(transport, _Shared()).users.add(token)
     return token
 
 
 def users(transport: Transport) -> int:
-    """How many use the transport's worker."""
+    """How many use the transport's exchange thread."""
     return len(_shared[transport].users) if transport in _shared else 0
 
 
-def worker_of(transport: Transport, depth: int) -> Worker:
-    """The worker of this transport, started when it is first needed."""
+def thread_of(transport: Transport, depth: int) -> ExchangeThread:
+    """The exchange thread of this transport, started when it is first needed."""
     shared = _shared.setdefault(transport, _Shared())
-    if shared.worker is None:
-        shared.worker = Worker(depth=depth)
-    return shared.worker
+    if shared.thread is None:
+        shared.thread = ExchangeThread(depth=depth)
+    return shared.thread
 
 
 def release(transport: Transport, token: object) -> None:
-    """Use the worker no more; the last user joins it."""
+    """Use the exchange thread no more; the last user joins it."""
     shared = _shared.get(transport)
     if shared is None:
         return
     shared.users.discard(token)
-    if not shared.users and shared.worker is not None:
-        shared.worker.close()
-        shared.worker = None
+    if not shared.users and shared.thread is not None:
+        shared.thread.close()
+        shared.thread = None

@@ -15,15 +15,14 @@ from laconic.exchange.auto import GUESS, cheapest_form
 from laconic.exchange.bucket import Bucket
 from laconic.exchange.channel import Channel, Timings
 from laconic.exchange.coded import CodedExchange
-from laconic.exchange.exact import wire_nbytes
+from laconic.exchange.exact import Route, wire_nbytes
 from laconic.exchange.gather import GatherExchange
-from laconic.schedules.link import Link
 from laconic.schedules.registry import build
 from laconic.transports.base import Transport
 from laconic.transports.executor import agree, run
 
 
-class Together:
+class BucketGroup:
     """The exchange of these buckets; its plan and messages are kept from step to step."""
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
@@ -32,29 +31,21 @@ class Together:
         self._key: tuple[object, ...] = ()
         self._agreed: set[tuple[Transport, int]] = set()  # which float32 all-reduces everyone is known to be in
 
-    def steps(
-        self,
-        buffers: Sequence[Tensor],
-        transport: Transport,
-        *,
-        algorithm: str,
-        hosts: tuple[int, ...] | None,
-        step: int,
-        link: Link | None,
-    ) -> Generator[None, None, tuple[Timings, str]]:
+    def steps(self, buffers: Sequence[Tensor], route: Route) -> Generator[None, None, tuple[Timings, str]]:
         """Average each bucket's buffer over all ranks, in place, pausing where there is nothing to do but wait.
 
         Returns:
             Where the time went, and the algorithm that was used.
         """
-        if all(str(bucket.codec) == "none" for bucket in self.buckets) and algorithm in ("auto", "native"):
+        transport, algorithm = route.transport, route.algorithm
+        if algorithm in ("auto", "native") and all(b.codec is not None and b.codec.exact for b in self.buckets):
             return (yield from self._plain(buffers, transport))
         pairs = list(zip(self.buckets, buffers, strict=True))
         channels = [channel for bucket, buffer in pairs for channel in bucket.load(buffer)]
         if algorithm == "auto":
             must_gather = any(bucket.must_gather for bucket in self.buckets)
-            algorithm = "gather" if must_gather else cheapest_form(channels, transport.world_size, link or GUESS)
-        timings = yield from self._planned(channels, transport, algorithm, hosts).steps(step)
+            algorithm = "gather" if must_gather else cheapest_form(channels, transport.world_size, route.link or GUESS)
+        timings = yield from self._planned(channels, transport, algorithm, route.hosts).steps(route.step)
         for bucket, buffer in pairs:
             bucket.store(buffer)
         return timings, algorithm
