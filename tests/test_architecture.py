@@ -17,6 +17,7 @@ SOURCE = Path(laconic.__file__).parent
 # A package may import itself, those on lower floors, and nothing else of laconic.
 FLOORS = {
     "errors": 0,
+    "kernels": 0.1,
     "registry": 0.3,
     "specs": 0.5,
     "schedules": 1,

@@ -38,15 +38,15 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.register_at_fork(before=_hold, after_in_parent=_go_on, after_in_child=_usual)
 
 with contextlib.suppress(Exception):
-    import numba
     import torch._dynamo  # what the first optimiser of a process imports
     import torch.distributed  # noqa: F401
 
     import laconic.consistency.distribute
     import laconic.exchange.state  # noqa: F401
+    from laconic.kernels import njit
 
-    @numba.njit(cache=True)
-    def _first(value):  # type: ignore[no-untyped-def]
+    @njit(cache=True)
+    def _first(value: int) -> int:
         return value
 
     _first(0)  # the first kernel reads Numba's tables of types and functions

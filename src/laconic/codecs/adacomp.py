@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar, no_type_check
 
 import numpy as np
-from numba import njit
 from torch import Tensor
 
 from laconic.codecs import frame, threads
@@ -14,6 +13,7 @@ from laconic.codecs.base import register
 from laconic.codecs.selector import Array, Selector, raise_non_finite
 from laconic.codecs.threshold import pack_signs, unpack_signs
 from laconic.errors import BadInput, UnknownName
+from laconic.kernels import njit
 
 
 @register("adacomp")

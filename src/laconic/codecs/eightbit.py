@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numba import njit
 from torch import Tensor
 
 from laconic.codecs import threads
 from laconic.codecs.base import Codec
 from laconic.codecs.frame import HEADER_NBYTES, Array, buffer_for, floats, seal, unseal, values_for
 from laconic.errors import BadInput, NonFiniteError, PayloadError
+from laconic.kernels import njit
 
 DEFAULT_BLOCK = 4096
 CHUNK = 4096  # values at a time: with its scratch 64 KB, of which each loop touches half

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numba import njit
 from torch import Tensor
 
 from laconic.codecs import frame, planes, threads
 from laconic.codecs.base import Codec, register
 from laconic.codecs.planes import Array
 from laconic.errors import BadInput, NonFiniteError, PayloadError
+from laconic.kernels import njit
 
 BLOCK = 2048  # values handled while they are in the first-level cache
 LEAST_EXPONENT = -149  # the unit of float32's denormals: nothing is finer

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from laconic.codecs import threads
 from laconic.codecs.base import check_input
 from laconic.errors import BadInput, PayloadError
+from laconic.kernels import njit
 
 if TYPE_CHECKING:
     from laconic.codecs.base import Codec

@@ -20,13 +20,13 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
-from numba import njit
 from torch import Tensor
 
 from laconic.codecs import frame, planes, random, threads
 from laconic.codecs.base import Codec
 from laconic.codecs.planes import Array
 from laconic.errors import BadInput, NonFiniteError, PayloadError
+from laconic.kernels import njit
 
 TRITS = planes.TRITS
 MAX, L2, CLIPPED = 0, 1, 2  # a bucket's scale: max |x|, ‖x‖₂, or min(max |x|, clip·σ), σ² = Σx²/n

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numba import njit
 
 from laconic.codecs.base import register
 from laconic.codecs.eightbit import CHUNK, DEFAULT_BLOCK, BlockScaled, accumulate, largest, power_for
 from laconic.codecs.frame import Array
 from laconic.codecs.random import bits32, key
 from laconic.errors import BadInput
+from laconic.kernels import njit
 
 _STEP = np.float32(1 / 127)  # 127 · _STEP is exactly 1 in float32: the largest magnitude comes back exactly
 

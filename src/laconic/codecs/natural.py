@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numba import njit
 from torch import Tensor
 
 from laconic.codecs import frame, planes, random, threads
 from laconic.codecs.base import Codec, register
 from laconic.codecs.planes import Array
 from laconic.errors import BadInput, NonFiniteError, PayloadError
+from laconic.kernels import njit
 
 WINDOW = 2048  # values that share a base: 8 kB of float32 beside its scratch fits the first-level cache
 

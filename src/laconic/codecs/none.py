@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numba import njit
 
 from laconic.codecs.base import register
 from laconic.codecs.cast import Cast
 from laconic.codecs.frame import Array
+from laconic.kernels import njit
 
 
 @register("none")

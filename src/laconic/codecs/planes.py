@@ -19,7 +19,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from laconic.kernels import njit
 
 GROUP_WORDS = 64  # 4 to 32 planes of 64 words; 32 and 128 measure the same within noise
 LANES = 64

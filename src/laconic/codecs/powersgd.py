@@ -8,13 +8,13 @@ from typing import Any, ClassVar, no_type_check
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numba import njit
 from torch import Tensor
 
 from laconic.codecs import random
 from laconic.codecs.base import register
 from laconic.codecs.matrix import MatrixCodec, check_matrix
 from laconic.errors import BadInput, NonFiniteError
+from laconic.kernels import njit
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

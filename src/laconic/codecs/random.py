@@ -13,10 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from laconic.errors import BadInput
+from laconic.kernels import njit
 
 _MASK = (1 << 64) - 1
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar, no_type_check
 
 import numpy as np
-from numba import njit
 from torch import Tensor
 
 from laconic.codecs import frame, random
@@ -14,6 +13,7 @@ from laconic.codecs.base import register
 from laconic.codecs.selector import Array, Selector, collect
 from laconic.codecs.topk import check_fraction, share
 from laconic.errors import BadInput, PayloadError
+from laconic.kernels import njit
 
 _MOST = np.finfo(np.float32).max
 _CHOOSING = 0x63686F6F73696E67  # the stream's number: "choosing" in ASCII

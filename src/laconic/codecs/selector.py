@@ -18,12 +18,12 @@ from typing import Any, ClassVar, no_type_check
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from laconic.codecs import frame, indices, threads
 from laconic.codecs.base import Codec
 from laconic.errors import BadInput, NonFiniteError, PayloadError
+from laconic.kernels import njit
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numba import njit
 from torch import Tensor
 
 from laconic.codecs import frame, planes, threads
 from laconic.codecs.base import Codec
 from laconic.codecs.planes import Array
 from laconic.errors import BadInput, NonFiniteError, PayloadError
+from laconic.kernels import njit
 
 PLACES = 32
 GROUP = planes.GROUP_WORDS * PLACES

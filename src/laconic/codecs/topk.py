@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar, no_type_check
 
 import numpy as np
-from numba import njit
 from torch import Tensor
 
 from laconic.codecs import frame, threads
 from laconic.codecs.base import Codec, register
 from laconic.codecs.selector import MAGNITUDE, Array, Selector, collect, raise_non_finite
 from laconic.errors import BadInput
+from laconic.kernels import njit
 
 _LINE = 16  # floats of a cache line: a sample costs one miss per line
 _LINES = 1024  # 16,384 sampled elements: quick to partition; they let through about twice k at 1 %

@@ -28,7 +28,6 @@ from typing import Any, no_type_check
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
@@ -39,6 +38,7 @@ from laconic.codecs.selector import Sparse
 from laconic.errors import BadInput
 from laconic.exchange.layout import Entry
 from laconic.exchange.residuals import Residual, Site, mode_for
+from laconic.kernels import njit
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any, no_type_check
 
 import numpy as np
-from numba import njit
+
+from laconic.kernels import njit
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from laconic.errors import BadInput
+from laconic.kernels import njit
 from laconic.schedules.link import Link
 from laconic.schedules.schedule import Schedule
 
@@ -121,7 +121,7 @@ def _per_message(schedule: Schedule, network: Network) -> tuple[Floats, Floats, 
     return table[which, 0], table[which, 1], table[which, 2]
 
 
-@numba.njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True)
 def _slots(
     world_size: int, by_round: Ints, round_: Ints, src: Ints, dst: Ints
 ) -> tuple[Ints, Ints, Ints, Ints]:
@@ -155,7 +155,7 @@ def _slots(
     return first, round_of_slot, expected, arrives
 
 
-@numba.njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True)
 def _push(heap_time: Floats, heap_row: Ints, size: int, time: float, row: int) -> int:
     place = size
     while place > 0:
@@ -168,7 +168,7 @@ def _push(heap_time: Floats, heap_row: Ints, size: int, time: float, row: int) -
     return size + 1
 
 
-@numba.njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True)
 def _pop(heap_time: Floats, heap_row: Ints, size: int) -> int:
     size -= 1
     time, row = heap_time[size], heap_row[size]
@@ -191,7 +191,7 @@ def _pop(heap_time: Floats, heap_row: Ints, size: int) -> int:
     return size
 
 
-@numba.njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True)
 def _events(
     world_size: int,
     order: Ints,
