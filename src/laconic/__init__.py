@@ -17,11 +17,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from laconic import codecs, errors, schedules
     from laconic.codecs import Codec, codec
-    from laconic.consistency.checkpoint import Checkpoints
     from laconic.consistency.churn.job import elastic
-    from laconic.consistency.cursor import Cursor
     from laconic.consistency.distribute import distribute
     from laconic.errors import LaconicError
+    from laconic.exchange.checkpoints import Checkpoints
     from laconic.exchange.collectives import (
         all_gather,
         all_reduce,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
         reduce,
         reduce_scatter,
     )
+    from laconic.exchange.cursor import Cursor
     from laconic.exchange.dgc import DeepGradientCompression
     from laconic.exchange.explain import explain
     from laconic.exchange.hook import compress, hook
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from laconic.transports.world import World, init
 
 _HOME = {
-    "Checkpoints": "consistency.checkpoint",
+    "Checkpoints": "exchange.checkpoints",
     "Codec": "codecs",
     "CompressionState": "exchange.state",
-    "Cursor": "consistency.cursor",
+    "Cursor": "exchange.cursor",
     "DeepGradientCompression": "exchange.dgc",
     "LaconicError": "errors",
     "Link": "schedules.link",

@@ -118,10 +118,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         Profile.load(tmp_path)
     path = tmp_path / "link.json"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ProfileError, match=r"link\.json cannot be read"):
+    with pytest.raises(ProfileError, match=r"link\.json: the link profile is not whole JSON"):
         Profile.load(path)
     path.write_text(PROFILE.to_json()[:-20])
-    with pytest.raises(ProfileError, match=r"link\.json: the link profile is not JSON"):
+    with pytest.raises(ProfileError, match=r"link\.json: the link profile is not whole JSON"):
         Profile.load(path)
 
 

@@ -6,20 +6,20 @@ Callers: `probe` makes one; `auto`, the simulator and the planner read it. Immut
 from __future__ import annotations
 
 import bisect
-import contextlib
 import itertools
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from laconic import schedules
-from laconic.errors import BadInput, LaconicError, ProfileError
+from laconic.errors import BadInput, LaconicError, PayloadError, ProfileError
 from laconic.schedules import Link
+from laconic.storage.files import replace
+from laconic.storage.json_text import parse
 
 FORMAT = "laconic link profile"
 VERSION = 1
@@ -111,16 +111,16 @@ class Profile:
         return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> Profile:
+    def from_json(cls, text: str | bytes) -> Profile:
         """Read `to_json`'s text.
 
         Raises:
             ProfileError: not JSON, not a link profile, from another version, or with a wrong field.
         """
         try:
-            body = json.loads(text)
-        except ValueError as error:
-            raise ProfileError(f"the link profile is not JSON: {error}") from error
+            body = parse(text)
+        except PayloadError as error:
+            raise ProfileError(f"the link profile is {error}") from error
         if not isinstance(body, dict) or body.get("format") != FORMAT:
             raise ProfileError("this JSON is not a link profile; make one with: laconic probe")
         if body.get("version") != VERSION:
@@ -146,19 +146,7 @@ class Profile:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to `path`: whoever reads it sees the old file or the new one, never a part."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        try:
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(self.to_json())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
+        replace(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
@@ -168,10 +156,10 @@ class Profile:
             ProfileError: naming the file and what is wrong with it.
         """
         try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+            return cls.from_json(Path(path).read_bytes())
         except FileNotFoundError as error:
             raise ProfileError(f"there is no link profile at {path}; make one with: laconic probe") from error
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             raise ProfileError(f"{path} cannot be read: {error}") from error
         except ProfileError as error:
             raise ProfileError(f"{path}: {error}") from error

@@ -16,10 +16,10 @@ import laconic
 from laconic.consistency.churn.blocks import Blocks
 from laconic.consistency.churn.meeting import read_events
 from laconic.consistency.churn.replica import Replica, digest
-from laconic.consistency.churn.samples import SampleLedger
 from laconic.consistency.churn.ways import way_for
 from laconic.consistency.modes.local import Local
 from laconic.errors import BadInput
+from laconic.workloads.order import SampleLedger
 from tests.consistency.churn.trainers import BATCH, EPOCHS, SAMPLES, Trainer, assert_alike, come_and_go, problem, until
 
 

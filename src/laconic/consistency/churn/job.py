@@ -24,13 +24,13 @@ from laconic.consistency.churn.mean import Mean
 from laconic.consistency.churn.meeting import Meeting
 from laconic.consistency.churn.messages import MAX_MEMBERS
 from laconic.consistency.churn.replica import Replica, digest
-from laconic.consistency.churn.samples import SampleLedger
 from laconic.consistency.churn.ways import parts_of, way_for
 from laconic.consistency.churn.wire import Wire
 from laconic.consistency.churn.work import Work
 from laconic.consistency.modes.sync import Sync
 from laconic.errors import BadInput
 from laconic.exchange.policy import Exemptions, flat_codec
+from laconic.workloads.order import SampleLedger
 
 
 class ElasticJob:

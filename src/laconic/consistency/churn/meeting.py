@@ -15,11 +15,9 @@ dead only one gets view n+1, and the other finds that it is out: a zombie cannot
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import BadInput, PayloadError
+from laconic.storage.files import append, create
+from laconic.storage.json_text import parse, read_lines
 from laconic.transports.zeromq_keys import new_key
 
 _ID = re.compile(r"id-(\d{8})")
@@ -64,17 +64,17 @@ class View:
         return json.dumps({"number": self.number, "members": self.members, "job": self.job, "begun": self.begun})
 
     @classmethod
-    def parse(cls, text: str) -> View:
+    def parse(cls, text: str | bytes) -> View:
         """Read what `to_json` wrote; PayloadError for anything else.
 
         >>> View.parse(View(3, ((7, "a"), (9, "b")), "digits", 0.0).to_json()).coordinator
         7
         """
         try:
-            data = json.loads(text)
+            data = parse(text)
             members = tuple((int(member), str(address)) for member, address in data["members"])
             return cls(int(data["number"]), members, str(data["job"]), float(data["begun"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise PayloadError(f"not a view: {error}") from None
 
 
@@ -102,7 +102,7 @@ class Meeting:
 
     def publish(self, view: View) -> bool:
         """Make a view the valid one; False when another of its number is there already."""
-        return self._place(f"view-{view.number:08d}.json", view.to_json())
+        return create(self._path(view.number), view.to_json())
 
     def newest(self, known: int = 0) -> View | None:
         """The newest view above number `known`; None where there is none."""
@@ -113,18 +113,18 @@ class Meeting:
         else:
             found = [int(name[1]) for name in map(_VIEW.fullmatch, os.listdir(self.folder)) if name]
             number = max(found, default=0)
-        return View.parse(self._path(number).read_text()) if number > known else None
+        return View.parse(self._path(number).read_bytes()) if number > known else None
 
     def key(self) -> bytes:
         """The job's key: made by the first who asks, read by all others."""
         path = self.folder / "key"
         if not path.exists():
-            self._place("key", new_key().decode())
+            create(path, new_key().decode())
         return path.read_bytes()
 
     def finish(self, step: int) -> None:
         """Say that the training is over."""
-        self._place("finished.json", json.dumps({"step": step}))
+        create(self.folder / "finished.json", json.dumps({"step": step}))
 
     @property
     def finished(self) -> bool:
@@ -135,39 +135,15 @@ class Meeting:
         """Append events, one JSON object a line, in one write: lines of several workers do not mix."""
         text = "".join(json.dumps(event) + "\n" for event in events)
         if text:
-            descriptor = os.open(self.folder / "events.jsonl", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
-            try:
-                os.write(descriptor, text.encode())
-            finally:
-                os.close(descriptor)
+            append(self.folder / "events.jsonl", text, mode=0o600)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"view-{number:08d}.json"
 
-    def _place(self, name: str, text: str) -> bool:
-        """Write a file that appears whole, under a name that nobody has used; False when somebody has."""
-        temporary = self.folder / f".{name}.{secrets.token_hex(4)}"
-        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        try:
-            with open(descriptor, "w") as file:
-                file.write(text)
-            os.link(temporary, self.folder / name)
-            return True
-        except FileExistsError:
-            return False
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-
 
 def read_events(folder: str | Path) -> list[dict[str, Any]]:
     """What happened to a job, in order: seconds, step, rank, what, lost, view. A line cut off by a kill is left out."""
-    path = Path(folder) / "events.jsonl"
-    events = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with contextlib.suppress(json.JSONDecodeError):
-            events.append(json.loads(line))
-    return events
+    return list(read_lines(Path(folder) / "events.jsonl"))
 
 
 def event(view: View, step: int, member: int, what: str, lost: int = 0) -> dict[str, Any]:

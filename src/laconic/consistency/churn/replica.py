@@ -1,18 +1,13 @@
 """One worker's copy of everything that is trained, and that copy as one block of bytes for a newcomer.
 
-Callers: `group.py` saves and loads it, `job.py` applies a step to it. Two replicas after the same steps hold the same
-bits; buffers (running means) are each worker's own between transfers, as in `sync`.
-
-    block:  length of the head, 8 bytes little-endian | head | tensors, each from a multiple of 8
-    head:   UTF-8 JSON: [the tree, [[dtype, shape], …]]; in the tree a tensor is {"tensor": its number}, a dict is
-            {"dict": [[key, value], …]} (keys may be numbers), a tuple is {"tuple": […]}
+Callers: `group.py` saves and loads it, `job.py` applies a step to it. The block's format is that of `storage/tree.py`.
+Two replicas after the same steps hold the same bits; buffers (running means) are each worker's own between transfers,
+as in `sync`.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import struct
 import zlib
 from typing import Any
 
@@ -20,12 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from laconic.consistency.base import FlatWeights, trained_parameters
-from laconic.consistency.churn.samples import SampleLedger
-from laconic.consistency.tree import DTYPES, kinds_of, plain, rebuilt
 from laconic.errors import PayloadError
 from laconic.exchange.policy import Exemptions
-
-_LENGTH = struct.Struct("<Q")
+from laconic.storage import tree
+from laconic.workloads.order import SampleLedger
 
 
 class Replica:
@@ -115,7 +108,7 @@ class Replica:
         """Everything, as one uint8 tensor."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
         extra = {"extra": self.extra} if self.extra else {}
-        return dumps(
+        block = tree.dumps(
             {
                 "weights": self.weights.values,
                 "frozen": [p.detach() for p in self.model.parameters() if not self._is_trained(p)],
@@ -126,6 +119,7 @@ class Replica:
                 **extra,
             }
         )
+        return torch.frombuffer(block, dtype=torch.uint8)
 
     def load(self, block: Tensor) -> None:
         """The reverse of `save`.
@@ -133,7 +127,7 @@ class Replica:
         Raises:
             PayloadError: not a block of this model's.
         """
-        state = loads(block)
+        state = tree.loads(block.numpy().data)
         if state["weights"].shape != self.weights.values.shape:
             raise PayloadError(f"a state of {state['weights'].numel()} weights for a model of {self.numel}")
         with torch.no_grad():
@@ -155,54 +149,3 @@ class Replica:
 def digest(values: Tensor) -> int:
     """A checksum of a vector's bits."""
     return zlib.crc32(values.view(torch.uint8).numpy().tobytes())
-
-
-def dumps(tree: Any) -> Tensor:
-    """A tree of dicts, lists, tuples, tensors, numbers, texts and None as one uint8 tensor.
-
-    >>> loads(dumps({"step": 3, "weights": {0: torch.ones(2)}}))
-    {'step': 3, 'weights': {0: tensor([1., 1.])}}
-
-    Raises:
-        BadInput: something else is in it.
-    """
-    tensors: list[Tensor] = []
-    written = plain(tree, tensors, "replica")
-    head = json.dumps([written, kinds_of(tensors)]).encode()
-    at = _aligned(_LENGTH.size + len(head))
-    places = []
-    for tensor in tensors:
-        places.append(at)
-        at = _aligned(at + tensor.nbytes)
-    block = torch.zeros(at, dtype=torch.uint8)
-    block[: _LENGTH.size + len(head)] = torch.frombuffer(bytearray(_LENGTH.pack(len(head)) + head), dtype=torch.uint8)
-    for tensor, place in zip(tensors, places, strict=True):
-        if tensor.nbytes:
-            block[place : place + tensor.nbytes] = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return block
-
-
-def loads(block: Tensor) -> Any:
-    """What `dumps` was given; tensors are copies.
-
-    Raises:
-        PayloadError: cut off, or made by something else.
-    """
-    try:
-        (length,) = _LENGTH.unpack(bytes(block[: _LENGTH.size].numpy()))
-        tree, kinds = json.loads(bytes(block[_LENGTH.size : _LENGTH.size + length].numpy()))
-        tensors, at = [], _aligned(_LENGTH.size + length)
-        for name, shape in kinds:
-            dtype = DTYPES[name]
-            nbytes = math.prod(shape) * dtype.itemsize
-            if at + nbytes > block.numel():
-                raise ValueError("it ends too early")
-            tensors.append(block[at : at + nbytes].clone().view(dtype).reshape(shape))
-            at = _aligned(at + nbytes)
-        return rebuilt(tree, tensors)
-    except (ValueError, KeyError, TypeError, IndexError, RuntimeError, RecursionError, struct.error) as error:
-        raise PayloadError(f"not a replica's state: {error}") from error
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // 8) * 8

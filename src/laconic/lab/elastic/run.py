@@ -20,10 +20,11 @@ from laconic.lab.elastic.trial import CLOCK, elastic_trial
 from laconic.lab.elastic.worker import ElasticPlan, WorkerEnded, steps_journal
 from laconic.lab.records import interruptions
 from laconic.lab.records.record import Configuration, Record
-from laconic.lab.runs import checkpoint, control
+from laconic.lab.runs import control
 from laconic.lab.runs.progress import Progress
 from laconic.lab.runs.train import Finished, begin, conclude, new_record, refuse_seed, steps_of, stopping
 from laconic.lab.runs.workers import Workers, ruler
+from laconic.storage.checkpoints import newest
 from laconic.transports.launcher import RankFailed
 from laconic.workloads import AS_DECLARED, Changes
 
@@ -145,4 +146,4 @@ def write_down(record: Record, folder: Path) -> None:
 
 def _saved(folder: Path) -> int:
     """The newest step that can be gone on from."""
-    return checkpoint.newest(folder / "checkpoints", 1) or 0
+    return newest(folder / "checkpoints", 1) or 0

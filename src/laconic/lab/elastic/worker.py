@@ -31,8 +31,9 @@ from laconic.consistency.churn.job import ElasticJob, elastic
 from laconic.errors import BadInput
 from laconic.lab.records.journal import Journal
 from laconic.lab.records.metrics import Metrics
-from laconic.lab.runs import checkpoint, control
+from laconic.lab.runs import control
 from laconic.lab.runs.trainer import SHOWN_EVERY_S, compute_repeatably, interface_nbytes, load_software, weights_digest
+from laconic.storage.checkpoints import CheckpointFiles
 from laconic.workloads import Changes
 
 PATIENCE_S = 30.0  # a first step may take this long; who is killed is noticed at once all the same
@@ -283,14 +284,14 @@ class ElasticWorker:
         scores = self.task.evaluate(self.task.model)
         loss, accuracy, reached = scores["loss"], scores.get("accuracy"), self.task.reached(scores)
         state = {"model": self.task.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        checkpoint.save(self.folder / "checkpoints", made, 0, state)
+        CheckpointFiles(self.folder / "checkpoints").write(made, state)
         took = time.monotonic() - begun
         self._evaluations.add(EvaluationRow(made, self.plan.start, worker, took, loss, accuracy, reached))
         if self._recent:
             self._show(self._recent[-1], test_accuracy=accuracy, test_loss=loss)
 
     def _restore(self, step: int) -> None:
-        kept: dict[str, Any] = checkpoint.load(self.folder / "checkpoints", step, 0)
+        kept: dict[str, Any] = CheckpointFiles(self.folder / "checkpoints").read(step)
         self.task.model.load_state_dict(kept["model"])
         self.optimizer.load_state_dict(kept["optimizer"])
         for group in self.optimizer.param_groups:

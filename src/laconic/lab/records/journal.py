@@ -6,11 +6,14 @@ dies in the middle only its own row is lost, and never the next one.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
+
+from laconic.storage.files import append
+from laconic.storage.json_text import parse_lines
 
 Row = TypeVar("Row")
 _TAIL_NBYTES = 4096
@@ -29,12 +32,7 @@ class Journal(Generic[Row]):
 
     def add(self, row: Row) -> None:
         """Append a row; whoever reads afterwards sees it, also when this process is killed."""
-        line = "\n" + json.dumps(asdict(row), ensure_ascii=False)  # type: ignore[call-overload]
-        descriptor = os.open(self.path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+        append(self.path, "\n" + json.dumps(asdict(row), ensure_ascii=False))  # type: ignore[call-overload]
 
     def read(self) -> list[Row]:
         """All whole rows, in the order they were written."""
@@ -60,10 +58,7 @@ class Journal(Generic[Row]):
 
     def _rows(self, text: bytes) -> list[Row]:
         rows = []
-        for line in text.splitlines():
-            try:
-                values: Any = json.loads(line)
+        for values in parse_lines(text):
+            with contextlib.suppress(TypeError):  # another kind of row
                 rows.append(self._kind(**values))
-            except (ValueError, TypeError):  # cut off, or empty
-                continue
         return rows

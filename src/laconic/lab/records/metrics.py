@@ -14,8 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from laconic.errors import RecordError
+from laconic.errors import PayloadError, RecordError
 from laconic.lab.records.fields import encode
+from laconic.storage.json_text import read_lines
 
 FILE = "metrics.jsonl"
 
@@ -63,20 +64,10 @@ def read(folder: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     Raises:
         RecordError: the file is there and cannot be read.
     """
-    path = Path(folder) / FILE
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                try:
-                    value = json.loads(line)
-                except json.JSONDecodeError:
-                    continue
-                if isinstance(value, dict):
-                    yield value
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise RecordError(f"{path} cannot be read: {error}") from error
+        yield from read_lines(Path(folder) / FILE)
+    except PayloadError as error:
+        raise RecordError(str(error)) from error
 
 
 def last_step(folder: str | os.PathLike[str], trial: int = 0, skip: int = 0) -> int | None:

@@ -11,18 +11,18 @@ All times are in seconds, all sizes in bytes, accuracies from 0 to 1. What is no
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import tempfile
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from laconic.errors import BadInput, RecordError
+from laconic.errors import BadInput, PayloadError, RecordError
 from laconic.lab.records.fields import decode, encode
+from laconic.storage.files import replace
+from laconic.storage.json_text import parse
 from laconic.workloads.description import Description
 
 FORMAT = 1
@@ -234,16 +234,16 @@ class Record:
         return json.dumps({"format": FORMAT, **encode(self)}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> Record:
+    def from_json(cls, text: str | bytes) -> Record:
         """Read what `to_json` wrote.
 
         Raises:
             RecordError: cut off, corrupt, of another format, or a field that is missing, unknown or wrong.
         """
         try:
-            data = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise RecordError(f"the record is not whole JSON: {error}") from error
+            data = parse(text)
+        except PayloadError as error:
+            raise RecordError(f"the record is {error}") from error
         if not isinstance(data, dict) or "format" not in data:
             raise RecordError("the record has no field 'format': it is not a run's record")
         found = data.pop("format")
@@ -253,7 +253,7 @@ class Record:
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write `folder`/run.json, whole or not at all; returns its path."""
-        return write_whole(Path(folder) / FILE, self.to_json())
+        return replace(Path(folder) / FILE, self.to_json())
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Record:
@@ -265,10 +265,10 @@ class Record:
         path = Path(folder)
         path = path / FILE if path.is_dir() else path
         try:
-            return cls.from_json(path.read_text(encoding="utf-8"))
+            return cls.from_json(path.read_bytes())
         except FileNotFoundError as error:
             raise RecordError(f"no run at {folder}: expected a folder that holds {FILE}") from error
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             raise RecordError(f"{path} cannot be read: {error}") from error
         except RecordError as error:
             raise RecordError(f"{path}: {error}") from error
@@ -292,21 +292,3 @@ def make_id(workload: str, runs: str | os.PathLike[str], now: datetime | None = 
 
 def _numbered(stem: str, most: int) -> list[str]:
     return [stem, *(f"{stem}-{number}" for number in range(2, most + 3))]
-
-
-def write_whole(path: Path, text: str) -> Path:
-    """Write a file so that whoever reads it, even after a crash, sees the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp's 0600 would keep a shared folder's other readers out
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    return path

@@ -9,8 +9,9 @@ import os
 from pathlib import Path
 
 from laconic.lab.lint import lint
-from laconic.lab.records.record import Record, write_whole
+from laconic.lab.records.record import Record
 from laconic.lab.report.page import page
+from laconic.storage.files import replace
 
 FILE = "report.html"
 __all__ = ["FILE", "write_report"]
@@ -18,4 +19,4 @@ __all__ = ["FILE", "write_report"]
 
 def write_report(record: Record, folder: str | os.PathLike[str], name: str = FILE) -> Path:
     """Lint the record as it is and write its report into `folder`; returns the file's path."""
-    return write_whole(Path(folder) / name, page(record, lint(record)))
+    return replace(Path(folder) / name, page(record, lint(record)))

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import BadInput
-from laconic.lab.records.record import Breakdown, Layer, Point, Record, write_whole
+from laconic.lab.records.record import Breakdown, Layer, Point, Record
 from laconic.lab.records.summary import results, summarise
 from laconic.lab.report.figures import figures
 from laconic.lab.report.style import chart_style
+from laconic.storage.files import replace
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _LONG = ("step_seconds", "curve", "layers", "events", "breakdown")
@@ -45,7 +46,7 @@ def write_csv(record: Record, folder: str | os.PathLike[str]) -> list[Path]:
     }
     empty = {"curves": ["configuration", "seed", *_names(Point)], "layers": ["configuration", "seed", *_names(Layer)]}
     texts = {name: _csv(list(rows), empty.get(name, ["configuration"])) for name, rows in tables.items()}
-    return [write_whole(Path(folder) / f"{name}.csv", text) for name, text in texts.items()]
+    return [replace(Path(folder) / f"{name}.csv", text) for name, text in texts.items()]
 
 
 def _summary_row(row: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def _csv(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
 def write_svg(record: Record, folder: str | os.PathLike[str]) -> list[Path]:
     """Write every chart as an SVG file of its own, light or dark as its reader is; returns the paths."""
     made = figures(record, summarise(record))
-    return [write_whole(Path(folder) / f"{figure.name}.svg", _alone(figure.wide)[0]) for figure in made]
+    return [replace(Path(folder) / f"{figure.name}.svg", _alone(figure.wide)[0]) for figure in made]
 
 
 def _alone(svg: str) -> tuple[str, int, int]:

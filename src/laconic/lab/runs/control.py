@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from laconic.errors import BadInput
+from laconic.storage.files import replace
 
 Order = Literal["stop", "checkpoint"]
 CHECKPOINT_S = 60.0  # a crash costs no more than about this much work
@@ -57,10 +58,7 @@ class Control:
         if not stop and time.monotonic() - self._last_s < self._checkpoint_s:
             return
         self._decided = step
-        temporary = self._folder / f".{step}"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_text("stop" if stop else "checkpoint")
-        temporary.replace(self._folder / str(step))
+        replace(self._folder / str(step), "stop" if stop else "checkpoint")
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ a terminal.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import sys
 import threading
 from pathlib import Path
@@ -19,6 +19,7 @@ from rich.progress import Progress as Bar
 
 from laconic.lab.records import metrics
 from laconic.lab.report import words
+from laconic.storage.json_text import parse_lines
 
 _EVERY_S = 0.2
 
@@ -85,11 +86,9 @@ class Progress:
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]
         self._at += len(whole)
-        for line in whole.splitlines():
-            try:
-                self._show(json.loads(line))
-            except (ValueError, KeyError, TypeError):
-                continue  # a torn line of an earlier start
+        for line in parse_lines(whole):
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that says something else
+                self._show(line)
 
     def _show(self, line: dict[str, Any]) -> None:
         tested = "test_loss" in line

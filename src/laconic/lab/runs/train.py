@@ -20,7 +20,6 @@ import torch
 from laconic.errors import BadInput
 from laconic.exchange.collectives import broadcast
 from laconic.lab.environment import run_environment
-from laconic.lab.runs import checkpoint
 from laconic.lab.runs import control
 from laconic.lab.records import interruptions
 from laconic.lab.records import metrics
@@ -32,6 +31,7 @@ from laconic.lab.records.record import FILE, Configuration, Record, make_id
 from laconic.lab.report import write_report
 from laconic.lab.runs.trainer import CLOCK, TIMEOUT_S, Plan
 from laconic.lab.runs.workers import Workers, ruler
+from laconic.storage.checkpoints import newest
 from laconic.transports.launcher import RankFailed
 from laconic.transports.world import World, init
 from laconic.workloads import AS_DECLARED, Changes, Workload, get
@@ -146,7 +146,7 @@ def _train_alone(
     folder: Path, record: Record | None, place: Workers, chosen: Configuration, stored: Record | None
 ) -> Finished | None:
     source = record or stored or Record.load(folder)
-    step = checkpoint.newest(folder / "checkpoints", chosen.workers)
+    step = newest(folder / "checkpoints", chosen.workers)
     if record is not None:
         control.forget(folder)
         if stored is not None:
@@ -164,7 +164,7 @@ def _train_alone(
             ended = place.run(plan)
     except (RankFailed, RuntimeError) as error:
         reached = metrics.last_step(folder, skip=known)
-        saved = checkpoint.newest(folder / "checkpoints", chosen.workers)
+        saved = newest(folder / "checkpoints", chosen.workers)
         record.interruptions.append(interruptions.failure(error, reached, saved))
         conclude(record, folder)
         if isinstance(error, RankFailed):

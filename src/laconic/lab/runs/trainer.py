@@ -26,13 +26,13 @@ from laconic.consistency import build as consistency_mode
 from laconic.errors import BadInput
 from laconic.exchange.auto import GUESS
 from laconic.exchange.collectives import all_gather, barrier
-from laconic.lab.runs import checkpoint
 from laconic.lab.clusters.cluster import INTERFACE
 from laconic.lab.runs.configurations import Trainee, layers_of, make_trainee
 from laconic.lab.runs.control import Control, request_stop
 from laconic.lab.records.metrics import Metrics
 from laconic.lab.records.record import Clock, Configuration, Trial
 from laconic.lab.runs.trial import COLUMNS, Evaluation, Figures, assemble
+from laconic.storage.checkpoints import CheckpointFiles
 from laconic.transports.profile import Profile
 from laconic.transports.world import World, init
 from laconic.workloads import AS_DECLARED, Changes, Task, Workload
@@ -252,9 +252,12 @@ class Training:
             samples_per_s=samples * len(recent) / recent_s, sent_Bps=sum(row[5] for row in recent) / recent_s, **scores,
         )  # fmt: skip
 
-    def _save(self, control: Control) -> int:
+    def _files(self) -> CheckpointFiles:
         assert self.folder is not None
-        checkpoint.save(self.folder / "checkpoints", self.step, self.world.rank, {
+        return CheckpointFiles(self.folder / "checkpoints", self.world.rank)
+
+    def _save(self, control: Control) -> int:
+        self._files().write(self.step, {
             "step": self.step, "model": self.trainee.module.state_dict(),
             "optimizer": self.trainee.optimizer.state_dict(), "random": torch.get_rng_state(),
             "rows": torch.tensor(self.rows, dtype=torch.float64).reshape(-1, len(COLUMNS)),
@@ -264,8 +267,7 @@ class Training:
         return self.step
 
     def _restore(self, step: int) -> None:
-        assert self.folder is not None
-        kept: dict[str, Any] = checkpoint.load(self.folder / "checkpoints", step, self.world.rank)
+        kept: dict[str, Any] = self._files().read(step)
         self.trainee.module.load_state_dict(kept["model"])
         self.trainee.optimizer.load_state_dict(kept["optimizer"])
         torch.set_rng_state(kept["random"])

@@ -7,16 +7,15 @@ nothing behind under its name.
 from __future__ import annotations
 
 import http.client
-import os
 import sys
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from laconic.errors import BadInput, PayloadError
+from laconic.storage.files import replacing
 
 CHUNK_NBYTES = 1 << 18
 TIMEOUT_S = 30.0
@@ -52,23 +51,13 @@ def download(urls: tuple[str, ...], target: Path, check: Callable[[Path], None])
 @contextmanager
 def placed(target: Path) -> Iterator[Path]:
     """A temporary path to write that becomes `target` when the block ends well, and disappears when it does not."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as error:
-        raise BadInput(f"{target.parent} cannot be written ({error.strerror}); set LACONIC_DATA to a folder that can")\
-            from error
-    os.close(descriptor)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with open(temporary, "rb+") as stream:
-            os.fsync(stream.fileno())
-        temporary.chmod(0o644)  # mkstemp makes it private; a shared data folder is read by others
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(replacing(target))
+        except OSError as error:
+            cure = "set LACONIC_DATA to a folder that can"
+            raise BadInput(f"{target.parent} cannot be written ({error.strerror}); {cure}") from error
+        yield Path(file.name)
 
 
 def _stream(url: str, target: Path, name: str) -> None:

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laconic.consistency import block
-from laconic.consistency.checkpoint import Checkpoints
-from laconic.consistency.cursor import Cursor
+from laconic.exchange.checkpoints import Checkpoints
+from laconic.exchange.cursor import Cursor
+from laconic.storage import tree
 from laconic.transports.threads import Hub, ThreadTransport
 from laconic.transports.world import World
 
@@ -97,12 +97,12 @@ def die_at(operation: int) -> None:
     for name in ("fsync", "replace", "chmod"):
         setattr(os, name, counted(getattr(os, name)))
     Path.unlink = counted(Path.unlink)  # type: ignore[method-assign]
-    whole = block.dump
+    whole = tree.dump
 
-    def dump(tree: Any, file: Any) -> None:
-        whole(tree, _Torn(file, left))
+    def dump(value: Any, file: Any) -> None:
+        whole(value, _Torn(file, left))
 
-    block.dump = dump
+    tree.dump = dump
 
 
 class _Torn:

@@ -1,4 +1,4 @@
-"""The sample ledger: every sample of an epoch once, through any churn."""
+"""The order of samples: the same everywhere under the same seed, every sample of an epoch once, through any churn."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laconic.consistency.churn.deadline import Deadline
-from laconic.consistency.churn.samples import SampleLedger
 from laconic.errors import BadInput
+from laconic.exchange.cursor import Cursor
+from laconic.workloads.order import EpochOrder, SampleLedger, permutation
 
 # What a block meets: how many workers there are, which of them are dropped, whether it is lost, and how many steps.
 BLOCK = st.tuples(st.integers(1, 7), st.sets(st.integers(0, 6)), st.booleans(), st.integers(1, 4))
@@ -88,18 +88,59 @@ def test_impossible_ledgers_are_refused(samples: int, batch: int, seed: int) -> 
         SampleLedger(samples, batch, seed)
 
 
-def test_the_deadline_is_learned() -> None:
-    deadline = Deadline(5.0, floor_s=0.1, factor=3.0, quantile=0.9, kept=100, enough=10)
-    for _ in range(9):
-        deadline.observe(1.0)
-    assert deadline.seconds == 5.0, "too few steps to say"
-    deadline.observe(1.0)
-    assert deadline.seconds == 3.0
-    for _ in range(200):
-        deadline.observe(0.001)
-    assert deadline.seconds == 0.1, "never below the floor"
-    for _ in range(15):
-        deadline.observe(2.0)
-    assert deadline.seconds == 6.0, "past the quantile it follows the slow steps"
-    with pytest.raises(BadInput):
-        Deadline(0.0)
+class _World:
+    """As much of a world as a cursor asks for."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+
+
+@given(
+    samples=st.integers(1, 200), batch=st.integers(1, 50), ranks=st.integers(1, 5), seed=st.integers(0, 9),
+    epochs=st.integers(1, 3),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_a_task_and_a_ledger_divide_every_epoch_alike(
+    samples: int, batch: int, ranks: int, seed: int, epochs: int
+) -> None:
+    ledger = SampleLedger(samples, batch, seed)
+    for epoch in range(epochs):
+        order = EpochOrder(samples, batch, seed, epoch)
+        for step in range(order.steps):
+            assert ledger.epoch == epoch
+            for rank, share in enumerate(ledger.shares(ranks)):
+                assert torch.equal(share, order.indices(step, rank, ranks))
+            ledger.commit(ranks, range(ranks))
+
+
+@given(
+    steps=st.integers(1, 12), batch=st.integers(5, 40), ranks=st.integers(1, 5), seed=st.integers(0, 9),
+    rest=st.integers(0, 4),
+)  # fmt: skip
+@settings(max_examples=100, deadline=None)
+def test_a_cursor_reads_the_same_order_in_the_same_shares(
+    steps: int, batch: int, ranks: int, seed: int, rest: int
+) -> None:
+    """Where batches divide the samples all three agree on every row; a rest that makes no batch the cursor leaves."""
+    samples = steps * batch + rest
+    cursors = [Cursor(samples, batch=batch, seed=seed, world=_World(rank, ranks)) for rank in range(ranks)]
+    for epoch in range(2):
+        order = EpochOrder(samples, batch, seed, epoch)
+        read = []
+        for step in range(steps):
+            shares = [next(cursor) for cursor in cursors]
+            read += shares
+            if not rest:
+                assert all(torch.equal(share, order.indices(step, rank, ranks)) for rank, share in enumerate(shares))
+        assert torch.equal(torch.cat(read), permutation(samples, seed, epoch)[: steps * batch])
+
+
+def test_a_ledger_goes_back_to_the_common_division_in_the_next_epoch() -> None:
+    ledger = SampleLedger(10, 3, 1)
+    ledger.commit(2, [0])  # the second worker is dropped
+    while ledger.epoch == 0:
+        ledger.commit(1, [0])
+    order = EpochOrder(10, 3, 1, 1)
+    for step in range(order.steps):
+        assert torch.equal(ledger.shares(1)[0], order.indices(step))
+        ledger.commit(1, [0])

@@ -1,37 +1,31 @@
 """Checkpoints of any training: what a worker needs to go on to the bit, in files that are whole or not there.
 
-Callers: users (`laconic.Checkpoints`). Each worker writes its own file, since what it owes its peers is its own; a
-checkpoint is the files of all workers at one step. `save` copies and returns; a thread writes.
+Callers: users (`laconic.Checkpoints`). Each worker writes its own file (`storage/checkpoints.py`), since its residuals
+are its own; workers agree on the newest step that all of them have. `save` copies and returns; a thread writes.
 
-    folder/step000000120-rank0.ckpt       the format is that of `block.py`: JSON and raw tensors, checksummed, no pickle
-
-Invariants: a file is whole or not there, wherever the process is killed; one write at a time is under way, so that of
-workers in step none is more than two checkpoints ahead of another, and with `keep` ≥ 3 the files of one step are there
-for all; the thread does not outlive `close`.
+Invariants: one write at a time is under way, so that of workers in step none is more than two checkpoints ahead of
+another, and with `keep` ≥ 3 the files of one step are there for all; the thread does not outlive `close`.
 """
 
 from __future__ import annotations
 
-import random
-import re
 import threading
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from laconic.consistency.block import check, map_tensors, read_file, write_file
-from laconic.errors import BadInput, CheckpointError, PayloadError
+from laconic.errors import BadInput, CheckpointError
 from laconic.exchange.collectives import all_gather, barrier
+from laconic.storage.checkpoints import MOST_STEPS, CheckpointFiles, random_state, set_random_state
+from laconic.storage.tree import check, map_tensors
 from laconic.transports.world import World, current
 
 SLOTS = 8  # newest whole checkpoints that workers tell each other of
 BEGINNING = 2  # by how many checkpoints one worker can be ahead of one that has none yet
-_NAME = re.compile(r"step(\d{9})-rank(\d+)\.ckpt")
 
 
 @dataclass(frozen=True)
@@ -72,17 +66,12 @@ class Checkpoints:
     ) -> None:
         if not isinstance(keep, int) or isinstance(keep, bool) or not 1 <= keep <= SLOTS:
             raise BadInput(f"keep is a number of checkpoints from 1 to {SLOTS}, got {keep!r}")
-        self.folder, self.keep, self.asynchronous = Path(folder), keep, asynchronous
-        self.world = world or current()
+        self.asynchronous, self.world = asynchronous, world or current()
+        self.files = CheckpointFiles(folder, self.world.rank, keep)
         self._writing: threading.Thread | None = None
         self._failed: BaseException | None = None
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for left in self.folder.glob(f"{self._prefix}*"):
-            left.unlink(missing_ok=True)  # a killed process's unfinished file
-
-    @property
-    def _prefix(self) -> str:
-        return f".rank{self.world.rank}."
+        self.files.folder.mkdir(parents=True, exist_ok=True)
+        self.files.remove_unfinished()
 
     def save(
         self,
@@ -108,7 +97,7 @@ class Checkpoints:
             BadInput: something that is neither a plain value nor a tensor.
             OSError: the write before this one failed.
         """
-        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 10**9:
+        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < MOST_STEPS:
             raise BadInput(f"step is a whole number from 0 to 999999999, got {step!r}")
         self.wait()
         tree = {
@@ -118,12 +107,12 @@ class Checkpoints:
             "optimizer": None if optimizer is None else optimizer.state_dict(),
             "cursor": cursor.state_dict() if hasattr(cursor, "state_dict") else cursor,
             "extra": extra,
-            "random": _random_state(),
+            "random": random_state(),
         }
         check(tree)
         snapshot = map_tensors(tree, _copy)
         if not self.asynchronous:
-            self._write(step, snapshot)
+            self.files.write(step, snapshot)
             return
         self._writing = threading.Thread(target=self._try, args=(step, snapshot), name="laconic-checkpoint")
         self._writing.start()
@@ -154,7 +143,7 @@ class Checkpoints:
         sizes = {int(size) for size in told[:, 2] if size >= 0}
         if sizes - {self.world.world_size}:
             text = f"made by {min(sizes - {self.world.world_size})} workers, this job has {self.world.world_size}"
-            raise CheckpointError(f"{self.folder}: the checkpoints were {text}: start as many again")
+            raise CheckpointError(f"{self.files.folder}: the checkpoints were {text}: start as many again")
         common = set.intersection(*({int(step) for step in row[3:] if step >= 0} for row in told))
         if common:
             return max(common)
@@ -163,10 +152,11 @@ class Checkpoints:
         missing = [rank for rank, row in enumerate(told) if row[0] == 0]
         if missing and int(told[:, 0].max()) <= BEGINNING and not told[:, 1].any():
             text = f"the job ended before worker {missing[0]} had written its first checkpoint"
-            warnings.warn(f"{self.folder}: {text}; starting from the beginning", stacklevel=2)
+            warnings.warn(f"{self.files.folder}: {text}; starting from the beginning", stacklevel=2)
             return None
-        text = f"of {int(told[:, 0].sum())} files {int(told[:, 1].sum())} are cut off or changed"
-        raise CheckpointError(f"{self.folder}: no checkpoint is whole on all {self.world.world_size} workers; {text}")
+        text = f"no checkpoint is whole on all {self.world.world_size} workers"
+        counts = f"of {int(told[:, 0].sum())} files {int(told[:, 1].sum())} are cut off or changed"
+        raise CheckpointError(f"{self.files.folder}: {text}; {counts}")
 
     def restore(
         self,
@@ -191,16 +181,15 @@ class Checkpoints:
         step = self.latest()
         if step is None:
             return None
-        kept = read_file(self._path(step))
+        kept = self.files.read(step)
         for part, given in (("model", model), ("optimizer", optimizer), ("cursor", cursor)):
             if given is None:
                 continue
             if kept[part] is None:
-                raise CheckpointError(f"{self._path(step)} holds no {part}")
+                raise CheckpointError(f"{self.files.path(step)} holds no {part}")
             given.load_state_dict(kept[part])
-        _set_random_state(kept["random"])
-        for later in (number for number in self._steps() if number > step):
-            self._path(later).unlink(missing_ok=True)
+        set_random_state(kept["random"])
+        self.files.remove_after(step)
         barrier(group=self.world)  # nobody trains on what another is about to restore: shared weights, servers' shards
         return Restored(step, kept["cursor"], kept["extra"])
 
@@ -216,15 +205,9 @@ class Checkpoints:
 
     def _try(self, step: int, tree: Any) -> None:
         try:
-            self._write(step, tree)
+            self.files.write(step, tree)
         except BaseException as error:  # raised by the next wait()
             self._failed = error
-
-    def _write(self, step: int, tree: Any) -> None:
-        write_file(self._path(step), tree, prefix=self._prefix)
-        before = [number for number in self._steps() if number < step]
-        for old in before[: max(0, len(before) - self.keep + 1)]:
-            self._path(old).unlink(missing_ok=True)
 
     def _own_files(self) -> tuple[list[int], int, int]:
         """This worker's steps whose file is whole, newest first; how many files are not; how many workers made them.
@@ -233,45 +216,17 @@ class Checkpoints:
         """
         whole: list[int] = []
         damaged, made_by = 0, -1
-        for step in self._steps()[::-1][:SLOTS]:
-            try:
-                made_by = max(made_by, int(read_file(self._path(step))["world_size"]))
-                whole.append(step)
-                if self.world.world_size == 1:
-                    break
-            except (PayloadError, KeyError, TypeError) as error:
+        for step, kept in self.files.newest_first(SLOTS):
+            size = kept.get("world_size") if isinstance(kept, dict) else None
+            if not isinstance(size, int) or not 0 < size < 1 << 31:
                 damaged += 1
-                warnings.warn(f"{error}; taking a checkpoint before it", stacklevel=3)
+                continue
+            made_by = max(made_by, size)
+            whole.append(step)
+            if self.world.world_size == 1:
+                break
         return whole, damaged, made_by
-
-    def _steps(self) -> list[int]:
-        names = [_NAME.fullmatch(path.name) for path in self.folder.glob("*.ckpt")]
-        return sorted(int(name[1]) for name in names if name and int(name[2]) == self.world.rank)
-
-    def _path(self, step: int) -> Path:
-        return self.folder / f"step{step:09d}-rank{self.world.rank}.ckpt"
 
 
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
-
-
-def _random_state() -> dict[str, Any]:
-    """The state of torch's, NumPy's and Python's generators, and of every GPU's."""
-    state: Any = np.random.get_state()  # noqa: NPY002  (the generator that users may draw from)
-    name, words, position, has_gauss, gauss = state
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "python": random.getstate(),
-        "numpy": (str(name), torch.from_numpy(words.astype(np.int64)), int(position), int(has_gauss), float(gauss)),
-    }
-
-
-def _set_random_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
-    random.setstate(state["python"])
-    name, words, position, has_gauss, gauss = state["numpy"]
-    np.random.set_state((name, words.numpy().astype(np.uint32), position, has_gauss, gauss))  # noqa: NPY002

@@ -1,4 +1,4 @@
-"""Where a worker is in its data: an order of samples that depends on the seed alone, and a place in it to save.
+"""Where a worker is in its data: a position in the order of samples that `workloads/order.py` gives a seed.
 
 Callers: users, with `Checkpoints`. Invariant: what comes after a state was saved is what comes after it was loaded.
 """
@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from laconic.errors import BadInput
 from laconic.transports.world import World, current
+from laconic.workloads.order import part, permutation
 
 
 class Cursor:
-    """This worker's row numbers of every batch, endlessly: epoch e's order is randperm(numel) from the seed and e.
+    """This worker's row numbers of every batch, endlessly, in the order that the seed and the epoch decide.
 
-    A batch is `batch` samples over all workers; a last batch with fewer is left out, and the next epoch begins.
+    A batch is `batch` samples over all workers, of which each takes a part; a last batch with fewer is left out, and
+    the next epoch begins. Where `batch` divides `numel` these are the batches of a workload and of an elastic job.
 
     Args:
         numel: samples of the dataset.
@@ -33,7 +34,7 @@ class Cursor:
     {'epoch': 0, 'position': 2, 'numel': 6, 'seed': 0}
     >>> coming = next(cursor)
     >>> cursor.load_state_dict(kept)
-    >>> torch.equal(next(cursor), coming)
+    >>> next(cursor).equal(coming)
     True
     """
 
@@ -43,6 +44,8 @@ class Cursor:
         if not self.world_size <= batch <= numel:
             text = f"at least one sample for each of {self.world_size} workers and at most {numel}, the data"
             raise BadInput(f"batch is the samples of a step over all workers: {text}, got {batch}")
+        if seed < 0:
+            raise BadInput(f"a seed is a whole number ≥ 0, got {seed}")
         self.numel, self.batch, self.seed = numel, batch, seed
         self.epoch = self.position = 0
         self._order: tuple[int, Tensor] | None = None
@@ -54,11 +57,10 @@ class Cursor:
         if self.position + self.batch > self.numel:
             self.epoch, self.position = self.epoch + 1, 0
         if self._order is None or self._order[0] != self.epoch:
-            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.epoch) % (1 << 63))
-            self._order = self.epoch, torch.randperm(self.numel, generator=generator)
+            self._order = self.epoch, permutation(self.numel, self.seed, self.epoch)
         rows = self._order[1][self.position : self.position + self.batch]
         self.position += self.batch
-        return rows[self.rank :: self.world_size]
+        return rows[slice(*part(self.batch, self.rank, self.world_size))]
 
     def state_dict(self) -> dict[str, int]:
         """The place, as plain numbers."""

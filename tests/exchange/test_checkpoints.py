@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.consistency import checkpoint as module
-from laconic.consistency.checkpoint import Checkpoints
-from laconic.consistency.cursor import Cursor
 from laconic.consistency.distribute import mode_of
 from laconic.errors import BadInput, CheckpointError
+from laconic.exchange.checkpoints import Checkpoints
+from laconic.exchange.cursor import Cursor
+from laconic.storage import checkpoints as module
 from laconic.transports.launcher import run_local
-from tests.consistency import checkpoint_lives
+from tests.exchange import checkpoint_lives
 
 ROOT = Path(__file__).parents[2]
 
@@ -188,7 +188,7 @@ def test_bad_input_gets_one_sentence(tmp_path: Path) -> None:
         Checkpoints(tmp_path, keep=0)
     with pytest.raises(BadInput, match="step is a whole number"):
         training.checkpoints.save(-1)
-    with pytest.raises(BadInput, match="a checkpoint cannot hold a set"):
+    with pytest.raises(BadInput, match="saved state cannot hold a set"):
         training.checkpoints.save(1, extra={1, 2})
     training.checkpoints.save(1, model=training.model)
     with pytest.raises(CheckpointError, match="holds no optimizer"):

@@ -1,0 +1,136 @@
+"""The checkpoint files of one worker in a folder, and the newest step of which every worker's file is whole.
+
+Callers: `laconic.Checkpoints`, where workers agree by messages, and the laboratory, where one process looks at the
+files of all. Each worker writes its own file, since its residuals are its own; a checkpoint is the files of all workers
+at one step. The files' format is that of `tree.py`.
+
+    folder/step000000120-rank0.ckpt
+
+Invariant: a file is whole or not there, wherever the process is killed; of a worker's own files the newest `keep` up to
+the step just written stay, so that one that is damaged leaves the one before.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from laconic.errors import PayloadError
+from laconic.storage.tree import read_file, write_file
+
+MOST_STEPS = 10**9
+_NAME = re.compile(r"step(\d{9})-rank(\d+)\.ckpt")
+
+
+class CheckpointFiles:
+    """One worker's checkpoints in a folder.
+
+    Args:
+        folder: made by the first write; shared by all workers, or each worker's own.
+        rank: whose files.
+        keep: how many stay; older ones are removed after a newer one is written.
+    """
+
+    def __init__(self, folder: str | Path, rank: int = 0, keep: int = 2) -> None:
+        self.folder, self.rank, self.keep = Path(folder), rank, keep
+
+    def write(self, step: int, tree: Any) -> None:
+        """Write the checkpoint of `step`, then remove those too old to keep."""
+        write_file(self.path(step), tree, self._prefix)
+        before = [number for number in self.steps() if number < step]
+        for old in before[: max(0, len(before) - self.keep + 1)]:
+            self.path(old).unlink(missing_ok=True)
+
+    def read(self, step: int) -> Any:
+        """The checkpoint of `step`.
+
+        Raises:
+            PayloadError: it is missing, cut off or changed; the sentence names the file.
+        """
+        return read_file(self.path(step))
+
+    def newest_first(self, most: int) -> Iterator[tuple[int, Any]]:
+        """The steps there are, newest first, at most `most` of them, and what each holds: None where it is damaged.
+
+        Files that are cut off or changed are named in a warning.
+        """
+        for step in self.steps()[::-1][:most]:
+            try:
+                yield step, self.read(step)
+            except PayloadError as error:
+                warnings.warn(f"{error}; taking a checkpoint before it", stacklevel=3)
+                yield step, None
+
+    def steps(self) -> list[int]:
+        """The steps of which there is a file, rising."""
+        return sorted(step for step, rank in _found(self.folder) if rank == self.rank)
+
+    def path(self, step: int) -> Path:
+        """The file of a step."""
+        return self.folder / f"step{step:09d}-rank{self.rank}.ckpt"
+
+    def remove_after(self, step: int) -> None:
+        """Remove the files of later steps: the training that wrote them is given up."""
+        for later in (number for number in self.steps() if number > step):
+            self.path(later).unlink(missing_ok=True)
+
+    def remove_unfinished(self) -> None:
+        """Remove what a killed process of this rank left while it was writing."""
+        for left in self.folder.glob(f"{self._prefix}*"):
+            left.unlink(missing_ok=True)
+
+    @property
+    def _prefix(self) -> str:
+        return f".rank{self.rank}."
+
+
+def newest(folder: Path, world_size: int) -> int | None:
+    """The newest step of which every rank's file is whole; None where there is none.
+
+    Files that are not are named in a warning, and the step before is taken.
+    """
+    found = _found(folder)
+    for step in sorted({step for step, _ in found}, reverse=True):
+        if any((step, rank) not in found for rank in range(world_size)):
+            continue  # the run ended while the ranks were writing this one
+        try:
+            for rank in range(world_size):
+                CheckpointFiles(folder, rank).read(step)
+            return step
+        except PayloadError as error:
+            warnings.warn(f"{error}; taking a checkpoint before it", stacklevel=2)
+    return None
+
+
+def random_state() -> dict[str, Any]:
+    """The state of torch's, NumPy's and Python's generators, and of every GPU's, as a tree."""
+    state: Any = np.random.get_state()  # noqa: NPY002  (the generator that users may draw from)
+    name, words, position, has_gauss, gauss = state
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "python": random.getstate(),
+        "numpy": (str(name), torch.from_numpy(words.astype(np.int64)), int(position), int(has_gauss), float(gauss)),
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """The reverse of `random_state`."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    random.setstate(state["python"])
+    name, words, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, words.numpy().astype(np.uint32), position, has_gauss, gauss))  # noqa: NPY002
+
+
+def _found(folder: Path) -> set[tuple[int, int]]:
+    names = [_NAME.fullmatch(path.name) for path in folder.glob("*.ckpt")]
+    return {(int(name[1]), int(name[2])) for name in names if name}

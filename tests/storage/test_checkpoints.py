@@ -1,0 +1,60 @@
+"""Checkpoint files: what is cut off or flipped is noticed, and gives way to the one before."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from laconic.errors import PayloadError
+from laconic.storage.checkpoints import CheckpointFiles, newest
+
+
+def test_two_are_kept_and_the_newest_whole_one_is_taken(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        for rank in (0, 1):
+            CheckpointFiles(tmp_path, rank).write(step, {"step": step, "rank": rank})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"step{step:09d}-rank{rank}.ckpt" for step in (20, 30) for rank in (0, 1)
+    ]
+    assert newest(tmp_path, 2) == 30
+    assert CheckpointFiles(tmp_path, 1).read(30) == {"step": 30, "rank": 1}
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "empty"])
+def test_a_broken_one_gives_way_to_the_one_before(tmp_path: Path, harm: str) -> None:
+    for step in (10, 20):
+        for rank in (0, 1):
+            CheckpointFiles(tmp_path, rank).write(step, {"values": torch.randn(50)})
+    path = tmp_path / "step000000020-rank1.ckpt"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 4
+    path.write_bytes({"cut": bytes(data[:-10]), "flip": bytes(data), "empty": b""}[harm])
+    with pytest.warns(UserWarning, match=r"step000000020-rank1.*taking a checkpoint before it"):
+        assert newest(tmp_path, 2) == 10
+    with pytest.raises(PayloadError, match="rank1"):
+        CheckpointFiles(tmp_path, 1).read(20)
+
+
+def test_one_that_not_all_ranks_wrote_does_not_count(tmp_path: Path) -> None:
+    assert newest(tmp_path, 2) is None
+    CheckpointFiles(tmp_path, 0).write(10, {})
+    assert newest(tmp_path, 2) is None
+    CheckpointFiles(tmp_path, 1).write(10, {})
+    CheckpointFiles(tmp_path, 0).write(20, {})
+    assert newest(tmp_path, 2) == 10
+
+
+def test_a_crash_while_writing_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CheckpointFiles(tmp_path, 0).write(10, {"step": 10})
+
+    def crash(*_: object) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(os, "replace", crash)
+    with pytest.raises(OSError, match="the disk is gone"):
+        CheckpointFiles(tmp_path, 0).write(10, {"step": 11})
+    assert [path.name for path in tmp_path.iterdir()] == ["step000000010-rank0.ckpt"]
+    assert CheckpointFiles(tmp_path, 0).read(10) == {"step": 10}

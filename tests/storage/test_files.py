@@ -1,0 +1,79 @@
+"""Files that are whole or not there, and JSON that may be damaged."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from laconic.errors import PayloadError
+from laconic.storage.files import append, create, replace, replacing
+from laconic.storage.json_text import parse, parse_lines, read_lines
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
+    path = replace(tmp_path / "file", "old")
+    with pytest.raises(UnicodeEncodeError):
+        replace(path, "new \ud800")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("operation", ["fsync", "chmod", "replace"])
+def test_a_crash_in_any_operation_keeps_the_old_file(
+    tmp_path: Path, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = replace(tmp_path / "file", "old")
+
+    def crash(*_: object) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(os, operation, crash)
+    with pytest.raises(OSError, match="the disk is gone"), replacing(path) as file:
+        file.write(b"new")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_replaced_file_can_be_read_by_others_and_its_folder_is_made(tmp_path: Path) -> None:
+    path = replace(tmp_path / "a" / "b", "text")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_of_many_creators_one_wins_and_its_text_stays(tmp_path: Path) -> None:
+    won: list[int] = []
+
+    def race(number: int) -> None:
+        if create(tmp_path / "view", str(number)):
+            won.append(number)
+
+    threads = [threading.Thread(target=race, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert (tmp_path / "view").read_text() == str(won[0])
+    assert [p.name for p in tmp_path.iterdir()] == ["view"]
+
+
+@pytest.mark.parametrize(
+    "damaged", [b"", b"{", b"[" * 100_000, b"9" * 400, b"-" + b"9" * 5_000, b'"\xff"', b"\xff\xfe[\x00]\x00", b"{}{}"]
+)
+def test_damaged_json_gives_one_kind_of_error(damaged: bytes) -> None:
+    with pytest.raises(PayloadError, match="not whole JSON"):
+        parse(damaged)
+    assert list(parse_lines(damaged + b'\n{"step": 1}\n')) == [{"step": 1}]
+
+
+def test_lines_of_a_file_leave_out_what_is_torn(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    assert list(read_lines(path)) == []
+    append(path, '{"a": 1}\n{"b')
+    append(path, '\n[1]\n{"c": 3}\n')
+    assert list(read_lines(path)) == [{"a": 1}, {"c": 3}]
+    with pytest.raises(PayloadError, match="cannot be read: Is a directory"):
+        list(read_lines(tmp_path))
