@@ -22,6 +22,7 @@ from torch import Tensor
 
 from laconic.errors import BadInput, CollectiveTimeout, Mismatch, NotAuthorised, PeerLost, TransportError
 from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Call, Incoming, Outgoing, Posted, Transport
+from laconic.transports.zeromq_gate import secret_for
 from laconic.transports.zeromq_keys import KEY_VARIABLE, host_to_bind, is_loopback
 from laconic.transports.zeromq_mesh import TICK_S, Mesh, Patience
 from laconic.transports.zeromq_peer import Arrival, Peer
@@ -37,6 +38,7 @@ class ZmqTransport(Transport):
             for a rank that joins by `add_peer`.
         bind: the address or interface to listen on and to advertise.
         key: the job's key (see `zeromq_keys`): traffic is then encrypted, and only its holders may take part.
+            Without one, on loopback, only processes of this user may.
         insecure: allow plain traffic beyond loopback.
         heartbeat_s: how often a connection is asked for a sign of life.
         silence_s: without any for so long a peer counts as lost; None: timeout_s / 3, at most 5 s.
@@ -81,7 +83,7 @@ class ZmqTransport(Transport):
         self._bad_news: tuple[type[TransportError], str, int, bool] | None = None
         silence_s = min(timeout_s / 3, 5.0) if silence_s is None else silence_s
         patience = Patience(heartbeat_s, silence_s, min(linger_s, timeout_s))
-        self._mesh: Mesh | None = Mesh(rank, host, key, patience, self._deliver)
+        self._mesh: Mesh | None = Mesh(rank, host, secret_for(key, host), patience, self._deliver)
         self.address = str(self._mesh.address)
         try:
             if store is not None:

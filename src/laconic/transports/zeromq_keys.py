@@ -1,30 +1,27 @@
 """The job's key: who may take part in a ZeroMQ job, and how its traffic is encrypted.
 
-Callers: `zeromq_mesh.py` guards its sockets here; launchers make and read keys. All ranks of a job hold the same secret
-and derive from it the same CURVE key pair, as server and as client: without the secret one can neither read, nor speak,
-nor finish a handshake.
+Callers: launchers and `zeromq_gate.py`. All ranks of a job hold the same key. One given by the user also encrypts. On
+loopback a job without one takes the user's own, which lies in a private file: other users are kept out, and nothing
+gets slower.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import ipaddress
+import logging
 import os
 import secrets
 import socket
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import zmq
-from zmq.auth.thread import ThreadAuthenticator
-from zmq.utils import z85
 
 from laconic.errors import BadInput
 
 KEY_VARIABLE = "LACONIC_KEY"
 _MIN_KEY_NBYTES = 16
+_log = logging.getLogger("laconic.transports")
 
 
 def new_key() -> bytes:
@@ -46,7 +43,7 @@ def read_key(path: str | Path | None = None) -> bytes | None:
         text = os.environ.get(KEY_VARIABLE)
         if text is None:
             return None
-        return _checked(text.strip().encode(), f"the key in {KEY_VARIABLE}")
+        return checked_key(text.strip().encode(), f"the key in {KEY_VARIABLE}")
     try:
         mode = os.stat(path).st_mode
         content = Path(path).read_bytes()
@@ -54,56 +51,58 @@ def read_key(path: str | Path | None = None) -> bytes | None:
         raise BadInput(f"the key file {path} cannot be read: {error.strerror}") from None
     if mode & (stat.S_IROTH | stat.S_IWOTH):
         raise BadInput(f"the key file {path} is open to every user of this machine; run: chmod 600 {path}")
-    return _checked(content.strip(), f"the key in {path}")
+    return checked_key(content.strip(), f"the key in {path}")
 
 
-def _checked(key: bytes, what: str) -> bytes:
+def loopback_key() -> bytes | None:
+    """The key of this user on this machine, made when first asked for; None where there is no place to keep one.
+
+    It lies in `laconic/loopback.key` in the user's cache folder, else in a private folder among the temporary ones.
+    """
+    for folder in _private_folders():
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return _kept_key(folder / "loopback.key")
+        except (OSError, BadInput) as error:
+            _log.debug("no key of this user in %s: %s", folder, error)
+    _log.warning(
+        "no private folder for a key was found: whoever can read the job's store on this machine may join; set %s",
+        KEY_VARIABLE,
+    )
+    return None
+
+
+def _private_folders() -> Iterator[Path]:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    yield Path(cache) / "laconic"
+    yield Path(tempfile.gettempdir()) / f"laconic-{os.getuid()}"
+
+
+def _kept_key(path: Path) -> bytes:
+    """The key in `path`; whoever comes first puts it there, whole. OSError or BadInput when others might know it."""
+    folder = path.parent.lstat()
+    if not stat.S_ISDIR(folder.st_mode) or folder.st_uid != os.getuid() or folder.st_mode & 0o022:
+        raise BadInput(f"{path.parent} is not a folder that only this user can write")
+    if not path.exists():
+        draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(new_key() + b"\n")
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink()
+    facts = path.lstat()
+    if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        raise BadInput(f"{path} is not a file that only this user can read")
+    return checked_key(path.read_bytes().strip(), f"the key in {path}")
+
+
+def checked_key(key: bytes, what: str) -> bytes:
     if len(key) < _MIN_KEY_NBYTES:
         raise BadInput(f"{what} has {len(key)} bytes; a key needs at least {_MIN_KEY_NBYTES}")
     return key
-
-
-class Guard:
-    """Puts CURVE on sockets when there is a key, and admits only holders of it; without a key it does nothing.
-
-    The handshake already fails for whoever does not know the derived server key; the authenticator (ZeroMQ's
-    ZAP, a thread in `context`) moreover compares the client's key.
-    """
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], key: bytes | None) -> None:
-        self._authenticator: Any = None
-        self._secret = self._public = b""
-        if key is None:
-            return
-        digest = hashlib.blake2b(_checked(key, "the job's key"), digest_size=32, person=b"laconic-curve").digest()
-        self._secret = z85.encode(digest)
-        self._public = zmq.curve_public(self._secret)
-        self._authenticator = ThreadAuthenticator(context)
-        self._authenticator.start()
-        self._authenticator.configure_curve_callback(domain="*", credentials_provider=self)
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a client with this public key may connect; asked by the authenticator."""
-        return hmac.compare_digest(key, self._public)
-
-    def server(self, sock: zmq.Socket[bytes]) -> None:
-        """Make a socket that binds demand the key."""
-        if self._secret:
-            sock.setsockopt(zmq.CURVE_SERVER, 1)
-            sock.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
-
-    def client(self, sock: zmq.Socket[bytes]) -> None:
-        """Make a socket that connects present the key."""
-        if self._secret:
-            sock.setsockopt(zmq.CURVE_SERVERKEY, self._public)
-            sock.setsockopt(zmq.CURVE_PUBLICKEY, self._public)
-            sock.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
-
-    def close(self) -> None:
-        """Stop the authenticator's thread."""
-        if self._authenticator is not None:
-            self._authenticator.stop()
-            self._authenticator = None
 
 
 def host_to_bind(bind: str) -> str:

@@ -8,19 +8,18 @@ rank of the job, is dropped and counted.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import zmq
 
-from laconic.errors import BadInput, PayloadError
-from laconic.transports.zeromq_keys import Guard
-from laconic.transports.zeromq_peer import Arrival, Context, Peer, Socket
+from laconic.errors import BadInput, NotAuthorised, PayloadError
+from laconic.transports.zeromq_gate import Context, Gate, Secret, Socket
+from laconic.transports.zeromq_keys import KEY_VARIABLE
+from laconic.transports.zeromq_peer import Arrival, Peer
 from laconic.transports.zeromq_wire import (
     MAX_FRAME_NBYTES,
-    TOKEN_NBYTES,
     Address,
     Header,
     Kind,
@@ -31,7 +30,7 @@ from laconic.transports.zeromq_wire import (
 
 # How long one look at the ROUTER lasts before monitors and deadlines are looked at again.
 TICK_S = 0.01
-# Chunks that wait unread per connection: what a stranger can make us hold is 64 MiB a connection.
+# Chunks that wait unread per connection.
 _RECEIVE_QUEUE = 64
 # What a peer sent before its connection broke, and is still on the way, must arrive within this.
 _GRACE_S = 1.0
@@ -51,25 +50,27 @@ class Mesh:
     """The sockets of one rank.
 
     Attributes:
+        address: where this rank listens.
         peers: by rank, the lost and the departed included until they are dropped.
         rejected: messages dropped.
     """
 
     def __init__(
-        self, rank: int, host: str, key: bytes | None, patience: Patience, deliver: Callable[[Peer, Arrival], None]
+        self, rank: int, host: str, secret: Secret, patience: Patience, deliver: Callable[[Peer, Arrival], None]
     ) -> None:
         self.rank = rank
         self.peers: dict[int, Peer] = {}
         self.rejected = 0
         self._patience = patience
         self._deliver = deliver
-        self._token = secrets.token_bytes(TOKEN_NBYTES)
+        self._secret = secret
         self._watched_at = 0.0
         self._context: Context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         try:
-            self._guard = Guard(self._context, key)
             self._bind(host)
+            self.address = self._own_address()
+            self._gate = Gate(self._context, self._router, secret, self.address)
         except BaseException:
             self._router.close()
             self._context.term()
@@ -85,25 +86,30 @@ class Mesh:
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending tells whether a peer's connection still stands
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a rank that comes back replaces its old connection
         router.setsockopt(zmq.IPV6, ":" in host)
-        self._guard.server(router)
+        self._secret.server(router)
         try:
             router.bind(f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*")
         except zmq.ZMQError as error:
-            self._guard.close()
             raise BadInput(f"cannot bind to '{host}': {error.strerror}") from None
 
-    @property
-    def address(self) -> Address:
-        """Where this rank listens."""
+    def _own_address(self) -> Address:
         host, port = self._router.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://").rsplit(":", 1)
-        return Address(host.strip("[]"), int(port), self._token)
+        return self._secret.sealed(host.strip("[]"), int(port))
 
     def add(self, rank: int, address: Address) -> Peer:
-        """Connect to a rank and say hello; an older acquaintance of that number is dropped."""
+        """Connect to a rank and say hello; an older acquaintance of that number is dropped.
+
+        Raises:
+            NotAuthorised: the address was made with another key.
+        """
+        if not self._secret.has_sealed(address):
+            text = f"[rank {self.rank}] zmq: the address of peer {rank} was made with another key"
+            cure = f"do all ranks have the same {KEY_VARIABLE} or key file, or without one the same user?"
+            raise NotAuthorised(f"{text}; {cure}", rank=self.rank, peer=rank)
         self.drop(rank)
-        peer = Peer(rank, address, self.rank, self._token)
+        peer = Peer(rank, address, self.rank, self.address.token)
         wait = self._patience
-        peer.connect(self._context, self._guard, wait.heartbeat_s, wait.silence_s)
+        peer.connect(self._context, self._secret, wait.heartbeat_s, wait.silence_s)
         self.peers[rank] = peer
         self.say(peer, Header(Kind.HELLO), str(self.address))
         return peer
@@ -119,8 +125,8 @@ class Mesh:
         self._leave(list(self.peers.values()), thanks=True)
         for peer in self.peers.values():
             peer.disconnect(linger=False)  # who has said hello meanwhile: term() would wait for their sockets for ever
+        self._gate.close()
         self._router.close()
-        self._guard.close()
         self._context.term()
 
     def _leave(self, peers: list[Peer], *, thanks: bool) -> None:
@@ -186,7 +192,7 @@ class Mesh:
             if parts > 1:
                 raise PayloadError("a message has one payload")
             self._file(name, head, body)
-        except PayloadError:
+        except (PayloadError, NotAuthorised):
             self.rejected += 1
         if time.monotonic() - self._watched_at > TICK_S:
             self._watch()
@@ -194,7 +200,7 @@ class Mesh:
 
     def _file(self, name: bytes, head: bytes, body: zmq.Frame | None) -> None:
         """Check one message and pass it on; PayloadError for what no rank of this job would send."""
-        rank = speaker(name, self._token)
+        rank = speaker(name, self.address.token)
         if rank is None or rank == self.rank:
             raise PayloadError("from a stranger")
         header, text, inline = unpack(head)

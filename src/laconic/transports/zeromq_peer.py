@@ -23,7 +23,7 @@ import zmq
 from torch import Tensor
 
 from laconic.errors import PayloadError
-from laconic.transports.zeromq_keys import Guard
+from laconic.transports.zeromq_gate import Context, Secret, Socket
 from laconic.transports.zeromq_wire import CHUNK_NBYTES, Address, Header, Kind, dtype_of, identity
 
 _EVENT = struct.Struct("=hi")
@@ -34,9 +34,6 @@ _WATCHED = _REFUSALS | int(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTE
 # Below this, letting ZeroMQ copy a slice is cheaper than hearing from it when the slice is free again.
 _COPY_NBYTES = 65536
 _NUMBERS = itertools.count()  # of the process's lines
-
-Socket = zmq.Socket[bytes]
-Context = zmq.Context[Socket]
 
 
 class Arrival(NamedTuple):
@@ -82,9 +79,9 @@ class Peer:
         self._lines: list[_Line] = []
         self._own_name = identity(address.token, own_rank)
 
-    def connect(self, context: Context, guard: Guard, heartbeat_s: float, silence_s: float) -> None:
+    def connect(self, context: Context, secret: Secret, heartbeat_s: float, silence_s: float) -> None:
         """Open the DEALER and the pulse; ZeroMQ connects, and connects again, in the background."""
-        line, pulse = _Line(context, guard), _Line(context, guard)
+        line, pulse = _Line(context), _Line(context)
         self._lines = [line, pulse]
         self.dealer = line.socket
         self.dealer.setsockopt(zmq.ROUTING_ID, self._own_name)
@@ -94,7 +91,7 @@ class Peer:
         pulse.socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(heartbeat_s * 1000)))
         pulse.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, int(silence_s * 1000)))
         for each in self._lines:
-            each.connect(self.address)
+            each.connect(self.address, secret)
 
     def watch(self) -> None:
         """Read what the monitors have seen; when an established connection broke, both are given up at once."""
@@ -174,10 +171,9 @@ class Peer:
 class _Line:
     """A DEALER with the monitor that sees it connect and break."""
 
-    def __init__(self, context: Context, guard: Guard) -> None:
+    def __init__(self, context: Context) -> None:
         self.socket: Socket = context.socket(zmq.DEALER)
         self.established = False
-        guard.client(self.socket)
         place = f"inproc://line-{next(_NUMBERS)}"  # an id() may be that of one whose monitor is yet to close
         self.socket.monitor(place, _WATCHED)
         self._monitor: Socket = context.socket(zmq.PAIR)
@@ -185,7 +181,8 @@ class _Line:
         self._monitor.setsockopt(zmq.LINGER, 0)
         self._monitor.connect(place)
 
-    def connect(self, address: Address) -> None:
+    def connect(self, address: Address, secret: Secret) -> None:
+        secret.client(self.socket, address)
         self.socket.setsockopt(zmq.IPV6, ":" in address.host)
         self.socket.connect(address.endpoint)
 

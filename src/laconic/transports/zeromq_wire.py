@@ -1,9 +1,9 @@
 """What ZeroMQ ranks say to each other: addresses, identities and the fixed header before every payload.
 
-Callers: `zeromq.py` and `zeromq_peer.py`. Nothing here opens a socket, and nothing is pickled.
+Callers: the other files of the engine. Nothing here opens a socket, and nothing is pickled.
 
-A rank's token, 16 random bytes in the address it advertises, is the right to talk to it: whoever connects gives
-`L`, that token and its own rank as ZeroMQ identity, which ROUTER puts before every message. A message is then one
+A rank's token, random bytes and a seal (see `zeromq_gate.py`), stands in the address it advertises. Whoever connects
+gives `L`, that token and its own rank as ZeroMQ identity, which ROUTER puts before every message. A message is then one
 frame, header | text | payload, or two, header | text and payload; a long slice comes as several, in order. All numbers
 are little-endian.
 """
@@ -22,7 +22,8 @@ from torch import Tensor
 
 from laconic.errors import BadInput, CollectiveTimeout, Mismatch, PayloadError, PeerLost, TransportError
 
-TOKEN_NBYTES = 16
+NONCE_NBYTES = SEAL_NBYTES = 16
+TOKEN_NBYTES = NONCE_NBYTES + SEAL_NBYTES
 # Every chunk that comes shows that a long slice gets on: 1 MiB takes 0.8 s at 10 Mbit/s. Longer frames would also let
 # strangers fill more memory. On loopback 0.5–4 MiB are equally fast.
 CHUNK_NBYTES = 1 << 20
@@ -33,7 +34,7 @@ MAX_FRAME_NBYTES = CHUNK_NBYTES + 1024
 
 _HEADER = struct.Struct("<4sBBHQIIIQ")
 HEADER_NBYTES = _HEADER.size
-_IDENTITY = struct.Struct("<1s16sI")
+_IDENTITY = struct.Struct(f"<1s{TOKEN_NBYTES}sI")
 _MAGIC = b"LacZ"
 _VERSION = 1
 _MAX_NBYTES = 1 << 48
@@ -153,7 +154,7 @@ def identity(token: bytes, rank: int) -> bytes:
 def speaker(name: bytes, token: bytes) -> int | None:
     """The rank behind an identity, or None for a stranger: somebody who does not know our token.
 
-    >>> speaker(identity(b"x" * 16, 3), b"x" * 16), speaker(b"stranger", b"x" * 16)
+    >>> speaker(identity(b"x" * 32, 3), b"x" * 32), speaker(b"stranger", b"x" * 32)
     (3, None)
     """
     if len(name) != _IDENTITY.size:
@@ -197,7 +198,7 @@ class Address:
     def parse(cls, text: str) -> Address:
         """Read `host:port:token`; PayloadError for anything else.
 
-        >>> Address.parse("127.0.0.1:5555:" + "00" * 16).endpoint
+        >>> Address.parse("127.0.0.1:5555:" + "00" * 32).endpoint
         'tcp://127.0.0.1:5555'
         """
         try:
