@@ -32,6 +32,7 @@ FLOORS = {
     "parallel": 4,
     "consistency": 4,
     "warm": 4.5,
+    "ahead": 5,
     "planner": 5,
     "lab": 6,
     "search": 7,

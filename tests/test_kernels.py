@@ -29,6 +29,26 @@ def ensure_cache_path(self):
 caching._CacheLocator.ensure_cache_path = ensure_cache_path
 """
 
+WARM = """
+import sys
+from types import ModuleType
+from numba.core.registry import CPUDispatcher
+from laconic.ahead import compile_all
+for _ in compile_all():
+    pass
+modules = [module for name, module in sys.modules.items() if name.startswith("laconic")]
+kernels = {value for module in modules for value in vars(module).values() if isinstance(value, CPUDispatcher)}
+used = ahead = {kernel for kernel in kernels if kernel.signatures}
+while ahead:
+    near = [(kernel.py_func.__globals__, kernel.py_func.__code__.co_names) for kernel in ahead]
+    named = [(table.get(name), names) for table, names in near for name in names]
+    inside = [getattr(value, name, None) for value, names in named if isinstance(value, ModuleType) for name in names]
+    ahead = {value for value in [*(value for value, _ in named), *inside] if isinstance(value, CPUDispatcher)} - used
+    used = used | ahead
+print(len(used & kernels))
+print(sorted(kernel.py_func.__qualname__ for kernel in kernels - used))
+"""
+
 
 def _run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
@@ -59,3 +79,12 @@ def test_every_kernel_is_compiled_there(path: Path) -> None:
         text = path.read_text()
         assert "numba.njit" not in text
         assert "from numba import njit" not in text
+
+
+def test_warm_compiles_every_kernel() -> None:
+    """Every kernel has been called after `compile_all`, or is used by one that has."""
+    done = _run(f"{WARM}", NUMBA_CACHE_DIR=os.environ.get("NUMBA_CACHE_DIR", ""))
+    assert done.returncode == 0, done.stderr
+    compiled, left = done.stdout.splitlines()
+    assert int(compiled) > 90
+    assert left == "[]"

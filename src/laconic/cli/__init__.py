@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
     "schedule": "laconic.cli.schedule:schedule",
     "simulate": "laconic.cli.simulate:simulate",
     "train": "laconic.cli.train:train",
+    "warm": "laconic.cli.warm:warm",
 }
 HELP = {
     "laconic": "Laconic trains PyTorch models over networks slower than the model.",

@@ -1,0 +1,71 @@
+"""Compile every kernel ahead, so that no training waits for it: for images of machines, and before a measurement.
+
+Caller: `laconic warm`. A kernel is compiled for the types it is called with, so each is called as its users do, on a
+few values. What is compiled stays in Numba's cache, see `kernels.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from laconic import codecs
+from laconic.codecs.powersgd import PowerSGD
+from laconic.consistency.robust import rules
+from laconic.exchange.dgc import accelerate
+from laconic.exchange.sparse import sparse_all_reduce
+from laconic.schedules import ring
+from laconic.schedules.link import Link
+from laconic.transports.base import Transport
+from laconic.transports.loggp import simulate
+from laconic.transports.threads import run_threads
+
+_SPARSE = ("ssar_recursive_doubling", "ssar_split_allgather", "dsar")
+_NUMELS = (64, 3000)  # sparse payloads write their indices in another way where most are sent
+
+
+def compile_all() -> Iterator[str]:
+    """Compile every kernel of the package; yields the name of each group when it is done."""
+    for spec in _specs():
+        for numel in _NUMELS:
+            _use(codecs.codec(spec), torch.randn(numel, generator=torch.Generator().manual_seed(numel)))
+        yield spec
+    _use(codecs.codec("topk(0.01)"), torch.zeros(200_000))  # where a sample does not tell the largest from the rest
+    yield "topk of equal values"
+    PowerSGD().start((4, 3))
+    yield "powersgd"
+    rows = np.random.default_rng(0).standard_normal((9, 5)).astype(np.float32)
+    for name in rules.RULES:
+        rules.aggregate(name, rows, 1)
+        yield name
+    accelerate(torch.zeros(5), torch.ones(5), 0.9, 1.0, nesterov=False)
+    yield "momentum correction"
+    for algorithm in _SPARSE:
+        run_threads(2, lambda transport, algorithm=algorithm: _add_sparse(transport, algorithm))  # type: ignore[misc]
+        yield algorithm
+    simulate(ring(2, 4), Link(latency_s=1e-6, s_per_byte=1e-9))
+    yield "simulator"
+
+
+def _specs() -> list[str]:
+    """The examples of every registered codec of vectors, alone and composed."""
+    vectors = [name for name in codecs.names() if codecs.get(name).kind != "matrix"]
+    specs = [spec for name in vectors for spec in getattr(codecs.get(name), "examples", ()) or (name,)]
+    quantisers = [name for name in vectors if codecs.get(name).kind == "quantiser"]
+    return [*specs, *(f"topk(0.05)+{name}" for name in quantisers), "dynamic8+entropy", "topk(0.05)+qsgd(4)+entropy"]
+
+
+def _use(codec: codecs.Codec, x: Tensor) -> None:
+    """Encode and decode by every method of a codec."""
+    numel = x.numel()
+    payload = codec.encode(x, out=torch.empty(codec.max_nbytes(numel), dtype=torch.uint8))
+    codec.encode_feedback(x, torch.zeros(numel))
+    codec.decode(payload, numel, out=torch.empty(numel))
+    codec.decode_add(payload, torch.zeros(numel))
+
+
+def _add_sparse(transport: Transport, algorithm: str) -> None:
+    sparse_all_reduce([transport.rank, 5], [1.0, 10.0], 8, transport, algorithm).to_dense()
