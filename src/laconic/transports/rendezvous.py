@@ -39,7 +39,7 @@ def find_place(timeout_s: float) -> Place:
     """Read the environment and join the store.
 
     Raises:
-        BadInput: when the launcher's environment is incomplete or not numbers.
+        BadInput: when the launcher's environment is incomplete or not numbers, or its port is in use.
     """
     if dist.is_available() and dist.is_initialized():
         store = dist.distributed_c10d._get_default_store()
@@ -72,6 +72,11 @@ def _from_torchrun(timeout_s: float) -> Place:
         )
     except RuntimeError as error:
         where = f"{os.environ['MASTER_ADDR']}:{port}"
+        if "EADDRINUSE" in str(error):
+            raise BadInput(
+                f"[rank {rank}/{world_size}]: port {port} of this machine is in use by another program, perhaps by an "
+                "earlier job that has not ended; choose another MASTER_PORT"
+            ) from error
         text = f"[rank {rank}/{world_size}]: the store at {where} was not reached in {timeout_s:g} s: {error}"
         raise CollectiveTimeout(text.splitlines()[0], rank=rank) from error
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

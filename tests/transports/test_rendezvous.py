@@ -1,0 +1,33 @@
+"""How a process finds its job, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from laconic.errors import BadInput
+from laconic.transports.rendezvous import find_place
+
+
+def _launched(monkeypatch: pytest.MonkeyPatch, **environment: str) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_a_port_in_use_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        _launched(monkeypatch, RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        with pytest.raises(BadInput, match=rf"^\[rank 0/2\]: port {port} .* in use .*; choose another MASTER_PORT$"):
+            find_place(30.0)
+
+
+def test_an_incomplete_environment_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    _launched(monkeypatch, RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    with pytest.raises(BadInput, match="RANK is set but MASTER_PORT is not"):
+        find_place(1.0)
+    _launched(monkeypatch, MASTER_PORT="many")
+    with pytest.raises(BadInput, match="must be whole numbers"):
+        find_place(1.0)
