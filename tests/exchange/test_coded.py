@@ -12,7 +12,6 @@ from laconic import schedules
 from laconic.errors import BadInput, PayloadError, UnknownName
 from laconic.exchange.channel import Channel
 from laconic.exchange.coded import run_coded
-from laconic.exchange.gather import run_gather
 from laconic.exchange.message import pack, unpack
 from laconic.exchange.residuals import Residual, mode_for
 from laconic.transports.base import Transport
@@ -25,7 +24,7 @@ SPECS = ["none", "dynamic8", "onebit", "qsgd(4)", "topk(0.1)+qsgd(8)", "topk(0.0
 
 def _run(channels: list[Channel], transport: Transport, form: str, step: int = 0, **options: object) -> None:
     if form == "gather":
-        run_gather(channels, transport, step=step)
+        run_coded(channels, transport, algorithm="gather", step=step)
     else:
         run_coded(channels, transport, algorithm=form, step=step, **options)  # type: ignore[arg-type]
 
@@ -64,7 +63,7 @@ def test_gather_is_exactly_the_sum_of_what_was_sent() -> None:
 
     def work(transport: Transport) -> torch.Tensor:
         channel = Channel(xs[transport.rank].clone(), codec)
-        run_gather([channel], transport, step=3)
+        run_coded([channel], transport, algorithm="gather", step=3)
         return channel.buffer
 
     assert all(torch.equal(result, expected) for result in run_threads(4, work))

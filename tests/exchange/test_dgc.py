@@ -19,7 +19,6 @@ import laconic
 from laconic.errors import BadInput
 from laconic.exchange.bucket import Bucket
 from laconic.exchange.bucket_group import BucketGroup
-from laconic.exchange.channel import finish
 from laconic.exchange.dgc import DeepGradientCompression, MomentumCorrection, accelerate
 from laconic.exchange.exact import Route
 from laconic.exchange.layout import BucketInfo, Entry
@@ -29,6 +28,7 @@ from laconic.exchange.residuals import Residuals
 from laconic.exchange.state import CompressionState
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
+from laconic.transports.rounds import finish
 from laconic.transports.threads import run_threads
 from reference import dgc as reference
 

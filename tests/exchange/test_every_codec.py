@@ -17,7 +17,6 @@ from laconic import codecs, schedules
 from laconic.codecs import Codec
 from laconic.exchange.channel import Channel
 from laconic.exchange.coded import run_coded
-from laconic.exchange.gather import run_gather
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads
@@ -71,7 +70,7 @@ def _values(rank: int) -> torch.Tensor:
 def _sum(coder: Codec, form: str, transport: Transport) -> torch.Tensor:
     channel = Channel(_values(transport.rank), coder)
     if form == "gather":
-        run_gather([channel], transport, step=STEP)
+        run_coded([channel], transport, algorithm="gather", step=STEP)
     else:
         run_coded([channel], transport, algorithm=form, step=STEP)
     return channel.buffer

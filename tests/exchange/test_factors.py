@@ -23,7 +23,9 @@ from laconic.exchange.linear_watch import LinearWatch
 from laconic.exchange.message import max_nbytes
 from laconic.exchange.residuals import Residuals
 from laconic.transports.base import Transport
+from laconic.transports.faults import Faulty
 from laconic.transports.launcher import run_local
+from laconic.transports.rounds import finish
 from laconic.transports.threads import run_threads
 from tests.reference.codec_factors import weight_gradient
 
@@ -79,7 +81,7 @@ class Rank:
         """The gradients before and after, how each parameter went, and the bytes sent; zeroes the gradients."""
         before = torch.cat([p.grad.reshape(-1) for p in self.parameters])  # type: ignore[union-attr]
         after = before.clone()
-        timings, _ = self.bucket.exchange(after, Route(self.transport, step=self.step))
+        timings, _ = finish(self.bucket.steps(after, Route(self.transport, step=self.step)))
         self.step += 1
         self.model.zero_grad()
         assert set(self.watch._caught) <= {"last.weight"}  # which is exempt
@@ -329,26 +331,19 @@ def test_what_an_earlier_codec_left_is_sent_exactly() -> None:
 
 def test_a_damaged_payload_is_refused() -> None:
     def work(transport: Transport) -> str:
-        rank = Rank(transport)
+        faulty = Faulty(transport, corrupt=lambda m: transport.rank == 1 and m.sequence == 2 and m.round == 0)
+        rank = Rank(faulty)
         rank.backward(4)
         rank.exchange()
         rank.backward(4)
-        post = transport.post
-
-        def damaging(sends: Any, recvs: Any, round: int) -> Any:
-            if transport.rank == 1:
-                for send in sends:
-                    send.data[200] ^= 1
-            return post(sends, recvs, round)
-
-        transport.post = damaging  # type: ignore[method-assign]
+        if transport.rank == 1:
+            rank.exchange()
+            return ""
         with pytest.raises(PayloadError) as caught:
             rank.exchange()
         return str(caught.value)
 
-    for number, text in enumerate(run_threads(2, work)):
-        assert f"[rank {number}/2]" in text
-        assert "peer 1" in text
+    assert "[rank 0/2] factors all_reduce, round 1 of 1: peer 1 sent a bad payload" in run_threads(2, work)[0]
 
 
 def test_wrong_use() -> None:

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.errors import CollectiveTimeout, LaconicError, PayloadError
+from laconic.exchange.channel import Channel
 from laconic.exchange.hook import hook
 from laconic.exchange.scatter import reduce_scatter_coded
 from laconic.transports.base import Transport
@@ -134,8 +135,8 @@ def test_damage_is_noticed_whatever_the_length(numel: int) -> None:
 
     def work(transport: Transport) -> None:
         faulty = Faulty(transport, corrupt=lambda m: transport.rank == 1)
-        piece = (torch.ones(2, numel), laconic.codec("dynamic8"), None)
-        reduce_scatter_coded([piece, (torch.ones(2, 3), laconic.codec("none"), None)], faulty)
+        piece = Channel(torch.ones(2, numel), laconic.codec("dynamic8"))
+        reduce_scatter_coded([piece, Channel(torch.ones(2, 3), laconic.codec("none"))], faulty)
 
     with pytest.raises(PayloadError, match=r"\[rank 0/2\] direct reduce_scatter, round 1 of 1: peer 1 sent a bad"):
         run_threads(2, work)

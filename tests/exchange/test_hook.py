@@ -16,7 +16,6 @@ import laconic
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.bucket import Bucket
 from laconic.exchange.bucket_group import BucketGroup
-from laconic.exchange.channel import finish
 from laconic.exchange.exact import Route
 from laconic.exchange.exchange_thread import ExchangeThread
 from laconic.exchange.layout import BucketInfo, Entry
@@ -26,6 +25,7 @@ from laconic.exchange.residuals import Residuals
 from laconic.exchange.state import CompressionState
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
+from laconic.transports.rounds import finish
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
 

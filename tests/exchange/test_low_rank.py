@@ -22,6 +22,7 @@ from laconic.exchange.residuals import Residuals
 from laconic.exchange.state import CompressionState
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
+from laconic.transports.rounds import finish
 from laconic.transports.threads import run_threads
 from tests.reference.codec_powersgd import approximate
 
@@ -58,7 +59,7 @@ def _steps(transport: Transport, steps: int = 3, feedback: bool | None = None, *
     for step in range(steps):
         starts.append({name: bucket.codec.start(_matrix(name), step, bucket.warm.get(name)) for name in MATRICES})
         buffer = _gradients(transport.rank, step)
-        timings, _ = bucket.exchange(buffer, Route(transport, step=step, **options))
+        timings, _ = finish(bucket.steps(buffer, Route(transport, step=step, **options)))
         results.append(buffer)
         residuals.append(bucket.residuals.state_dict())
         sent.append(timings.sent_nbytes)
@@ -132,7 +133,7 @@ def test_a_matrix_of_low_rank_is_exact_and_leaves_nothing() -> None:
         generator = torch.Generator().manual_seed(0)
         left, right = torch.randn(40, 2, generator=generator), torch.randn(2, 30, generator=generator)
         buffer = (left @ right * (1 + transport.rank)).reshape(-1)
-        bucket.exchange(buffer, Route(transport))
+        finish(bucket.steps(buffer, Route(transport)))
         torch.testing.assert_close(buffer.view(40, 30), left @ right * 1.5, rtol=1e-4, atol=1e-4)
         assert float(bucket.residuals.state_dict()["m"].abs().max()) < 1e-4 * float(buffer.abs().max())
 
@@ -149,7 +150,7 @@ def test_nan_on_one_rank_is_nan_on_all_and_passes() -> None:
             if step == 1 and transport.rank == 1:
                 buffer[PLACES["fc"]][7] = float("inf")
                 buffer[PLACES["fc.bias"]][3] = float("nan")
-            bucket.exchange(buffer, Route(transport, step=step))
+            finish(bucket.steps(buffer, Route(transport, step=step)))
             seen.append(buffer)
         return seen
 
@@ -168,7 +169,7 @@ def test_another_rank_keeps_the_residuals() -> None:
             before = bucket.residuals.state_dict()["fc"] if step else torch.zeros(1280)
             gradient = _gradients(0, step)
             paid = gradient.clone()
-            bucket.exchange(paid, Route(transport, step=step))
+            finish(bucket.steps(paid, Route(transport, step=step)))
             after = bucket.residuals.state_dict().get("fc", torch.zeros(1280))
             torch.testing.assert_close(
                 paid[PLACES["fc"]] + after, gradient[PLACES["fc"]] + before, rtol=1e-4, atol=1e-5

@@ -14,11 +14,12 @@ import laconic
 from laconic.codecs import codec
 from laconic.errors import BadInput, Mismatch, PayloadError, UnknownName
 from laconic.exchange import sparse_stream as wire
-from laconic.exchange.sparse import choose, dsar, predicted, sparse_all_reduce
+from laconic.exchange.sparse import choose, predicted, sparse_all_reduce
 from laconic.exchange.sparse_choice import ALGORITHMS
 from laconic.exchange.sparse_stream import SparseStream
 from laconic.schedules import Link
 from laconic.transports.base import Incoming, Outgoing, Posted, Transport
+from laconic.transports.call import Call
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads
 from reference import index_packing, sparse_sum
@@ -180,15 +181,16 @@ class _Tampering(Transport):
         self.inner, self.peer, self.change = inner, peer, change
         self.counters = inner.counters
 
-    def begin(self, *args: object, **options: object) -> object:  # type: ignore[override]
-        self.call = self.inner.begin(*args, **options)  # type: ignore[arg-type]
-        return self.call
+    def enter(self, call: Call) -> None:
+        super().enter(call)
+        self.inner.enter(call)
 
-    def end(self) -> None:
-        self.inner.end()
+    def leave(self, call: Call) -> None:
+        super().leave(call)
+        self.inner.leave(call)
 
-    def post(self, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
-        return _TamperedRound(self, self.inner.post(sends, recvs, round), recvs)
+    def post(self, call: Call, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
+        return _TamperedRound(self, self.inner.post(call, sends, recvs, round), recvs)
 
     def close(self) -> None:
         self.inner.close()
@@ -295,7 +297,7 @@ def test_wrong_choices_are_refused() -> None:
 
 def test_ranks_that_disagree_are_told() -> None:
     def work(transport: Transport) -> None:
-        dsar(SparseStream.of([0], [1.0], 5 + transport.rank), transport)
+        sparse_all_reduce([0], [1.0], 5 + transport.rank, transport, "dsar")
 
     with pytest.raises(Mismatch, match="6 × float32"):
         run_threads(2, work, timeout_s=5)

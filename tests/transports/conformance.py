@@ -8,6 +8,7 @@ import torch
 from laconic import schedules
 from laconic.transports.base import Incoming, Outgoing, Transport
 from laconic.transports.executor import run
+from laconic.transports.rounds import drive, finish
 
 NUMELS = (0, 1, 5, 1000, 70_001)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8)
@@ -132,12 +133,17 @@ def check_shorter_messages(transport: Transport) -> None:
     right, left = (transport.rank + 1) % transport.world_size, (transport.rank - 1) % transport.world_size
     for longest in (40, 100_000):
         mine = torch.full((transport.rank + 3,), transport.rank + 3, dtype=torch.uint8)
-        transport.begin("test", "shorter", longest, "uint8", rounds=1)
         incoming = Incoming(left, longest, torch.uint8, torch.device("cpu"), at_most=True)
-        posted = transport.post([Outgoing(right, mine)], [incoming], 0)
-        data = posted.received(0)
-        length = int(data[0])
+        found: list[torch.Tensor] = []
+
+        def take(index: int, data: torch.Tensor, found: list[torch.Tensor] = found) -> int:
+            found.append(data)
+            return int(data[0])
+
+        got = transport.counters.received_nbytes.get(left, 0)
+        with transport.call("test", "shorter", longest, "uint8", rounds=1) as call:
+            finish(drive(call, 0, [Outgoing(right, mine)], [incoming], take))
+        length = int(found[0][0])
         assert length == left + 3
-        assert data[:length].tolist() == [left + 3] * length
-        posted.sent()
-        transport.end()
+        assert found[0][:length].tolist() == [left + 3] * length
+        assert transport.counters.received_nbytes[left] - got == length

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from laconic import schedules
 from laconic.schedules import Link
 from laconic.transports.base import Incoming, Outgoing, Posted, Transport
+from laconic.transports.call import Call
 from laconic.transports.launcher import run_local
 from laconic.transports.probe import QUICK, fit, probe
 from laconic.transports.profile import Profile
@@ -119,10 +120,10 @@ def test_on_gloo_ranks() -> None:
 class _SlowTransport(ThreadTransport):
     """A link of 1 ms and 1 MB/s: a message of n bytes keeps its round waiting for at least 1 ms + n µs."""
 
-    def post(self, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
+    def post(self, call: Call, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
         if sends:
             time.sleep(1e-3 + 1e-6 * max(send.data.nbytes for send in sends))
-        return super().post(sends, recvs, round)
+        return super().post(call, sends, recvs, round)
 
 
 def test_a_slow_link_is_measured_at_fewer_sizes() -> None:

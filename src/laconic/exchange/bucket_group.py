@@ -7,19 +7,20 @@ buckets make one message worth its latency.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from laconic.exchange.auto import GUESS, cheapest_form
 from laconic.exchange.bucket import Bucket
-from laconic.exchange.channel import Channel, Timings
+from laconic.exchange.channel import Channel
 from laconic.exchange.coded import CodedExchange
 from laconic.exchange.exact import Route, wire_nbytes
-from laconic.exchange.gather import GatherExchange
 from laconic.schedules.registry import build
 from laconic.transports.base import Transport
+from laconic.transports.call import Timings
 from laconic.transports.executor import agree, run
+from laconic.transports.rounds import Pausing
 
 
 class BucketGroup:
@@ -27,11 +28,11 @@ class BucketGroup:
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         self.buckets = tuple(buckets)
-        self._exchange: CodedExchange | GatherExchange | None = None
+        self._exchange: CodedExchange | None = None
         self._key: tuple[object, ...] = ()
         self._agreed: set[tuple[Transport, int]] = set()  # which float32 all-reduces everyone is known to be in
 
-    def steps(self, buffers: Sequence[Tensor], route: Route) -> Generator[None, None, tuple[Timings, str]]:
+    def steps(self, buffers: Sequence[Tensor], route: Route) -> Pausing[tuple[Timings, str]]:
         """Average each bucket's buffer over all ranks, in place, pausing where there is nothing to do but wait.
 
         Returns:
@@ -52,21 +53,15 @@ class BucketGroup:
 
     def _planned(
         self, channels: list[Channel], transport: Transport, algorithm: str, hosts: tuple[int, ...] | None
-    ) -> CodedExchange | GatherExchange:
+    ) -> CodedExchange:
         key = (*map(id, channels), id(transport), algorithm, hosts)
         if self._exchange is None or self._key != key:
             divisor = transport.world_size
-            self._exchange = (
-                GatherExchange(channels, transport, divisor)
-                if algorithm == "gather"
-                else CodedExchange(channels, transport, algorithm=algorithm, hosts=hosts, divisor=divisor)
-            )
+            self._exchange = CodedExchange(channels, transport, algorithm=algorithm, hosts=hosts, divisor=divisor)
             self._key = key
         return self._exchange
 
-    def _plain(
-        self, buffers: Sequence[Tensor], transport: Transport
-    ) -> Generator[None, None, tuple[Timings, str]]:
+    def _plain(self, buffers: Sequence[Tensor], transport: Transport) -> Pausing[tuple[Timings, str]]:
         """float32 by the engine's own all-reduce; all make sure once that they are in the same call."""
         for bucket, buffer in zip(self.buckets, buffers, strict=True):
             bucket.settle(buffer)

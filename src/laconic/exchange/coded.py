@@ -1,11 +1,13 @@
 """A compressed all-reduce over any schedule: encode per slice, decode_add into float32, feedback on every leg.
 
-Callers: `collectives.all_reduce(codec=…)` and the DDP hook.
+Callers: `collectives.all_reduce(codec=…)` and bucket groups.
 
     direct        two encodings whatever P: the contribution to each chunk, and each chunk's sum
     hierarchical  float32 inside a host, the codec between hosts
     ring          one encoding a hop: the error grows with P
     butterfly     one encoding a level; both partners add decoded values, so they agree
+    gather        one encoding: every rank sends its whole payload to every other, in one round, and all add up all of
+                  them in order of rank. (P−1) payloads a rank: for few ranks or very small payloads (top-k)
 
 What is sent and received in every round is worked out once (`pieces.py`), and the messages' memory is kept: a step
 encodes into the messages and decodes out of them. A piece that holds NaN or infinity travels as poison (see
@@ -14,21 +16,26 @@ encodes into the messages and decodes out of them. A piece that holds NaN or inf
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from laconic.codecs import Codec, codec
-from laconic.errors import NonFiniteError, PayloadError
-from laconic.exchange.channel import Channel, Steps, Timings, finish
+from laconic.codecs.selector import Sparse
+from laconic.errors import PayloadError
+from laconic.exchange.channel import Channel, decode, detail
 from laconic.exchange.message import Writer, max_nbytes, unpack
 from laconic.exchange.pieces import CodedStep, Encoding, Parcel, Piece, PlanKey, coded_program
 from laconic.schedules.registry import build
-from laconic.transports.base import Call, Incoming, Outgoing, Transport
+from laconic.transports.base import Incoming, Outgoing, Transport
+from laconic.transports.call import Call, Timings
+from laconic.transports.rounds import Pausing, Steps, drive, finish
 
+GATHER = "gather"
 _EXACT = codec("none")
 _IDLE = CodedStep()
 SMALL = 1 / 16  # of all values, times the world size: an exact channel up to this is sent whole
@@ -45,7 +52,7 @@ def run_coded(
     """Sum every channel's buffer over all ranks, in place, through its codec, by one schedule for all channels.
 
     Args:
-        algorithm: any all-reduce algorithm; direct and hierarchical encode twice whatever P.
+        algorithm: gather, or any all-reduce algorithm; direct and hierarchical encode twice whatever P.
         hosts: the host of each rank, to leave messages inside a host in float32; None compresses all.
         step: draws of stochastic codecs differ by step, rank and round.
     """
@@ -106,30 +113,39 @@ class CodedExchange:
         self.algorithm = algorithm
         self.divisor = divisor
         self.numel = sum(channel.buffer.numel() for channel in channels)
-        self.detail = " and ".join(f"{channel.buffer.numel()} through {channel.codec}" for channel in channels)
-        parameters = {"hosts": hosts} if algorithm == "hierarchical" and hosts is not None else {}
-        size, rank = transport.world_size, transport.rank
+        self.detail = detail(self.channels)
         self.whole = self._whole_channels()
-        schedules = [build("all_reduce", algorithm, size, channel.buffer.numel(), **parameters) for channel in channels]
-        programs = [
-            _to_all(plan.numel, rank, size) if channel in self.whole else coded_program(PlanKey(plan, rank, hosts))
-            for channel, plan in enumerate(schedules)
-        ]
-        rounds = max((schedule.rounds for schedule in schedules), default=0)
-        self.rounds = [self._plan([program.get(number, _IDLE) for program in programs]) for number in range(rounds)]
+        programs, count = self._programs(hosts)
+        self.rounds = [self._plan([program.get(number, _IDLE) for program in programs]) for number in range(count)]
         self._payloads: dict[tuple[int, Piece], Tensor | None] = {}  # of this run; None: poisoned
         self._gathered: dict[int, dict[int, Tensor | None]] = {i: {} for i in self.whole}  # by channel and rank
 
     def _whole_channels(self) -> set[int]:
-        """The small exact channels, which `direct` sends whole to everyone in its first round: fewer calls."""
+        """The channels that go whole to everyone in the first round: all of `gather`, of `direct` the small exact ones.
+
+        The latter spare calls.
+        """
+        if self.algorithm == GATHER:
+            return set(range(len(self.channels)))
         if self.algorithm != "direct" or self.transport.world_size == 1:
             return set()
         few = self.numel * SMALL / self.transport.world_size
-        return {
-            i
-            for i, channel in enumerate(self.channels)
-            if channel.codec == _EXACT and 0 < channel.buffer.numel() <= few
-        }
+        numels = [channel.buffer.numel() if channel.codec == _EXACT else 0 for channel in self.channels]
+        return {i for i, numel in enumerate(numels) if 0 < numel <= few}
+
+    def _programs(self, hosts: tuple[int, ...] | None) -> tuple[list[dict[int, CodedStep]], int]:
+        """What this rank does for each channel, by round, and how many rounds there are."""
+        size, rank = self.transport.world_size, self.transport.rank
+        numels = [channel.buffer.numel() for channel in self.channels]
+        if self.algorithm == GATHER:
+            return [_to_all(numel, rank, size, exact=False) for numel in numels], 1
+        parameters = {"hosts": hosts} if self.algorithm == "hierarchical" and hosts is not None else {}
+        schedules = [build("all_reduce", self.algorithm, size, numel, **parameters) for numel in numels]
+        programs = [
+            _to_all(numels[i], rank, size, exact=True) if i in self.whole else coded_program(PlanKey(plan, rank, hosts))
+            for i, plan in enumerate(schedules)
+        ]
+        return programs, max((schedule.rounds for schedule in schedules), default=0)
 
     def _plan(self, steps: list[CodedStep]) -> _Round:
         """One round of all channels."""
@@ -142,6 +158,9 @@ class CodedExchange:
                 for piece in parcel.pieces
             )
             peers.setdefault(parts, []).append(peer)
+        if not peers and any(fresh):  # a rank alone gathers what it has encoded itself
+            alone = [(i, each) for i, row in enumerate(fresh) for each in row.values()]
+            peers[tuple(_Part(i, e.piece, self._coder(i, e.piece), True, e) for i, e in alone)] = []
         messages = [
             _Message(tuple(to), parts, Writer([part.max_nbytes for part in parts])) for parts, to in peers.items()
         ]
@@ -167,61 +186,38 @@ class CodedExchange:
 
     def steps(self, step: int = 0) -> Steps:
         """As `run`, pausing whenever there is nothing to do but wait."""
-        timings, transport = Timings(), self.transport
+        claim = ("all_reduce", self.algorithm, self.numel, "float32", self.detail, len(self.rounds))
+        with self.transport.call(*claim) as call:
+            yield from self.steps_in(call, step)
+        return call.timings
+
+    def steps_in(self, call: Call, step: int, first: int = 0) -> Pausing[None]:
+        """As `steps`, as rounds `first` and following of a call that does more than this.
+
+        An exchange has one call, however many sums it takes: calls are numbered when they begin, and where several
+        exchanges are under way only their beginnings come in the same order on all ranks.
+        """
         for channel in self.channels:
             channel.carry()
         self._payloads.clear()
-        call = transport.begin("all_reduce", self.algorithm, self.numel, "float32", self.detail, len(self.rounds))
         for number, round_ in enumerate(self.rounds):
             if round_.messages or round_.recvs:
-                yield from self._run_round(number, round_, step, timings, call)
-        transport.end()
-        if self.divisor != 1:
-            for channel in self.channels:
+                draws = (step * len(self.rounds) + number) * self.transport.world_size
+                take = functools.partial(self._take, round_, number)
+                written = self._written(round_, number, draws)
+                yield from drive(call, first + number, (), round_.recvs, take, written)
+        if self.whole:
+            self._add_whole(call, first)
+        for channel in self.channels:
+            if self.divisor != 1 and not self._divides(channel):
                 channel.buffer.div_(self.divisor)
-        return timings
 
-    def _run_round(
-        self, number: int, round_: _Round, step: int, timings: Timings, call: Call
-    ) -> Generator[None, None, None]:
-        begun, posting_s = time.perf_counter(), 0.0
-        draws = (step * len(self.rounds) + number) * self.transport.world_size
-        early = self.transport.interleaves  # then a message leaves while the next is encoded
-        posts = [self.transport.post([], round_.recvs, number)] if early else []
-        sends: list[Outgoing] = []
+    def _written(self, round_: _Round, number: int, draws: int) -> Iterator[list[Outgoing]]:
+        """The messages of a round, encoded one after the other."""
         encoded: set[tuple[int, Piece]] = set()
         for message in round_.messages:
             data = self._write(message, number, draws, encoded)
-            sends += [Outgoing(peer, data) for peer in message.peers]
-            if early:
-                written = time.perf_counter()
-                posts.append(self.transport.post(sends[-len(message.peers) :], [], number))
-                posting_s += time.perf_counter() - written
-        now = time.perf_counter()
-        timings.encode_s += now - begun - posting_s
-        timings.sent_nbytes += sum(send.data.nbytes for send in sends)
-        timings.messages += len(sends)
-
-        if not early:
-            posts.append(self.transport.post(sends, round_.recvs, number))
-        posted = posts[0]
-        timings.wait_s += time.perf_counter() - now + posting_s
-        yield
-        self.transport.resume(call)
-        now = time.perf_counter()
-        for index, (incoming, parts) in enumerate(zip(round_.recvs, round_.arrivals, strict=True)):
-            data = posted.received(index)
-            arrived = time.perf_counter()
-            self._take(incoming, parts, data, number)
-            timings.wait_s += arrived - now
-            now = time.perf_counter()
-            timings.decode_s += now - arrived
-        for each in posts:
-            each.sent()
-        timings.wait_s += time.perf_counter() - now
-        self.transport.counters.rounds += 1
-        if number == 0:
-            self._add_whole()
+            yield [Outgoing(peer, data) for peer in message.peers]
 
     def _write(self, message: _Message, number: int, draws: int, encoded: set[tuple[int, Piece]]) -> Tensor:
         """Encode the pieces of a message, each where it lies; those that another message or round had are copied."""
@@ -236,62 +232,64 @@ class CodedExchange:
         return writer.finish()
 
     def _encode(self, part: _Part, encoding: Encoding, number: int, draws: int, room: Tensor) -> Tensor | None:
-        channel, piece, coder = self.channels[part.channel], part.piece, part.coder
+        channel, piece = self.channels[part.channel], part.piece
         values = channel.buffer[piece.start : piece.stop]
         draws += encoding.stream
-        try:
-            if channel.residual is None or piece.exact:
-                payload = coder.encode(values, step=draws, out=room)
-            else:
-                site = (number, piece.start, piece.stop)
-                payload = channel.residual.encode(coder, values, site, step=draws, out=room, copies=encoding.copies)
-        except NonFiniteError:
-            if encoding.adopt:
-                values.fill_(float("nan"))
-            return None
+        if piece.exact:
+            payload: Tensor | None = _EXACT.encode(values, step=draws, out=room)
+        else:
+            site = (number, piece.start, piece.stop)
+            payload = channel.encode(values, site, draws, room, encoding.copies)
         if encoding.adopt:
-            coder.decode(payload, values.numel(), out=values)
+            decode(part.coder, payload, values, add=False)
         return payload
 
-    def _take(self, incoming: Incoming, parts: tuple[_Part, ...], data: Tensor, number: int) -> None:
+    def _take(self, round_: _Round, number: int, index: int, data: Tensor) -> int:
         """Decode what came into its slices; payloads that a later round may pass on are kept."""
-        try:
-            payloads, nbytes = unpack(data, len(parts))
-            for part, payload in zip(parts, payloads, strict=True):
-                piece = part.piece
+        incoming, parts = round_.recvs[index], round_.arrivals[index]
+        payloads, nbytes = unpack(data, len(parts))
+        for part, payload in zip(parts, payloads, strict=True):
+            piece = part.piece
+            if part.channel in self.whole:
+                self._gathered[part.channel][incoming.peer] = payload
+            else:
                 values = self.channels[part.channel].buffer[piece.start : piece.stop]
-                if part.channel in self.whole:
-                    self._gathered[part.channel][incoming.peer] = payload
-                elif payload is None:
-                    values.fill_(float("nan"))
-                elif part.add:
-                    part.coder.decode_add(payload, values)
-                else:
-                    part.coder.decode(payload, values.numel(), out=values)
-                if not part.add:
-                    self._payloads[part.channel, piece] = self._kept(incoming, payload, data, number)
-        except PayloadError as error:
-            where = self.transport.where(number)
-            raise PayloadError(f"{where}: peer {incoming.peer} sent a bad payload: {error}") from error
-        self.transport.counters.count_received(incoming.peer, nbytes)
+                decode(part.coder, payload, values, add=part.add)
+            if not part.add:
+                self._payloads[part.channel, piece] = self._kept(incoming, payload, data, number)
+        return nbytes
 
-    def _add_whole(self) -> None:
+    def _add_whole(self, call: Call, round: int) -> None:
         """Sum what everyone sent of the whole channels, in order of rank: the same bits everywhere."""
-        for index in self.whole:
-            channel, parts = self.channels[index], self._gathered[index]
-            parts[self.transport.rank] = self._payloads[index, Piece(0, channel.buffer.numel(), True)]
-            for rank in range(self.transport.world_size):
-                payload = parts[rank]
-                try:
-                    if payload is None:
-                        channel.buffer.fill_(float("nan"))
-                    elif rank == 0:
-                        _EXACT.decode(payload, channel.buffer.numel(), out=channel.buffer)
-                    else:
-                        _EXACT.decode_add(payload, channel.buffer)
-                except PayloadError as error:
-                    where = self.transport.where(0)
-                    raise PayloadError(f"{where}: peer {rank} sent a bad payload: {error}") from error
+        begun = time.perf_counter()
+        for rank in range(self.transport.world_size):
+            try:
+                for index in self.whole:
+                    self._add(self.channels[index], self._gathered_from(rank, index), first=rank == 0)
+            except PayloadError as error:
+                raise call.bad_payload(round, rank, error) from error
+        call.timings.decode_s += time.perf_counter() - begun
+
+    def _gathered_from(self, rank: int, index: int) -> Tensor | None:
+        if rank != self.transport.rank:
+            return self._gathered[index][rank]
+        numel = self.channels[index].buffer.numel()
+        return self._payloads[index, Piece(0, numel, self.algorithm != GATHER)]
+
+    def _divides(self, channel: Channel) -> bool:
+        """Whether the values of a channel are divided as they are added: only what was selected is touched."""
+        return self.algorithm == GATHER and isinstance(channel.codec, Sparse)
+
+    def _add(self, channel: Channel, payload: Tensor | None, *, first: bool) -> None:
+        """Add one rank's payload of a whole channel; the first rank's replaces what the buffer held."""
+        buffer = channel.buffer
+        if payload is None or not isinstance(channel.codec, Sparse):
+            decode(channel.codec, payload, buffer, add=not first)
+            return
+        indices, values = channel.codec.decode_sparse(payload, buffer.numel())
+        if first:
+            buffer.zero_()
+        buffer.index_add_(0, indices, values.div_(self.divisor))
 
     def _kept(self, incoming: Incoming, payload: Tensor | None, data: Tensor, number: int) -> Tensor | None:
         """A payload that a later round may pass on: copied where it lies in the engine's memory, not in ours."""
@@ -299,9 +297,9 @@ class CodedExchange:
         return payload if payload is None or ours or number + 1 == len(self.rounds) else payload.clone()
 
 
-def _to_all(numel: int, rank: int, world_size: int) -> dict[int, CodedStep]:
+def _to_all(numel: int, rank: int, world_size: int, *, exact: bool) -> dict[int, CodedStep]:
     """A channel that is sent whole to everyone in the first round."""
-    piece = Piece(0, numel, True)
+    piece = Piece(0, numel, exact)
     others = [(rank + hop) % world_size for hop in range(1, world_size)]
     parcels = tuple(Parcel(peer, (piece,), True) for peer in others)
     return {0: CodedStep((Encoding(piece, False, rank),), parcels, parcels)}

@@ -19,7 +19,6 @@ from laconic.exchange import auto
 from laconic.exchange.auto import GUESS, cheapest_form
 from laconic.exchange.channel import Channel
 from laconic.exchange.coded import run_coded
-from laconic.exchange.gather import run_gather
 from laconic.exchange.policy import flat_codec
 from laconic.schedules import registry
 from laconic.schedules.schedule import bounds
@@ -97,10 +96,7 @@ def _all_reduce_coded(tensor: Tensor, op: str, codec: Codec, algorithm: str, wor
     if world.world_size > 1:
         link = world.profile.link if world.profile is not None else GUESS
         name = cheapest_form([channel], world.world_size, link) if algorithm == "auto" else algorithm
-        if name == "gather":
-            run_gather([channel], world.transport)
-        else:
-            run_coded([channel], world.transport, algorithm=name)
+        run_coded([channel], world.transport, algorithm=name)
         if op == "mean":
             channel.buffer.div_(world.world_size)
     if channel.buffer is not flat:

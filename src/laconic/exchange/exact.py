@@ -6,16 +6,15 @@ those of every compressed exchange, and bytes are counted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from laconic.codecs import codec
 from laconic.exchange.auto import GUESS, cheapest_form
-from laconic.exchange.channel import Channel, Timings
+from laconic.exchange.channel import Channel
 from laconic.exchange.coded import CodedExchange
-from laconic.exchange.gather import GatherExchange
 from laconic.schedules.link import Link
 from laconic.transports.base import Transport
 
@@ -38,7 +37,7 @@ class LayerForm:
 
 @dataclass(frozen=True)
 class Route:
-    """How the messages of one exchange go: what the DDP hook was told, and the step."""
+    """How the messages of one exchange go: the algorithm that was asked for, and the step."""
 
     transport: Transport
     algorithm: str = "auto"
@@ -48,33 +47,24 @@ class Route:
 
 
 class ExactSum:
-    """Sums float32 vectors over all ranks; keeps plan and memory while length and way stay the same."""
+    """Sums float32 vectors over all ranks; keeps plan and memory while length and route stay the same."""
 
     def __init__(self) -> None:
         self._channel = Channel(torch.empty(0), codec("none"))
         self._key: object = None
-        self._exchange: CodedExchange | GatherExchange | None = None
+        self._exchange: CodedExchange | None = None
 
-    def run(self, values: Tensor, route: Route) -> tuple[Timings, str]:
-        """Sum `values` in place, the same bits on every rank; returns where the time went, and the algorithm."""
+    def planned(self, values: Tensor, route: Route) -> CodedExchange:
+        """The exchange that sums `values` in place, the same bits on every rank."""
         self._channel.buffer = values
         name = route.algorithm
         if name == "auto":
             name = cheapest_form([self._channel], route.transport.world_size, route.link or GUESS)
         key = (values.numel(), id(route.transport), name, route.hosts)
         if self._exchange is None or self._key != key:
-            self._key, self._exchange = key, self._planned(name, route)
-        return self._exchange.run(route.step), name
-
-    def _planned(self, algorithm: str, route: Route) -> CodedExchange | GatherExchange:
-        if algorithm == "gather":
-            return GatherExchange([self._channel], route.transport)
-        return CodedExchange([self._channel], route.transport, algorithm=algorithm, hosts=route.hosts)
-
-
-def plus(one: Timings, other: Timings) -> Timings:
-    """The sum of two exchanges, field by field."""
-    return Timings(**{f.name: getattr(one, f.name) + getattr(other, f.name) for f in fields(Timings)})
+            self._key = key
+            self._exchange = CodedExchange([self._channel], route.transport, algorithm=name, hosts=route.hosts)
+        return self._exchange
 
 
 def wire_nbytes(numel: int, world_size: int, algorithm: str = "direct", itemsize: int = 4) -> int:

@@ -23,14 +23,15 @@ from laconic.codecs import Codec, codec
 from laconic.codecs.factors import Factors
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.auto import GUESS
-from laconic.exchange.channel import Timings
-from laconic.exchange.exact import ExactSum, LayerForm, Route, plus, wire_nbytes
+from laconic.exchange.exact import ExactSum, LayerForm, Route, wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.linear_watch import Linear, LinearWatch
-from laconic.exchange.message import Writer, max_nbytes, unpack
+from laconic.exchange.message import max_nbytes, pack, unpack
 from laconic.exchange.residuals import Residuals
 from laconic.schedules.link import Link
-from laconic.transports.base import Incoming, Outgoing, Transport
+from laconic.transports.base import Incoming, Outgoing
+from laconic.transports.call import Call, Timings
+from laconic.transports.rounds import Pausing, drive
 
 _EXACT = codec("none")
 _EPS = torch.finfo(torch.float32).eps
@@ -81,6 +82,7 @@ class FactorsBucket:
             if e.name in known and not e.exempt
         ]
         self._sum = ExactSum()
+        self._memory: dict[int, Tensor] = {}
         self._forms: dict[str, tuple[str, int]] = {}
         self._signs = torch.Generator().manual_seed(0)
 
@@ -89,9 +91,13 @@ class FactorsBucket:
         if chosen != self.codec:
             raise BadInput(f"this bucket is exchanged by factors, not by {chosen}")
 
-    def exchange(self, buffer: Tensor, route: Route) -> tuple[Timings, str]:
-        """Average `buffer` over all ranks, in place; returns where the time went and the algorithm that was used."""
-        transport = route.transport
+    def steps(self, buffer: Tensor, route: Route) -> Pausing[tuple[Timings, str]]:
+        """Average `buffer` over all ranks, in place, pausing where there is nothing to do but wait.
+
+        Returns:
+            Where the time went, and the algorithm that was used.
+        """
+        world_size = route.transport.world_size
         begun = time.perf_counter()
         for entry in self.entries:
             self.residuals.settle(entry.name, buffer[entry.start : entry.stop])
@@ -102,28 +108,27 @@ class FactorsBucket:
         votes = [v for pair in caught for v in ((0, 0) if pair is None else (pair[0].shape[0], 1))]
         exact = torch.cat([*(buffer[e.start : e.stop] for e in rest), torch.tensor(votes, dtype=torch.float32)])
         payloads = [_payload(layer, caught[i], buffer) for i, layer in zip(chosen, layers, strict=True)]
-        self._note(layers, payloads, rest, transport.world_size)
-        together = bool(layers) and _one_round(exact.numel(), transport.world_size, route.link or GUESS)
-        prepared = time.perf_counter() - begun
-
-        timings, name = Timings(), "gather"
-        if layers:
-            sent = [*payloads, _EXACT.encode(exact)] if together else payloads
-            most = [_EXACT.max_nbytes(layer.numel) for layer in layers]
-            timings = self._gather(layers, sent, most, exact if together else None, buffer, transport)
-        if not together:
-            summed, name = self._sum.run(exact, route)
-            timings = plus(timings, summed)
+        self._note(layers, payloads, rest, world_size)
+        together = bool(layers) and _one_round(exact.numel(), world_size, route.link or GUESS)
+        plan = None if together else self._sum.planned(exact, route)
+        names = " ".join(layer.weight.name for layer in layers)
+        count = bool(layers) + (0 if plan is None else len(plan.rounds))
+        with route.transport.call("all_reduce", "factors", self.info.numel, "float32", names, count) as call:
+            call.timings.encode_s += time.perf_counter() - begun
+            if layers:
+                sent = [*payloads, _EXACT.encode(exact)] if together else payloads
+                yield from self._gather(call, _Total(layers, buffer, exact if together else None), sent)
+            if plan is not None:
+                yield from plan.steps_in(call, route.step, bool(layers))
         begun = time.perf_counter()
         at = 0
         for entry in rest:
             buffer[entry.start : entry.stop] = exact[at : at + entry.stop - entry.start]
             at += entry.stop - entry.start
-        self._agree(exact[at:].tolist(), transport.world_size)
-        buffer.div_(transport.world_size)
-        timings.encode_s += prepared
-        timings.decode_s += time.perf_counter() - begun
-        return timings, name
+        self._agree(exact[at:].tolist(), world_size)
+        buffer.div_(world_size)
+        call.timings.decode_s += time.perf_counter() - begun
+        return call.timings, "gather" if plan is None else plan.algorithm
 
     def _rest(self, layers: Sequence[_Layer]) -> list[Entry]:
         """The parameters that do not go with `layers`."""
@@ -142,63 +147,33 @@ class FactorsBucket:
             right = right and _equal(bias, delta.sum(dim=0), delta.abs().sum(dim=0))
         return pair if right else None
 
-    def _gather(
-        self,
-        layers: list[_Layer],
-        payloads: list[Tensor],
-        most: list[int],
-        exact: Tensor | None,
-        buffer: Tensor,
-        transport: Transport,
-    ) -> Timings:
-        """One round: the payloads to every peer; the sums of all ranks' into `buffer` and `exact`."""
-        timings, begun = Timings(), time.perf_counter()
-        rank, size = transport.rank, transport.world_size
-        numel = sum(layer.numel for layer in layers)
-        names = " ".join(layer.weight.name for layer in layers)
-        transport.begin("all_reduce", "factors", numel, "float32", names, 1)
-        message = _message(payloads)
-        room = [*most, payloads[-1].numel()] if exact is not None else most
-        others = [(rank + hop) % size for hop in range(1, size)]
-        recvs = [Incoming(peer, max_nbytes(room), torch.uint8, torch.device("cpu"), at_most=True) for peer in others]
-        timings.encode_s = time.perf_counter() - begun
+    def _gather(self, call: Call, total: _Total, payloads: list[Tensor]) -> Pausing[None]:
+        """One round: the payloads to every peer; the sums of all ranks' in order of rank, the same bits everywhere."""
+        rank, size = call.transport.rank, call.transport.world_size
+        message = pack(payloads)
+        most = [_EXACT.max_nbytes(layer.numel) for layer in total.layers]
+        room = max_nbytes(most if total.exact is None else [*most, payloads[-1].numel()])
 
-        posted = transport.post([Outgoing(peer, message) for peer in others], recvs, 0)
-        arrived = {rank: message}
+        def take(index: int, data: Tensor) -> int:
+            if index == rank:
+                total.add(message)
+            return total.add(data)
+
+        recvs = [self._incoming(peer, room) for peer in range(size) if peer != rank]
+        sends = [Outgoing((rank + hop) % size, message) for hop in range(1, size)]
+        yield from drive(call, 0, sends, recvs, take)
         begun = time.perf_counter()
-        for index, peer in enumerate(others):
-            arrived[peer] = posted.received(index)
-        posted.sent()
-        timings.wait_s = time.perf_counter() - begun
+        if rank == size - 1:
+            total.add(message)
+        total.finish()
+        call.timings.decode_s += time.perf_counter() - begun
 
-        begun = time.perf_counter()
-        self._add_up(layers, [arrived[peer] for peer in range(size)], exact, buffer, transport)
-        timings.decode_s = time.perf_counter() - begun
-        timings.sent_nbytes, timings.messages = message.nbytes * len(others), len(others)
-        transport.counters.rounds += 1
-        transport.end()
-        return timings
-
-    def _add_up(
-        self, layers: list[_Layer], messages: list[Tensor], exact: Tensor | None, buffer: Tensor, transport: Transport
-    ) -> None:
-        """Sum the ranks' messages in order of rank: the same bits everywhere."""
-        sums = [_Sum(layer, buffer) for layer in layers]
-        if exact is not None:
-            exact.zero_()
-        for peer, message in enumerate(messages):
-            try:
-                payloads, nbytes = unpack(message, len(layers) + (exact is not None))
-                for total, payload in zip(sums, payloads, strict=False):
-                    total.add(payload)
-                if exact is not None:
-                    _EXACT.decode_add(_there(payloads[-1]), exact)
-            except PayloadError as error:
-                raise PayloadError(f"{transport.where(0)}: peer {peer} sent a bad payload: {error}") from error
-            if peer != transport.rank:
-                transport.counters.count_received(peer, nbytes)
-        for total in sums:
-            total.finish()
+    def _incoming(self, peer: int, most: int) -> Incoming:
+        """Memory of this bucket's own, since other exchanges may be under way meanwhile; it grows with the batch."""
+        memory = self._memory.get(peer)
+        if memory is None or memory.numel() < most:
+            memory = self._memory[peer] = torch.empty(most, dtype=torch.uint8)
+        return Incoming(peer, most, torch.uint8, memory.device, into=memory[:most], at_most=True)
 
     def _agree(self, votes: list[float], world_size: int) -> None:
         """From every rank's rows: which layers go by factors next time."""
@@ -228,6 +203,28 @@ class FactorsBucket:
             form, sent = self._forms.get(entry.name, ("exact", raw))
             forms.append(LayerForm(entry.name, form, raw, sent))
         return forms
+
+
+class _Total:
+    """What all ranks' messages add up to, in the bucket and in the exact rest that travels along, if it does."""
+
+    def __init__(self, layers: list[_Layer], buffer: Tensor, exact: Tensor | None) -> None:
+        self.layers = layers
+        self.sums = [_Sum(layer, buffer) for layer in layers]
+        self.exact = None if exact is None else exact.zero_()
+
+    def add(self, message: Tensor) -> int:
+        """Add one rank's message; returns the bytes it took."""
+        payloads, nbytes = unpack(message, len(self.sums) + (self.exact is not None))
+        for each, payload in zip(self.sums, payloads, strict=False):
+            each.add(payload)
+        if self.exact is not None:
+            _EXACT.decode_add(_there(payloads[-1]), self.exact)
+        return nbytes
+
+    def finish(self) -> None:
+        for each in self.sums:
+            each.finish()
 
 
 class _Sum:
@@ -266,14 +263,6 @@ def _payload(layer: _Layer, pair: tuple[Tensor, Tensor] | None, buffer: Tensor) 
         return Factors().pack(*pair)
     weight, bias = layer.gradients(buffer)
     return _EXACT.encode(torch.cat([weight.view(-1)] if bias is None else [weight.view(-1), bias]))
-
-
-def _message(payloads: Sequence[Tensor]) -> Tensor:
-    writer = Writer([payload.numel() for payload in payloads])
-    writer.begin()
-    for payload in payloads:
-        writer.add(payload)
-    return writer.finish()
 
 
 def _there(payload: Tensor | None) -> Tensor:

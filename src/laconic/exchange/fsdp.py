@@ -21,13 +21,14 @@ from torch import Tensor, nn
 
 from laconic.codecs import Codec, codec
 from laconic.errors import BadInput
-from laconic.exchange.channel import Timings
+from laconic.exchange.channel import Channel
 from laconic.exchange.collectives import world_of
 from laconic.exchange.policy import CodecPlan, CodecSchedule, Exemptions, exemptions
 from laconic.exchange.record import BucketRecord
 from laconic.exchange.residuals import Residual, Residuals, kept_residuals
 from laconic.exchange.scatter import reduce_scatter_coded
 from laconic.transports.base import Transport
+from laconic.transports.call import Timings
 from laconic.transports.world import World, current
 
 _EXACT = codec("none")
@@ -129,21 +130,21 @@ class CompressedReduceScatter:
             coded, exact = [s for s in self.shards if not s.exempt], [s for s in self.shards if s.exempt]
         else:  # not all parameters took part, and torch does not say which
             chosen, coded, exact = _EXACT, [], [Shard("", (), 0, 0, values.shape[1], True)]
-        pieces = []
+        channels = []
         if coded:
             rows = _cut(values, coded)
             if self.residual is not None:
                 self.residual.carry(rows.view(-1))
-            pieces.append((rows, chosen, self.residual))
+            channels.append(Channel(rows, chosen, self.residual))
         if exact:
-            pieces.append((_cut(values, exact), _EXACT, None))
+            channels.append(Channel(_cut(values, exact), _EXACT))
         try:
-            timings = reduce_scatter_coded(pieces, transport, step=self.step)
+            timings = reduce_scatter_coded(channels, transport, step=self.step)
         except Exception as error:
             transport.abandon(f"{type(error).__name__}: {error}")
             raise
-        for shards, (rows, _, _) in zip(filter(None, (coded, exact)), pieces, strict=True):
-            parts = rows[rank].split_with_sizes([s.stop - s.start for s in shards])
+        for shards, channel in zip(filter(None, (coded, exact)), channels, strict=True):
+            parts = channel.buffer[rank].split_with_sizes([s.stop - s.start for s in shards])
             for shard, part in zip(shards, parts, strict=True):
                 output_tensor[shard.start : shard.stop] = part
         if mean:

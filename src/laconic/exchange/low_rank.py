@@ -27,10 +27,11 @@ from torch import Tensor
 from laconic.codecs import Codec
 from laconic.codecs.powersgd import PowerSGD
 from laconic.errors import BadInput
-from laconic.exchange.channel import Timings
-from laconic.exchange.exact import ExactSum, LayerForm, Route, plus, wire_nbytes
+from laconic.exchange.exact import ExactSum, LayerForm, Route, wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.residuals import Residuals
+from laconic.transports.call import Timings
+from laconic.transports.rounds import Pausing
 
 
 class LowRankBucket:
@@ -67,31 +68,41 @@ class LowRankBucket:
             self._matrices = [e for e in self.entries if not e.exempt and pays(chosen, e)]
             self._exact = [e for e in self.entries if e not in self._matrices]
 
-    def exchange(self, buffer: Tensor, route: Route) -> tuple[Timings, str]:
-        """Average `buffer` over all ranks, in place; returns where the time went and the algorithm that was used."""
+    def steps(self, buffer: Tensor, route: Route) -> Pausing[tuple[Timings, str]]:
+        """Average `buffer` over all ranks, in place, pausing where there is nothing to do but wait.
+
+        Returns:
+            Where the time went, and the algorithm that was used.
+        """
         assert self.codec is not None
         begun = time.perf_counter()
         inputs = self._inputs(buffer)
         starts = [self.codec.start(_shape(e), route.step, self._previous(e)) for e in self._matrices]
         projections = [self.codec.project(m, q) for m, q in zip(inputs, starts, strict=True)]
         first = torch.cat([buffer[e.start : e.stop] for e in self._exact] + [p.view(-1) for p in projections])
-        projected = time.perf_counter()
-        timings, name = self._sums[0].run(first, route)
-        timings.encode_s += projected - begun
-
-        begun = time.perf_counter()
-        size, at = route.transport.world_size, 0
-        for e in self._exact:
-            torch.div(first[at : at + e.stop - e.start], size, out=buffer[e.start : e.stop])
-            at += e.stop - e.start
-        bases = self._bases(_cut(first[at:], projections))
-        timings.decode_s += time.perf_counter() - begun
-        second_name = name
-        if self._matrices:
-            back, second_name = self._back(buffer, inputs, bases, route)
-            timings = plus(timings, back)
-        self._algorithms = (name, second_name)
-        return timings, name
+        second = torch.zeros(sum(q.numel() for q in starts))
+        sums = [plan.planned(each, route) for plan, each in zip(self._sums, (first, second), strict=True)]
+        self._algorithms = (sums[0].algorithm, sums[1].algorithm)
+        detail = f"{self.codec} by {' and '.join(self._algorithms)}"
+        count = len(sums[0].rounds) + len(sums[1].rounds)
+        with route.transport.call("all_reduce", "powersgd", self.info.numel, "float32", detail, count) as call:
+            timings = call.timings
+            timings.encode_s += time.perf_counter() - begun
+            yield from sums[0].steps_in(call, route.step)
+            begun = time.perf_counter()
+            size, at = route.transport.world_size, 0
+            for e in self._exact:
+                torch.div(first[at : at + e.stop - e.start], size, out=buffer[e.start : e.stop])
+                at += e.stop - e.start
+            bases = self._bases(_cut(first[at:], projections))
+            own = self._own(inputs, bases, second)
+            timings.encode_s += time.perf_counter() - begun
+            if self._matrices:
+                yield from sums[1].steps_in(call, route.step, len(sums[0].rounds))
+                begun = time.perf_counter()
+                self._rebuild(buffer, list(zip(inputs, bases, own, strict=True)), second.div_(size))
+                timings.decode_s += time.perf_counter() - begun
+        return timings, self._algorithms[0]
 
     def _inputs(self, buffer: Tensor) -> list[Tensor]:
         """M of every matrix: with feedback the residual itself, which has taken the gradient in; else the gradient."""
@@ -118,38 +129,33 @@ class LowRankBucket:
         assert self.codec is not None
         return [self.codec.orthogonalise(p) if bool(torch.isfinite(p).all()) else None for p in sums]
 
-    def _back(
-        self, buffer: Tensor, inputs: list[Tensor], bases: list[Tensor | None], route: Route
-    ) -> tuple[Timings, str]:
-        """The second sum: of Q; then the mean's reconstruction and the residuals."""
+    def _own(self, inputs: list[Tensor], bases: list[Tensor | None], second: Tensor) -> list[Tensor]:
+        """This rank's Q of every matrix, zeros where there is no P̂; also written to `second`, where they are summed."""
         assert self.codec is not None
-        begun = time.perf_counter()
         own = [
             torch.zeros(m.shape[1], self.codec.columns((m.shape[0], m.shape[1])))
             if p is None
             else self.codec.back(m, p)
             for m, p in zip(inputs, bases, strict=True)
         ]
-        second = torch.cat([q.view(-1) for q in own])
-        multiplied = time.perf_counter()
-        timings, name = self._sums[1].run(second, route)
-        timings.encode_s += multiplied - begun
+        for part, q in zip(_cut(second, own), own, strict=True):
+            part.copy_(q)
+        return own
 
-        begun = time.perf_counter()
-        means = _cut(second.div_(route.transport.world_size), own)
-        for entry, m, p, q, mean in zip(self._matrices, inputs, bases, own, means, strict=True):
+    def _rebuild(self, buffer: Tensor, factors: list[tuple[Tensor, Tensor | None, Tensor]], mean: Tensor) -> None:
+        """The mean's reconstruction in `buffer`, and the residuals, from (M, P̂, Q) of every matrix and the mean Q."""
+        means = _cut(mean, [q for _, _, q in factors])
+        for entry, (m, p, q), mean_q in zip(self._matrices, factors, means, strict=True):
             gradient = buffer[entry.start : entry.stop].view(_shape(entry))
-            if p is None or not bool(torch.isfinite(mean).all()):
+            if p is None or not bool(torch.isfinite(mean_q).all()):
                 gradient.fill_(float("nan"))
                 self.residuals.take(entry.name)
                 self.warm.pop(entry.name, None)
                 continue
             if self.feedback:
                 m.addmm_(p, q.T, alpha=-1.0)
-            torch.mm(p, mean.T, out=gradient)
-            self.warm[entry.name] = mean.clone()
-        timings.decode_s += time.perf_counter() - begun
-        return timings, name
+            torch.mm(p, mean_q.T, out=gradient)
+            self.warm[entry.name] = mean_q.clone()
 
     def layers(self, world_size: int) -> list[LayerForm]:
         """How each parameter travels, and what a rank sends for it at a step."""

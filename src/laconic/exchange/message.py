@@ -1,8 +1,8 @@
 """The message of a compressed exchange: a row of uint32 lengths, one a piece, then the pieces' payloads.
 
-Callers: `coded.py` and `gather.py`. Payloads begin at multiples of 16 bytes and are encoded where they lie in the
-message, which is kept from step to step. The length POISON stands for a piece that held NaN or infinity and has no
-payload.
+Callers: `coded.py`, `scatter.py` and `factors.py`. Payloads begin at multiples of 16 bytes and are encoded where they
+lie in the message, which is kept from step to step. The length POISON stands for a piece that held NaN or infinity and
+has no payload.
 """
 
 from __future__ import annotations

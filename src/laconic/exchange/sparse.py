@@ -14,7 +14,7 @@ algorithm states; a rank that cannot read a message says so in its next ones, so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,20 +32,15 @@ from laconic.schedules.butterfly import core_size
 from laconic.schedules.link import Link
 from laconic.schedules.schedule import bounds
 from laconic.transports.base import Incoming, Outgoing, Transport
+from laconic.transports.call import Call, Timings
 from laconic.transports.executor import agree, run, run_native
+from laconic.transports.rounds import Pausing, drive, finish
 
-__all__ = [
-    "SparseStream",
-    "choose",
-    "dsar",
-    "predicted",
-    "sparse_all_reduce",
-    "ssar_recursive_doubling",
-    "ssar_split_allgather",
-]
+__all__ = ["SparseStream", "choose", "predicted", "sparse_all_reduce", "sparse_steps"]
 
 DEFAULT_LINK = Link.parse("1gbit,50us")
 _DENSE = ("native", "ring")
+Memory = dict[tuple[int, int], Tensor]  # where messages are received, by round and peer
 
 
 def sparse_all_reduce(
@@ -102,14 +97,44 @@ def sparse_all_reduce(
         algorithm = choose(transport.world_size, mean, numel, link or DEFAULT_LINK, codec)
     if algorithm in _DENSE:
         return _as_dense(stream, transport, algorithm)
-    if algorithm == "dsar":
-        return dsar(stream, transport, codec, step)
-    return (ssar_recursive_doubling if algorithm == "ssar_recursive_doubling" else ssar_split_allgather)(
-        stream, transport
-    )
+    return finish(sparse_steps(stream, transport, algorithm, codec, step))[0]
 
 
-def ssar_recursive_doubling(stream: SparseStream, transport: Transport) -> SparseStream:
+def sparse_steps(
+    stream: SparseStream,
+    transport: Transport,
+    algorithm: str,
+    codec: Codec | None = None,
+    step: int = 0,
+    memory: Memory | None = None,
+) -> Pausing[tuple[SparseStream, Timings]]:
+    """Add all ranks' streams by a sparse algorithm, pausing where there is nothing to do but wait.
+
+    Args:
+        memory: kept by the caller from step to step, so that other exchanges may be under way meanwhile; None: the
+            engine's own.
+    """
+    detail = "" if codec is None else str(codec)
+    claim = ("sparse all_reduce", algorithm, stream.numel, "float32", detail, _rounds(algorithm, transport.world_size))
+    with transport.call(*claim) as call:
+        rounds = _Rounds(call, stream.numel, memory)
+        if algorithm == "dsar":
+            total = yield from _dsar(rounds, stream, codec, step)
+        elif algorithm == "ssar_split_allgather":
+            total = yield from _split_allgather(rounds, stream)
+        else:
+            total = yield from _recursive_doubling(rounds, stream)
+    if rounds.failure is not None or total is None:
+        raise rounds.failure or PayloadError(f"{call.where()}: no sum")
+    return total, call.timings
+
+
+def _rounds(algorithm: str, world_size: int) -> int:
+    core = core_size(world_size)
+    return core.bit_length() - 1 + 2 * (core < world_size) if algorithm == "ssar_recursive_doubling" else 2
+
+
+def _recursive_doubling(rounds: _Rounds, stream: SparseStream) -> Pausing[SparseStream | None]:
     """Swap the merged stream with the rank 1, 2, 4, … away: log₂P rounds, for few values.
 
     With p the largest power of two not above P, rank r < P − p first takes in the stream of rank r + p and hands it
@@ -120,63 +145,60 @@ def ssar_recursive_doubling(stream: SparseStream, transport: Transport) -> Spars
     Bytes received per rank, patterns being uniform: Σₖ W(U(2ᵏ)), U(j) = n(1 − (1 − d)ʲ) the union of j ranks' values
     at density d, and W the bytes of a stream.
     """
-    rank, size = transport.rank, transport.world_size
+    rank, size, numel = rounds.rank, rounds.size, stream.numel
     core = core_size(size)
     folded = core < size
     levels = core.bit_length() - 1
-    rounds = _Rounds(transport, "ssar_recursive_doubling", stream.numel, levels + 2 * folded)
     total: SparseStream | None = stream
-    if folded:
-        total = _fold(rounds, stream, core)
+    if folded and rank >= core:
+        yield from rounds.swap(0, [(rank - core, rounds.packed(stream))], [])
+    elif folded and rank + core < size:
+        (theirs,) = yield from rounds.swap(0, [], [(rank + core, numel)])
+        total = _merged(stream, theirs)
     for level in range(levels if rank < core else 0):
         peer = rank ^ (1 << level)
-        (theirs,) = rounds.swap(folded + level, [(peer, rounds.packed(total))], [(peer, stream.numel)])
+        (theirs,) = yield from rounds.swap(folded + level, [(peer, rounds.packed(total))], [(peer, numel)])
         total = _merged(total, theirs) if rank < peer else _merged(theirs, total)
     if folded and rank < core and rank + core < size:
-        list(rounds.swap(levels + 1, [(rank + core, rounds.packed(total))], []))
+        yield from rounds.swap(levels + 1, [(rank + core, rounds.packed(total))], [])
     elif rank >= core:
-        (total,) = rounds.swap(levels + 1, [], [(rank - core, stream.numel)])
-        total = total if total is None else wire.join([total], [0], stream.numel)
-    return rounds.finish(total)
+        (total,) = yield from rounds.swap(levels + 1, [], [(rank - core, numel)])
+        total = total if total is None else wire.join([total], [0], numel)
+    return total
 
 
-def ssar_split_allgather(stream: SparseStream, transport: Transport) -> SparseStream:
+def _split_allgather(rounds: _Rounds, stream: SparseStream) -> Pausing[SparseStream | None]:
     """Rank j merges chunk j of everybody's stream, then all gather the merged chunks: two rounds, for more values.
 
     A sum is made in the order of the ranks. Bytes received per rank: (P − 1)/P of W(k), then of W(U(P)); see
-    `ssar_recursive_doubling` for U and W.
+    `_recursive_doubling` for U and W.
     """
-    rank, size = transport.rank, transport.world_size
-    edges = bounds(stream.numel, size).tolist()
-    rounds = _Rounds(transport, "ssar_split_allgather", stream.numel, 2)
-    total: SparseStream | None = None
-    for source, part in enumerate(_split(rounds, stream, edges)):
-        total = part if source == 0 else _merged(total, part)
+    rank, edges = rounds.rank, bounds(stream.numel, rounds.size).tolist()
+    parts = yield from _split(rounds, stream, edges)
+    total = parts[0]
+    for part in parts[1:]:
+        total = _merged(total, part)
     message = rounds.packed(total, edges[rank + 1] - edges[rank])
-    peers = [(rank + step) % size for step in range(1, size)]
-    others = [peer for peer in range(size) if peer != rank]
-    chunks = list(
-        rounds.swap(1, [(p, message) for p in peers], [(p, edges[p + 1] - edges[p]) for p in others])
-    )
+    limits = [(p, edges[p + 1] - edges[p]) for p in range(rounds.size) if p != rank]
+    chunks = yield from rounds.swap(1, [(p, message) for p in rounds.others], limits)
     chunks.insert(rank, total)
     good = [chunk for chunk in chunks if chunk is not None]
-    return rounds.finish(wire.join(good, edges[:-1], stream.numel) if len(good) == size else None)
+    return wire.join(good, edges[:-1], stream.numel) if len(good) == rounds.size else None
 
 
-def dsar(stream: SparseStream, transport: Transport, codec: Codec | None = None, step: int = 0) -> SparseStream:
+def _dsar(rounds: _Rounds, stream: SparseStream, codec: Codec | None, step: int) -> Pausing[SparseStream | None]:
     """Rank j adds chunk j of everybody's stream into a dense chunk, then all gather those, as a codec writes them.
 
     A sum is made in the order of the ranks. The owner of a chunk decodes its own payload, so that all ranks hold the
     same. NaN or infinity in a sum, which codecs refuse, makes its chunk NaN. Bytes received per rank: (P − 1)/P of
     W(k), then of 4n or what the codec makes of it. Two rounds.
     """
-    rank, size = transport.rank, transport.world_size
-    edges = bounds(stream.numel, size).tolist()
+    rank, edges = rounds.rank, bounds(stream.numel, rounds.size).tolist()
     mine = edges[rank + 1] - edges[rank]
-    rounds = _Rounds(transport, "dsar", stream.numel, 2, "" if codec is None else str(codec))
     message = torch.zeros(wire.HEAD_NBYTES + wire.ISIZE * mine, dtype=torch.uint8)
     total = message[wire.HEAD_NBYTES :].view(torch.float32)
-    for part in _split(rounds, stream, edges):
+    parts = yield from _split(rounds, stream, edges)
+    for part in parts:
         if part is not None and part.indices is None:
             total.numpy()[:] += part.values
         elif part is not None:
@@ -186,28 +208,29 @@ def dsar(stream: SparseStream, transport: Transport, codec: Codec | None = None,
     elif codec is None:
         wire.seal(message, wire.DENSE, mine, mine)
     else:
-        message = _coded(total, codec, step * size + rank)  # chunks must not share their random draws
+        message = _coded(total, codec, step * rounds.size + rank)  # chunks must not share their random draws
     result = torch.empty(stream.numel, dtype=torch.float32)
-    peers = [(rank + step) % size for step in range(1, size)]
-    limits = [(p, edges[p + 1] - edges[p]) for p in range(size) if p != rank]
 
     def place(opened: wire.Opened, peer: int) -> None:
         _decode_chunk(opened, codec, result[edges[peer] : edges[peer + 1]])
 
-    list(rounds.exchange(1, [(p, message) for p in peers], limits, place, codec))
+    limits = [(p, edges[p + 1] - edges[p]) for p in range(rounds.size) if p != rank]
+    yield from rounds.exchange(1, [(p, message) for p in rounds.others], limits, place, codec)
     if rounds.failure is None:
         place(wire.open_message(message, mine), rank)
-    return rounds.finish(SparseStream(None, result.numpy(), stream.numel))
+    return SparseStream(None, result.numpy(), stream.numel)
 
 
 class _Rounds:
-    """One call's rounds on a transport; keeps the first message that could not be read, and tells it to the others."""
+    """One call's rounds; keeps the first message that could not be read, and tells it to the others."""
 
-    def __init__(self, transport: Transport, algorithm: str, numel: int, rounds: int, detail: str = "") -> None:
-        self.transport = transport
+    def __init__(self, call: Call, numel: int, memory: Memory | None) -> None:
+        self.call = call
         self.numel = numel
+        self.memory = memory
+        self.rank, self.size = call.transport.rank, call.transport.world_size
+        self.others = [(self.rank + hop) % self.size for hop in range(1, self.size)]
         self.failure: PayloadError | None = None
-        transport.begin("sparse all_reduce", algorithm, numel, "float32", detail, rounds)
 
     def packed(self, stream: SparseStream | None, numel: int | None = None) -> Tensor:
         """The stream's message, or one that says that there is none."""
@@ -217,7 +240,7 @@ class _Rounds:
 
     def swap(
         self, number: int, sends: Sequence[tuple[int, Tensor]], limits: Sequence[tuple[int, int]]
-    ) -> Iterator[SparseStream | None]:
+    ) -> Pausing[list[SparseStream | None]]:
         """One round of streams: send (peer, message), receive a stream of numel from each (peer, numel), in order."""
         return self.exchange(number, sends, limits, lambda opened, _: wire.unpack(opened))
 
@@ -228,63 +251,47 @@ class _Rounds:
         limits: Sequence[tuple[int, int]],
         read: Callable[[wire.Opened, int], Any],
         codec: Codec | None = None,
-    ) -> Iterator[Any]:
-        """One round; yields read(opened, peer) for each of `limits`, None where that raises PayloadError.
+    ) -> Pausing[list[Any]]:
+        """One round; read(opened, peer) for each of `limits`, None where that raises PayloadError.
 
         The room for a message is what the densest stream would take: pages beyond its true length are never touched.
         """
-        transport = self.transport
+        found: list[Any] = []
+
+        def take(index: int, data: Tensor) -> int:
+            peer, numel = limits[index]
+            try:
+                opened = wire.open_message(data, numel)
+                found.append(read(opened, peer))
+                return opened.nbytes
+            except PayloadError as error:
+                self.failure = self.failure or PayloadError(f"{self.call.where(number)}: from peer {peer}: {error}")
+                found.append(None)
+                return 0
+
         outgoing = [Outgoing(peer, message) for peer, message in sends]
-        incoming = [
-            Incoming(peer, _room(numel, codec), torch.uint8, torch.device("cpu"), at_most=True)
-            for peer, numel in limits
-        ]
-        posted = transport.post(outgoing, incoming, number)
-        for index, (peer, numel) in enumerate(limits):
-            yield self._read(posted.received(index), peer, numel, number, read)
-        posted.sent()
-        transport.counters.rounds += 1
+        incoming = [self._incoming(number, peer, _room(numel, codec)) for peer, numel in limits]
+        yield from drive(self.call, number, outgoing, incoming, take)
+        return found
 
-    def _read(self, data: Tensor, peer: int, numel: int, number: int, read: Callable[[wire.Opened, int], Any]) -> Any:
-        try:
-            opened = wire.open_message(data, numel)
-            self.transport.counters.count_received(peer, opened.nbytes)
-            return read(opened, peer)
-        except PayloadError as error:
-            if self.failure is None:
-                self.failure = PayloadError(f"{self.transport.where(number)}: from peer {peer}: {error}")
-            return None
-
-    def finish(self, total: SparseStream | None) -> SparseStream:
-        """Leave the call: the sum, or the failure."""
-        self.transport.end()
-        if self.failure is not None or total is None:
-            raise self.failure or PayloadError(f"{self.transport.where()}: no sum")
-        return total
+    def _incoming(self, number: int, peer: int, most: int) -> Incoming:
+        into = None
+        if self.memory is not None:
+            into = self.memory.get((number, peer))
+            if into is None or into.numel() < most:
+                into = self.memory[number, peer] = torch.empty(most, dtype=torch.uint8)
+            into = into[:most]
+        return Incoming(peer, most, torch.uint8, torch.device("cpu"), into=into, at_most=True)
 
 
-def _fold(rounds: _Rounds, stream: SparseStream, core: int) -> SparseStream | None:
-    """The round before recursive doubling: each surplus rank gives its stream to a core rank."""
-    rank, size = rounds.transport.rank, rounds.transport.world_size
-    if rank >= core:
-        list(rounds.swap(0, [(rank - core, rounds.packed(stream))], []))
-    elif rank + core < size:
-        (theirs,) = rounds.swap(0, [], [(rank + core, stream.numel)])
-        return _merged(stream, theirs)
-    return stream
-
-
-def _split(rounds: _Rounds, stream: SparseStream, edges: list[int]) -> Iterator[SparseStream | None]:
-    """Send everybody its chunk; yields everybody's part of this rank's chunk, in the order of the ranks."""
-    rank, size = rounds.transport.rank, rounds.transport.world_size
+def _split(rounds: _Rounds, stream: SparseStream, edges: list[int]) -> Pausing[list[SparseStream | None]]:
+    """Send everybody its chunk; returns everybody's part of this rank's chunk, in the order of the ranks."""
+    rank = rounds.rank
     mine = edges[rank + 1] - edges[rank]
-    peers = [(rank + step) % size for step in range(1, size)]
-    sends = [(peer, rounds.packed(stream.part(edges[peer], edges[peer + 1]))) for peer in peers]
-    arrivals = rounds.swap(0, sends, [(peer, mine) for peer in range(size) if peer != rank])
-    own = stream.part(edges[rank], edges[rank + 1])
-    for source in range(size):
-        yield own if source == rank else next(arrivals)
-    next(arrivals, None)  # the round ends when all that was sent has gone
+    sends = [(peer, rounds.packed(stream.part(edges[peer], edges[peer + 1]))) for peer in rounds.others]
+    parts = yield from rounds.swap(0, sends, [(peer, mine) for peer in range(rounds.size) if peer != rank])
+    parts.insert(rank, stream.part(edges[rank], edges[rank + 1]))
+    return parts
 
 
 def _merged(low: SparseStream | None, high: SparseStream | None) -> SparseStream | None:

@@ -20,7 +20,6 @@ from laconic.codecs import Codec
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.bucket import Bucket
 from laconic.exchange.bucket_group import BucketGroup
-from laconic.exchange.channel import Timings
 from laconic.exchange.chooser import AutoCodec
 from laconic.exchange.dgc import DeepGradientCompression, correction_for, refuse_second_momentum
 from laconic.exchange.exact import LayerForm, Route, wire_nbytes
@@ -31,6 +30,7 @@ from laconic.exchange.policy import CodecPlan, CodecSchedule, Exemptions, exempt
 from laconic.exchange.record import BucketRecord
 from laconic.exchange.residuals import Residuals, kept_residuals
 from laconic.schedules.registry import names
+from laconic.transports.call import Timings
 from laconic.transports.world import World, current
 
 Exchanging = Generator[None, None, None]
@@ -190,7 +190,7 @@ class CompressionState:
             try:
                 future.value()
             except RuntimeError as error:
-                self._failure = self._failure or transport.explain(error, None, None)  # type: ignore[attr-defined]
+                self._failure = self._failure or transport.explain(error)  # type: ignore[attr-defined]
                 return buffer.fill_(float("nan"))
             buffer.div_(transport.world_size)
             seconds, numel = time.perf_counter() - begun, buffer.numel()
@@ -305,7 +305,7 @@ class CompressionState:
         if len(plain) < len(buckets):
             matrices = buckets[0]
             assert not isinstance(matrices, Bucket)  # matrix codecs' buckets are never held
-            return matrices.exchange(values[0], route)
+            return (yield from matrices.steps(values[0], route))
         key = tuple(map(id, plain))
         if key not in self._groups:
             self._groups = {k: v for k, v in self._groups.items() if not set(k) & set(key)}

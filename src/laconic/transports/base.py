@@ -1,6 +1,6 @@
 """What an engine must do to run a schedule: post the messages of one round, and wait for them with a time-out.
 
-Callers: `executor.py` drives every engine through this interface; `exchange` will post compressed payloads through it.
+Callers: `rounds.py` drives every engine through this interface.
 
 Invariants: a posted slice is not copied by us; every wait ends within `timeout_s` in data or a TransportError that
 names rank, round and peer; bytes and messages are counted per peer; one thread uses one transport.
@@ -8,7 +8,6 @@ names rank, round and peer; bytes and messages are counted per peer; one thread 
 
 from __future__ import annotations
 
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,35 +17,9 @@ import torch
 from torch import Tensor
 
 from laconic.errors import BadInput
+from laconic.transports.call import Call
 
 DEFAULT_TIMEOUT_S = 300.0
-
-
-@dataclass(frozen=True)
-class Call:
-    """One collective call: what all ranks must agree on.
-
-    `sequence` counts the calls on one transport, so that two calls in a row cannot be taken for each other.
-    """
-
-    sequence: int
-    collective: str
-    algorithm: str
-    numel: int
-    dtype: str
-    detail: str = ""
-    rounds: int = 0
-
-    @property
-    def signature(self) -> str:
-        """What ranks compare: everything but the sequence number."""
-        extra = f" {self.detail}" if self.detail else ""
-        return f"{self.collective} by {self.algorithm} of {self.numel} × {self.dtype}{extra}"
-
-    @property
-    def code(self) -> int:
-        """31 bits of signature and sequence: messages of different calls never match."""
-        return zlib.crc32(f"{self.sequence} {self.signature}".encode()) & 0x7FFFFFFF
 
 
 @dataclass(frozen=True)
@@ -62,8 +35,7 @@ class Incoming:
     """A message to receive: into `into`, or into memory of the engine's own when that is None.
 
     The engine's own memory is valid until the next round is posted. With `at_most` a shorter message may come, whose
-    true length stands in the message itself (gloo does not tell it); the receiver gets at least that much, and whoever
-    reads the message counts it.
+    true length stands in the message itself (gloo does not tell it); the receiver gets at least that much.
     """
 
     peer: int
@@ -121,26 +93,32 @@ class Transport(ABC):
         self.world_size = world_size
         self.timeout_s = timeout_s
         self.counters = Counters()
-        self.call: Call | None = None
+        self.calls: tuple[Call, ...] = ()  # under way, or left by an exception; replaced, never changed
         self._sequence = 0
 
-    def begin(self, collective: str, algorithm: str, numel: int, dtype: str, detail: str = "", rounds: int = 0) -> Call:
-        """Enter a collective; its messages carry the call's code, so that only equal calls match."""
+    def call(self, collective: str, algorithm: str, numel: int, dtype: str, detail: str = "", rounds: int = 0) -> Call:
+        """Enter a collective, to be left by `with`; its messages carry its code, so that only equal calls match."""
         self._sequence += 1
-        self.call = Call(self._sequence, collective, algorithm, numel, dtype, detail, rounds)
-        return self.call
+        call = Call(self, self._sequence, collective, algorithm, numel, dtype, detail, rounds)
+        self.enter(call)
+        return call
 
-    def resume(self, call: Call) -> None:
-        """Go on with a call that another was begun after: for engines that `interleave`."""
-        self.call = call
+    def enter(self, call: Call) -> None:
+        """Let a call be under way; one that failed before it is forgotten."""
+        self.calls = (*(each for each in self.calls if not each.failed), call)
 
-    def end(self) -> None:
-        """Leave the collective."""
-        self.call = None
+    def leave(self, call: Call) -> None:
+        """Let a call be over."""
+        self.calls = tuple(each for each in self.calls if each is not call)
+
+    @property
+    def current(self) -> Call | None:
+        """The call that was entered last and has not been left."""
+        return self.calls[-1] if self.calls else None
 
     @abstractmethod
-    def post(self, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
-        """Start all messages of one round of the current call."""
+    def post(self, call: Call, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
+        """Start messages of one round of a call. Only `rounds.drive` calls this, and counts."""
 
     @abstractmethod
     def close(self) -> None:
@@ -151,7 +129,7 @@ class Transport(ABC):
 
         The transport cannot be used afterwards. Outside a call nobody waits for this rank, and nothing happens.
         """
-        if self.call is not None:
+        if self.calls:
             self.close()
 
     def native_all_reduce(self, tensor: Tensor, op: str) -> bool:
@@ -177,13 +155,9 @@ class Transport(ABC):
         return type(self).native_all_reduce is not Transport.native_all_reduce
 
     def where(self, round: int | None = None) -> str:
-        """The beginning of every error: `[rank 3/8] ring all_reduce, round 5 of 14`."""
-        text = f"[rank {self.rank}/{self.world_size}]"
-        if self.call is not None:
-            text += f" {self.call.algorithm} {self.call.collective}"
-            if round is not None:
-                text += f", round {round + 1} of {self.call.rounds}"
-        return text
+        """The beginning of every error: `[rank 3/8] ring all_reduce, round 5 of 14`, the call being the current one."""
+        call = self.current
+        return f"[rank {self.rank}/{self.world_size}]" if call is None else call.where(round)
 
     def __enter__(self) -> Transport:
         return self

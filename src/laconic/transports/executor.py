@@ -1,4 +1,4 @@
-"""Runs one rank's part of a schedule on any engine: the one loop behind every collective.
+"""Runs one rank's part of a schedule on any engine, round by round.
 
 Callers: `laconic.all_reduce` and siblings, benchmarks, tests. Python runs per message here, never per element.
 """
@@ -15,6 +15,8 @@ from laconic.errors import BadInput, UnknownName
 from laconic.schedules.registry import build
 from laconic.schedules.schedule import Recv, Schedule, Send
 from laconic.transports.base import Incoming, Outgoing, Transport
+from laconic.transports.call import Call
+from laconic.transports.rounds import drive, finish
 
 REDUCTIONS = ("sum", "mean", "max", "min", "product")
 
@@ -89,29 +91,28 @@ def run(
     combine = _combiner(op)
     dtype = str(buffer.dtype).removeprefix("torch.")
     called = claim or (schedule.collective, schedule.algorithm, schedule.numel, dtype)
-    transport.begin(*called, detail=_detail(schedule, op), rounds=schedule.rounds)
-    for step in _compiled(_Key(schedule, transport.rank)):
-        outgoing = [Outgoing(s.peer, buffer[s.start : s.stop]) for s in step.sends]
-        incoming = [
-            Incoming(
-                r.peer, r.stop - r.start, buffer.dtype, buffer.device, None if staged else buffer[r.start : r.stop]
-            )
-            for r, staged in zip(step.recvs, step.staged, strict=True)
-        ]
-        posted = transport.post(outgoing, incoming, step.number)
+    with transport.call(*called, detail=_detail(schedule, op), rounds=schedule.rounds) as call:
+        for step in _compiled(_Key(schedule, transport.rank)):
+            _run_round(call, step, buffer, combine)
+
+
+def _run_round(call: Call, step: Step, buffer: Tensor, combine: str) -> None:
+    outgoing = [Outgoing(s.peer, buffer[s.start : s.stop]) for s in step.sends]
+    incoming = [
+        Incoming(r.peer, r.stop - r.start, buffer.dtype, buffer.device, None if staged else buffer[r.start : r.stop])
+        for r, staged in zip(step.recvs, step.staged, strict=True)
+    ]
+    arrived: list[Tensor] = []
+
+    def take(index: int, data: Tensor) -> None:
         if step.fenced:
-            arrived = [posted.received(i) for i in range(len(incoming))]
-            posted.sent()
-            for recv, data in zip(step.recvs, arrived, strict=True):
-                _apply(buffer, recv, data, combine)
-        else:
-            for i, (recv, staged) in enumerate(zip(step.recvs, step.staged, strict=True)):
-                data = posted.received(i)
-                if staged:
-                    _apply(buffer, recv, data, combine)
-            posted.sent()
-        transport.counters.rounds += 1
-    transport.end()
+            arrived.append(data)
+        elif step.staged[index]:
+            _apply(buffer, step.recvs[index], data, combine)
+
+    finish(drive(call, step.number, outgoing, incoming, take))
+    for recv, data in zip(step.recvs, arrived, strict=False):
+        _apply(buffer, recv, data, combine)
 
 
 def _detail(schedule: Schedule, op: str) -> str:
@@ -136,9 +137,8 @@ def run_native(buffer: Tensor, transport: Transport, op: str = "sum") -> None:
     Where the engine has none for this dtype, the ring does it.
     """
     agree(transport, "all_reduce", "native", buffer, op)
-    transport.begin("all_reduce", "native", buffer.numel(), str(buffer.dtype).removeprefix("torch."), op, rounds=1)
-    done = transport.native_all_reduce(buffer, op)
-    transport.end()
+    with transport.call("all_reduce", "native", buffer.numel(), str(buffer.dtype).removeprefix("torch."), op, rounds=1):
+        done = transport.native_all_reduce(buffer, op)
     if not done:
         run(build("all_reduce", "ring", transport.world_size, buffer.numel()), buffer, transport, op)
 

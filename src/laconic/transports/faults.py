@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.transports.base import Call, Incoming, Outgoing, Posted, Transport
+from laconic.transports.base import Incoming, Outgoing, Posted, Transport
+from laconic.transports.call import Call
 
 # Payloads in a message are padded by at most 15 bytes, which nobody reads: so many in a row hit one that counts.
 DAMAGED_NBYTES = 17
@@ -81,22 +82,18 @@ class Faulty(Transport):
         self._delay = delay
         self._die = die
 
-    def begin(self, collective: str, algorithm: str, numel: int, dtype: str, detail: str = "", rounds: int = 0) -> Call:
-        self.call = self.inner.begin(collective, algorithm, numel, dtype, detail, rounds)
-        return self.call
+    def enter(self, call: Call) -> None:
+        super().enter(call)
+        self.inner.enter(call)
 
-    def end(self) -> None:
-        self.inner.end()
-        super().end()
+    def leave(self, call: Call) -> None:
+        super().leave(call)
+        self.inner.leave(call)
 
-    def resume(self, call: Call) -> None:
-        self.inner.resume(call)
-        super().resume(call)
-
-    def post(self, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
+    def post(self, call: Call, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
         kept = []
         for send in sends:
-            message = self._described(send, round)
+            message = _described(call, send, round)
             if self._die is not None and self._die(message):
                 os.kill(os.getpid(), signal.SIGKILL)
             if self._delay is not None:
@@ -105,12 +102,7 @@ class Faulty(Transport):
                 continue
             damaged = self._corrupt is not None and self._corrupt(message)
             kept.append(Outgoing(send.peer, _damaged(send.data)) if damaged else send)
-        return self.inner.post(kept, recvs, round)
-
-    def _described(self, send: Outgoing, round: int) -> Message:
-        assert self.call is not None
-        call = self.call
-        return Message(call.sequence, call.collective, call.algorithm, round, send.peer, send.data.nbytes)
+        return self.inner.post(call, kept, recvs, round)
 
     def close(self) -> None:
         self.inner.close()
@@ -127,6 +119,10 @@ class Faulty(Transport):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)  # what only this engine has
+
+
+def _described(call: Call, send: Outgoing, round: int) -> Message:
+    return Message(call.sequence, call.collective, call.algorithm, round, send.peer, send.data.nbytes)
 
 
 def _damaged(data: Tensor) -> Tensor:

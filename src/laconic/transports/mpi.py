@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from laconic.errors import BadInput, CollectiveTimeout, Mismatch, MissingExtra, PeerLost, TransportError
-from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Call, Incoming, Outgoing, Posted, Transport
+from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Incoming, Outgoing, Posted, Transport
+from laconic.transports.call import Call
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -98,23 +99,22 @@ class MpiTransport(Transport):
         self._control = self._duplicate(parent)
         self._tag_count = int(self.comm.Get_attr(self.mpi.TAG_UB) or 32767) + 1
 
-    def begin(self, collective: str, algorithm: str, numel: int, dtype: str, detail: str = "", rounds: int = 0) -> Call:
+    def enter(self, call: Call) -> None:
         self._refuse_if_broken()
-        call = super().begin(collective, algorithm, numel, dtype, detail, rounds)
+        super().enter(call)
         self._signatures[call.sequence] = call.signature
         self._signatures.pop(call.sequence - _CALLS_KEPT, None)
         self._listen(None)
         peer, claimed = self._claims.pop(call.sequence, (self.rank, call.signature))
         if claimed != call.signature:
             self._mismatch(peer, claimed, call.sequence, None)
-        return call
 
-    def post(self, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
+    def post(self, call: Call, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
         self._refuse_if_broken()
-        assert self.call is not None
-        self.arena.recycle()
+        if recvs:
+            self.arena.recycle()
         # A collision of tags is harmless: between two ranks MPI keeps the order, and ranks keep the order of rounds.
-        tag = (self.call.code + round * 40503) % self._tag_count
+        tag = (call.code + round * 40503) % self._tag_count
         self._round = _MpiRound(self, sends, recvs, round, tag)
         return self._round
 
@@ -128,15 +128,14 @@ class MpiTransport(Transport):
             return False
         _check_cpu(tensor)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        call = self.begin("all_reduce", "native", tensor.numel(), dtype, op, 1)
-        agreed = torch.tensor([call.code, -call.code])
-        self._reduce(agreed, "INT64_T", "MAX")
-        if agreed[0] != call.code or agreed[1] != -call.code:
-            self._announce(call)
-            self._poll(lambda: False, "a rank that is in another call", None, 0)
-        if tensor.numel():
-            self._reduce(tensor, datatype, operation)
-        self.end()
+        with self.call("all_reduce", "native", tensor.numel(), dtype, op, 1) as call:
+            agreed = torch.tensor([call.code, -call.code])
+            self._reduce(agreed, "INT64_T", "MAX")
+            if agreed[0] != call.code or agreed[1] != -call.code:
+                self._announce(call)
+                self._poll(lambda: False, "a rank that is in another call", None, 0)
+            if tensor.numel():
+                self._reduce(tensor, datatype, operation)
         return True
 
     def close(self) -> None:
@@ -175,7 +174,7 @@ class MpiTransport(Transport):
         raise error
 
     def abandon(self, reason: str) -> None:
-        if self.call is not None and self._failure is None:
+        if self.calls and self._failure is None:
             with contextlib.suppress(PeerLost):
                 self.fail(PeerLost(f"rank {self.rank} has given up: {reason}", rank=self.rank, peer=self.rank))
 
@@ -213,7 +212,7 @@ class MpiTransport(Transport):
     @property
     def signature(self) -> str:
         """The signature of the call we are in."""
-        return "no call" if self.call is None else self.call.signature
+        return "no call" if self.current is None else self.current.signature
 
     # What ranks tell each other
 
@@ -233,8 +232,8 @@ class MpiTransport(Transport):
             self._tell(kind="stalled", sequence=call.sequence, signature=call.signature)
 
     def _stalled(self, peer: int | None, round: int | None) -> None:
-        if self.call is not None:
-            self._announce(self.call)
+        if self.current is not None:
+            self._announce(self.current)
         # The peer's data may come after its word of leaving, so that only counts once we are stalled.
         if peer in self._left:
             text = f"{self.where(round)}: peer {peer} has left"
@@ -249,7 +248,7 @@ class MpiTransport(Transport):
                 self._heard_failure(source, notice, round)
             else:
                 sequence, signature = notice["sequence"], notice["signature"]
-                if sequence > self._sequence:
+                if sequence > max(self._signatures, default=0):
                     self._claims.setdefault(sequence, (source, signature))
                 elif self._signatures.get(sequence, signature) != signature:
                     self._mismatch(source, signature, sequence, round)
@@ -331,7 +330,6 @@ class _MpiRound(Posted):
         mpi, comm = owner.mpi, owner.comm
         self.sends = sends
         self.recvs = recvs
-        self.recvs = recvs
         self.targets = [owner.arena.take(r) if r.into is None else r.into for r in recvs]
         for tensor in (*self.targets, *(send.data for send in sends)):
             _check_cpu(tensor)
@@ -341,8 +339,6 @@ class _MpiRound(Posted):
             for recv, target in zip(recvs, self.targets, strict=True)
         ]
         self.outgoing = [comm.Isend([_memory(mpi, send.data), mpi.BYTE], send.peer, tag) for send in sends]
-        for send in sends:
-            owner.counters.count_sent(send.peer, send.data.nbytes)
 
     def received(self, index: int) -> Tensor:
         owner, peer, target = self.owner, self.recvs[index].peer, self.targets[index]
@@ -352,7 +348,6 @@ class _MpiRound(Posted):
         if nbytes != target.nbytes:
             text = f"{owner.where(self.round)}: peer {peer} sent {nbytes} bytes, {owner.signature} has {target.nbytes}"
             owner.fail(Mismatch(text, rank=owner.rank, peer=peer, round=self.round))
-        owner.counters.count_received(peer, nbytes)
         return target
 
     def sent(self) -> None:

@@ -35,6 +35,7 @@ from laconic.schedules import Link
 from laconic.transports.base import Incoming, Outgoing, Transport
 from laconic.transports.executor import run, run_native
 from laconic.transports.profile import Profile, Residual
+from laconic.transports.rounds import drive, finish
 
 Floats = npt.NDArray[np.float64]
 
@@ -238,15 +239,13 @@ def _round_trip(transport: Transport, nbytes: int, count: int, rounds: int) -> C
     def work() -> tuple[float, float]:
         posting_s = 0.0
         started = time.perf_counter()
-        transport.begin("probe", "exchange", nbytes, "uint8", f"{count} messages", rounds)
-        for number in range(rounds):
-            before = time.perf_counter()
-            posted = transport.post(sends, recvs, number)
-            posting_s += time.perf_counter() - before
-            for index in range(count):
-                posted.received(index)
-            posted.sent()
-        transport.end()
+        with transport.call("probe", "exchange", nbytes, "uint8", f"{count} messages", rounds) as call:
+            for number in range(rounds):
+                steps = drive(call, number, sends, recvs, lambda index, data: None)
+                before = time.perf_counter()
+                next(steps)  # up to the pause, once all is posted
+                posting_s += time.perf_counter() - before
+                finish(steps)
         return (time.perf_counter() - started) / rounds, posting_s / rounds / count
 
     return work

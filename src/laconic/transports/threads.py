@@ -16,6 +16,7 @@ from torch import Tensor
 
 from laconic.errors import CollectiveTimeout, Mismatch, PeerLost
 from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Incoming, Outgoing, Posted, Transport
+from laconic.transports.call import Call
 
 T = TypeVar("T")
 
@@ -23,10 +24,9 @@ T = TypeVar("T")
 class _Letter:
     """A slice on its way, and whether its receiver has taken it."""
 
-    def __init__(self, data: Tensor, code: int, signature: str) -> None:
+    def __init__(self, data: Tensor, call: Call) -> None:
         self.data = data
-        self.code = code
-        self.signature = signature
+        self.call = call
         self.taken = False
 
 
@@ -50,34 +50,33 @@ class ThreadTransport(Transport):
         self.hub = hub
         self.arena = Arena()
 
-    def post(self, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
-        assert self.call is not None
-        self.arena.recycle()
+    def post(self, call: Call, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
+        if recvs:
+            self.arena.recycle()
         letters = []
         with self.hub.changed:
             for send in sends:
-                letter = _Letter(send.data, self.call.code, self.call.signature)
+                letter = _Letter(send.data, call)
                 self.hub.boxes.setdefault((self.rank, send.peer), deque()).append(letter)
-                self.counters.count_sent(send.peer, send.data.nbytes)
                 letters.append((send.peer, letter))
             self.hub.changed.notify_all()
-        return _ThreadRound(self, letters, recvs, round)
+        return _ThreadRound(self, call, letters, recvs, round)
 
     def close(self) -> None:
         with self.hub.changed:
             self.hub.gone.add(self.rank)
             self.hub.changed.notify_all()
 
-    def wait_for(self, ready: Callable[[], bool], peer: int, round: int) -> None:
+    def wait_for(self, ready: Callable[[], bool], peer: int, call: Call, round: int) -> None:
         """Wait, holding the hub, until `ready`; PeerLost when the peer has left, CollectiveTimeout in the end."""
         deadline = time.monotonic() + self.timeout_s
         while not ready():
             if peer in self.hub.gone:
-                raise PeerLost(f"{self.where(round)}: peer {peer} has left", rank=self.rank, peer=peer, round=round)
+                raise PeerLost(f"{call.where(round)}: peer {peer} has left", rank=self.rank, peer=peer, round=round)
             left = deadline - time.monotonic()
             if left <= 0:
                 raise CollectiveTimeout(
-                    f"{self.where(round)}: nothing from or for peer {peer} in {self.timeout_s:g} s",
+                    f"{call.where(round)}: nothing from or for peer {peer} in {self.timeout_s:g} s",
                     rank=self.rank,
                     peer=peer,
                     round=round,
@@ -87,24 +86,29 @@ class ThreadTransport(Transport):
 
 class _ThreadRound(Posted):
     def __init__(
-        self, owner: ThreadTransport, letters: list[tuple[int, _Letter]], recvs: Sequence[Incoming], round: int
+        self,
+        owner: ThreadTransport,
+        call: Call,
+        letters: list[tuple[int, _Letter]],
+        recvs: Sequence[Incoming],
+        round: int,
     ) -> None:
         self.owner = owner
+        self.call = call
         self.letters = letters
         self.recvs = recvs
         self.round = round
 
     def received(self, index: int) -> Tensor:
-        owner, incoming = self.owner, self.recvs[index]
+        owner, call, incoming = self.owner, self.call, self.recvs[index]
         box_key = (incoming.peer, owner.rank)
         with owner.hub.changed:
-            owner.wait_for(lambda: bool(owner.hub.boxes.get(box_key)), incoming.peer, self.round)
+            owner.wait_for(lambda: bool(owner.hub.boxes.get(box_key)), incoming.peer, call, self.round)
             letter = owner.hub.boxes[box_key].popleft()
-            assert owner.call is not None
-            if letter.code != owner.call.code:
+            if letter.call.code != call.code:
                 raise Mismatch(
-                    f"{owner.where(self.round)}: peer {incoming.peer} is in {letter.signature}, "
-                    f"this rank in {owner.call.signature}",
+                    f"{call.where(self.round)}: peer {incoming.peer} is in {letter.call.signature}, "
+                    f"this rank in {call.signature}",
                     rank=owner.rank,
                     peer=incoming.peer,
                     round=self.round,
@@ -112,8 +116,6 @@ class _ThreadRound(Posted):
             target = owner.arena.take(incoming) if incoming.into is None else incoming.into
             if incoming.at_most:
                 target = target[: letter.data.numel()]
-            else:
-                owner.counters.count_received(incoming.peer, letter.data.nbytes)
             target.copy_(letter.data)
             letter.taken = True
             owner.hub.changed.notify_all()
@@ -122,7 +124,7 @@ class _ThreadRound(Posted):
     def sent(self) -> None:
         with self.owner.hub.changed:
             for peer, letter in self.letters:
-                self.owner.wait_for(lambda letter=letter: letter.taken, peer, self.round)  # type: ignore[misc]
+                self.owner.wait_for(lambda letter=letter: letter.taken, peer, self.call, self.round)  # type: ignore[misc]
 
 
 def run_threads(world_size: int, work: Callable[[Transport], T], timeout_s: float = 30.0) -> list[T]:

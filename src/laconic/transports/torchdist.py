@@ -20,6 +20,7 @@ from torch import Tensor
 from laconic.errors import CollectiveTimeout, Mismatch, PeerLost, TransportError
 from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Incoming, Outgoing, Posted, Transport
 from laconic.transports.board import Board, Notice, StoreGone
+from laconic.transports.call import Call
 
 _NATIVE_OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -76,25 +77,24 @@ class TorchTransport(Transport):
             self.engine = str(group.name()).lower()
 
     def _doing(self) -> tuple[int, str]:
-        call = self.call
-        if call is not None:
-            self._last = (call.sequence, call.signature)
+        """The oldest call under way, which is the one that is waited for, or the last there was."""
+        if calls := self.calls:
+            self._last = (calls[0].sequence, calls[0].signature)
         return self._last
 
-    def post(self, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
+    def post(self, call: Call, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
         if self.broken is not None:
             raise self.broken
-        assert self.call is not None
-        self.arena.recycle()
-        tag = (self.call.code + round * 0x9E3779B1) & 0x7FFFFFFF
+        if recvs:
+            self.arena.recycle()
+        tag = (call.code + round * 0x9E3779B1) & 0x7FFFFFFF
         targets = [self.arena.take(r) if r.into is None else r.into for r in recvs]
-        posted = _TorchRound(self, sends, recvs, targets, round)
+        posted = _TorchRound(self, call, sends, recvs, targets, round)
         if self._is_gloo:
             for recv, target in zip(recvs, targets, strict=True):
                 posted.start("recv", recv.peer, target, tag)
             for send in sends:
                 posted.start("send", send.peer, send.data, tag)
-                self.counters.count_sent(send.peer, send.data.nbytes)
         else:
             posted.start_batch(tag)
         return posted
@@ -119,21 +119,28 @@ class TorchTransport(Transport):
         try:
             work = self.group.allreduce([tensor], options)
         except RuntimeError as error:
-            raise self.explain(error, None, None) from error
+            raise self.explain(error) from error
 
         def wait() -> None:
             try:
                 work.wait()
             except RuntimeError as error:
-                raise self.explain(error, None, None) from error
+                raise self.explain(error) from error
 
         return wait
 
-    def explain(self, error: Exception, peer: int | None, round: int | None) -> TransportError:
-        """Turn gloo's words into ours: who is to blame, by the notice board. The transport is broken afterwards."""
-        where = self.where(round)
+    def explain(
+        self, error: Exception, peer: int | None = None, round: int | None = None, call: Call | None = None
+    ) -> TransportError:
+        """Turn gloo's words into ours: who is to blame, by the notice board. The transport is broken afterwards.
+
+        Args:
+            call: where it happened; None: in the current one, if any.
+        """
+        call = call or self.current
+        where = self.where() if call is None else call.where(round)
         try:
-            verdict = self._verdict(where, error, peer, round)
+            verdict = self._verdict(where, error, peer, round, call)
         except StoreGone:
             culprit = self.store_host if self.store_host is not None else peer
             whose = f", and with it peer {culprit}, which holds it" if self.store_host is not None else ""
@@ -143,11 +150,13 @@ class TorchTransport(Transport):
         self.board.leave(str(verdict), -1 if verdict.peer is None else verdict.peer)
         return verdict
 
-    def _verdict(self, where: str, error: Exception, peer: int | None, round: int | None) -> TransportError:
+    def _verdict(
+        self, where: str, error: Exception, peer: int | None, round: int | None, call: Call | None
+    ) -> TransportError:
         begun = time.monotonic()
         self.board.publish()
         first = self.board.notices()
-        mismatch = self._mismatch(where, first, round)
+        mismatch = self._mismatch(where, first, round, call)
         if mismatch is not None:
             return mismatch
         silent = self.board.silent(first, begun)
@@ -158,7 +167,7 @@ class TorchTransport(Transport):
                 round=round,
             )  # fmt: skip
         last = self.board.notices()
-        mismatch = self._mismatch(where, last, round)
+        mismatch = self._mismatch(where, last, round, call)
         if mismatch is not None:
             return mismatch
         blamed = next((n for r, n in last.items() if n.left and n.blames not in (-1, self.rank)), None)
@@ -176,14 +185,16 @@ class TorchTransport(Transport):
             return CollectiveTimeout(text, rank=self.rank, peer=peer, round=round)
         return TransportError(f"{where}: peer {peer}: {error}", rank=self.rank, peer=peer, round=round)
 
-    def _mismatch(self, where: str, notices: dict[int, Notice], round: int | None) -> Mismatch | None:
+    def _mismatch(
+        self, where: str, notices: dict[int, Notice], round: int | None, call: Call | None
+    ) -> Mismatch | None:
         """Another rank in the same call number with another signature."""
-        if self.call is None:
+        if call is None:
             return None
         for rank, notice in notices.items():
-            if notice.sequence == self.call.sequence and notice.signature != self.call.signature:
+            if notice.sequence == call.sequence and notice.signature != call.signature:
                 return Mismatch(
-                    f"{where}: this rank called {self.call.signature}, rank {rank} called {notice.signature}",
+                    f"{where}: this rank called {call.signature}, rank {rank} called {notice.signature}",
                     rank=self.rank,
                     peer=rank,
                     round=round,
@@ -191,7 +202,7 @@ class TorchTransport(Transport):
         return None
 
     def abandon(self, reason: str) -> None:
-        if self.call is not None:
+        if self.calls:
             self.board.leave(reason)
         super().abandon(reason)
 
@@ -210,12 +221,14 @@ class _TorchRound(Posted):
     def __init__(
         self,
         owner: TorchTransport,
+        call: Call,
         sends: Sequence[Outgoing],
         recvs: Sequence[Incoming],
         targets: list[Tensor],
         round: int,
     ) -> None:
         self.owner = owner
+        self.call = call
         self.sends = sends
         self.recvs = recvs
         self.targets = targets
@@ -232,7 +245,7 @@ class _TorchRound(Posted):
             else:
                 self.send_works.append(group.send([data], peer, tag))
         except RuntimeError as error:
-            raise self.owner.explain(error, peer, self.round) from error
+            raise self.owner.explain(error, peer, self.round, self.call) from error
 
     def start_batch(self, tag: int) -> None:
         """Post the whole round at once, as NCCL needs it."""
@@ -245,18 +258,13 @@ class _TorchRound(Posted):
         try:
             works = dist.batch_isend_irecv(operations) if operations else []
         except RuntimeError as error:
-            raise self.owner.explain(error, operations[0].group_peer, self.round) from error
+            raise self.owner.explain(error, operations[0].group_peer, self.round, self.call) from error
         # NCCL hands back one work for the whole batch, other backends one per operation.
         self.recv_works = works[: len(self.recvs)] if len(works) == len(operations) else works * len(self.recvs)
         self.send_works = works[len(self.recvs) :] if len(works) == len(operations) else works * len(self.sends)
-        for send in self.sends:
-            self.owner.counters.count_sent(send.peer, send.data.nbytes)
 
     def received(self, index: int) -> Tensor:
-        incoming = self.recvs[index]
-        self._wait(self.recv_works[index], incoming.peer)
-        if not incoming.at_most:
-            self.owner.counters.count_received(incoming.peer, self.targets[index].nbytes)
+        self._wait(self.recv_works[index], self.recvs[index].peer)
         return self.targets[index]
 
     def sent(self) -> None:
@@ -267,6 +275,6 @@ class _TorchRound(Posted):
         try:
             work.wait()
         except RuntimeError as error:
-            raise self.owner.explain(error, peer, self.round) from error
+            raise self.owner.explain(error, peer, self.round, self.call) from error
         if torch.cuda.is_available() and not self.owner._is_gloo:
             torch.cuda.current_stream().synchronize()

@@ -21,7 +21,8 @@ import zmq
 from torch import Tensor
 
 from laconic.errors import BadInput, CollectiveTimeout, Mismatch, NotAuthorised, PeerLost, TransportError
-from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Call, Incoming, Outgoing, Posted, Transport
+from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Incoming, Outgoing, Posted, Transport
+from laconic.transports.call import Call
 from laconic.transports.zeromq_gate import secret_for
 from laconic.transports.zeromq_keys import KEY_VARIABLE, host_to_bind, is_loopback
 from laconic.transports.zeromq_mesh import TICK_S, Mesh, Patience
@@ -77,7 +78,6 @@ class ZmqTransport(Transport):
                 rank=rank,
             )
         self.arena = Arena()
-        self._code = 0
         self._parcels: deque[tuple[int, int, Tensor]] = deque()
         self._failure: TransportError | None = None
         self._bad_news: tuple[type[TransportError], str, int, bool] | None = None
@@ -122,7 +122,7 @@ class ZmqTransport(Transport):
             mesh.close()
 
     def abandon(self, reason: str) -> None:
-        if self.call is not None and self._failure is None:
+        if self.calls and self._failure is None:
             with contextlib.suppress(PeerLost):
                 self._fail(PeerLost, f"rank {self.rank} has given up: {reason}", self.rank, None)
 
@@ -170,29 +170,26 @@ class ZmqTransport(Transport):
 
     # collectives
 
-    def begin(self, collective: str, algorithm: str, numel: int, dtype: str, detail: str = "", rounds: int = 0) -> Call:
+    def enter(self, call: Call) -> None:
         mesh = self._usable_mesh()
-        call = super().begin(collective, algorithm, numel, dtype, detail, rounds)
+        super().enter(call)
         for peer in mesh.peers.values():
             if peer.queue:
                 self._compare(peer, peer.queue[0])
         self._raise_bad_news(None)
-        self._code = call.code
-        return call
 
-    def post(self, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
+    def post(self, call: Call, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
         self._usable_mesh()
-        assert self.call is not None
-        self.arena.recycle()
+        if recvs:
+            self.arena.recycle()
         trackers: Trackers = []
         for send in sends:
             peer = self._peer(send.peer, round)
             text = ""
-            if peer.signed != self.call.sequence:
-                peer.signed, text = self.call.sequence, self.call.signature
-            header = Header(Kind.DATA, self.call.sequence, self._code, round, 0, send.data.nbytes)
+            if peer.signed != call.sequence:
+                peer.signed, text = call.sequence, call.signature
+            header = Header(Kind.DATA, call.sequence, call.code, round, 0, send.data.nbytes)
             trackers += self._send(peer, header, text, send.data, round)
-            self.counters.count_sent(send.peer, send.data.nbytes)
         return ZmqRound(self, trackers, recvs, round)
 
     def announced_nbytes(self, rank: int, round: int, most: int) -> int:
@@ -210,10 +207,10 @@ class ZmqTransport(Transport):
         deadline = time.monotonic() + self.timeout_s
         while not peer.queue:
             self._progress(peer, round, deadline)
-        arrival, call = peer.queue.popleft(), self.call
+        arrival, call = peer.queue.popleft(), self.current
         assert call is not None
         header = arrival.header
-        if header.code != self._code:
+        if header.code != call.code:
             self._fail(Mismatch, self._difference(peer, arrival, call), rank, round)
         if (header.round, header.nbytes, header.chunk) != (round, nbytes, chunk):
             came = f"{header.nbytes} bytes in round {header.round + 1}, expected {nbytes} in round {round + 1}"
@@ -344,7 +341,7 @@ class ZmqTransport(Transport):
 
     def _compare(self, peer: Peer, arrival: Arrival) -> None:
         """Notice at once that a peer is in another call than we are with the same sequence number."""
-        header, call = arrival.header, self.call
+        header, call = arrival.header, self.current
         if call is not None and header.sequence == call.sequence and header.code != call.code:
             self._bad_news = self._bad_news or (Mismatch, self._difference(peer, arrival, call), peer.rank, True)
 
@@ -355,7 +352,7 @@ class ZmqTransport(Transport):
         return f"rank {peer.rank} is in {theirs}, rank {self.rank} in {call.signature}"
 
     def _raise_bad_news(self, round: int | None) -> None:
-        if self._bad_news is not None and self.call is not None:
+        if self._bad_news is not None and self.calls:
             error, reason, culprit, tell = self._bad_news
             self._fail(error, reason, culprit, round, tell=tell)
 
@@ -364,7 +361,7 @@ class ZmqTransport(Transport):
     ) -> NoReturn:
         """Raise; in a collective also break this transport and tell the others why."""
         failure = error(f"{self.where(round)}: {reason}", rank=self.rank, peer=culprit, round=round)
-        if self.call is not None:
+        if self.calls:
             self._failure = failure
             mesh = self._open_mesh()
             for peer in mesh.peers.values() if tell else ():

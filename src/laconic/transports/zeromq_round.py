@@ -42,8 +42,6 @@ class ZmqRound(Posted):
             # The frame itself will do; only small ones lie where ZeroMQ happened to read them.
             data = torch.frombuffer(payload, dtype=torch.uint8)
             if data.data_ptr() % incoming.dtype.itemsize == 0:
-                if not incoming.at_most:
-                    owner.counters.count_received(incoming.peer, nbytes)
                 return data.view(incoming.dtype)
         if target is None:
             target = owner.arena.take(incoming)
@@ -55,8 +53,6 @@ class ZmqRound(Posted):
             if done == nbytes:
                 break
             payload = owner.next_payload(incoming.peer, self.round, nbytes, done // CHUNK_NBYTES)
-        if not incoming.at_most:
-            owner.counters.count_received(incoming.peer, nbytes)
         return target if target.nbytes == nbytes else target[: incoming.numel]
 
     def sent(self) -> None:

@@ -16,8 +16,10 @@ from laconic.consistency.gossip.edges import EVERYONE, Edges, message_nbytes, tr
 from laconic.consistency.gossip.graphs import neighbours
 from laconic.consistency.gossip.pairs import PairsAgreement
 from laconic.errors import BadInput, PayloadError
+from laconic.exchange.message import unpack
 from laconic.exchange.policy import CodecPlan, CodecSchedule
 from laconic.transports.base import Incoming, Outgoing
+from laconic.transports.rounds import drive, finish
 from laconic.transports.world import World
 
 
@@ -136,16 +138,19 @@ class GossipAgreement(OwnWeights):
         """Send each its message, and receive one of each."""
         transport, numel = self.world.transport, self.weights.values.numel()
         most, cpu, begun = message_nbytes(coder, numel), torch.device("cpu"), time.perf_counter()
-        room = {peer: torch.empty(most, dtype=torch.uint8) for peer in hears}
-        transport.begin("gossip", self.mode.graph, numel, "float32", f"{coder} step {self.step}", 1)
-        posted = transport.post(
-            [Outgoing(peer, message) for peer, message in messages.items()],
-            [Incoming(peer, most, torch.uint8, cpu, into=into, at_most=True) for peer, into in room.items()],
-            0,
-        )
-        found = {peer: posted.received(index) for index, peer in enumerate(room)}
-        posted.sent()
-        transport.end()
+        recvs = [
+            Incoming(peer, most, torch.uint8, cpu, into=torch.empty(most, dtype=torch.uint8), at_most=True)
+            for peer in hears
+        ]
+        found: dict[int, Tensor] = {}
+
+        def take(index: int, message: Tensor) -> int:
+            found[hears[index]] = message
+            return unpack(message, 1)[1]
+
+        sends = [Outgoing(peer, message) for peer, message in messages.items()]
+        with transport.call("gossip", self.mode.graph, numel, "float32", f"{coder} step {self.step}", 1) as call:
+            finish(drive(call, 0, sends, recvs, take))
         self.waited(time.perf_counter() - begun)
         return found
 
