@@ -53,7 +53,7 @@ from laconic.statistics import Variance, blocked_variance, median, one_way_varia
 from laconic.transports.launcher import run_local
 from laconic.workloads import Changes, Task, Workload
 from laconic.workloads.data import fetch
-from laconic.workloads.schedules import linear_decay, warmed_up
+from laconic.workloads.plans import linear_decay, warmed_up
 
 FP32, TYPES = "fp32", ("dynamic8", "static8", "linear8", "mantissa8")
 RESULTS = Path(__file__).parent / "results"
@@ -127,7 +127,7 @@ class Settings:
     def workload(self) -> Workload:
         """The laboratory's, with a rate that rises over a tenth of the training and falls to zero."""
         changed = Changes(self.epochs, self.rate).of("cifar-convnet")
-        return replace(changed, schedule=warmed_up(0.1, linear_decay))
+        return replace(changed, plan=warmed_up(0.1, linear_decay))
 
 
 def train(name: str, seed: int, settings: Settings) -> dict[str, Any]:

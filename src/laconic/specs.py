@@ -1,96 +1,109 @@
-"""Specs such as `topk(0.01, bucket=512)`: the text that builds a registered frozen dataclass, and back.
+"""Specs such as `topk(0.01, bucket=512)` or `mlp((64, 10), dropout=())`: the text that builds a registered thing.
 
-Callers: the registries of codecs and of consistency modes. Positional arguments are the dataclass's fields in order;
-values are numbers, true, false, none or bare words.
+Callers: codecs, modes, workloads and networks; there is no other grammar.
+
+    spec       name | name(argument, …)       a name is letters, digits, _ and -
+    argument   value | key=value              a value without a key is the next parameter's
+    value      a number | true | false | none | a bare word | 'text' | (value, …) | [value, …]
+
+What builds is a dataclass or a function; its parameters are the valid keys.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import re
+import typing
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from laconic.errors import BadInput, UnknownName
+from laconic.registry import Registry
 
 T = TypeVar("T")
-C = TypeVar("C", bound=type)
-_PART = re.compile(r"\s*([A-Za-z_][A-Za-z_0-9]*)\s*(?:\((.*)\))?\s*$", re.DOTALL)
+_SPEC = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(?:\((.*)\))?\s*", re.DOTALL)
+_PIECE = re.compile(r"'[^']*'|\"[^\"]*\"|[()\[\],]|[^()\[\],'\"]+|.")  # quoted text, a bracket, a comma, anything else
+_WORDS: dict[str, bool | None] = {"true": True, "false": False, "none": None}
+_KINDS: dict[Any, tuple[Any, str]] = {
+    int: (int, "a whole number"), float: (int | float, "a number"), str: (str, "a word"),
+}  # fmt: skip
 
 
-class Registry(Generic[T]):
-    """Dataclasses by name.
+def build(registry: Registry[type[T]] | Registry[Callable[..., T]], spec: str) -> T:
+    """What the entry that a spec names makes of the spec's arguments.
+
+    Raises:
+        UnknownName: no such name or option; the valid ones are listed.
+        BadInput: the spec cannot be read, or the entry refuses its values.
+    """
+    name, _ = split(registry.what, spec)
+    return call(registry.what, spec, registry.get(name))
+
+
+def call(what: str, spec: str, builder: Callable[..., T]) -> T:
+    """What `builder` returns for the arguments of a spec, whatever its name.
 
     Args:
-        what: what is registered, for messages: "codec".
+        what: what is built, for messages: "codec".
+
+    Raises:
+        UnknownName: no such option; the valid ones are listed.
+        BadInput: the spec cannot be read, or the builder refuses its values.
     """
+    name, arguments = split(what, spec)
+    parameters = list(inspect.signature(builder).parameters)
+    listed = ", ".join(parameters) or "none"
+    values: dict[str, Any] = {}
+    for position, (key, value) in enumerate(arguments):
+        if key is None and position >= len(parameters):
+            raise BadInput(f"{what} '{name}' takes at most {len(parameters)} arguments: {listed}")
+        key = parameters[position] if key is None else key
+        if key not in parameters:
+            raise UnknownName(f"option of {what} '{name}'", key, parameters)
+        if key in values:
+            raise BadInput(f"{what} '{name}': option '{key}' is given twice")
+        values[key] = value
+    try:
+        if isinstance(builder, type):  # a class checks its own values, and its TypeErrors are about them
+            built: T = builder(**values)
+            return built
+        inspect.signature(builder).bind(**values)
+    except TypeError as error:
+        raise BadInput(f"{what} '{spec}': {error}; its options: {listed}") from error
+    _check_kinds(what, spec, builder, values)
+    return builder(**values)
 
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self._classes: dict[str, type[T]] = {}
 
-    def register(self, name: str) -> Callable[[C], C]:
-        """Class decorator: make a class known under `name`, which becomes its attribute `name`."""
+def split(what: str, spec: str) -> tuple[str, list[tuple[str | None, Any]]]:
+    """The name in a spec, and its arguments as (key or None, value).
 
-        def add(cls: C) -> C:
-            if name in self._classes:
-                raise ValueError(f"{self.what} name '{name}' is taken by {self._classes[name].__qualname__}")
-            cls.name = name  # type: ignore[attr-defined]
-            self._classes[name] = cls
-            return cls
+    >>> split("network", "mlp((64, 10), dropout=())")
+    ('mlp', [(None, (64, 10)), ('dropout', ())])
 
-        return add
-
-    def names(self) -> list[str]:
-        """The registered names, sorted."""
-        return sorted(self._classes)
-
-    def get(self, name: str) -> type[T]:
-        """The class registered under `name`."""
-        if name not in self._classes:
-            raise UnknownName(self.what, name, self._classes)
-        return self._classes[name]
-
-    def build(self, part: str) -> T:
-        """What `name` or `name(arg, key=value)` describes.
-
-        Raises:
-            UnknownName: no such name or option; the valid ones are listed.
-            BadInput: the spec cannot be read, or the class refuses its values.
-        """
-        match = _PART.match(part)
-        if not match:
-            raise BadInput(f"{self.what} spec '{part}' is not of the form name or name(arg, key=value)")
-        cls = self.get(match[1])
-        fields = [f.name for f in _options(cls)]
-        values: dict[str, Any] = {}
-        for position, item in enumerate(match[2].split(",") if (match[2] or "").strip() else []):
-            if not item.strip():
-                raise BadInput(f"{self.what} spec '{part}' has an empty argument")
-            key, equals, text = item.partition("=")
-            if equals:
-                key = key.strip()
-            else:
-                if position >= len(fields):
-                    listed = ", ".join(fields)
-                    raise BadInput(f"{self.what} '{match[1]}' takes at most {len(fields)} arguments: {listed}")
-                key, text = fields[position], item
-            if key not in fields:
-                raise UnknownName(f"option of {self.what} '{match[1]}'", key, fields)
-            if key in values:
-                raise BadInput(f"{self.what} '{match[1]}': option '{key}' is given twice")
-            values[key] = _literal(text.strip())
+    Raises:
+        BadInput: it is no spec.
+    """
+    match = _SPEC.fullmatch(spec)
+    if not match:
+        raise BadInput(f"{what} spec '{spec}' is not of the form name or name(arg, key=value)")
+    arguments: list[tuple[str | None, Any]] = []
+    for item in _pieces(match[2]) if (match[2] or "").strip() else ():
+        if not item.strip():
+            raise BadInput(f"{what} spec '{spec}' has an empty argument")
+        key, equals, text = item.partition("=") if item.strip()[0] not in "'\"([" else ("", "", item)
         try:
-            return cls(**values)
-        except TypeError as error:
-            listed = ", ".join(fields) or "none"
-            raise BadInput(f"{self.what} '{part}': {error}; its options: {listed}") from error
+            arguments.append((key.strip(), _value(text.strip())) if equals else (None, _value(item.strip())))
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            raise BadInput(f"{what} spec '{spec}': the argument '{item.strip()}' cannot be read") from None
+    return match[1], arguments
 
 
 def spec_of(built: Any) -> str:
-    """The spec that builds an equal object: first field bare, the others by name, defaults left out."""
+    """The spec that builds an equal dataclass: first field bare, the others by name, defaults left out."""
     parts = []
-    for position, field in enumerate(_options(built)):
+    for position, field in enumerate(f for f in dataclasses.fields(built) if f.init):
         value = getattr(built, field.name)
         if value == field.default and not (isinstance(value, bool) ^ isinstance(field.default, bool)):
             continue
@@ -99,19 +112,40 @@ def spec_of(built: Any) -> str:
     return f"{built.name}({', '.join(parts)})" if parts else str(built.name)
 
 
-def _options(dataclass: Any) -> list[dataclasses.Field[Any]]:
-    """The options of a class or instance, in the order of its own file."""
-    return [f for f in dataclasses.fields(dataclass) if f.init]
+def _pieces(arguments: str) -> list[str]:
+    """The arguments between the commas that stand outside brackets and quotes."""
+    items, depth = [""], 0
+    for piece in _PIECE.findall(arguments):
+        depth += (piece in "([") - (piece in ")]")
+        if piece == "," and depth == 0:
+            items.append("")
+        else:
+            items[-1] += piece
+    return items
 
 
-def _literal(text: str) -> int | float | bool | str | None:
-    """A number, true/false/none, or a bare word."""
-    words: dict[str, bool | None] = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
+def _value(text: str) -> Any:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if text[:1] in ("'", '"', "(", "["):
+        return ast.literal_eval(text)
     for kind in (int, float):
         try:
             return kind(text)
         except ValueError:
             continue
-    return text.strip("'\"")
+    if re.search(r"[\s()\[\]{}*'\"=]", text) or not text:
+        raise ValueError
+    return text
+
+
+def _check_kinds(what: str, spec: str, builder: Callable[..., Any], values: dict[str, Any]) -> None:
+    """Refuse what a function's annotations do not allow, before it fails in the midst of its work."""
+    try:
+        hints = typing.get_type_hints(builder)
+    except NameError:  # a user's function, with names that only type checkers import
+        return
+    for key, value in values.items():
+        wanted = _KINDS.get(hints.get(key, object))
+        if wanted and (not isinstance(value, wanted[0]) or isinstance(value, bool)):
+            raise BadInput(f"{what} '{spec}': {key} is {wanted[1]}, got {value!r}")

@@ -310,7 +310,7 @@ def test_a_missing_dataset_is_one_sentence_with_the_cure(tmp_path: Path) -> None
 
 def test_a_dataset_that_cannot_be_reached_says_both(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = replace(small(), files=(File("a.bin", "0" * 64, ("http://127.0.0.1:9/a.bin",)),))
-    monkeypatch.setitem(catalogue._REGISTRY, "small", (lambda contents, source: None, (nowhere,)))
+    monkeypatch.setitem(catalogue.REGISTRY._entries, "small", (lambda contents, source: None, (nowhere,)))
     with pytest.raises(BadInput, match=r"Small is not in .*could not be downloaded"):
         data.load("small")
 

@@ -4,8 +4,10 @@ reach the target they declare."""
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from laconic.workloads import Task
 from laconic.workloads.data import Dataset, SparseRows, Split
 from laconic.workloads.inputs import Pixels, ShiftedPixels
 from laconic.workloads.objective import CLASSIFICATION, NEXT_CHARACTER, REGRESSION
-from laconic.workloads.schedules import linear_decay, steps_down, warmed_up
+from laconic.workloads.plans import linear_decay, steps_down, warmed_up
 
 REAL = os.environ.get("LACONIC_DATA")
 DETERMINISTIC = [  # neither dropout nor batch normalisation, by which a sample's gradient depends on more than itself
@@ -270,3 +272,33 @@ def test_the_quick_ones_reach_their_target(name: str) -> None:
             task.loss(task.model, task.batch(epoch, step)).backward()
             optimizer.step()
     assert task.reached(task.evaluate(task.model))
+
+
+def test_a_users_own_factory_is_a_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_things.py").write_text(
+        "from dataclasses import replace\n"
+        "from laconic import workloads\n"
+        "def short(epochs: int = 2):\n"
+        "    return replace(workloads.get('digits-mlp'), epochs=epochs)\n"
+        "def nothing():\n"
+        "    return 3\n"
+        "number = 7\n"
+    )
+    (tmp_path / "broken_things.py").write_text("import no_such_package\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    workload = workloads.get("own_things:short( 3 )")
+    assert (workload.name, workload.slug, workload.epochs) == ("own_things:short(3)", "own-things-short-3", 3)
+    for spec, sentence in [
+        ("own_thing:short", "module 'own_thing' cannot be imported: ModuleNotFoundError"),
+        ("broken_things:short", "module 'broken_things' cannot be imported: ModuleNotFoundError.*no_such_package"),
+        ("own_things:long", "module 'own_things' has no 'long'"),
+        ("own_things:number", "'number' is a int, not a function that makes a Workload"),
+        ("own_things:nothing", "'nothing' made a int, not a laconic.workloads.Workload"),
+        ("own_things:short(x)", "epochs is a whole number, got 'x'"),
+        ("own_things:short(depth=3)", "unknown option of workload 'short' 'depth'"),
+        ("own_things:", "not of the form name"),
+        (":short", "module '' cannot be imported"),
+    ]:
+        with pytest.raises(BadInput, match=sentence):
+            workloads.get(spec)

@@ -12,16 +12,13 @@ inside are compiled at their first call, not here.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-
 from laconic.codecs.base import Codec, get, names, register
 from laconic.errors import BadInput
+from laconic.registry import discover
 
 __all__ = ["Codec", "codec", "get", "names", "register"]
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+discover(__name__, __path__)
 
 from laconic.codecs.compose import parse  # noqa: E402  (a composition may name any codec imported above)
 

@@ -17,10 +17,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from laconic import specs
 from laconic.errors import BadInput
-from laconic.specs import Registry, spec_of
+from laconic.registry import Registry
 
-REGISTRY: Registry[Codec] = Registry("codec")
+REGISTRY: Registry[type[Codec]] = Registry("codec")
 
 
 class Codec(ABC):
@@ -68,13 +69,17 @@ class Codec(ABC):
         return payload
 
     def __str__(self) -> str:
-        return spec_of(self)
+        return specs.spec_of(self)
 
 
 register = REGISTRY.register
 names = REGISTRY.names
 get = REGISTRY.get
-build = REGISTRY.build  # one codec; composition with `+` is in `compose.py`
+
+
+def build(spec: str) -> Codec:
+    """The one codec that a spec names; composition with `+` is in `compose.py`."""
+    return specs.build(REGISTRY, spec)
 
 
 def check_input(x: Tensor) -> Tensor:

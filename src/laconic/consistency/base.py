@@ -16,17 +16,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from laconic import specs
 from laconic.errors import BadInput
 from laconic.exchange.collectives import broadcast
 from laconic.exchange.policy import CodecPlan
-from laconic.specs import Registry, spec_of
+from laconic.registry import Registry
 from laconic.transports.world import World
 
-REGISTRY: Registry[Mode] = Registry("consistency")
+REGISTRY: Registry[type[Mode]] = Registry("consistency")
 register = REGISTRY.register
 names = REGISTRY.names
 get = REGISTRY.get
-build = REGISTRY.build
 KEY = "laconic"  # where an optimiser's state_dict holds the agreement's
 INSTALLED = "_laconic_agreement"  # the optimiser's attribute that is its agreement, as long as it is distributed
 
@@ -53,7 +53,12 @@ class Mode(ABC):
         """
 
     def __str__(self) -> str:
-        return spec_of(self)
+        return specs.spec_of(self)
+
+
+def build(spec: str) -> Mode:
+    """The mode that a spec names: "local(period=8)"."""
+    return specs.build(REGISTRY, spec)
 
 
 @dataclass(frozen=True)

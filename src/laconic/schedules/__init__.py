@@ -7,6 +7,7 @@
     round   2  0⇄2  1⇄3   adds everything
 """
 
+from laconic.registry import discover
 from laconic.schedules.butterfly import butterfly
 from laconic.schedules.collectives import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter
 from laconic.schedules.direct import direct
@@ -56,3 +57,5 @@ __all__ = [
     "ring_graph",
     "tree",
 ]
+
+discover(__name__, __path__)  # an algorithm is known as soon as its file exists

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any, ParamSpec
 
 from laconic.errors import BadInput, UnknownName
+from laconic.registry import Registry, summary_of
 from laconic.schedules.schedule import Schedule, check_sizes
 
 P = ParamSpec("P")
 MOST_DENSE_RANKS = 4096  # 2 · 4096² messages are 2 GB of columns
-_REGISTRY: dict[str, dict[str, Algorithm]] = {}
+_REGISTRIES: dict[str, Registry[Algorithm]] = {}  # by collective
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,8 @@ def algorithm(
             schedule = build(*args, **kwargs)
             return replace(schedule, algorithm=name) if schedule.algorithm != name else schedule
 
-        entries = _REGISTRY.setdefault(collective, {})
-        if name in entries:
-            raise ValueError(f"{collective} algorithm '{name}' is registered twice")
-        summary = (build.__doc__ or "").strip().splitlines()[0]
-        entries[name] = Algorithm(collective, name, checked, rounds, sent_numel, seconds, summary, dense)
+        registry = _REGISTRIES.setdefault(collective, Registry(f"{collective} algorithm"))
+        registry.add(name, Algorithm(collective, name, checked, rounds, sent_numel, seconds, summary_of(build), dense))
         return checked
 
     return add
@@ -83,21 +81,19 @@ def algorithm(
 
 def names(collective: str = "all_reduce") -> list[str]:
     """The registered algorithms of a collective, sorted."""
-    return sorted(_REGISTRY.get(collective, {}))
+    return _REGISTRIES[collective].names() if collective in _REGISTRIES else []
 
 
 def collectives() -> list[str]:
     """The collectives that have algorithms, sorted."""
-    return sorted(_REGISTRY)
+    return sorted(_REGISTRIES)
 
 
 def get(collective: str, name: str) -> Algorithm:
     """The algorithm `name` of `collective`; UnknownName lists the valid ones."""
-    if collective not in _REGISTRY:
-        raise UnknownName("collective", collective, _REGISTRY)
-    if name not in _REGISTRY[collective]:
-        raise UnknownName(f"{collective} algorithm", name, _REGISTRY[collective])
-    return _REGISTRY[collective][name]
+    if collective not in _REGISTRIES:
+        raise UnknownName("collective", collective, _REGISTRIES)
+    return _REGISTRIES[collective].get(name)
 
 
 @functools.lru_cache(maxsize=256)

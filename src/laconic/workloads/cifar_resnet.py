@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import torch
-from torch import Tensor
-
 from laconic.errors import BadInput
-from laconic.workloads.cifar_convnet import CIFAR_PIXELS
-from laconic.workloads.inputs import ShiftedPixels
+from laconic.workloads.inputs import CIFAR_PIXELS, ShiftedPixels
 from laconic.workloads.objective import CLASSIFICATION
+from laconic.workloads.optimizers import decayed_momentum
+from laconic.workloads.plans import steps_down, warmed_up
 from laconic.workloads.registry import register
-from laconic.workloads.schedules import steps_down, warmed_up
 from laconic.workloads.workload import Workload
 
 WEIGHT_DECAY = 1e-4
 EPOCHS = 164  # 64 k steps of 128 images
-
-
-def decayed_momentum(parameters: Iterable[Tensor], rate: float) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=rate, momentum=0.9, weight_decay=WEIGHT_DECAY)
 
 
 @register("cifar-resnet")
@@ -40,12 +31,12 @@ def cifar_resnet(depth: int = 20) -> Workload:
         dataset="cifar10",
         model=f"cifar-resnet({depth})",
         objective=CLASSIFICATION,
-        optimizer=decayed_momentum,
+        optimizer=decayed_momentum(WEIGHT_DECAY),
         optimizer_name=f"SGD, momentum 0.9, weight decay {WEIGHT_DECAY}, rate ÷ 10 at 50 % and 75 %",
         learning_rate=0.1,
         batch=128,
         epochs=EPOCHS,
         target=0.9 if depth < 56 else 0.92,
         inputs=ShiftedPixels(CIFAR_PIXELS, size=32, padding=4),
-        schedule=warmed_up(1 / EPOCHS, falls) if depth >= 110 else falls,
+        plan=warmed_up(1 / EPOCHS, falls) if depth >= 110 else falls,
     )

@@ -66,6 +66,9 @@ class Pixels:
         return (x.float() / self.largest - mean) / deviation
 
 
+CIFAR_PIXELS = Pixels(mean=(0.4914, 0.4822, 0.4465), deviation=(0.2470, 0.2435, 0.2616))  # of the training images
+
+
 @dataclass(frozen=True)
 class ShiftedPixels:
     """Pixels, then a square of `size` at a random place and mirrored every other time; from the middle in testing.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from laconic.workloads.objective import REGRESSION
 from laconic.workloads.optimizers import plain
+from laconic.workloads.plans import linear_decay
 from laconic.workloads.registry import register
-from laconic.workloads.schedules import linear_decay
 from laconic.workloads.workload import Workload
 
 
@@ -26,6 +26,6 @@ def linear(features: int = 1000) -> Workload:
         batch=64,
         epochs=15,
         target=0.012,
-        schedule=linear_decay,
+        plan=linear_decay,
         data_options=(("features", features),),
     )

@@ -1,49 +1,74 @@
-"""Which workloads there are: `@register(name)` beside a function is all it takes to be listed, run and tested."""
+"""Which workloads there are, and how a spec finds one: a registered name, or a user's own `module:factory`.
+
+Callers: `workloads.get`, the command line, the conformance suite. A workload without parameters is a row of `table.py`;
+one that computes something is a function with `@register(name)` in a file of its own.
+"""
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ParamSpec
 
-from laconic.workloads import spec as specs
+from laconic import specs
+from laconic.errors import BadInput
+from laconic.registry import Registry, summary_of
 from laconic.workloads.workload import Workload
 
-P = ParamSpec("P")
-_REGISTRY: dict[str, Callable[..., Workload]] = {}
+REGISTRY: Registry[Callable[..., Workload]] = Registry("workload")
+register = REGISTRY.register
+names = REGISTRY.names
 
 
-def register(name: str) -> Callable[[Callable[P, Workload]], Callable[P, Workload]]:
-    """Decorator: make a function that returns a Workload known under `name`."""
+def declare(summary: str, workload: Workload) -> None:
+    """Register a workload that has no parameters under its own name."""
 
-    def add(builder: Callable[P, Workload]) -> Callable[P, Workload]:
-        if name in _REGISTRY:
-            raise ValueError(f"workload '{name}' is registered twice")
-        _REGISTRY[name] = builder
-        return builder
+    def declared() -> Workload:
+        return workload
 
-    return add
-
-
-def names() -> list[str]:
-    """The registered workloads, sorted."""
-    return sorted(_REGISTRY)
+    declared.__doc__ = summary
+    REGISTRY.add(workload.name, declared)
 
 
 def summary(name: str) -> str:
-    """The first line of what a workload's file says of it."""
-    return (_REGISTRY[name].__doc__ or "").strip().splitlines()[0]
+    """A workload in one line."""
+    return summary_of(REGISTRY.get(name))
 
 
 def get(spec: str) -> Workload:
-    """The workload a spec names: `digits-mlp`, `cifar-resnet(110)`.
+    """The workload a spec names: `digits-mlp`, `cifar-resnet(110)`, or one's own, `package.module:factory(8)`.
 
     >>> get("cifar-resnet(56)").name
     'cifar-resnet(56)'
 
     Raises:
         UnknownName: no such workload; the valid ones are listed.
-        BadInput: arguments it does not take.
+        BadInput: arguments it does not take; a module that cannot be imported; a factory that makes no Workload.
     """
-    workload = specs.build(spec, "workload", _REGISTRY)
+    module, colon, own = spec.partition(":")
+    workload = _own(spec, module.strip(), own) if colon else specs.build(REGISTRY, spec)
     return replace(workload, name="".join(spec.split()))
+
+
+def _own(spec: str, module: str, call: str) -> Workload:
+    """What a factory of the user's returns; modules are looked for in the current folder too, as `python -m` does."""
+    name, _ = specs.split("workload", call)
+    where = f"workload '{spec}'"
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        found = importlib.import_module(module)
+    except Exception as error:  # whatever the user's module raises
+        text = f"module '{module}' cannot be imported: {type(error).__name__}: {error}"
+        raise BadInput(f"{where}: {text}") from error
+    factory = getattr(found, name, None)
+    if factory is None:
+        raise BadInput(f"{where}: module '{module}' has no '{name}'")
+    if not callable(factory):
+        raise BadInput(f"{where}: '{name}' is a {type(factory).__name__}, not a function that makes a Workload")
+    workload = specs.call("workload", call, factory)
+    if not isinstance(workload, Workload):
+        raise BadInput(f"{where}: '{name}' made a {type(workload).__name__}, not a laconic.workloads.Workload")
+    return workload

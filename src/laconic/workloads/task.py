@@ -83,7 +83,7 @@ class Task:
         """Set the learning rate, and torch's random state for dropout, from (seed, epoch, step, rank) alone."""
         progress = (epoch + step / self.steps_per_epoch(world_size)) / self.workload.epochs
         for group in optimizer.param_groups:
-            group["lr"] = self.workload.learning_rate * self.workload.schedule(progress)
+            group["lr"] = self.workload.learning_rate * self.workload.plan(progress)
         torch.manual_seed(_mixed(self.seed, epoch, step, rank))
 
     def batch(self, epoch: int, step: int, rank: int = 0, world_size: int = 1) -> Batch:

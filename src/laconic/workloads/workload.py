@@ -49,7 +49,7 @@ class Workload:
         epochs: how long it trains.
         target: the metric's value that counts as trained.
         inputs: how stored samples become inputs.
-        schedule: progress in [0, 1) -> factor on the learning rate.
+        plan: progress in [0, 1) -> factor on the learning rate.
         data_options: of the dataset's reader.
     """
 
@@ -64,7 +64,7 @@ class Workload:
     epochs: int
     target: float
     inputs: Inputs = AS_STORED
-    schedule: Callable[[float], float] = constant
+    plan: Callable[[float], float] = constant
     data_options: tuple[tuple[str, Any], ...] = ()
 
     @property

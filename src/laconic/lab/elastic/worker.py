@@ -200,7 +200,7 @@ class ElasticWorker:
     def _rate(self, steps: int) -> float:
         """The schedule's factor after so many committed steps of this start; as `Task.begin_step` has it."""
         epoch, step = divmod(min(self.plan.resume + steps, self.total_steps - 1), self.steps_per_epoch)
-        return self.workload.schedule((epoch + step / self.steps_per_epoch) / self.workload.epochs)
+        return self.workload.plan((epoch + step / self.steps_per_epoch) / self.workload.epochs)
 
     def _introduce(self, job: ElasticJob) -> None:
         """Leave a note of who this is, once under each number."""

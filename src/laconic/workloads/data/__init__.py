@@ -6,9 +6,11 @@ default, scikit-learn's digits, needs no file and no network.
 
 from __future__ import annotations
 
-from laconic.workloads.data import images, linear, rcv1, shakespeare  # noqa: F401  (registers the datasets)
-from laconic.workloads.data.catalogue import fetch, load, names
+from laconic.registry import discover
+from laconic.workloads.data.catalogue import dataset, fetch, load, names
 from laconic.workloads.data.split import Dataset, SparseBatch, SparseRows, Split
 from laconic.workloads.order import EpochOrder
 
-__all__ = ["Dataset", "EpochOrder", "SparseBatch", "SparseRows", "Split", "fetch", "load", "names"]
+__all__ = ["Dataset", "EpochOrder", "SparseBatch", "SparseRows", "Split", "dataset", "fetch", "load", "names"]
+
+discover(__name__, __path__)

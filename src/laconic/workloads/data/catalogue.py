@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from laconic.errors import BadInput, UnknownName
+from laconic.errors import BadInput
+from laconic.registry import Registry
 from laconic.workloads.data.collection import Collection
 from laconic.workloads.data.split import Dataset
 
 Reader = Callable[..., Dataset]
-_REGISTRY: dict[str, tuple[Reader, tuple[Collection, ...]]] = {}
+REGISTRY: Registry[tuple[Reader, tuple[Collection, ...]]] = Registry("dataset")
+names = REGISTRY.names
 
 
 def dataset(name: str, *collections: Collection) -> Callable[[Reader], Reader]:
@@ -24,17 +26,10 @@ def dataset(name: str, *collections: Collection) -> Callable[[Reader], Reader]:
     """
 
     def add(reader: Reader) -> Reader:
-        if name in _REGISTRY:
-            raise ValueError(f"dataset '{name}' is registered twice")
-        _REGISTRY[name] = (reader, collections)
+        REGISTRY.add(name, (reader, collections))
         return reader
 
     return add
-
-
-def names() -> list[str]:
-    """The datasets that can be loaded, sorted."""
-    return sorted(_REGISTRY)
 
 
 def load(name: str, folder: str | Path | None = None, *, download: bool = True, **options: Any) -> Dataset:
@@ -55,7 +50,7 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True, 
         BadInput: it is not there and could not be downloaded; the sentence says what to do.
         PayloadError: a file is corrupt.
     """
-    reader, collections = _get(name)
+    reader, collections = REGISTRY.get(name)
     if not collections:
         return reader(**options)
     contents, source = _contents(collections, folder, download)
@@ -64,14 +59,8 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True, 
 
 def fetch(name: str, folder: str | Path | None = None) -> str:
     """Make sure a dataset is on this machine, before workers are started; returns where it is or came from."""
-    _, collections = _get(name)
+    _, collections = REGISTRY.get(name)
     return _contents(collections, folder, True)[1] if collections else "needs no file"
-
-
-def _get(name: str) -> tuple[Reader, tuple[Collection, ...]]:
-    if name not in _REGISTRY:
-        raise UnknownName("dataset", name, _REGISTRY)
-    return _REGISTRY[name]
 
 
 def _contents(

@@ -2,25 +2,14 @@
 
 Callers: `workloads`, `laconic plan`, benchmarks. `build("vgg16")` is an `nn.Module`; under `torch.device("meta")`
 it costs neither time nor memory. Registered with each: the shape of one sample and, where a paper or a reference
-implementation gives one, the published number of parameters, which a test compares.
+implementation gives one, the published number of parameters, which a test compares. Adding a network is adding a file.
 """
 
 from __future__ import annotations
 
-from laconic.workloads.models import (  # noqa: F401  (registers the networks)
-    alexnet,
-    char_lstm,
-    cifar_resnet,
-    cuda_convnet,
-    densenet,
-    digits_cnn,
-    googlenet,
-    lenet,
-    linear,
-    mlp,
-    resnet,
-    vgg,
-)
-from laconic.workloads.models.registry import Network, build, describe, names, parameter_count
+from laconic.registry import discover
+from laconic.workloads.models.registry import Network, build, describe, names, network, parameter_count
 
-__all__ = ["Network", "build", "describe", "names", "parameter_count"]
+__all__ = ["Network", "build", "describe", "names", "network", "parameter_count"]
+
+discover(__name__, __path__)

@@ -8,11 +8,10 @@ from typing import ParamSpec
 
 from torch import nn
 
-from laconic.errors import UnknownName
-from laconic.workloads import spec as specs
+from laconic import specs
+from laconic.registry import Registry, summary_of
 
 P = ParamSpec("P")
-_REGISTRY: dict[str, Network] = {}
 
 
 @dataclass(frozen=True)
@@ -34,31 +33,23 @@ class Network:
     summary: str
 
 
+REGISTRY: Registry[Network] = Registry("network")
+
+
 def network(
     name: str, sample: tuple[int, ...] = (), published: int | None = None
 ) -> Callable[[Callable[P, nn.Module]], Callable[P, nn.Module]]:
     """Decorator: register a builder under `name`."""
 
     def add(builder: Callable[P, nn.Module]) -> Callable[P, nn.Module]:
-        if name in _REGISTRY:
-            raise ValueError(f"network '{name}' is registered twice")
-        summary = (builder.__doc__ or "").strip().splitlines()[0]
-        _REGISTRY[name] = Network(name, builder, sample, published, summary)
+        REGISTRY.add(name, Network(name, builder, sample, published, summary_of(builder)))
         return builder
 
     return add
 
 
-def names() -> list[str]:
-    """The registered networks, sorted."""
-    return sorted(_REGISTRY)
-
-
-def describe(name: str) -> Network:
-    """The entry of a network; UnknownName lists the valid ones."""
-    if name not in _REGISTRY:
-        raise UnknownName("network", name, _REGISTRY)
-    return _REGISTRY[name]
+names = REGISTRY.names
+describe = REGISTRY.get
 
 
 def build(spec: str) -> nn.Module:
@@ -75,7 +66,8 @@ def build(spec: str) -> nn.Module:
         UnknownName: no such network.
         BadInput: an argument it does not take.
     """
-    return specs.build(spec, "network", {name: entry.builder for name, entry in _REGISTRY.items()})
+    name, _ = specs.split("network", spec)
+    return specs.call("network", spec, describe(name).builder)
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -1,0 +1,78 @@
+"""One registry for everything that has a name: codecs, modes, workloads, networks, datasets, schedules' algorithms.
+
+Callers: the packages that hold them. Registering is a decorator beside the thing, and `discover` imports every file of
+a package, so that adding a thing is adding a file. A package outside Laconic registers by being imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+from laconic.errors import UnknownName
+
+Entry = TypeVar("Entry")
+Registered = TypeVar("Registered")
+
+
+class Registry(Generic[Entry]):
+    """Entries by name.
+
+    >>> shapes: Registry[Callable[[], str]] = Registry("shape")
+    >>> @shapes.register("square")
+    ... def square() -> str:
+    ...     return "four sides"
+    >>> shapes.names(), shapes.get("square")()
+    (['square'], 'four sides')
+
+    Args:
+        what: what is registered, for messages: "codec".
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._entries: dict[str, Entry] = {}
+
+    def register(self, name: str) -> Callable[[Registered], Registered]:
+        """Decorator: make a class or function known under `name`, which becomes a class's attribute `name`."""
+
+        def add(entry: Registered) -> Registered:
+            if isinstance(entry, type):
+                entry.name = name  # type: ignore[attr-defined]
+            self.add(name, entry)  # type: ignore[arg-type]
+            return entry
+
+        return add
+
+    def add(self, name: str, entry: Entry) -> None:
+        """Make an entry known under `name`, which nobody else may have."""
+        if name in self._entries:
+            raise ValueError(f"{self.what} name '{name}' is taken by {self._entries[name]!r}")
+        self._entries[name] = entry
+
+    def names(self) -> list[str]:
+        """The registered names, sorted."""
+        return sorted(self._entries)
+
+    def get(self, name: str) -> Entry:
+        """The entry of that name.
+
+        Raises:
+            UnknownName: there is none; the valid ones are listed.
+        """
+        if name not in self._entries:
+            raise UnknownName(self.what, name, self._entries)
+        return self._entries[name]
+
+
+def discover(package: str, path: Iterable[str]) -> None:
+    """Import every module beside a package's `__init__`, which calls this: `discover(__name__, __path__)`."""
+    for module in pkgutil.iter_modules(path):
+        importlib.import_module(f"{package}.{module.name}")
+
+
+def summary_of(entry: object) -> str:
+    """The first line of what an entry's docstring says."""
+    return (entry.__doc__ or "").strip().partition("\n")[0]
