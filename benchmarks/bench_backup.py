@@ -24,7 +24,6 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.consistency.distribute import mode_of
 from laconic.transports.launcher import LocalJob
 
 PAUSE_S = 0.02
@@ -37,7 +36,7 @@ def train(folder: str, spec: str, steps: int) -> tuple[list[float], float]:
         torch.manual_seed(0)
         model = nn.Linear(100, 100)
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        laconic.distribute(model, optimizer, consistency=spec, world=world)
+        job = laconic.distribute(model, optimizer, consistency=spec, world=world)
         x = torch.randn(16, 100, generator=torch.Generator().manual_seed(world.rank))
         done = []
         for step in range(steps):
@@ -48,9 +47,9 @@ def train(folder: str, spec: str, steps: int) -> tuple[list[float], float]:
             done.append(time.monotonic())
             if step == 5:
                 Path(folder, f"pid{world.rank}").write_text(str(os.getpid()))
-        mode_of(optimizer).finish()
+        job.finish()
         total = sum(float(p.detach().double().sum()) for p in model.parameters())
-        mode_of(optimizer).close()
+        job.close()
         return done, total
 
 

@@ -31,7 +31,6 @@ import torch
 from torch import Tensor, nn
 
 import laconic
-from laconic.consistency.distribute import mode_of
 from laconic.errors import BadInput, LaconicError
 from laconic.lab.clusters.cluster import INTERFACE, Cluster, Link
 from laconic.lab.environment import environment
@@ -91,8 +90,7 @@ def train(name: str, task: Task, world: laconic.World, images: tuple[Tensor, Ten
     consistency, codec, options = CONFIGURATIONS[name]
     model = network(task, x.shape[1])
     optimizer = torch.optim.SGD(model.parameters(), task.learning_rate, momentum=task.momentum)
-    laconic.distribute(model, optimizer, consistency=consistency, codec=codec, **options)
-    agreement = mode_of(optimizer)
+    agreement = laconic.distribute(model, optimizer, consistency=consistency, codec=codec, **options)
     generator = torch.Generator().manual_seed(task.seed)
     laconic.barrier()
     begun, before = time.perf_counter(), sent_nbytes()

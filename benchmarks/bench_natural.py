@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 import laconic
-from laconic.consistency.distribute import mode_of
 from laconic.lab.environment import environment
 from laconic.transports.launcher import run_local
 from laconic.workloads.data import load
@@ -42,7 +41,7 @@ def train(mode: str, rate: float, seed: int, epochs: int) -> dict[str, Any]:
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
         optimizer = torch.optim.SGD(model.parameters(), rate)
-        laconic.distribute(model, optimizer, consistency=mode)
+        job = laconic.distribute(model, optimizer, consistency=mode)
         begun = time.process_time()
         for epoch in range(epochs):
             order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1000 * seed + epoch))
@@ -56,7 +55,7 @@ def train(mode: str, rate: float, seed: int, epochs: int) -> dict[str, Any]:
                 mean = laconic.all_reduce(flat, "mean", algorithm="ring")
                 found["accuracy"].append(accuracy(model, mean, test_x, test_y))
         found["processor_s"] = time.process_time() - begun
-        mode_of(optimizer).close()
+        job.close()
     return found
 
 

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import laconic
-from laconic.consistency.distribute import mode_of
 
 SIZE, ROWS, ETA = 40, 8, 0.05
 Vector = NDArray[np.float64]
@@ -50,8 +49,7 @@ def train(spec: str, steps: int, world: Any = None, **options: Any) -> dict[str,
     """Train by one mode; returns this worker's weights before and after `finish`, and its records."""
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), ETA)
-    laconic.distribute(model, optimizer, consistency=spec, world=world, **options)
-    agreement = mode_of(optimizer)
+    agreement = laconic.distribute(model, optimizer, consistency=spec, world=world, **({"codec": "none"} | options))
     for step in range(steps):
         x, y = (torch.from_numpy(part).float() for part in batch(agreement.world.rank, step))
         optimizer.zero_grad()

@@ -13,7 +13,6 @@ from torch import nn
 
 import laconic
 from laconic.consistency import build
-from laconic.consistency.distribute import mode_of
 from laconic.errors import BadInput, UnknownName
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads
@@ -80,8 +79,7 @@ def _teacher(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 def _fit(world: World, spec: str, codec: str, steps: int, load: Any = None) -> dict[str, Any]:
     model = copy.deepcopy(NETWORK)  # threads share torch's random numbers
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.5)
-    laconic.distribute(model, optimizer, consistency=spec, codec=codec, world=world)
-    agreement = mode_of(optimizer)
+    agreement = laconic.distribute(model, optimizer, consistency=spec, codec=codec, world=world)
     first = 0
     if load is not None:
         model.load_state_dict(load["model"])
@@ -173,24 +171,24 @@ def test_wrong_use() -> None:
     for spec, options, text in [
         ("once", {"codec": "dynamic8"}, "exactly"),
         ("local(4)", {"codec": "factors"}, "sends weights"),
-        ("local(4)", {"momentum": 0.9}, "sends weights"),
+        ("local(4)", {"momentum": 0.9}, "'local' has no option momentum; it has algorithm, exempt"),
     ]:
         with pytest.raises(BadInput, match=text):
-            laconic.distribute(model, optimizer, consistency=spec, **options)
+            laconic.distribute(model, optimizer, consistency=spec, **({"codec": "none"} | options))
     with pytest.raises(BadInput, match="float32"):
-        laconic.distribute(model.double(), optimizer, consistency="local(4)")
+        laconic.distribute(model.double(), optimizer, consistency="local(4)", codec="none")
 
 
 def _moved(world: World) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    laconic.distribute(model, optimizer, consistency="local(1)", world=world)
+    job = laconic.distribute(model, optimizer, consistency="local(1)", world=world, codec="none")
     model.weight.data = model.weight.data.clone()
     model(torch.ones(4)).sum().backward()
     try:
         optimizer.step()
     finally:
-        mode_of(optimizer).close()
+        job.close()
 
 
 def test_parameters_that_were_replaced_are_noticed() -> None:

@@ -16,7 +16,6 @@ from zmq.utils.garbage import GarbageCollectorThread
 
 import laconic
 from laconic.consistency import build, get, names
-from laconic.consistency.distribute import mode_of
 from laconic.errors import BadInput, UnknownName
 from laconic.transports.launcher import run_local
 from laconic.workloads.data import load
@@ -70,8 +69,7 @@ def _one(spec: str) -> dict[str, Any]:
     with laconic.init(timeout_s=60) as world:
         model = _network(seed=world.rank)  # differs; rank 0's is what all begin with
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.5)
-        laconic.distribute(model, optimizer, consistency=spec)
-        agreement = mode_of(optimizer)
+        agreement = laconic.distribute(model, optimizer, consistency=spec, codec="none")
         begun = _weights(model).clone()
         _train(model, optimizer, world.rank, world.world_size)
         before = _weights(model).clone()
@@ -141,12 +139,12 @@ def test_one_worker_equals_the_plain_optimiser(spec: str, make: Any) -> None:
     plain, ours = _network(), _network()
     reference, optimizer = make(plain.parameters(), lr=0.01), make(ours.parameters(), lr=0.01)
     with laconic.init() as world:
-        laconic.distribute(ours, optimizer, consistency=spec, world=world)
+        job = laconic.distribute(ours, optimizer, consistency=spec, world=world, codec="none")
         _train(plain, reference, 0, 1, epochs=1)
         _train(ours, optimizer, 0, 1, epochs=1)
-        mode_of(optimizer).finish()
+        job.finish()
         assert torch.equal(_weights(plain), _weights(ours))
-        mode_of(optimizer).close()
+        job.close()
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.consistency.distribute import mode_of
 from laconic.errors import BadInput, UnknownName
 from laconic.transports.launcher import run_local
 
@@ -35,7 +34,7 @@ def _loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def test_one_worker_equals_the_plain_optimiser(make: Any) -> None:
     plain, ours = _model(), _model()
     reference, optimizer = make(plain.parameters(), lr=0.01), make(ours.parameters(), lr=0.01)
-    laconic.distribute(ours, optimizer, codec="none")
+    job = laconic.distribute(ours, optimizer, codec="none")
     for step in range(5):
         for model, each in ((plain, reference), (ours, optimizer)):
             each.zero_grad()
@@ -43,7 +42,7 @@ def test_one_worker_equals_the_plain_optimiser(make: Any) -> None:
                 _loss(model, _batch(part, step)).backward()
             each.step()
     assert torch.equal(_flat(plain), _flat(ours))
-    mode_of(optimizer).close()
+    job.close()
 
 
 def _together(codec: str) -> dict[str, Any]:
@@ -51,7 +50,7 @@ def _together(codec: str) -> dict[str, Any]:
     model = _model(seed=world.rank)  # differs; rank 0's is what all begin with
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
-    laconic.distribute(model, optimizer, codec=codec)
+    job = laconic.distribute(model, optimizer, codec=codec)
     begin = _flat(model).clone()
     for step in range(6):
         optimizer.zero_grad()
@@ -60,18 +59,17 @@ def _together(codec: str) -> dict[str, Any]:
         scheduler.step()
     saved = optimizer.state_dict()
     again = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    mode = mode_of(optimizer)
     found = {
         "begin": begin,
         "end": _flat(model).clone(),
-        "nbytes": sum(r.sent_nbytes for r in mode.state.records if r.step == 5),
+        "nbytes": sum(r.sent_nbytes for r in job.state.records if r.step == 5),
         "residuals": {name: value.clone() for name, value in saved["laconic"]["residuals"].items()},
         "step": saved["laconic"]["step"],
     }
-    mode.close()
-    laconic.distribute(model, again, codec=codec)
+    job.close()
+    job = laconic.distribute(model, again, codec=codec)
     again.load_state_dict(saved)
-    found["restored"] = mode_of(again).state.state_dict()
+    found["restored"] = job.state.state_dict()
     world.close()
     return found
 
@@ -124,35 +122,36 @@ def test_parameters_that_were_frozen_are_not_trained_apart() -> None:
     model = _model()
     model[0].weight.requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    laconic.distribute(model, optimizer)
+    job = laconic.distribute(model, optimizer, codec="none")
     model[0].weight.requires_grad_(True)
     _loss(model, _batch(0, 0)).backward()
     with pytest.raises(BadInput, match="1 parameters with gradients were frozen"):
         optimizer.step()
-    mode_of(optimizer).close()
+    job.close()
 
 
 def test_parameters_of_several_dtypes() -> None:
     model = nn.ModuleList([nn.Linear(40, 40), nn.Linear(40, 40).double()])
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    laconic.distribute(model, optimizer)
+    job = laconic.distribute(model, optimizer, codec="none")
     (model[0](torch.ones(40)).sum() + model[1](torch.ones(40).double()).sum()).backward()
     optimizer.step()
-    mode_of(optimizer).close()
+    job.close()
 
 
 def test_wrong_use() -> None:
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.raises(UnknownName, match="sync"):
-        laconic.distribute(model, optimizer, consistency="sink")
+        laconic.distribute(model, optimizer, consistency="sink", codec="none")
     with pytest.raises(BadInput, match="not the model's"):
         laconic.distribute(nn.Linear(2, 2), optimizer)
-    with pytest.raises(BadInput, match="not distributed"):
-        mode_of(optimizer)
-    laconic.distribute(model, optimizer)
+    with pytest.raises(UnknownName, match="unknown option of distribute 'algoritm'; did you mean 'algorithm'"):
+        laconic.distribute(model, optimizer, algoritm="ring")
+    job = laconic.distribute(model, optimizer)
+    assert tuple(job) == (model, optimizer)
     with pytest.raises(BadInput, match="already"):
         laconic.distribute(model, optimizer)
     with pytest.raises(BadInput, match="closure"):
         optimizer.step(lambda: torch.tensor(0.0))
-    mode_of(optimizer).close()
+    job.close()

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 import laconic
 from laconic.consistency import build, get, names
-from laconic.consistency.distribute import mode_of
 from laconic.errors import BadInput
 from laconic.transports.launcher import run_local
 from laconic.workloads.data import load
@@ -41,16 +40,15 @@ def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return train, data.train.y, test, data.test.y
 
 
-def _build(spec: str, codec: str, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+def _build(spec: str, codec: str, seed: int) -> Any:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.5)
-    laconic.distribute(model, optimizer, consistency=spec, codec=codec)
-    return model, optimizer
+    return laconic.distribute(model, optimizer, consistency=spec, codec=codec)
 
 
-def _train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
-    world = mode_of(optimizer).world
+def _train(job: Any, steps: range) -> None:
+    (model, optimizer), world = job, job.world
     x, y, _, _ = _digits()
     for step in steps:
         rows = torch.randint(len(x), (BATCH,), generator=torch.Generator().manual_seed(step))
@@ -60,9 +58,9 @@ def _train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> 
         optimizer.step()
 
 
-def _end(model: nn.Module, optimizer: torch.optim.Optimizer, first: int) -> dict[str, Any]:
+def _end(agreement: Any, first: int) -> dict[str, Any]:
     """What the steps from the record `first` on led to."""
-    agreement, (_, _, x, y) = mode_of(optimizer), _digits()
+    model, (_, _, x, y) = agreement.model, _digits()
     before = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     agreement.finish()
     with torch.no_grad():
@@ -80,20 +78,20 @@ def _one(spec: str, codec: str) -> dict[str, Any]:
     steps = EXACT_STEPS if spec in EXACT else FREE_STEPS
     with laconic.init(timeout_s=60) as world:
         try:
-            model, optimizer = _build(spec, codec, world.rank)
+            model, optimizer = job = _build(spec, codec, world.rank)
         except BadInput as error:
             return {"refused": str(error)}
-        _train(model, optimizer, range(steps))
+        _train(job, range(steps))
         saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-        _train(model, optimizer, range(steps, 2 * steps))
-        whole = _end(model, optimizer, steps)
+        _train(job, range(steps, 2 * steps))
+        whole = _end(job, steps)
     with laconic.init(timeout_s=60) as world:
-        model, optimizer = _build(spec, codec, 10 + world.rank)
+        model, optimizer = job = _build(spec, codec, 10 + world.rank)
         model.load_state_dict(saved[0])
         optimizer.load_state_dict(saved[1])
         laconic.barrier()
-        _train(model, optimizer, range(steps, 2 * steps))
-        return {"whole": whole, "resumed": _end(model, optimizer, 0)}
+        _train(job, range(steps, 2 * steps))
+        return {"whole": whole, "resumed": _end(job, 0)}
 
 
 def _all(cases: list[tuple[str, str]]) -> list[dict[str, Any]]:

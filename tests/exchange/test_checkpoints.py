@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.consistency.distribute import mode_of
 from laconic.errors import BadInput, CheckpointError
 from laconic.exchange.checkpoints import Checkpoints
 from laconic.exchange.cursor import Cursor
@@ -229,7 +228,7 @@ def _together(folder: str) -> dict[str, Any]:
             torch.manual_seed(world.rank)
             model = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 1))
             optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-            laconic.distribute(model, optimizer, codec="topk(0.05)")
+            job = laconic.distribute(model, optimizer, codec="topk(0.05)")
             cursor, x = Cursor(30, batch=6), torch.randn(30, 40, generator=torch.Generator().manual_seed(7))
             with Checkpoints(folder, asynchronous=attempt != "damaged") as checkpoints:
                 if attempt == "damaged" and world.rank == 1:
@@ -252,7 +251,7 @@ def _together(folder: str) -> dict[str, Any]:
                         checkpoints.save(step, model=model, optimizer=optimizer, cursor=cursor)
                 found[attempt, "residuals"] = optimizer.state_dict()["laconic"]["residuals"]
                 found[attempt, "weights"] = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-            mode_of(optimizer).close()
+            job.close()
         found["early"] = _rank_1_has_none(world, Path(folder) / "early", 1)
         found["lost"] = _rank_1_has_none(world, Path(folder) / "lost", 4)
     return found

@@ -10,19 +10,19 @@ from __future__ import annotations
 import time
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from laconic.consistency.base import Agreement, FlatWeights, start_alike, trained_parameters
+from laconic.consistency.averaging import OwnWeights
+from laconic.consistency.base import Setup
 from laconic.consistency.churn.mean import weighted_mean
 from laconic.consistency.churn.messages import Kind, Message, address, blank, pack, unpack, values_of
 from laconic.consistency.side import open_mesh
 from laconic.errors import CollectiveTimeout, PayloadError, PeerLost
-from laconic.transports.world import World
 
 TICK_S = 0.02
 
 
-class BackupAgreement(Agreement):
+class BackupAgreement(OwnWeights):
     """Every step applies the mean of the first P − k gradients, the same bits on all workers.
 
     With gₛ,ᵢ the gradient of rank i at step s and F at least the first P − `drop_slowest` ranks to reach rank 0:
@@ -40,28 +40,25 @@ class BackupAgreement(Agreement):
     Differs: rank 0's own gradient is always used, and so are others that have come when the last needed one does.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, drop_slowest: int) -> None:
-        self._weights = FlatWeights(trained_parameters(model, optimizer))
-        start_alike(model, world)
-        self._needed = max(1, world.world_size - drop_slowest)
+    def __init__(self, setup: Setup, drop_slowest: int) -> None:
+        super().__init__(setup)
+        self._needed = max(1, self.world.world_size - drop_slowest)
         self._gradients: dict[int, Message] = {}
         self._finished: set[int] = set()
-        self._mesh = open_mesh(world)
-        super().__init__(model, optimizer, world)
+        self._mesh = open_mesh(self.world)
 
     def before_step(self) -> None:
-        begun, sent = time.perf_counter(), self._mesh.counters.total_sent_nbytes
-        message = blank(4 * self._weights.values.numel())  # a new one: the last may still be on its way
-        self._weights.gradients(values_of(message))
-        waited = time.perf_counter()
-        mean = self._collect(message) if self.world.rank == 0 else self._contribute(message)
-        now = time.perf_counter()
-        for parameter, piece in zip(self._weights.parameters, self._pieces(mean), strict=True):
-            parameter.grad = piece.view(parameter.shape)
-        self.record(now - begun, now - waited, self._mesh.counters.total_sent_nbytes - sent, staleness=0)
+        with self.agreeing():
+            message = blank(4 * self.weights.values.numel())  # a new one: the last may still be on its way
+            self.weights.gradients(values_of(message))
+            begun = time.perf_counter()
+            mean = self._collect(message) if self.world.rank == 0 else self._contribute(message)
+            self.waited(time.perf_counter() - begun)
+            self.weights.set_gradients(mean)
+        self.settle(staleness=0)
 
-    def _pieces(self, mean: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(mean, [parameter.numel() for parameter in self._weights.parameters])
+    def sent_nbytes(self) -> int:
+        return self._mesh.counters.total_sent_nbytes
 
     def _collect(self, own: Tensor) -> Tensor:
         """Rank 0's part: the mean of the first gradients, sent to all."""
@@ -76,7 +73,7 @@ class BackupAgreement(Agreement):
             if self._next() is None:
                 self._check(len(self._mesh.peers) + 1 >= self._needed, deadline)
         self._gradients.clear()
-        message = blank(4 * self._weights.values.numel())
+        message = blank(4 * self.weights.values.numel())
         weighted_mean([came[rank] for rank in sorted(came)], values_of(message))
         address(message, Kind.MEAN, 0, self.step)
         for peer in self._mesh.peers:
@@ -105,7 +102,7 @@ class BackupAgreement(Agreement):
             return None
         except PeerLost:  # nobody is left; whether that matters is for `_check`
             return None
-        if message.kind is Kind.GRADIENT and message.body.numel() == 4 * self._weights.values.numel():
+        if message.kind is Kind.GRADIENT and message.body.numel() == 4 * self.weights.values.numel():
             self._gradients[sender] = message
         elif message.kind is Kind.FINISH:
             self._finished.add(sender)

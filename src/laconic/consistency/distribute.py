@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from laconic.consistency.base import INSTALLED, Agreement, Mode, build
+from laconic.consistency.base import INSTALLED, Agreement, Mode, Setup, build
 from laconic.errors import BadInput
+from laconic.exchange.options import DEFAULT_CODEC, Options
 from laconic.exchange.policy import CodecPlan
 from laconic.transports.world import World, current
 
@@ -17,12 +18,12 @@ def distribute(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    codec: CodecPlan = "none",
+    codec: CodecPlan | None = None,
     consistency: str | Mode = "sync",
     world: World | None = None,
     **options: Any,
-) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Let `optimizer` train `model` together with all other workers; returns both, for use as before.
+) -> Agreement:
+    """Let `optimizer` train `model` together with all other workers; use both as before.
 
     Every worker begins with rank 0's weights. Communication happens in `optimizer.step()`; learning-rate schedulers,
     gradient accumulation and `state_dict()` (which then holds the exchange's state too) work as without it. A worker
@@ -32,10 +33,15 @@ def distribute(
     Args:
         model: a plain module, not wrapped in DDP.
         optimizer: any optimiser of the model's parameters.
-        codec: a spec such as "dynamic8", {first step: spec}, or a function of the step.
+        codec: a spec such as "topk(0.01)", {first step: spec}, or a function of the step. None: `DEFAULT_CODEC`, where
+            the mode sends anything through a codec.
         consistency: when workers agree: a spec such as "sync" or "local(8)"; see `laconic.consistency.names()`.
         world: where to communicate; the default world when None.
-        options: the mode's own; for sync as for `CompressionState`: algorithm, exempt, feedback, momentum, hosts.
+        options: of the exchange, as the mode has them: algorithm, exempt, feedback, momentum, hosts, …; see `Options`.
+
+    Returns:
+        The job: `finish()` after the last step, records, `explain()`, state and `close()`. It unpacks into model and
+        optimiser.
 
     >>> model = nn.Linear(4, 2)
     >>> model, optimizer = distribute(model, torch.optim.SGD(model.parameters(), 0.1), codec="dynamic8")
@@ -49,13 +55,12 @@ def distribute(
         raise BadInput("distribute takes the plain model, ddp.module; for DDP there is laconic.compress(ddp, codec)")
     if hasattr(optimizer, INSTALLED):
         raise BadInput("this optimiser is distributed already")
-    setattr(optimizer, INSTALLED, mode.install(model, optimizer, world or current(), codec, **options))
-    return model, optimizer
-
-
-def mode_of(optimizer: torch.optim.Optimizer) -> Agreement:
-    """What `distribute` installed on this optimiser: its records, `finish()` and `close()`."""
-    agreement: Agreement | None = getattr(optimizer, INSTALLED, None)
-    if agreement is None:
-        raise BadInput("this optimiser is not distributed: call laconic.distribute(model, optimizer) first")
-    return agreement
+    if mode.no_codec and codec is not None and str(codec) != "none":
+        raise BadInput(f"'{mode}' takes no codec: {mode.no_codec}; leave codec='{codec}' out")
+    own = {name: options.pop(name) for name in mode.own_options if name in options}
+    given = Options.of({**options, "world": world or current()}, "distribute")
+    given.refuse(f"consistency '{mode.name}'", (*mode.options, *mode.own_options))
+    plan = "none" if mode.no_codec else DEFAULT_CODEC if codec is None else codec
+    job = mode.install(Setup(model, optimizer, given.world or current(), plan, given, own))
+    job.attach()
+    return job

@@ -3,45 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
-from laconic.consistency.base import Agreement
+from laconic.consistency.averaging import exchange_of
+from laconic.consistency.base import Agreement, Setup
+from laconic.consistency.weights import trained_parameters
 from laconic.exchange.flat import FlatGradients
-from laconic.exchange.policy import CodecPlan
+from laconic.exchange.record import StepRecord
 from laconic.exchange.state import CompressionState
-from laconic.transports.world import World
+
+# A message should carry about this much: below, it costs mostly its latency, above, encoding waits for the wire.
+MESSAGE_NBYTES = 1 << 20
 
 
 class ExchangedGradients(Agreement):
     """What such agreements share.
 
-    Args:
-        trained: the parameters whose gradients are averaged.
-        buffer_nbytes: how many raw bytes of gradients make a bucket, for this exchange.
-        start: lets the workers begin alike, as far as they shall.
-        options: as for `CompressionState`: algorithm, exempt, feedback, momentum, hosts.
-
     Attributes:
-        state: the exchange's state: records, residuals, codec schedule.
+        state: the exchange's state: records, residuals, codec plan.
         gradients: the flat buffers the gradients lie in.
     """
 
-    def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan, *,
-        trained: Sequence[nn.Parameter], buffer_nbytes: Callable[[CompressionState], int], start: Callable[[], None],
-        **options: Any,
-    ) -> None:  # fmt: skip
-        self.state = CompressionState(codec, model.named_parameters(), world=world, **options)
+    def __init__(self, setup: Setup) -> None:
+        self.state = exchange_of(setup)
         names, exempt = self.state.names, self.state.exempt
         self.gradients = FlatGradients(
-            trained, buffer_nbytes(self.state), lambda p: exempt.covers(names[id(p)], p)
+            self.exchanged(setup), _buffer_nbytes(self.state), lambda p: exempt.covers(names[id(p)], p)
         )
-        start()
-        super().__init__(model, optimizer, world)
+        super().__init__(setup)
+
+    def exchanged(self, setup: Setup) -> list[nn.Parameter]:
+        """The parameters whose gradients are averaged."""
+        return trained_parameters(setup.model, setup.optimizer)
 
     def before_step(self) -> None:
         begun, step = time.perf_counter(), self.state.step
@@ -49,17 +45,27 @@ class ExchangedGradients(Agreement):
         self.state.exchange([(buffer.values, list(buffer.parameters)) for buffer in self.gradients.buffers])
         made = [record for record in self.state.records if record.step == step]
         wait_s, sent_nbytes = sum(record.wait_s for record in made), sum(record.sent_nbytes for record in made)
-        self.record(time.perf_counter() - begun, wait_s, sent_nbytes, staleness=0)
+        self.keep(StepRecord(self.step, time.perf_counter() - begun, wait_s, sent_nbytes, staleness=0))
 
     def state_dict(self) -> dict[str, Any]:
         return self.state.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.state.load_state_dict(state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.state.load_state_dict(dict(state))
         self.step = self.state.step
 
     def close(self) -> None:
-        """Undo `distribute`: the optimiser steps alone again."""
         self.gradients.close()
         self.state.close()
         super().close()
+
+
+def _buffer_nbytes(state: CompressionState) -> int:
+    """Raw bytes whose payload makes a message of about MESSAGE_NBYTES."""
+    if state.auto is not None:
+        return 4 * MESSAGE_NBYTES
+    first = state.schedule.at(0)
+    if first.kind == "matrix":
+        return 25 << 20
+    sample = 1 << 20
+    return int(MESSAGE_NBYTES * max(1.0, 4 * sample / first.max_nbytes(sample)))

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import laconic
-from laconic.consistency.churn.blocks import Blocks
 from laconic.consistency.churn.meeting import read_events
 from laconic.consistency.churn.replica import Replica, digest
 from laconic.consistency.churn.ways import way_for
+from laconic.consistency.churn.work import BlockWork
 from laconic.consistency.modes.local import Local
 from laconic.errors import BadInput
 from laconic.workloads.order import SampleLedger
@@ -97,7 +97,7 @@ def _two_blocks(in_vain: int) -> tuple[Any, ...]:
     optimizer = torch.optim.Adam(model.parameters(), 0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
     replica = Replica(model, optimizer, SampleLedger(50, 10), scheduler)
-    blocks = Blocks(replica, Local(2), relative=False)
+    blocks = BlockWork(replica, Local(2), relative=False)
 
     def make(steps: int) -> list[int]:
         made = []

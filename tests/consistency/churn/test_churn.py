@@ -15,7 +15,6 @@ from torch import nn
 
 import laconic
 from laconic.consistency.churn.meeting import read_events
-from laconic.consistency.distribute import mode_of
 from laconic.errors import BadInput
 from laconic.transports.launcher import LocalJob, run_local
 
@@ -95,7 +94,7 @@ def _backup(drop_slowest: int, steps: int, pause_s: float) -> dict[str, Any]:
         torch.manual_seed(world.rank)
         model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
         optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-        laconic.distribute(model, optimizer, consistency=f"sync(drop_slowest={drop_slowest})", world=world)
+        job = laconic.distribute(model, optimizer, consistency=f"sync(drop_slowest={drop_slowest})", world=world)
         if world.rank == world.world_size - 1:
             time.sleep(pause_s)  # a straggler from the first step on
         begun = time.monotonic()
@@ -105,9 +104,9 @@ def _backup(drop_slowest: int, steps: int, pause_s: float) -> dict[str, Any]:
             model(torch.randn(16, 8, generator=generator)).square().mean().backward()
             optimizer.step()
         seconds = time.monotonic() - begun
-        mode_of(optimizer).finish()
+        job.finish()
         weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-        mode_of(optimizer).close()
+        job.close()
         return {"weights": weights, "seconds": seconds}
 
 
@@ -124,15 +123,15 @@ def _late(steps: int, pause_s: float) -> int:
     with laconic.init(timeout_s=4) as world:
         model = nn.Linear(8, 1)
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        laconic.distribute(model, optimizer, consistency="sync(drop_slowest=1)", world=world)
+        job = laconic.distribute(model, optimizer, consistency="sync(drop_slowest=1)", world=world, codec="none")
         for _ in range(steps):
             time.sleep(pause_s if world.rank == world.world_size - 1 else 0.0)
             optimizer.zero_grad()
             model(torch.ones(4, 8)).square().mean().backward()
             optimizer.step()
-        mode_of(optimizer).finish()
-        made = mode_of(optimizer).step
-        mode_of(optimizer).close()
+        job.finish()
+        made = job.step
+        job.close()
         return made
 
 
@@ -146,14 +145,14 @@ def _many_steps(folder: str) -> float:
     with laconic.init(timeout_s=60) as world:
         model = nn.Linear(8, 1)
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        laconic.distribute(model, optimizer, consistency="sync(drop_slowest=1)", world=world)
+        job = laconic.distribute(model, optimizer, consistency="sync(drop_slowest=1)", world=world, codec="none")
         Path(folder, f"pid{world.rank}").write_text(str(os.getpid()))
         for _ in range(2000):
             optimizer.zero_grad()
             model(torch.ones(4, 8)).square().mean().backward()
             optimizer.step()
         loss = float(model(torch.ones(8)).square())
-        mode_of(optimizer).close()
+        job.close()
         return loss
 
 
@@ -178,4 +177,4 @@ def test_backup_workers_take_no_codec() -> None:
     with pytest.raises(BadInput, match="no codec"):
         laconic.distribute(model, optimizer, consistency="sync(drop_slowest=1)", codec="dynamic8")
     with pytest.raises(BadInput, match="drop_slowest is a number"):
-        laconic.distribute(model, optimizer, consistency="sync(drop_slowest=-1)")
+        laconic.distribute(model, optimizer, consistency="sync(drop_slowest=-1)", codec="none")

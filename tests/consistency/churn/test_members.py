@@ -17,6 +17,7 @@ import laconic
 from laconic.consistency.churn.meeting import Meeting, View, event, read_events
 from laconic.consistency.churn.messages import HEADER_NBYTES, Kind, pack, unpack
 from laconic.consistency.churn.replica import Replica
+from laconic.consistency.churn.work import Gradients
 from laconic.errors import BadInput, PayloadError, PeerLost
 from laconic.transports.launcher import LocalJob
 from laconic.transports.zeromq import ZmqTransport
@@ -94,7 +95,8 @@ def _trained(make: Any, steps: int) -> Replica:
     replica = Replica(model, optimizer, SampleLedger(100, 10), scheduler)
     for step in range(steps):
         model(torch.randn(5, 6))
-        replica.apply(torch.randn(replica.numel, generator=torch.Generator().manual_seed(step)), 1, (0,))
+        gradient = torch.randn(replica.numel, generator=torch.Generator().manual_seed(step))
+        Gradients(replica).apply(gradient, 1, (0,))
     return replica
 
 
@@ -112,7 +114,7 @@ def test_a_newcomer_goes_on_with_the_same_bits(make: Any) -> None:
     for _ in range(3):
         mean = torch.randn(old.numel)
         for replica in (old, new):
-            replica.apply(mean.clone(), 1, (0,))
+            Gradients(replica).apply(mean.clone(), 1, (0,))
     assert old.digest == new.digest
     for ours, theirs in zip(old.model.state_dict().values(), new.model.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from laconic.consistency.churn.coded import Coded
 from laconic.consistency.churn.meeting import read_events
 from laconic.consistency.churn.messages import HEADER_NBYTES
 from laconic.consistency.churn.wire import Exact, Occasion, Offer, Unreadable, Wire
+from laconic.consistency.vectors import NAME
 from laconic.errors import BadInput, PayloadError
 from tests.consistency.churn.trainers import Trainer, assert_alike, come_and_go, until
 
@@ -38,16 +40,16 @@ def _agree(wires: list[Wire], counts: list[int], step: int, included: list[int],
     return results
 
 
-def _owed(wire: Any) -> tuple[Tensor, Tensor]:
-    """What this worker owes, of its own and of the mean."""
+def _residuals(wire: Any) -> tuple[Tensor, Tensor]:
+    """This worker's residuals, of its own and of the mean."""
     return tuple(
-        torch.zeros(CODED) if owed._now is None else owed._now.clone() for owed in (wire._mine, wire._ours)
+        residuals.state_dict().get(NAME, torch.zeros(CODED)) for residuals in (wire._mine, wire._ours)
     )  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("spec", CODECS)
 def test_nothing_is_lost_on_the_way_whatever_fails(spec: str) -> None:
-    """All that was applied, and all that is owed, is all that was offered; a failed step is as if it had not been."""
+    """All that was applied, and all residuals, is all that was offered; a failed step is as if it had not been."""
     counts, random = [3, 4, 4], np.random.default_rng(7)
     codec = laconic.codec(spec)
     wires: list[Wire] = [Coded(codec, CODED, NUMEL) for _ in counts]
@@ -68,27 +70,27 @@ def test_nothing_is_lost_on_the_way_whatever_fails(spec: str) -> None:
         applied += results[0]
         offered += sum(count / 11 * vector for count, vector in zip(counts, vectors, strict=True))
     torch.testing.assert_close(applied[CODED:], offered[CODED:], rtol=1e-5, atol=1e-5)
-    mine, ours = zip(*map(_owed, wires), strict=True)
+    mine, ours = zip(*map(_residuals, wires), strict=True)
     if spec == "bf16":  # so fine that nothing is fed back
-        assert not any(owed.any() for owed in (*mine, *ours))
+        assert not any(residual.any() for residual in (*mine, *ours))
         torch.testing.assert_close(applied, offered, rtol=0.02, atol=0.1)
     else:
-        assert any(owed.any() for owed in mine[1:])
+        assert any(residual.any() for residual in mine[1:])
         assert ours[0].any()
         torch.testing.assert_close(applied[:CODED] + sum(mine) + sum(ours), offered[:CODED], rtol=1e-4, atol=1e-4)
 
 
-def test_who_was_dropped_owes_what_it_owed() -> None:
+def test_who_was_dropped_owes_what_it_residuals() -> None:
     codec = laconic.codec("topk(0.1)")
     wires: list[Any] = [Coded(codec, CODED, NUMEL) for _ in range(3)]
     for step, included in enumerate([[0, 1, 2], [0, 1]]):
         for wire in wires:
             wire.values[:] = torch.randn(NUMEL)
-        before = [_owed(wire)[0] for wire in wires]
+        before = [_residuals(wire)[0] for wire in wires]
         vectors = [wire.values.clone() for wire in wires]
         results = _agree(wires, [4, 4, 4], step, included)
-    assert torch.equal(_owed(wires[2])[0], before[2])
-    assert not torch.equal(_owed(wires[1])[0], before[1])
+    assert torch.equal(_residuals(wires[2])[0], before[2])
+    assert not torch.equal(_residuals(wires[1])[0], before[1])
     torch.testing.assert_close(results[0][CODED:], ((vectors[0] + vectors[1]) / 2)[CODED:])
 
 
@@ -101,18 +103,20 @@ def test_a_state_from_a_peer_says_what_became_of_an_offer() -> None:
             wire.offer(4, Occasion(step, 1, 8))
             if step == 0:
                 wire.committed(True)
-        kept, following = _owed(wire)[0], wire._mine._next.clone()
+        kept, ahead = _residuals(wire)[0], copy.deepcopy(wire)
+        ahead.committed(True)
+        following = _residuals(ahead)[0]
         wire.resume(6, included)
         found = {"next": following, "kept": kept, "nothing": torch.zeros(CODED)}[expected]
-        assert torch.equal(_owed(wire)[0], found), expected
+        assert torch.equal(_residuals(wire)[0], found), expected
 
 
-def test_one_alone_sends_nothing_and_pays_what_it_owes() -> None:
+def test_one_alone_sends_nothing_and_uses_its_residuals() -> None:
     wires: list[Any] = [Coded(laconic.codec("onebit"), CODED, NUMEL) for _ in range(2)]
     for wire in wires:
         wire.values[:] = torch.randn(NUMEL)
     _agree(wires, [4, 4], 0, [0, 1])
-    mine, ours = _owed(wires[0])
+    mine, ours = _residuals(wires[0])
     for step in (1, 2):
         own = wires[0].values[:] = torch.randn(NUMEL)
         message, values = wires[0].combine([Offer(100, 8, None)], Occasion(step, 0, 8), 0)
@@ -149,7 +153,7 @@ def test_what_cannot_be_read_names_the_worker_and_what_is_not_finite_is_nan_for_
     for wire in coded:
         wire.values[:] = 1.0
     for result in _agree(coded, [4, 4], 1, [0, 1]):
-        assert result.isfinite().all(), "what was not finite stays in what is owed"
+        assert result.isfinite().all(), "what was not finite stays in the residual"
 
 
 @pytest.mark.parametrize("spec", [pytest.param("none", marks=pytest.mark.slow), "dynamic8"])

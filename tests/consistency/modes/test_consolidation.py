@@ -11,7 +11,6 @@ from torch import Tensor, nn
 import laconic
 from laconic.consistency import build
 from laconic.consistency.distill import distill, distill_loss
-from laconic.consistency.distribute import mode_of
 from laconic.consistency.modes.ensemble import Ensemble
 from laconic.errors import BadInput, UnknownName
 from laconic.transports.launcher import run_local
@@ -35,8 +34,7 @@ def _train(spec: str, steps: int = 5, **options: Any) -> dict[str, Any]:
     with laconic.init(timeout_s=60) as world:
         model = _network(seed=world.rank)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        laconic.distribute(model, optimizer, consistency=spec, **options)
-        agreement: Any = mode_of(optimizer)
+        agreement: Any = laconic.distribute(model, optimizer, consistency=spec, **({"codec": "none"} | options))
         begun = _flat(model)
         for step in range(steps):
             rows = torch.arange(60)[step * world.world_size + world.rank :: 7]
@@ -124,14 +122,14 @@ def test_wrong_choices_get_one_sentence() -> None:
         ("treenet(4)", {}, "1 to 3 of the model's 4 children, got 4"),
         ("ensemble(keep=1)", {}, "the ranks are 0 to 0"),
         ("ensemble", {"codec": "dynamic8"}, "sends no gradients"),
-        ("ensemble", {"speed": 3}, "no option 'speed'"),
+        ("ensemble", {"speed": 3}, "unknown option of distribute 'speed'"),
     ]:
         with pytest.raises(BadInput, match=text):
             laconic.distribute(model, torch.optim.SGD(model.parameters(), 0.1), consistency=spec, **options)
     with pytest.raises(UnknownName, match="child of the model 'head'"):
-        laconic.distribute(model, torch.optim.SGD(model.parameters(), 0.1), consistency="treenet(head)")
+        laconic.distribute(model, torch.optim.SGD(model.parameters(), 0.1), consistency="treenet(head)", codec="none")
     with pytest.raises(BadInput, match="the optimiser trains nothing of the shared trunk"):
-        laconic.distribute(model, torch.optim.SGD(model[3].parameters(), 0.1), consistency="treenet(1)")
+        laconic.distribute(model, torch.optim.SGD(model[3].parameters(), 0.1), consistency="treenet(1)", codec="none")
     for spec in ("treenet(0)", "treenet(true)", "treenet(1, keep=-1)", "ensemble(keep=-1)"):
         with pytest.raises(BadInput):
             build(spec)

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.consistency.distribute import mode_of
 from laconic.consistency.gaia.link import Link
 from laconic.consistency.gaia.significance import Significance
 from laconic.consistency.servers.wire import Kind, Message
@@ -111,8 +110,7 @@ def _train(threshold: float, codec: str) -> dict[str, Any]:
     torch.manual_seed(world.rank)
     model = nn.Sequential(nn.Linear(30, 20), nn.Tanh(), nn.Linear(20, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.5)
-    laconic.distribute(model, optimizer, consistency=f"gaia({threshold})", sites=[0, 1, 0, 1], codec=codec)
-    agreement = mode_of(optimizer)
+    agreement = laconic.distribute(model, optimizer, consistency=f"gaia({threshold})", sites=[0, 1, 0, 1], codec=codec)
     bits = []
     for step in range(12):
         generator = torch.Generator().manual_seed(10 * step + world.rank)
@@ -166,17 +164,15 @@ def _saved_and_loaded(codec: str, slow: int) -> dict[str, Any]:
     A slow site's file holds what the quick one told after its own was written, and the quick one's lacks more.
     """
 
-    def build(world: laconic.World) -> tuple[nn.Module, torch.optim.Optimizer]:
+    def build(world: laconic.World) -> Any:
         torch.manual_seed(world.rank)
         model = nn.Sequential(nn.Linear(30, 20), nn.Tanh(), nn.Linear(20, 2))
         optimizer = torch.optim.SGD(model.parameters(), 0.2, momentum=0.5)
-        laconic.distribute(model, optimizer, consistency="gaia(0.05)", codec=codec)
-        return model, optimizer
+        return laconic.distribute(model, optimizer, consistency="gaia(0.05)", codec=codec)
 
     found: dict[str, Any] = {}
     with laconic.init(timeout_s=30) as world:
-        model, optimizer = build(world)
-        agreement = mode_of(optimizer)
+        model, optimizer = agreement = build(world)
         found["start"], found["own"] = agreement.weights.values.clone(), torch.zeros_like(agreement.weights.values)
         for step in range(12):
             time.sleep(slow * world.rank / 1000)
@@ -192,10 +188,9 @@ def _saved_and_loaded(codec: str, slow: int) -> dict[str, Any]:
         agreement.finish()
         agreement.close()
     with laconic.init(timeout_s=30) as world:
-        model, optimizer = build(world)
+        model, optimizer = agreement = build(world)
         model.load_state_dict(saved[0])
         optimizer.load_state_dict(saved[1])
-        agreement = mode_of(optimizer)
         agreement.finish()
         found["end"], found["clock"] = agreement.weights.values.clone(), agreement.clock
         agreement.finish()

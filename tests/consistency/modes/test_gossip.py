@@ -14,7 +14,6 @@ from torch import nn
 
 import laconic
 from laconic.consistency import build
-from laconic.consistency.distribute import mode_of
 from laconic.consistency.gossip import graphs
 from laconic.errors import BadInput, UnknownName
 from laconic.transports.launcher import run_local
@@ -60,8 +59,7 @@ def _mix(world: World, spec: str, codec: str, steps: int, numel: int = 50) -> li
     """Gossip without gradients, from different points: this worker's weights before every step and at the end."""
     model = nn.Linear(numel, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
-    laconic.distribute(model, optimizer, consistency=spec, codec=codec, world=world)
-    agreement: Any = mode_of(optimizer)
+    agreement: Any = laconic.distribute(model, optimizer, consistency=spec, codec=codec, world=world)
     agreement.weights.values.copy_(_point(world.rank, numel))
     path = []
     for _ in range(steps):
@@ -128,8 +126,8 @@ class _Stage:
 def _pairs(world: World, stage: _Stage, codec: str, steps: int, slow: int) -> dict[str, Any]:
     model = nn.Linear(20, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
-    laconic.distribute(model, optimizer, consistency="gossip(random, asynchronous=true)", codec=codec, world=world)
-    agreement: Any = mode_of(optimizer)
+    spec = "gossip(random, asynchronous=true)"
+    agreement: Any = laconic.distribute(model, optimizer, consistency=spec, codec=codec, world=world)
     with torch.no_grad():
         agreement.weights.values.copy_(_point(world.rank, 20))
     for step in range(steps):
@@ -164,8 +162,7 @@ def test_pairs_come_together_while_one_worker_stands_still(codec: str) -> None:
 def _leaver(world: World) -> int:
     model = nn.Linear(20, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
-    laconic.distribute(model, optimizer, consistency="gossip(ring, asynchronous=true)", world=world)
-    agreement: Any = mode_of(optimizer)
+    agreement: Any = laconic.distribute(model, optimizer, consistency="gossip(ring, asynchronous=true)", world=world)
     for _ in range(5 if world.rank == 2 else 30):
         model.weight.grad = torch.zeros_like(model.weight)
         optimizer.step()
@@ -187,9 +184,9 @@ def test_wrong_use() -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for spec, options, text in [
-        ("gossip", {"algorithm": "ring"}, "no options"),
+        ("gossip", {"algorithm": "ring"}, "no option algorithm"),
         ("gossip", {"codec": "powersgd(2)"}, "matrices"),
         ("gossip(ring, asynchronous=true)", {"codec": {0: "none", 5: "dynamic8"}}, "one codec"),
     ]:
         with pytest.raises(BadInput, match=text):
-            laconic.distribute(model, optimizer, consistency=spec, **options)
+            laconic.distribute(model, optimizer, consistency=spec, **({"codec": "none"} | options))

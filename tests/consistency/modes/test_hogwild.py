@@ -12,7 +12,6 @@ from torch import nn
 
 import laconic
 from laconic.consistency import shared_memory
-from laconic.consistency.distribute import mode_of
 from laconic.errors import BadInput
 from laconic.transports.launcher import run_local
 from laconic.transports.world import World
@@ -38,8 +37,7 @@ def _sparse(world: World, make: Any, shared_rows: bool) -> dict[str, Any]:
     torch.manual_seed(world.rank)
     model = nn.Embedding(ROWS, WIDTH, sparse=True)
     optimizer = make(model.parameters(), 0.5)
-    laconic.distribute(model, optimizer, consistency="hogwild", world=world)
-    agreement: Any = mode_of(optimizer)
+    agreement: Any = laconic.distribute(model, optimizer, consistency="hogwild", world=world)
     begun = model.weight.detach().clone()
     laconic.barrier(group=world)
     expected = begun.clone()
@@ -72,8 +70,7 @@ def _in_turn(world: World) -> list[int | None]:
     """Rank 0 steps three times while rank 1 holds its gradient."""
     model = nn.Linear(8, 8)
     optimizer = torch.optim.Adam(model.parameters(), 0.1)
-    laconic.distribute(model, optimizer, consistency="hogwild", world=world)
-    agreement = mode_of(optimizer)
+    agreement = laconic.distribute(model, optimizer, consistency="hogwild", world=world)
     for _turn in range(2):
         for _ in range(3 if world.rank == 0 else 1):
             optimizer.zero_grad()
@@ -163,5 +160,5 @@ def test_wrong_use() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.raises(BadInput, match="sends nothing"):
         laconic.distribute(model, optimizer, consistency="hogwild", codec="dynamic8")
-    with pytest.raises(BadInput, match="no options"):
-        laconic.distribute(model, optimizer, consistency="hogwild", algorithm="ring")
+    with pytest.raises(BadInput, match="no option algorithm"):
+        laconic.distribute(model, optimizer, consistency="hogwild", algorithm="ring", codec="none")

@@ -12,7 +12,6 @@ from torch import nn
 
 import laconic
 from laconic.consistency import build
-from laconic.consistency.distribute import mode_of
 from laconic.consistency.fisher import FisherFactor
 from laconic.errors import BadInput
 from laconic.transports.threads import run_threads
@@ -58,8 +57,7 @@ NETWORK = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 3, bias=Fals
 def _fit(world: World, spec: str, steps: int) -> dict[str, Any]:
     model = copy.deepcopy(NETWORK)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    laconic.distribute(model, optimizer, consistency=spec, world=world)
-    agreement: Any = mode_of(optimizer)
+    agreement: Any = laconic.distribute(model, optimizer, consistency=spec, world=world, codec="none")
     scales = torch.logspace(0, -2, 20)  # inputs of very different size: what a natural gradient makes up for
     lengths, losses = [], []
     for step in range(steps):
@@ -100,4 +98,4 @@ def test_wrong_use() -> None:
         build("natural(0)")
     model = nn.Conv2d(1, 1, 3)
     with pytest.raises(BadInput, match=r"has none to train"):
-        laconic.distribute(model, torch.optim.SGD(model.parameters(), 0.1), consistency="natural(8)")
+        laconic.distribute(model, torch.optim.SGD(model.parameters(), 0.1), consistency="natural(8)", codec="none")

@@ -13,9 +13,8 @@ from hypothesis.extra.numpy import arrays
 from torch import nn
 
 import laconic
-from laconic.codecs.base import Codec
 from laconic.consistency import build
-from laconic.consistency.distribute import mode_of
+from laconic.consistency.modes import robust
 from laconic.consistency.robust.rules import RULES, aggregate, get
 from laconic.errors import BadInput, UnknownName
 from laconic.transports.launcher import run_local
@@ -176,7 +175,7 @@ def test_a_wrong_choice_fails_at_once() -> None:
         laconic.distribute(model, torch.optim.SGD(model.parameters(), 0.1), consistency="robust(krum, f=1)")
     model = model.double()
     with pytest.raises(BadInput, match="float32"):
-        laconic.distribute(model, torch.optim.SGD(model.parameters(), 0.1), consistency="robust")
+        laconic.distribute(model, torch.optim.SGD(model.parameters(), 0.1), consistency="robust", codec="none")
     with pytest.raises(BadInput, match="matrix of float32"):
         aggregate("median", np.zeros(3, dtype=np.float32), 0)
 
@@ -187,8 +186,7 @@ def _attacked(codec: str) -> dict[str, Any]:
         torch.manual_seed(world.rank)
         model = nn.Sequential(nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 1))
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        laconic.distribute(model, optimizer, consistency="robust(trimmed_mean, f=1)", codec=codec)
-        agreement = mode_of(optimizer)
+        agreement = laconic.distribute(model, optimizer, consistency="robust(trimmed_mean, f=1)", codec=codec)
         x = torch.randn(64, 40, generator=torch.Generator().manual_seed(world.rank))
         losses = []
         for step in range(12):
@@ -199,7 +197,7 @@ def _attacked(codec: str) -> dict[str, Any]:
                 for parameter in model.parameters():
                     parameter.grad.fill_([float("nan"), float("inf"), 1e38, -1e38][step % 4])
                 if step >= 8 and codec != "none":
-                    agreement._message = lambda *_: (torch.full((99,), 7, dtype=torch.uint8), _room(agreement))
+                    robust.pack = lambda bodies: torch.full((99,), 7, dtype=torch.uint8)
             optimizer.step()
             losses.append(float(loss))
         weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
@@ -210,14 +208,6 @@ def _attacked(codec: str) -> dict[str, Any]:
         return {"weights": weights, "losses": losses, "left_out": agreement.left_out, "rank": world.rank,
                 "kept": saved["laconic"]["residuals"], "again": again["residuals"],
                 "sent": agreement.records[-1].sent_nbytes}  # fmt: skip
-
-
-def _room(agreement: Any) -> int:
-    from laconic.exchange.message import max_nbytes
-
-    codec: Codec = agreement.schedule.at(0)
-    exact = agreement.gradients.buffers[0].values.numel() - agreement.coded_numel
-    return max_nbytes([codec.max_nbytes(agreement.coded_numel), 4 * exact])
 
 
 def _both() -> dict[str, dict[str, Any]]:

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.consistency.distribute import mode_of
 from laconic.consistency.servers.clocks import Clocks, check_read
 from laconic.errors import StalenessError
 from laconic.transports.launcher import run_local
@@ -97,8 +96,7 @@ def _train(spec: str, steps: int, slow_s: float) -> dict[str, Any]:
     world = laconic.init(timeout_s=30)
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.5 if spec.endswith("false)") else 0.0)
-    laconic.distribute(model, optimizer, consistency=spec)
-    agreement = mode_of(optimizer)
+    agreement = laconic.distribute(model, optimizer, consistency=spec, codec="none")
     ahead, bits = [], []
     for step in range(steps):
         optimizer.zero_grad()

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import laconic
 from laconic.consistency import build
-from laconic.consistency.distribute import mode_of
 from laconic.consistency.servers.clocks import Clocks
 from laconic.consistency.servers.layout import Layout
 from laconic.consistency.servers.served import Centre
@@ -127,8 +126,8 @@ def _in_turns(aware: bool) -> dict[str, Any]:
     world = laconic.init(timeout_s=30)
     model = _Vector(10)
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
-    laconic.distribute(model, optimizer, consistency=f"async(staleness_aware={str(aware).lower()})", codec="none")
-    agreement = mode_of(optimizer)
+    spec = f"async(staleness_aware={str(aware).lower()})"
+    agreement = laconic.distribute(model, optimizer, consistency=spec, codec="none")
     gradient = torch.arange(10.0) * (1 + world.rank)
     if world.rank == 0:
         for _ in range(3):
@@ -161,10 +160,9 @@ def _with_a_server(_: int) -> dict[str, Any]:
     world = laconic.init(timeout_s=30)
     model = _Vector(33)
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
-    laconic.distribute(
+    agreement = laconic.distribute(
         model, optimizer, consistency="async(servers=1, staleness_aware=false, push=2, pull=2)", codec="topk(0.1)+none"
     )
-    agreement = mode_of(optimizer)
     refused = ""
     if world.rank == 2:
         try:
@@ -174,7 +172,7 @@ def _with_a_server(_: int) -> dict[str, Any]:
     else:
         for _ in range(40):
             model.step(optimizer, -torch.ones(33))
-    owed = sum(float(value.sum()) for value in agreement.state_dict()["owed"].values())
+    left = sum(float(value.sum()) for value in agreement.state_dict()["residuals"].values())
     sent = sum(record.sent_nbytes for record in agreement.records)
     agreement.finish()
     agreement.close()
@@ -184,7 +182,7 @@ def _with_a_server(_: int) -> dict[str, Any]:
         centre.add(torch.full((7,), 1.0 + world.rank), step)
     centre.finish()
     found = {
-        "w": model.w.detach().clone(), "owed": owed, "refused": refused, "sent": sent, "centre": centre.values.clone()
+        "w": model.w.detach().clone(), "left": left, "refused": refused, "sent": sent, "centre": centre.values.clone()
     }  # fmt: skip
     centre.close()
     world.close()
@@ -193,13 +191,13 @@ def _with_a_server(_: int) -> dict[str, Any]:
 
 @pytest.mark.processes
 def test_a_rank_may_only_serve_and_nothing_is_lost_on_the_way() -> None:
-    """Everything pushed is in the weights or still owed by the codec; a centre holds the sum of what was added."""
+    """Everything pushed is in the weights or left out by the codec so far; a centre holds the sum of what was added."""
     found = run_local(3, _with_a_server, (0,), timeout_s=100)
     for rank in found:
         assert torch.equal(rank["w"], found[0]["w"])
         assert torch.equal(rank["centre"], torch.full((7,), 5.0 * (1 + 2 + 3)))
-    assert float(found[0]["w"].sum()) - found[0]["owed"] - found[1]["owed"] == pytest.approx(2 * 40 * 33)
-    assert found[0]["owed"] < 0
+    assert float(found[0]["w"].sum()) - found[0]["left"] - found[1]["left"] == pytest.approx(2 * 40 * 33)
+    assert found[0]["left"] < 0
     assert "rank 2 serves and does not train" in found[2]["refused"]
     assert 0 < found[0]["sent"] < 40 * 33 * 4
 
@@ -215,8 +213,7 @@ def _count_pushes(folder: str, spec: str) -> dict[str, Any]:
     world = laconic.init(timeout_s=30)
     model = _Vector(NUMEL)
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
-    laconic.distribute(model, optimizer, consistency=spec)
-    agreement = mode_of(optimizer)
+    agreement = laconic.distribute(model, optimizer, consistency=spec, codec="none")
     counter = Path(folder, f"acknowledged-{world.rank}")
     gaps, last, error, culprit, gone = [], time.monotonic(), "", None, []
     try:
@@ -290,8 +287,7 @@ def _copies(_: int) -> dict[str, Any]:
     world = laconic.init(timeout_s=30)
     model = _Vector(300)
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    laconic.distribute(model, optimizer, consistency="async(replicas=1)", codec="dynamic8")
-    agreement = mode_of(optimizer)
+    agreement = laconic.distribute(model, optimizer, consistency="async(replicas=1)", codec="dynamic8")
     generator = torch.Generator().manual_seed(world.rank)
     for _ in range(30):
         model.step(optimizer, torch.randn(300, generator=generator))

@@ -1,11 +1,6 @@
 """Vectors that travel through a codec, with error feedback on both legs: members to coordinator, and back.
 
-Caller: `group.py`, as a `Wire`. A body on the wire:
-
-    values that no codec touches, float32 | to a multiple of 16 | the codec's payload, to the end
-
-A body without a payload stands for a vector that is not finite, which codecs refuse: whoever reads it reads NaN, and so
-all workers see the same.
+Caller: `group.py`, as a `Wire`. How a vector lies in a message: `consistency/vectors.py`.
 """
 
 from __future__ import annotations
@@ -17,10 +12,10 @@ from torch import Tensor
 
 from laconic.codecs import Codec
 from laconic.consistency.churn.messages import HEADER_NBYTES, MAX_MEMBERS
-from laconic.consistency.churn.owed import Owed
 from laconic.consistency.churn.wire import Occasion, Offer, Rule, Unreadable
+from laconic.consistency.vectors import NAME, CodedVector
 from laconic.errors import PayloadError
-from laconic.exchange.message import aligned
+from laconic.exchange.residuals import Residuals
 
 
 class Coded:
@@ -41,38 +36,35 @@ class Coded:
     """
 
     def __init__(self, codec: Codec, coded_numel: int, numel: int, rule: Rule | None = None) -> None:
-        self._codec, self._coded, self._rule = codec, coded_numel, rule
-        self._exact_nbytes = 4 * (numel - coded_numel)
+        self._vector, self._rule = CodedVector(codec, coded_numel, numel), rule
         self.values = torch.empty(numel)
         self._result = torch.empty(0)
         self._sum = torch.empty(0)
-        self._mine, self._ours = Owed(codec, coded_numel), Owed(codec, coded_numel)
+        self._mine, self._ours = Residuals(tentative=True), Residuals(tentative=True)
         self._offered: int | None = None
-        self._load_kernels()
+        self._load_kernels(codec)
 
-    def _load_kernels(self) -> None:
+    def _load_kernels(self, codec: Codec) -> None:
         """Let the codec compile now, before this worker joins: not in its first step, for which all others wait."""
-        x = torch.zeros(min(self._coded, 1024))
-        if x.numel():
-            owed, room = Owed(self._codec, x.numel()), torch.empty(self._codec.max_nbytes(x.numel()), dtype=torch.uint8)
-            payload = owed.encode(x, 0, room)
-            assert payload is not None  # zeros are finite
-            self._codec.decode(payload, x.numel(), out=x)
-            self._codec.decode_add(payload, x)
+        numel = min(self._vector.coded_numel, 1024)
+        if numel:
+            small, x = CodedVector(codec, numel, numel), torch.zeros(numel)
+            body = small.encode(x, Residuals(), 0)
+            small.decode(body, x)
+            small.decode_add(body, x)
 
     def offer(self, samples: int, occasion: Occasion) -> Tensor:
         self._offered = occasion.step
         if self._rule is None:
             self.values.mul_(samples / occasion.samples)
-        return self._message(self.values, self._mine, occasion.step * (MAX_MEMBERS + 1) + occasion.place)
+        return self._message(self.values, self._mine, occasion, occasion.place)
 
-    def _message(self, x: Tensor, owed: Owed, draw: int) -> Tensor:
-        begin = HEADER_NBYTES + aligned(self._exact_nbytes)
-        message = torch.empty(begin + self._codec.max_nbytes(self._coded), dtype=torch.uint8)
-        message[:begin] = 0
-        message[HEADER_NBYTES : HEADER_NBYTES + self._exact_nbytes] = x[self._coded :].view(torch.uint8)
-        payload = owed.encode(x[: self._coded], draw, message[begin:]) if self._coded else None
-        return message[: begin + (0 if payload is None else payload.numel())]
+    def _message(self, x: Tensor, residuals: Residuals, occasion: Occasion, sender: int) -> Tensor:
+        return self._vector.encode(x, residuals, occasion.step * (MAX_MEMBERS + 1) + sender, HEADER_NBYTES)
+
+    def _settle(self, residuals: Residuals, x: Tensor) -> None:
+        """Add to x, which is not sent but used, what was left out before."""
+        residuals.settle(NAME, x[: self._vector.coded_numel])
 
     def combine(self, offers: Sequence[Offer], occasion: Occasion, listeners: int) -> tuple[Tensor | None, Tensor]:
         self._offered = occasion.step
@@ -80,14 +72,14 @@ class Coded:
             self._sum = torch.empty_like(self.values)
         if not listeners:  # nobody to send to, and nothing to leave out
             self._sum.copy_(self.values)
-            self._mine.pay(self._sum[: self._coded])
-            self._ours.pay(self._sum[: self._coded])
+            self._settle(self._mine, self._sum)
+            self._settle(self._ours, self._sum)
             return None, self._sum
         if self._rule is None:
             self._add_up(offers, occasion)
         else:
-            self._rule([(offer.samples, self._vector(offer)) for offer in offers], self._sum)
-        message = self._message(self._sum, self._ours, occasion.step * (MAX_MEMBERS + 1) + MAX_MEMBERS)
+            self._rule([(offer.samples, self._row(offer)) for offer in offers], self._sum)
+        message = self._message(self._sum, self._ours, occasion, MAX_MEMBERS)
         return message, self.read(message[HEADER_NBYTES:])
 
     def _add_up(self, offers: Sequence[Offer], occasion: Occasion) -> None:
@@ -96,58 +88,31 @@ class Coded:
         for offer in offers:
             if offer.body is None:
                 self._sum.add_(self.values, alpha=offer.samples / occasion.samples)
-                self._mine.pay(self._sum[: self._coded])
-            else:
-                self._add(offer.body, offer.member)
+                self._settle(self._mine, self._sum)
+                continue
+            try:
+                self._vector.decode_add(offer.body, self._sum)
+            except PayloadError as error:
+                raise Unreadable(offer.member, error) from None
         there = sum(offer.samples for offer in offers)
         if there != occasion.samples:
             self._sum.mul_(occasion.samples / there)
 
-    def _add(self, body: Tensor, member: int) -> None:
-        try:
-            exact, payload = self._opened(body)
-            if payload is not None:
-                self._codec.decode_add(payload, self._sum[: self._coded])
-            elif self._coded:
-                self._sum[: self._coded] = float("nan")
-        except PayloadError as error:
-            raise Unreadable(member, error) from None
-        self._sum[self._coded :].add_(exact)
-
-    def _vector(self, offer: Offer) -> Tensor:
+    def _row(self, offer: Offer) -> Tensor:
         """A member's vector for the rule; NaN where it cannot be read."""
         if offer.body is None:
-            self._mine.pay(self.values[: self._coded])
+            self._settle(self._mine, self.values)
             return self.values
         vector = torch.empty_like(self.values)
         try:
-            return self._decoded(offer.body, vector)
+            return self._vector.decode(offer.body, vector)
         except PayloadError:
             return vector.fill_(float("nan"))
 
     def read(self, body: Tensor) -> Tensor:
         if not self._result.numel():
             self._result = torch.empty_like(self.values)
-        return self._decoded(body, self._result)
-
-    def _decoded(self, body: Tensor, out: Tensor) -> Tensor:
-        exact, payload = self._opened(body)
-        if payload is not None:
-            self._codec.decode(payload, self._coded, out=out[: self._coded])
-        else:
-            out[: self._coded] = float("nan")
-        out[self._coded :] = exact
-        return out
-
-    def _opened(self, body: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The exact values and the payload, None where there is none."""
-        begin = aligned(self._exact_nbytes)
-        if body.numel() < begin:
-            raise PayloadError(f"{body.numel()} bytes, of which float32 values alone take {begin}")
-        payload = body[begin:] if body.numel() > begin else None
-        if payload is not None and not self._coded:
-            raise PayloadError(f"{body.numel()} bytes, where float32 values take {begin}")
-        return body[: self._exact_nbytes].view(torch.float32), payload
+        return self._vector.decode(body, self._result)
 
     def renew(self) -> None:
         """Every offer has memory of its own."""
@@ -155,11 +120,13 @@ class Coded:
     def committed(self, included: bool) -> None:
         if included:
             self._mine.commit()
+        else:
+            self._mine.roll_back()
         self._ours.commit()
 
     def resume(self, step: int, included: bool) -> None:
         """As after `committed` where this worker offered something for the last step; else it is not known what was
-        used of what it sent, and it begins with nothing owed."""
+        used of what it sent, and it begins with no residual."""
         if self._offered != step - 1:
             self._mine.forget()
         elif included:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.codecs import Codec
-from laconic.consistency.base import Mode, StepRecord
+from laconic.consistency.base import Mode
 from laconic.consistency.churn.deadline import Deadline
 from laconic.consistency.churn.group import Group
 from laconic.consistency.churn.joining import Fenced, Finished
@@ -30,6 +30,7 @@ from laconic.consistency.churn.work import Work
 from laconic.consistency.modes.sync import Sync
 from laconic.errors import BadInput
 from laconic.exchange.policy import Exemptions, flat_codec
+from laconic.exchange.record import StepRecord
 from laconic.workloads.order import SampleLedger
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laconic.consistency.base import FlatWeights, trained_parameters
+from laconic.consistency.weights import FlatWeights, trained_parameters
 from laconic.errors import PayloadError
 from laconic.exchange.policy import Exemptions
 from laconic.storage import tree
@@ -83,14 +83,6 @@ class Replica:
     def included(self) -> tuple[int, ...]:
         """The numbers of the workers whose vectors are in the last step; only kept where there is a codec."""
         return tuple(self.extra.get("included", ()))
-
-    def apply(self, mean: Tensor, parts: int, included: tuple[int, ...]) -> None:
-        """One committed step: the optimiser steps by `mean`, and the ledger notes whose samples are in it."""
-        pieces = torch.split(mean, [p.numel() for p in self.weights.parameters])
-        for parameter, piece in zip(self.weights.parameters, pieces, strict=True):
-            parameter.grad = piece.view(parameter.shape)
-        self.step()
-        self.ledger.commit(parts, included)
 
     def step(self) -> None:
         """The optimiser steps by the gradients that are there, and the scheduler after it."""

@@ -12,17 +12,16 @@ from torch import Tensor
 
 from laconic.codecs import Codec
 from laconic.consistency.base import Mode, build
-from laconic.consistency.churn.blocks import Blocks
+from laconic.consistency.blocks import BlockMode
 from laconic.consistency.churn.coded import Coded
 from laconic.consistency.churn.mean import weighted_mean
 from laconic.consistency.churn.replica import Replica
 from laconic.consistency.churn.wire import Exact, Rule, Wire
-from laconic.consistency.churn.work import Gradients, Work
+from laconic.consistency.churn.work import BlockWork, Gradients, Work
 from laconic.consistency.modes.block_momentum import BlockMomentum
 from laconic.consistency.modes.local import Local
 from laconic.consistency.modes.robust import Robust
 from laconic.consistency.modes.sync import Sync
-from laconic.consistency.robust import rules
 from laconic.errors import BadInput
 
 Way = Sync | Robust | Local | BlockMomentum
@@ -49,19 +48,16 @@ def way_for(consistency: str | Mode, workers: int | None = None) -> Way:
         raise BadInput(f"elastic does not send the optimiser's state: '{mode.name}' with state=keep or state=forget")
     if isinstance(mode, BlockMomentum) and mode.nesterov:
         raise BadInput("elastic has block_momentum without nesterov")
-    if isinstance(mode, Robust) and mode.f is not None and workers is not None:
-        rules.check(rules.get(mode.rule), workers, mode.f)
+    if isinstance(mode, Robust) and workers is not None:
+        mode.check_workers(workers)
     return mode
 
 
 def parts_of(way: Way, codec: Codec, replica: Replica) -> tuple[Work, Wire]:
     """What a worker does between two agreements, and how what it offers travels."""
-    exact = codec.exact
-    work: Work = Gradients(replica)
-    if isinstance(way, Local | BlockMomentum):
-        work = Blocks(replica, way, relative=not exact)
+    work: Work = BlockWork(replica, way, relative=not codec.exact) if isinstance(way, BlockMode) else Gradients(replica)
     rule = ruled(way) if isinstance(way, Robust) else None
-    if exact:
+    if codec.exact:
         return work, Exact(replica.numel, rule or weighted_mean, believes=rule is None)
     return work, Coded(codec, replica.coded_numel, replica.numel, rule)
 
@@ -70,7 +66,6 @@ def ruled(way: Robust) -> Rule:
     """A robust rule over all members that have samples; the samples of each count alike."""
 
     def combine(parts: Sequence[tuple[int, Tensor]], out: Tensor) -> None:
-        rows = torch.stack([values for samples, values in parts if samples]).numpy()
-        out.copy_(torch.from_numpy(rules.aggregate(way.rule, rows, way.f_among(len(rows)))))
+        out.copy_(way.combine(torch.stack([values for samples, values in parts if samples])))
 
     return combine

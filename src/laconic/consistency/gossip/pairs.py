@@ -16,17 +16,16 @@ import time
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from laconic.codecs import Codec
 from laconic.consistency.averaging import OwnWeights
+from laconic.consistency.base import Setup
 from laconic.consistency.gossip.edges import Edges, trust
-from laconic.consistency.gossip.graphs import acquaintances
 from laconic.consistency.side import open_mesh
 from laconic.errors import CollectiveTimeout, PeerLost
 from laconic.exchange.collectives import barrier
 from laconic.exchange.policy import flat_codec
-from laconic.transports.world import World
 from laconic.transports.zeromq import ZmqTransport
 
 ASK, ANSWER = 1, 2
@@ -38,20 +37,11 @@ class PairsAgreement(OwnWeights):
     A checkpoint holds no copies of what neighbours know: after a restart they begin anew, alike at both ends.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        world: World,
-        plan: str | Codec,
-        graph: str,
-        gamma: float | None,
-        seed: int,
-    ) -> None:
-        coder = flat_codec(plan)
-        super().__init__(model, optimizer, world)
+    def __init__(self, setup: Setup, friends: list[int], gamma: float | None, seed: int) -> None:
+        assert isinstance(setup.codec, str | Codec)  # a plan by steps has no meaning: workers are at different ones
+        coder, world = flat_codec(setup.codec), setup.world
+        super().__init__(setup)
         gamma = trust(coder) if gamma is None else gamma
-        friends = acquaintances(graph, world.world_size, world.rank)
         draw = np.random.Generator(np.random.Philox(key=[seed, world.rank]))
         self.pairs: _Pairs | None = None
         if not self.alone:

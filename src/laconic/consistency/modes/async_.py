@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
 
-from laconic.consistency.base import Mode, register
-from laconic.consistency.coder import refuse_options
-from laconic.consistency.servers.served import ServedAgreement
+from laconic.consistency.base import Mode, Setup, check_whole, register
+from laconic.consistency.servers.client import Client
+from laconic.consistency.servers.served import ServedAgreement, Serving
 from laconic.consistency.sites import Site, site_numbers
 from laconic.errors import BadInput
-from laconic.exchange.policy import CodecPlan
-from laconic.transports.world import World
 
 UNANSWERED = 4  # pushes a worker may have under way before it waits for one
 
@@ -74,26 +72,24 @@ class Async(Mode):
     same_weights: ClassVar[bool] = False
 
     @property
-    def lockstep(self) -> bool:  # type: ignore[override]
+    def lockstep(self) -> bool:
         return self.hierarchical  # a site's workers wait for each other
 
+    @property
+    def own_options(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("sites",) if self.hierarchical else ()
+
     def __post_init__(self) -> None:
-        for name in ("push", "pull"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise BadInput(f"async: {name} is a whole number of steps from 1, got {value!r}")
+        check_whole("async", {"push": self.push, "pull": self.pull}, 1, "a whole number of steps")
         if self.hierarchical and self.replicas:
             raise BadInput("async: a site's workers wait for each other, so hierarchical has no use for replicas")
         if self.hierarchical and (self.push, self.pull, self.servers) != (1, 1, None):
             raise BadInput("async: hierarchical goes with push=1, pull=1 and servers beside the workers")
 
-    def install(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan, **options: Any
-    ) -> ServedAgreement:
-        refuse_options("async", options, ("sites",) if self.hierarchical else ())
+    def install(self, setup: Setup) -> ServedAgreement:
         if self.hierarchical:
-            return RudraAgreement(self, model, optimizer, world, codec, **options)
-        return AsyncAgreement(self, model, optimizer, world, codec)
+            return RudraAgreement(self, setup)
+        return AsyncAgreement(self, setup)
 
 
 class AsyncAgreement(ServedAgreement):
@@ -103,55 +99,37 @@ class AsyncAgreement(ServedAgreement):
         accrued: gradients that have not been pushed yet.
     """
 
-    def __init__(
-        self, mode: Async, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan
-    ) -> None:
-        replicas = 0 if world.world_size == 1 else mode.replicas
-        super().__init__(
-            model, optimizer, world, codec,
-            servers=mode.servers, replicas=replicas, staleness_aware=mode.staleness_aware,
-        )  # fmt: skip
+    def __init__(self, mode: Async, setup: Setup) -> None:
+        serving = Serving("async", staleness_aware=mode.staleness_aware)
+        super().__init__(setup, serving, servers=mode.servers, replicas=mode.replicas)
         self.mode = mode
         self.accrued = torch.zeros_like(self.weights.values)
         self._accrues = False
-        self._staleness: int | None = None
 
-    def before_step(self) -> None:
-        if self.served is None:
-            return
-        self.refuse_on_server()
-        client, pull_is_due = self.served.client, (self.step + 1) % self.mode.pull == 0
-        with self.agreeing():
-            waited = client.wait_s
-            pushed = self._push(wants_weights=pull_is_due)
-            if pull_is_due:
-                if not pushed:
-                    client.pull()
-                client.wait()
-                self.hide_gradients()
-            else:
-                client.drain()
-                client.wait(most=UNANSWERED)
-            self._staleness = client.staleness if pushed else None
-            self.waited(client.wait_s - waited)
+    def exchange(self, client: Client) -> None:
+        pull_is_due = (self.step + 1) % self.mode.pull == 0
+        pushed = self._push(client, wants_weights=pull_is_due)
+        if pull_is_due:
+            if not pushed:
+                client.pull()
+            client.wait()
+            self.hide_gradients()
+        else:
+            client.drain()
+            client.wait(most=UNANSWERED)
+        self.staleness = client.staleness if pushed else None
 
-    def _push(self, *, wants_weights: bool) -> bool:
+    def _push(self, client: Client, *, wants_weights: bool) -> bool:
         """Push what has accrued, when that is due."""
-        assert self.served is not None
-        gradients: Tensor = self.weights.gradients()
+        gradients = self.weights.gradients()
         if self._accrues:
             gradients += self.accrued
-        if (self.step + 1) % self.mode.push:
+        self._accrues = (self.step + 1) % self.mode.push != 0
+        if self._accrues:
             self.accrued.copy_(gradients)
-            self._accrues = True
             return False
-        self._accrues = False
-        self.push(self.served.client, gradients, wants_weights=wants_weights)
+        self.push(client, gradients, wants_weights=wants_weights)
         return True
-
-    def after_step(self) -> None:
-        self.show_gradients()
-        self.settle(0 if self.served is None else self._staleness)
 
     def finish(self) -> None:
         if self.served is not None and self._accrues:
@@ -163,7 +141,7 @@ class AsyncAgreement(ServedAgreement):
         state = super().state_dict()
         return {**state, "accrued": self.accrued.clone()} if self._accrues else state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._accrues = "accrued" in state
         if self._accrues:
@@ -173,44 +151,24 @@ class AsyncAgreement(ServedAgreement):
 class RudraAgreement(ServedAgreement):
     """Async by sites: the leaf, a site's first rank, pushes the mean of its gradients and passes the weights on."""
 
-    def __init__(
-        self,
-        mode: Async,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        world: World,
-        codec: CodecPlan,
-        sites: Any = 2,
-    ) -> None:
-        numbers = site_numbers(world.world_size, sites)
-        super().__init__(
-            model, optimizer, world, codec, servers=None, replicas=0, staleness_aware=mode.staleness_aware
-        )
-        self.site = Site(world, numbers)
-        self._staleness = 0
+    def __init__(self, mode: Async, setup: Setup) -> None:
+        numbers = site_numbers(setup.world.world_size, setup.own.get("sites", 2))
+        super().__init__(setup, Serving("async", staleness_aware=mode.staleness_aware))
+        self.site = Site(setup.world, numbers)
 
-    def before_step(self) -> None:
-        if self.served is None:
-            return
-        client, values = self.served.client, self.weights.values
-        with self.agreeing():
-            waited = client.wait_s
-            gradients = self.site.mean(self.weights.gradients())
-            told = torch.empty(values.numel() + 1)
-            if self.site.leads:
-                self.push(client, gradients, wants_weights=True)
-                client.wait()
-                told[0] = client.staleness
-                told[1:] = values
-            self.site.tell(told)
-            self._staleness = int(told[0])
-            values.copy_(told[1:])
-            self.hide_gradients()
-            self.waited(client.wait_s - waited)
-
-    def after_step(self) -> None:
-        self.show_gradients()
-        self.settle(self._staleness)
+    def exchange(self, client: Client) -> None:
+        values = self.weights.values
+        gradients = self.site.mean(self.weights.gradients())
+        news = torch.empty(values.numel() + 1)  # the staleness, and the weights
+        if self.site.leads:
+            self.push(client, gradients, wants_weights=True)
+            client.wait()
+            news[0] = client.staleness
+            news[1:] = values
+        self.site.tell(news)
+        self.staleness = int(news[0])
+        values.copy_(news[1:])
+        self.hide_gradients()
 
     def sent_nbytes(self) -> int:
         return super().sent_nbytes() + (self.site.sent_nbytes if self.served is not None else 0)

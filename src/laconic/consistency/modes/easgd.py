@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from laconic.consistency.averaging import Averager, OwnWeights, average_buffers
-from laconic.consistency.base import Mode, register
-from laconic.consistency.modes.local import check_period
+from laconic.consistency.averaging import WEIGHT_OPTIONS, Averager, Averaging
+from laconic.consistency.base import Mode, Setup, check_whole, register
 from laconic.consistency.servers.served import Centre
+from laconic.consistency.weights import average_buffers
 from laconic.errors import BadInput
-from laconic.exchange.policy import CodecPlan
-from laconic.transports.world import World
 
 
 @register("easgd")
@@ -66,14 +65,15 @@ class Easgd(Mode):
         "easgd(period=4, momentum=0.3)",
         "easgd(period=4, momentum=0.3, asynchronous=true)",
     )
+    options: ClassVar[tuple[str, ...]] = WEIGHT_OPTIONS
     same_weights: ClassVar[bool] = False
 
     @property
-    def lockstep(self) -> bool:  # type: ignore[override]
+    def lockstep(self) -> bool:
         return not self.asynchronous
 
     def __post_init__(self) -> None:
-        check_period(self.period)
+        check_whole("easgd", {"period": self.period}, 1, "a number of steps")
         if self.alpha is not None and not 0 <= self.alpha <= 1:
             raise BadInput(f"easgd: alpha is from 0 to 1, got {self.alpha}")
         if not 0 < self.beta <= 1:
@@ -81,13 +81,11 @@ class Easgd(Mode):
         if not 0 <= self.momentum < 1:
             raise BadInput(f"easgd: momentum is at least 0 and below 1, got {self.momentum}")
 
-    def install(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan, **options: Any
-    ) -> EasgdAgreement:
-        return EasgdAgreement(self, model, optimizer, world, codec, **options)
+    def install(self, setup: Setup) -> EasgdAgreement:
+        return EasgdAgreement(self, setup)
 
 
-class EasgdAgreement(OwnWeights):
+class EasgdAgreement(Averaging):
     """Easgd at work.
 
     Attributes:
@@ -96,27 +94,18 @@ class EasgdAgreement(OwnWeights):
         velocity: v of EAMSGD; None without momentum.
     """
 
-    def __init__(
-        self,
-        mode: Easgd,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        world: World,
-        codec: CodecPlan,
-        **options: Any,
-    ) -> None:
-        super().__init__(model, optimizer, world, codec, **{"feedback": False, **options})
+    def __init__(self, mode: Easgd, setup: Setup) -> None:
+        super().__init__(setup, feedback=False)
         self.mode = mode
-        self.alpha = mode.beta / world.world_size if mode.alpha is None else mode.alpha
-        self.centre = self._make_centre(world, codec)
+        self.alpha = mode.beta / setup.world.world_size if mode.alpha is None else mode.alpha
+        if mode.asynchronous and not self.alone:
+            served = Centre(setup.world, self.weights.values, setup.codec)
+            self.centre: _Meeting | _Visited = _Visited(served, self.alpha)
+        else:
+            self.centre = _Meeting(self.averager, self.weights.values, mode.beta)
         self.velocity = torch.zeros_like(self.weights.values) if mode.momentum and not self.alone else None
         self._origin: Tensor | None = None  # the weights before this step, where they are needed after it
         self._pull: Tensor | None = None  # w − w̃ before this step, where it is one of exchange
-
-    def _make_centre(self, world: World, codec: CodecPlan) -> _Meeting | _Visited:
-        if self.mode.asynchronous and not self.alone:
-            return _Visited(Centre(world, self.weights.values, codec), self.alpha)
-        return _Meeting(self.averager, self.weights.values, self.mode.beta)
 
     def sent_nbytes(self) -> int:
         return super().sent_nbytes() + self.centre.sent_nbytes
@@ -162,7 +151,7 @@ class EasgdAgreement(OwnWeights):
         state = {**super().state_dict(), "centre": self.centre.state_dict()}
         return state if self.velocity is None else {**state, "velocity": self.velocity.clone()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.centre.load_state_dict(state["centre"])
         if self.velocity is not None and "velocity" in state:
@@ -196,7 +185,7 @@ class _Meeting:
     def state_dict(self) -> dict[str, Any]:
         return {"values": self.values.clone()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.values.copy_(state["values"])
 
     def close(self) -> None:
@@ -228,7 +217,7 @@ class _Visited:
     def state_dict(self) -> dict[str, Any]:
         return self.served.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.served.load_state_dict(state)
 
     def close(self) -> None:

@@ -6,18 +6,17 @@ Callers: `distribute(consistency="ensemble")`. Nothing is sent before `finish`, 
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from laconic.consistency.base import Agreement, Mode, register, start_alike
+from laconic.consistency.base import Agreement, Mode, Setup, check_whole, register
+from laconic.consistency.weights import start_alike
 from laconic.errors import BadInput
 from laconic.exchange.collectives import all_gather
-from laconic.exchange.policy import CodecPlan
 from laconic.transports.world import World
 
 
@@ -49,9 +48,20 @@ class Ensemble(nn.Module):
         return torch.logsumexp(logs, dim=0) - torch.log(torch.tensor(float(len(self.members))))
 
 
+class Ensembling(Mode):
+    """A mode whose workers have members of their own, `keep` of which stays in the model."""
+
+    alike: bool
+    keep: int
+
+    def shared(self, model: nn.Module) -> list[nn.Module]:
+        """What begins with rank 0's weights although members do not begin alike."""
+        return []
+
+
 @register("ensemble")
 @dataclass(frozen=True)
-class TrainApart(Mode):
+class TrainApart(Ensembling):
     """Every worker trains a member of its own and sends nothing; `finish` gathers them, and leaves one in the model.
 
     After `finish` the agreement's `ensemble` holds all members, the same on every worker, and the model itself holds
@@ -76,50 +86,44 @@ class TrainApart(Mode):
     same_weights: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.keep, int) or isinstance(self.keep, bool) or self.keep < 0:
-            raise BadInput(f"ensemble: keep is a rank, got {self.keep!r}")
+        check_whole("ensemble", {"keep": self.keep}, 0, "a rank")
 
-    def install(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan, **options: Any
-    ) -> EnsembleAgreement:
-        if self.keep >= world.world_size:
-            raise BadInput(f"ensemble: keep={self.keep}, but the ranks are 0 to {world.world_size - 1}")
-        if options:
-            raise BadInput(f"ensemble has no option '{next(iter(options))}'")
-        if codec != "none":
-            raise BadInput("ensemble sends no gradients: leave the codec out")
-        return EnsembleAgreement(self, model, optimizer, world)
+    @property
+    def no_codec(self) -> str:
+        return "it sends no gradients"
+
+    def install(self, setup: Setup) -> EnsembleAgreement:
+        return EnsembleAgreement(self, setup)
 
 
 class EnsembleAgreement(Agreement):
-    """TrainApart at work.
+    """Members that become an ensemble in `finish`: TrainApart at work, and the end of `treenet`.
 
     Attributes:
         ensemble: all members, by rank, after `finish`.
     """
 
-    def __init__(self, mode: TrainApart, model: nn.Module, optimizer: torch.optim.Optimizer, world: World) -> None:
+    def __init__(self, mode: Ensembling, setup: Setup) -> None:
+        if mode.keep >= setup.world.world_size:
+            raise BadInput(f"{mode.name}: keep={mode.keep}, but the ranks are 0 to {setup.world.world_size - 1}")
         self.mode = mode
         self.ensemble: Ensemble | None = None
-        if mode.alike:
-            start_alike(model, world)
-        super().__init__(model, optimizer, world)
+        for part in [setup.model] if mode.alike else mode.shared(setup.model):
+            start_alike(part, setup.world)
+        super().__init__(setup)
 
     def after_step(self) -> None:
-        self.record(0.0, 0.0, 0)
+        if not self.records or self.records[-1].step != self.step:
+            self.settle()  # nothing is sent
 
     def finish(self) -> None:
         """Gather all members into `ensemble`; the model becomes member `keep`."""
-        begun, sent = time.perf_counter(), self.world.transport.counters.total_sent_nbytes
-        members = gather_members(self.model, self.world)
-        self.ensemble = Ensemble(members)
-        if self.world.world_size > 1:
-            self.model.load_state_dict(members[self.mode.keep].state_dict())
-        if self.records:  # the bytes of the gathering are the last step's
-            sent = self.world.transport.counters.total_sent_nbytes - sent
-            self.records[-1] = replace(
-                self.records[-1], seconds=time.perf_counter() - begun, sent_nbytes=sent + self.records[-1].sent_nbytes
-            )
+        with self.agreeing():
+            members = gather_members(self.model, self.world)
+            self.ensemble = Ensemble(members)
+            if not self.alone:
+                self.model.load_state_dict(members[self.mode.keep].state_dict())
+        self.settle_finish()
 
     def predictor(self) -> nn.Module:
         return self.model if self.ensemble is None else self.ensemble

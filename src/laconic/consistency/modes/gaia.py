@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from laconic.consistency.averaging import OwnWeights, average_buffers
-from laconic.consistency.base import Mode, register
-from laconic.consistency.coder import refuse_options
+from laconic.consistency.averaging import OwnWeights
+from laconic.consistency.base import Mode, Setup, check_whole, register
 from laconic.consistency.gaia.link import Link
 from laconic.consistency.servers.wire import Kind, Message, unpack
 from laconic.consistency.side import open_members
 from laconic.consistency.sites import Site, site_numbers
+from laconic.consistency.weights import average_buffers
 from laconic.errors import BadInput, CollectiveTimeout, PeerLost
 from laconic.exchange.collectives import all_reduce
-from laconic.exchange.policy import CodecPlan, CodecSchedule
-from laconic.transports.world import World
+from laconic.exchange.policy import CodecSchedule
 from laconic.transports.zeromq import ZmqTransport
 
 TICK_S = 0.02
@@ -69,22 +68,17 @@ class Gaia(Mode):
     summary: ClassVar[str] = "synchronous inside a site, only significant updates between sites"
     source: ClassVar[str] = "Hsieh et al., Gaia, NSDI 2017"
     examples: ClassVar[tuple[str, ...]] = ("gaia",)
+    own_options: ClassVar[tuple[str, ...]] = ("sites",)
     same_weights: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if isinstance(self.threshold, bool) or not 0 <= self.threshold < float("inf"):
             raise BadInput(f"gaia: the threshold is a relative change from 0, got {self.threshold!r}")
-        for name, least in (("sites", 1), ("lag", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise BadInput(f"gaia: {name} is a whole number from {least}, got {value!r}")
+        check_whole("gaia", {"sites": self.sites}, 1)
+        check_whole("gaia", {"lag": self.lag}, 0)
 
-    def install(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan, **options: Any
-    ) -> GaiaAgreement:
-        refuse_options("gaia", options, ("sites",))
-        numbers = site_numbers(world.world_size, options.get("sites", self.sites))
-        return GaiaAgreement(self, model, optimizer, world, codec, numbers)
+    def install(self, setup: Setup) -> GaiaAgreement:
+        return GaiaAgreement(self, setup)
 
 
 class GaiaAgreement(OwnWeights):
@@ -98,18 +92,12 @@ class GaiaAgreement(OwnWeights):
             that all would hold if everything had been told, whatever was under way when each of them was saved.
     """
 
-    def __init__(
-        self,
-        mode: Gaia,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        world: World,
-        codec: CodecPlan,
-        numbers: tuple[int, ...],
-    ) -> None:
-        super().__init__(model, optimizer, world)
+    def __init__(self, mode: Gaia, setup: Setup) -> None:
+        world = setup.world
+        numbers = site_numbers(world.world_size, setup.own.get("sites", mode.sites))
+        super().__init__(setup)
         self.mode = mode
-        self.schedule = CodecSchedule(codec)
+        self.plan = CodecSchedule(setup.codec)
         self.site = Site(world, numbers)
         self.clock = 0
         self.links: dict[int, Link] = {}
@@ -144,9 +132,7 @@ class GaiaAgreement(OwnWeights):
             self.site.mean(flat)
             if bool(flat[-1]):
                 self._apply_incoming()
-            pieces = torch.split(flat[:-1], [p.numel() for p in self.weights.parameters])
-            for parameter, piece in zip(self.weights.parameters, pieces, strict=True):
-                parameter.grad = piece.view(parameter.shape)
+            self.weights.set_gradients(flat[:-1])
             self._base = self.weights.values.clone()
 
     def _may_begin(self) -> bool:
@@ -182,7 +168,7 @@ class GaiaAgreement(OwnWeights):
 
     def _tell(self, site: int) -> None:
         """Send a site what it should know after this step, as far as the link is free."""
-        codec = self.schedule.at(self.step)
+        codec = self.plan.at(self.step)
         for message in self.links[site].outgoing(self.weights.values, self.clock, codec):
             self._send(site, message)
 
@@ -309,7 +295,7 @@ class GaiaAgreement(OwnWeights):
                 share += link.noise / self.site.count  # as `finish`, which takes the mean of what the sites hold
         return {**super().state_dict(), "clock": self.clock, "sites": self.site.count, "share": share}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The reverse, on all ranks; the next step, or `finish`, begins by telling all sites everything."""
         if (state["sites"], state["share"].shape) != (self.site.count, self.share.shape):
             raise BadInput(f"gaia: the state is of {state['sites']} sites or of another rank or model")

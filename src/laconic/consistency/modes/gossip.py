@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from laconic.codecs import Codec
 from laconic.consistency.averaging import OwnWeights
-from laconic.consistency.base import Agreement, Mode, register
+from laconic.consistency.base import Mode, Setup, register
 from laconic.consistency.gossip.edges import EVERYONE, Edges, message_nbytes, trust
-from laconic.consistency.gossip.graphs import neighbours
+from laconic.consistency.gossip.graphs import acquaintances, neighbours
 from laconic.consistency.gossip.pairs import PairsAgreement
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.message import unpack
-from laconic.exchange.policy import CodecPlan, CodecSchedule
+from laconic.exchange.policy import CodecSchedule
 from laconic.transports.base import Incoming, Outgoing
 from laconic.transports.rounds import drive, finish
-from laconic.transports.world import World
 
 
 @register("gossip")
@@ -73,7 +73,7 @@ class Gossip(Mode):
     same_weights: ClassVar[bool] = False
 
     @property
-    def lockstep(self) -> bool:  # type: ignore[override]
+    def lockstep(self) -> bool:
         return not self.asynchronous
 
     def __post_init__(self) -> None:
@@ -81,16 +81,13 @@ class Gossip(Mode):
         if self.gamma is not None and not 0 < self.gamma <= 1:
             raise BadInput(f"gossip: gamma is above 0 and at most 1, got {self.gamma}")
 
-    def install(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan, **options: Any
-    ) -> Agreement:
-        if options:
-            raise BadInput(f"gossip has no options beside its spec, got {', '.join(options)}")
+    def install(self, setup: Setup) -> OwnWeights:
         if not self.asynchronous:
-            return GossipAgreement(self, model, optimizer, world, codec)
-        if not isinstance(codec, str | Codec):
+            return GossipAgreement(self, setup)
+        if not isinstance(setup.codec, str | Codec):
             raise BadInput("asynchronous gossip has one codec throughout: its workers are at different steps")
-        return PairsAgreement(model, optimizer, world, codec, self.graph, self.gamma, self.seed)
+        pairs = acquaintances(self.graph, setup.world.world_size, setup.world.rank)
+        return PairsAgreement(setup, pairs, self.gamma, self.seed)
 
 
 class GossipAgreement(OwnWeights):
@@ -100,18 +97,16 @@ class GossipAgreement(OwnWeights):
         edges: what the neighbours know of this worker, and it of them.
     """
 
-    def __init__(
-        self, mode: Gossip, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan
-    ) -> None:
-        self.schedule = CodecSchedule(codec)
-        super().__init__(model, optimizer, world)
+    def __init__(self, mode: Gossip, setup: Setup) -> None:
+        self.plan = CodecSchedule(setup.codec)
+        super().__init__(setup)
         self.mode = mode
         self.edges = Edges(self.weights.values)
 
     def before_step(self) -> None:
         if not self.alone:
             with self.agreeing():
-                self._mix(self.schedule.at(self.step))
+                self._mix(self.plan.at(self.step))
 
     def after_step(self) -> None:
         self.settle(staleness=0)
@@ -161,6 +156,6 @@ class GossipAgreement(OwnWeights):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "edges": self.edges.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.edges.load_state_dict(state["edges"])

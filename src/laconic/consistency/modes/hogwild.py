@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from laconic.consistency.averaging import average_buffers, check_in_place
-from laconic.consistency.base import Agreement, FlatWeights, Mode, register, start_alike, trained_parameters
+from laconic.consistency.averaging import OwnWeights
+from laconic.consistency.base import Mode, Setup, register
 from laconic.consistency.shared_memory import SharedMemory
-from laconic.errors import BadInput
+from laconic.consistency.weights import average_buffers
 from laconic.exchange.collectives import barrier
-from laconic.exchange.policy import CodecPlan
-from laconic.transports.world import World
 
 LINE = 64  # bytes of a cache line: each worker counts in its own
 
@@ -51,19 +48,20 @@ class Hogwild(Mode):
     examples: ClassVar[tuple[str, ...]] = ("hogwild",)
     same_weights: ClassVar[bool] = False
     one_host: ClassVar[bool] = True
-    lockstep: ClassVar[bool] = False
 
-    def install(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan, **options: Any
-    ) -> Agreement:
-        if str(codec) != "none":
-            raise BadInput(f"hogwild sends nothing, so codec '{codec}' has nothing to encode; leave it out")
-        if options:
-            raise BadInput(f"hogwild has no options, got {', '.join(options)}")
-        return HogwildAgreement(model, optimizer, world)
+    @property
+    def lockstep(self) -> bool:
+        return False
+
+    @property
+    def no_codec(self) -> str:
+        return "it sends nothing"
+
+    def install(self, setup: Setup) -> HogwildAgreement:
+        return HogwildAgreement(setup)
 
 
-class HogwildAgreement(Agreement):
+class HogwildAgreement(OwnWeights):
     """Hogwild at work.
 
     Attributes:
@@ -71,9 +69,9 @@ class HogwildAgreement(Agreement):
         updates: how many updates each worker has made, by rank; each counts its own only, so no count is lost.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World) -> None:
-        self.weights = FlatWeights(trained_parameters(model, optimizer))
-        start_alike(model, world)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        world = setup.world
         counts_nbytes = LINE * world.world_size
         self.memory = SharedMemory(world, counts_nbytes + self.weights.values.nbytes)
         self._counts = self.memory.bytes[:counts_nbytes].view(torch.int64).view(world.world_size, -1)[:, 0]
@@ -83,7 +81,6 @@ class HogwildAgreement(Agreement):
         barrier(group=world)  # nobody steps on weights that are not there yet
         self._lay(shared)
         self._read_at = 0
-        super().__init__(model, optimizer, world)
 
     @property
     def updates(self) -> list[int]:
@@ -100,19 +97,18 @@ class HogwildAgreement(Agreement):
         return int(self._counts.sum() - self._counts[self.world.rank])
 
     def before_step(self) -> None:
-        check_in_place(self.weights, self.optimizer)
-        self._stale = self._others() - self._read_at
+        with self.agreeing():
+            self._stale = self._others() - self._read_at
 
     def after_step(self) -> None:
-        begun = time.perf_counter()
         self._counts[self.world.rank] += 1
         self._read_at = self._others()
-        self.record(time.perf_counter() - begun, 0.0, 0, self._stale)
+        self.settle(self._stale)
 
     def finish(self) -> None:
         """Wait until all have made their last update; the mean of the buffers."""
         barrier(group=self.world)
-        if self.world.world_size > 1:
+        if not self.alone:
             average_buffers(self.model, self.world)
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from laconic.consistency.base import Mode, register
+from laconic.consistency.base import Setup, register
+from laconic.consistency.blocks import BlockAgreement, BlockMode
 from laconic.consistency.fisher import FisherFactor
-from laconic.consistency.modes.local import Local, LocalAgreement
 from laconic.errors import BadInput
-from laconic.exchange.policy import CodecPlan
-from laconic.transports.world import World
 
 
 @register("natural")
 @dataclass(frozen=True)
-class Natural(Mode):
+class Natural(BlockMode):
     """As `local`, and each worker makes the gradients of its nn.Linear layers natural before it steps.
 
     For a layer with inputs a (1 appended for the bias) and gradients d of its outputs, the Fisher matrix is taken to be
@@ -57,46 +56,35 @@ class Natural(Mode):
     summary: ClassVar[str] = "as local, with gradients made natural by each worker"
     source: ClassVar[str] = "Povey, Zhang and Khudanpur, NG-SGD, ICLR 2015 workshop"
     examples: ClassVar[tuple[str, ...]] = ("natural(8)",)
-    same_weights: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        Local(self.period)  # refuses a bad period
+        self.check_block()
         if self.rank < 1 or self.every < 1 or not 0 < self.forget <= 1 or not self.smoothing > 0:
             raise BadInput(
                 "natural: rank and every are at least 1, forget is above 0 and at most 1, smoothing above 0; got "
                 f"rank={self.rank}, every={self.every}, forget={self.forget}, smoothing={self.smoothing}"
             )
 
-    def install(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan, **options: Any
-    ) -> NaturalAgreement:
-        return NaturalAgreement(self, model, optimizer, world, codec, **options)
+    def install(self, setup: Setup) -> NaturalAgreement:
+        return NaturalAgreement(self, setup)
 
 
-class NaturalAgreement(LocalAgreement):
+class NaturalAgreement(BlockAgreement):
     """Natural at work.
 
     Attributes:
         layers: the layers whose gradients are made natural, by name.
     """
 
-    def __init__(
-        self,
-        mode: Natural,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        world: World,
-        codec: CodecPlan,
-        **options: Any,
-    ) -> None:
+    def __init__(self, mode: Natural, setup: Setup) -> None:
         self.layers = {
             name: _Layer(module, mode)
-            for name, module in model.named_modules()
+            for name, module in setup.model.named_modules()
             if isinstance(module, nn.Linear) and module.weight.requires_grad
         }
         if not self.layers:
             raise BadInput("natural preconditions nn.Linear layers, and the model has none to train; use local")
-        super().__init__(Local(mode.period), model, optimizer, world, codec, **options)
+        super().__init__(mode, setup)
         self.natural = mode
         self._watch(not self.alone)
 
@@ -113,7 +101,7 @@ class NaturalAgreement(LocalAgreement):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "fisher": {name: layer.state_dict() for name, layer in self.layers.items()}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         for name, layer in self.layers.items():
             layer.load_state_dict(state["fisher"][name])
@@ -168,6 +156,6 @@ class _Layer:
     def state_dict(self) -> dict[str, Any]:
         return {"inputs": self.inputs.state_dict(), "outputs": self.outputs.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.inputs.load_state_dict(state["inputs"])
         self.outputs.load_state_dict(state["outputs"])

@@ -9,24 +9,24 @@ worker that breaks the protocol itself, by silence (PeerLost, CollectiveTimeout)
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from laconic.codecs import Codec
-from laconic.consistency.base import Agreement, Mode, register, start_alike, trained_parameters
+from laconic.consistency.base import Agreement, Mode, Setup, check_whole, register
 from laconic.consistency.robust import rules
 from laconic.consistency.robust.kernels import finite_rows
-from laconic.errors import BadInput, NonFiniteError, PayloadError
+from laconic.consistency.vectors import NAME, CodedVector
+from laconic.consistency.weights import start_alike, trained_parameters
+from laconic.errors import BadInput, PayloadError
 from laconic.exchange.collectives import all_gather
 from laconic.exchange.flat import FlatGradients
-from laconic.exchange.message import aligned, max_nbytes, pack, unpack
-from laconic.exchange.policy import CodecPlan, CodecSchedule, exemptions
+from laconic.exchange.message import max_nbytes, pack, unpack
+from laconic.exchange.policy import CodecSchedule
 from laconic.exchange.residuals import Residuals
-from laconic.transports.world import World
 
 
 @register("robust")
@@ -61,11 +61,12 @@ class Robust(Mode):
     summary: ClassVar[str] = "a rule makes one gradient of all, up to f of which may be anything"
     source: ClassVar[str] = "Blanchard et al., Machine Learning with Adversaries, NIPS 2017"
     examples: ClassVar[tuple[str, ...]] = ("robust(median)", "robust(multi_krum)")
+    options: ClassVar[tuple[str, ...]] = ("exempt",)
 
     def __post_init__(self) -> None:
         rules.get(self.rule)
-        if self.f is not None and (not isinstance(self.f, int) or isinstance(self.f, bool) or self.f < 0):
-            raise BadInput(f"robust: f is a number of workers, 0 or more, got {self.f!r}")
+        if self.f is not None:
+            check_whole("robust", {"f": self.f}, 0, "a number of workers")
 
     def f_among(self, n: int) -> int | None:
         """The f in force among n workers; None where the rule has nothing to say about so few."""
@@ -74,119 +75,98 @@ class Robust(Mode):
             return None
         return chosen.most(n) if self.f is None else min(self.f, chosen.most(n))
 
-    def install(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan, **options: Any
-    ) -> RobustAgreement:
+    def combine(self, rows: Tensor) -> Tensor:
+        """What the rule makes of all workers' vectors, one a row."""
+        return torch.from_numpy(rules.aggregate(self.rule, rows.numpy(), self.f_among(len(rows))))
+
+    def check_workers(self, workers: int) -> None:
+        """Refuse so few workers that the rule cannot stand f among them."""
         if self.f is not None:
-            rules.check(rules.get(self.rule), world.world_size, self.f)
-        return RobustAgreement(self, model, optimizer, world, codec, **options)
+            rules.check(rules.get(self.rule), workers, self.f)
+
+    def install(self, setup: Setup) -> RobustAgreement:
+        self.check_workers(setup.world.world_size)
+        return RobustAgreement(self, setup)
 
 
 class RobustAgreement(Agreement):
     """Robust at work.
 
-    Args:
-        exempt: parameters that no codec touches, as for `CompressionState`.
-
     Attributes:
         left_out: how often each rank's gradient was left out because it was not finite or could not be decoded.
     """
 
-    def __init__(
-        self, mode: Robust, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan,
-        *, exempt: Any = None,
-    ) -> None:  # fmt: skip
-        trained = trained_parameters(model, optimizer)
+    def __init__(self, mode: Robust, setup: Setup) -> None:
+        model, exempt = setup.model, setup.options.exemptions
+        trained = trained_parameters(model, setup.optimizer)
         for parameter in trained:
             if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
                 text = f"{parameter.dtype} on {parameter.device}"
                 raise BadInput(f"robust rules combine float32 gradients on the CPU; a parameter is {text}")
-        if codec == "auto":
+        if setup.codec == "auto":
             raise BadInput("robust gathers all gradients: codec 'auto' chooses for all-reduces; name a codec")
         if not any(parameter.requires_grad for parameter in trained):
             raise BadInput("robust: none of the optimiser's parameters needs a gradient")
-        self.mode = mode
-        self.schedule = CodecSchedule(codec)
+        self.mode, self.plan, self.residuals = mode, CodecSchedule(setup.codec), Residuals()
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        spared = exemptions(exempt)
         one_buffer = 4 * sum(p.numel() for p in trained) + 1
-        self.gradients = FlatGradients(trained, one_buffer, lambda p: spared.covers(names[id(p)], p))
+        self.gradients = FlatGradients(trained, one_buffer, lambda p: exempt.covers(names[id(p)], p))
         held = self.gradients.buffers[0].parameters
-        self.coded_numel = sum(p.numel() for p in held if not spared.covers(names[id(p)], p))
-        self.residuals = Residuals()
-        self.left_out = [0] * world.world_size
-        start_alike(model, world)
-        super().__init__(model, optimizer, world)
+        self.coded_numel = sum(p.numel() for p in held if not exempt.covers(names[id(p)], p))
+        self.left_out = [0] * setup.world.world_size
+        start_alike(model, setup.world)
+        super().__init__(setup)
 
     def before_step(self) -> None:
         trained = [p for group in self.optimizer.param_groups for p in group["params"]]
         if any(p.grad is not None and not self.gradients.holds(p) for p in trained):
             raise BadInput("parameters with gradients were frozen at distribute(): unfreeze or add them before it")
-        begun, sent = time.perf_counter(), self.world.transport.counters.total_sent_nbytes
-        self.gradients.complete()
-        buffer = self.gradients.buffers[0].values
-        vectors = self._gather(buffer)
-        gathered = time.perf_counter()
-        f = self.mode.f_among(self.world.world_size)
-        buffer.copy_(torch.from_numpy(rules.aggregate(self.mode.rule, vectors, f)))
-        sent = self.world.transport.counters.total_sent_nbytes - sent
-        self.record(time.perf_counter() - begun, gathered - begun, sent, staleness=0)
+        with self.agreeing():
+            begun = time.perf_counter()
+            self.gradients.complete()
+            buffer = self.gradients.buffers[0].values
+            rows = self._gather(buffer)
+            for rank, finite in enumerate(finite_rows(rows.numpy())):
+                self.left_out[rank] += not finite
+            self.waited(time.perf_counter() - begun)
+            buffer.copy_(self.mode.combine(rows))
+        self.settle(staleness=0)
 
-    def _gather(self, buffer: Tensor) -> np.ndarray[Any, np.dtype[Any]]:
+    def _gather(self, buffer: Tensor) -> Tensor:
         """Every worker's gradient, one a row; NaN where there is none that can be read."""
-        codec = self.schedule.at(self.step)
+        codec = self.plan.at(self.step)
         if codec.exact:
-            self.residuals.settle("coded", buffer[: self.coded_numel])
-            vectors = all_gather(buffer, algorithm="direct", group=self.world)
-        else:
-            mine, room = self._message(buffer, codec)
-            padded = torch.zeros(room, dtype=torch.uint8)
-            padded[: mine.numel()] = mine
-            everyone = all_gather(padded, algorithm="direct", group=self.world)
-            vectors = torch.stack([self._read(message, buffer.numel(), codec) for message in everyone])
-        values = vectors.numpy()
-        for rank, finite in enumerate(finite_rows(values)):
-            self.left_out[rank] += not finite
-        return values
-
-    def _message(self, buffer: Tensor, codec: Codec) -> tuple[Tensor, int]:
-        """This worker's payloads, coded and exact, and the room that any worker's message may take."""
-        coded, exact = buffer[: self.coded_numel], buffer[self.coded_numel :]
-        sizes = [codec.max_nbytes(coded.numel()), exact.nbytes]
-        payload: Tensor | None = None
-        if coded.numel():
-            draws = self.step * self.world.world_size + self.world.rank
-            out = torch.empty(aligned(sizes[0]), dtype=torch.uint8)
-            try:
-                payload = self.residuals.encode("coded", codec, coded, step=draws, out=out)
-            except NonFiniteError:
-                payload = None  # the others leave this worker out
-        return pack([payload, exact.contiguous().view(torch.uint8)]), max_nbytes(sizes)
-
-    def _read(self, message: Tensor, numel: int, codec: Codec) -> Tensor:
-        """A worker's gradient from its message; NaN where the message is not what it should be."""
-        row = torch.full((numel,), float("nan"))
-        try:
-            (payload, exact), _ = unpack(message, 2)
-            if self.coded_numel and payload is not None:
-                codec.decode(payload, self.coded_numel, out=row[: self.coded_numel])
-            if exact is None or exact.numel() != 4 * (numel - self.coded_numel):
-                raise PayloadError("the exact part has another length")
-            row[self.coded_numel :] = exact.clone().view(torch.float32)
-        except PayloadError:
-            row.fill_(float("nan"))
-        return row
+            self.residuals.settle(NAME, buffer[: self.coded_numel])
+            return all_gather(buffer, algorithm="direct", group=self.world)
+        coded = CodedVector(codec, self.coded_numel, buffer.numel())
+        draw = self.step * self.world.world_size + self.world.rank
+        mine = pack([coded.encode(buffer, self.residuals, draw)])
+        padded = torch.zeros(max_nbytes([coded.max_nbytes]), dtype=torch.uint8)
+        padded[: mine.numel()] = mine
+        everyone = all_gather(padded, algorithm="direct", group=self.world)
+        return torch.stack([_read(message, coded) for message in everyone])
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "left_out": list(self.left_out), "residuals": self.residuals.state_dict()}
+        return {**super().state_dict(), "left_out": list(self.left_out), "residuals": self.residuals.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         if len(state["left_out"]) == self.world.world_size:
             self.left_out = [int(count) for count in state["left_out"]]
         self.residuals.load_state_dict(state["residuals"])
 
     def close(self) -> None:
-        """Undo `distribute`: the optimiser steps alone again."""
         self.gradients.close()
         super().close()
+
+
+def _read(message: Tensor, coded: CodedVector) -> Tensor:
+    """A worker's gradient from its message; NaN where the message is not what it should be."""
+    row = torch.empty(coded.numel)
+    try:
+        (body,), _ = unpack(message, 1)
+        if body is None:
+            raise PayloadError("no body")
+        return coded.decode(body, row)
+    except PayloadError:
+        return row.fill_(float("nan"))

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import torch
-from torch import nn
+from typing import ClassVar
 
 from laconic.consistency.averaging import OwnWeights
-from laconic.consistency.base import Mode, register
-from laconic.consistency.coder import refuse_options
-from laconic.consistency.servers.clocks import check_bound, check_read
-from laconic.consistency.servers.served import ServedAgreement
-from laconic.consistency.stale_peers import StalePeersAgreement
+from laconic.consistency.base import Mode, Setup, check_whole, register
+from laconic.consistency.servers.client import Client
+from laconic.consistency.servers.clocks import check_read
+from laconic.consistency.servers.peers import StalePeersAgreement
+from laconic.consistency.servers.served import ServedAgreement, Serving
 from laconic.errors import BadInput
-from laconic.exchange.policy import CodecPlan
-from laconic.transports.world import World
 
 
 @register("stale")
@@ -60,52 +55,33 @@ class Stale(Mode):
     source: ClassVar[str] = "Ho et al., Stale Synchronous Parallel Parameter Server, NeurIPS 2013"
     examples: ClassVar[tuple[str, ...]] = ("stale(4)", "stale(2, central=false)")
     same_weights: ClassVar[bool] = False
-    lockstep: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_bound(self.bound)
+        check_whole("stale", {"bound": self.bound}, 0, "a whole number of steps")
         if not self.central and (self.servers is not None or self.replicas):
             raise BadInput("stale: without central there are no servers and no replicas")
 
-    def install(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan, **options: Any
-    ) -> OwnWeights:
-        refuse_options("stale", options)
+    @property
+    def lockstep(self) -> bool:
+        return False
+
+    def install(self, setup: Setup) -> OwnWeights:
         if not self.central:
-            return StalePeersAgreement(self.bound, model, optimizer, world, codec)
-        return StaleAgreement(self, model, optimizer, world, codec)
+            return StalePeersAgreement(self.bound, setup)
+        return StaleAgreement(self, setup)
 
 
 class StaleAgreement(ServedAgreement):
     """Stale at work, centralised."""
 
-    name = "stale"
+    def __init__(self, mode: Stale, setup: Setup) -> None:
+        super().__init__(setup, Serving("stale", bound=mode.bound), servers=mode.servers, replicas=mode.replicas)
+        self.bound = mode.bound
 
-    def __init__(
-        self, mode: Stale, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan
-    ) -> None:
-        self.mode = mode
-        replicas = 0 if world.world_size == 1 else mode.replicas
-        super().__init__(
-            model, optimizer, world, codec, servers=mode.servers, replicas=replicas, bound=mode.bound
-        )
-        self._staleness = 0
-
-    def before_step(self) -> None:
-        if self.served is None:
-            return
-        self.refuse_on_server()
-        client = self.served.client
-        with self.agreeing():
-            waited = client.wait_s
-            gradients = self.weights.gradients().div_(len(self.served.layout.trainers))
-            self.push(client, gradients, wants_weights=True)
-            client.wait()
-            check_read(f"[rank {self.world.rank}/{self.world.world_size}]", self.clock, client.slowest, self.mode.bound)
-            self._staleness = client.staleness
-            self.hide_gradients()
-            self.waited(client.wait_s - waited)
-
-    def after_step(self) -> None:
-        self.show_gradients()
-        self.settle(self._staleness)
+    def exchange(self, client: Client) -> None:
+        gradients = self.weights.gradients().div_(len(client.layout.trainers))
+        self.push(client, gradients, wants_weights=True)
+        client.wait()
+        check_read(f"[rank {self.world.rank}/{self.world.world_size}]", self.clock, client.slowest, self.bound)
+        self.staleness = client.staleness
+        self.hide_gradients()

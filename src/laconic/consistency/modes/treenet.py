@@ -7,23 +7,20 @@ first layers once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
-import torch
 from torch import nn
 
-from laconic.consistency.base import Mode, register, start_alike, trained_parameters
+from laconic.consistency.base import EXCHANGE_OPTIONS, Setup, check_whole, register
 from laconic.consistency.exchanged import ExchangedGradients
-from laconic.consistency.modes.ensemble import Ensemble, gather_members
+from laconic.consistency.modes.ensemble import EnsembleAgreement, Ensembling
 from laconic.errors import BadInput, UnknownName
-from laconic.exchange.policy import CodecPlan
-from laconic.transports.world import World
 
 
 @register("treenet")
 @dataclass(frozen=True)
-class TreeNet(Mode):
+class TreeNet(Ensembling):
     """The model's first `split_at` children are trained by the mean of all gradients, the rest by each worker's own.
 
     For a worker i with trunk t and head hᵢ: t ← step(t, (1/P) Σⱼ ∇ₜLⱼ), hᵢ ← step(hᵢ, ∇Lᵢ). After `finish` the
@@ -50,13 +47,13 @@ class TreeNet(Mode):
     summary: ClassVar[str] = "a trunk trained together, a head of each worker's own"
     source: ClassVar[str] = "Lee et al., Why M Heads are Better than One, 2015"
     examples: ClassVar[tuple[str, ...]] = ("treenet(1)",)
+    options: ClassVar[tuple[str, ...]] = EXCHANGE_OPTIONS
     same_weights: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if isinstance(self.split_at, bool | float) or (isinstance(self.split_at, int) and self.split_at < 1):
             raise BadInput(f"treenet: split_at is a number of children, or a child's name, got {self.split_at!r}")
-        if not isinstance(self.keep, int) or isinstance(self.keep, bool) or self.keep < 0:
-            raise BadInput(f"treenet: keep is a rank, got {self.keep!r}")
+        check_whole("treenet", {"keep": self.keep}, 0, "a rank")
 
     def trunk(self, model: nn.Module) -> list[nn.Module]:
         """The children of `model` that all workers share.
@@ -74,55 +71,21 @@ class TreeNet(Mode):
             raise BadInput(f"treenet shares the first, and not all: {text}, got {count}")
         return list(children.values())[:count]
 
-    def install(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan, **options: Any
-    ) -> TreeNetAgreement:
-        if self.keep >= world.world_size:
-            raise BadInput(f"treenet: keep={self.keep}, but the ranks are 0 to {world.world_size - 1}")
-        return TreeNetAgreement(self, model, optimizer, world, codec, **options)
+    def shared(self, model: nn.Module) -> list[nn.Module]:
+        return self.trunk(model)
+
+    def install(self, setup: Setup) -> TreeNetAgreement:
+        return TreeNetAgreement(self, setup)
 
 
-class TreeNetAgreement(ExchangedGradients):
-    """TreeNet at work.
+class TreeNetAgreement(EnsembleAgreement, ExchangedGradients):
+    """TreeNet at work; `ensemble` is the trunk with every worker's head, by rank."""
 
-    Args:
-        options: as for `CompressionState`: algorithm, exempt, feedback, momentum, hosts.
+    mode: TreeNet
 
-    Attributes:
-        ensemble: the trunk with every worker's head, by rank, after `finish`.
-    """
-
-    def __init__(
-        self, mode: TreeNet, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan,
-        **options: Any,
-    ) -> None:  # fmt: skip
-        shared = {id(p) for child in mode.trunk(model) for p in child.parameters()}
-        trained = [p for p in trained_parameters(model, optimizer) if id(p) in shared and p.requires_grad]
+    def exchanged(self, setup: Setup) -> list[nn.Parameter]:
+        trunk = {id(p) for child in self.mode.trunk(setup.model) for p in child.parameters()}
+        trained = [p for p in super().exchanged(setup) if id(p) in trunk and p.requires_grad]
         if not trained:
             raise BadInput("treenet: the optimiser trains nothing of the shared trunk")
-        self.mode = mode
-        self.ensemble: Ensemble | None = None
-        super().__init__(
-            model, optimizer, world, codec, trained=trained, buffer_nbytes=lambda state: 25 << 20,
-            start=lambda: _start(mode, model, world), **options,
-        )  # fmt: skip
-
-    def finish(self) -> None:
-        """Gather all heads into `ensemble`; the model keeps the trunk and takes head `keep`."""
-        sent = self.world.transport.counters.total_sent_nbytes
-        members = gather_members(self.model, self.world)
-        self.ensemble = Ensemble(members)
-        if self.world.world_size > 1:
-            self.model.load_state_dict(members[self.mode.keep].state_dict())
-        if self.records:  # the bytes of the gathering are the last step's
-            sent = self.world.transport.counters.total_sent_nbytes - sent
-            self.records[-1] = replace(self.records[-1], sent_nbytes=self.records[-1].sent_nbytes + sent)
-
-    def predictor(self) -> nn.Module:
-        return self.model if self.ensemble is None else self.ensemble
-
-
-def _start(mode: TreeNet, model: nn.Module, world: World) -> None:
-    """The trunk alike, and the heads too where that is asked for."""
-    for part in [model] if mode.alike else mode.trunk(model):
-        start_alike(part, world)
+        return trained

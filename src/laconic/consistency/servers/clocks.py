@@ -1,13 +1,13 @@
 """Who is how far, and who may go on: the clock table of stale-synchronous training, without any communication.
 
-Callers: `server.py` (the centralised mode), `stale_peers.py` (the decentralised one) and the simulation in the tests.
+Callers: `server.py` (the centralised mode), `peers.py` (the decentralised one) and the simulation in the tests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from laconic.errors import BadInput, StalenessError
+from laconic.errors import StalenessError
 
 
 class Clocks:
@@ -96,9 +96,3 @@ def check_read(who: str, clock: int, slowest: int, bound: int) -> None:
     """
     if clock - slowest > bound:
         raise StalenessError(f"{who} stale: at clock {clock}, with weights of clock {slowest}, the bound is {bound}")
-
-
-def check_bound(bound: int) -> None:
-    """Refuse a bound that is not a whole number from 0."""
-    if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
-        raise BadInput(f"stale: the bound is a whole number of steps from 0, got {bound!r}")

@@ -6,16 +6,18 @@ Callers: `async_`, `stale`; and `easgd` for its asynchronous centre, as `Centre`
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from laconic.consistency.averaging import OwnWeights
-from laconic.consistency.coder import Coder
+from laconic.consistency.base import Setup
 from laconic.consistency.servers.client import Client
 from laconic.consistency.servers.clocks import Clocks
+from laconic.consistency.servers.coder import Coder
 from laconic.consistency.servers.layout import Layout
 from laconic.consistency.servers.server import Server
 from laconic.consistency.servers.shards import Shard, ShardOptimizer, changed_options, plain_options
@@ -25,7 +27,22 @@ from laconic.exchange.policy import CodecPlan
 from laconic.transports.world import World
 from laconic.transports.zeromq import ZmqTransport
 
-MakeOptimizer = Callable[[int, Tensor], ShardOptimizer | None]
+
+@dataclass(frozen=True)
+class Serving:
+    """What servers do.
+
+    Attributes:
+        mode: the mode's name, for messages.
+        make_optimizer: (where a shard begins, its weights) → what applies pushes to it; None: they are added.
+        bound: of staleness, by clocks; None for none.
+        staleness_aware: see `server.Server`.
+    """
+
+    mode: str
+    make_optimizer: Callable[[int, Tensor], ShardOptimizer | None] = lambda begin, own: None
+    bound: int | None = None
+    staleness_aware: bool = False
 
 
 class Served:
@@ -33,27 +50,14 @@ class Served:
 
     Args:
         values: this worker's flat weights, the same on all; what is pulled is written there.
-        mode: the mode's name, for messages.
-        make_optimizer: (where a shard begins, its weights) → what applies pushes to it; None: they are added.
-        bound: of staleness, by clocks; None for none.
-        staleness_aware: see `server.Server`.
+        serving: what the servers do.
 
     Attributes:
         client: pushes and pulls.
         server: this rank's own; None where it has none.
     """
 
-    def __init__(
-        self,
-        world: World,
-        layout: Layout,
-        values: Tensor,
-        mode: str,
-        make_optimizer: MakeOptimizer,
-        *,
-        bound: int | None = None,
-        staleness_aware: bool = False,
-    ) -> None:
+    def __init__(self, world: World, layout: Layout, values: Tensor, serving: Serving) -> None:
         self.layout = layout
         shards: dict[int, dict[int, Shard]] = {}
         for member in range(world.world_size, len(layout.homes)):
@@ -62,12 +66,13 @@ class Served:
                 for number in layout.held_by(member):
                     begin, end = layout.edges[number]
                     own = values[begin:end].clone()
-                    shards[member][number] = Shard(own, make_optimizer(begin, own), Clocks(layout.trainers, bound))
+                    clocks = Clocks(layout.trainers, serving.bound)
+                    shards[member][number] = Shard(own, serving.make_optimizer(begin, own), clocks)
         members = open_members(world, layout.homes, layout.linked)
         self.server: Server | None = None
         for member, held in shards.items():
-            self.server = Server(members[member], layout, held, staleness_aware=staleness_aware)
-        self.client = Client(members[world.rank], layout, values, mode, self._server_failure)
+            self.server = Server(members[member], layout, held, staleness_aware=serving.staleness_aware)
+        self.client = Client(members[world.rank], layout, values, serving.mode, self._server_failure)
         self._end = weakref.finalize(self, _end, self.server, self.client.mesh)
 
     @property
@@ -120,13 +125,12 @@ class Centre:
     """
 
     def __init__(
-        self, world: World, values: Tensor, codec: CodecPlan = "none", *, servers: int | None = None, replicas: int = 0
+        self, world: World, values: Tensor, codec: CodecPlan, *, servers: int | None = None, replicas: int = 0
     ) -> None:
         self.values = values.clone()
         layout = Layout(world.world_size, servers, replicas, values.numel())
-        self.served = Served(world, layout, self.values, "easgd", lambda begin, own: None)
-        sizes = [end - begin for begin, end in layout.edges]
-        self.coder = Coder(codec, sizes, (world.rank, world.world_size), feedback=False)
+        self.served = Served(world, layout, self.values, Serving("easgd"))
+        self.coder = Coder(codec, world, feedback=False)
         self._added = 0
 
     @property
@@ -164,16 +168,16 @@ class Centre:
         self._added = max(self._added, self.served.client.finish())
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank's server holds, and what this worker's codec still owes."""
+        """What this rank's server holds, and what this worker's codec left out."""
         server = self.served.server
         return {
-            "owed": self.coder.state_dict(), "shards": {} if server is None else server.state_dict(),
+            "residuals": self.coder.residuals.state_dict(), "shards": {} if server is None else server.state_dict(),
             "versions": list(self.served.client.versions), "added": self._added,
         }  # fmt: skip
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The reverse, on all ranks, before training goes on."""
-        self.coder.load_state_dict(state["owed"])
+        self.coder.residuals.load_state_dict(state["residuals"])
         self.served.client.versions[:], self._added = state["versions"], int(state["added"])
         if self.served.server is not None:
             self.served.server.load_state_dict(state["shards"])
@@ -190,38 +194,45 @@ class ServedAgreement(OwnWeights):
         served: None with one worker, which steps by itself.
         coder: for what is pushed.
         clock: pushes of this worker, as the servers count them.
+        staleness: of the weights of this step, for its record.
     """
 
-    name = "async"
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        world: World,
-        codec: CodecPlan,
-        *,
-        servers: int | None,
-        replicas: int,
-        bound: int | None = None,
-        staleness_aware: bool = False,
-    ) -> None:
-        super().__init__(model, optimizer, world)
+    def __init__(self, setup: Setup, serving: Serving, *, servers: int | None = None, replicas: int = 0) -> None:
+        super().__init__(setup)
         self.served: Served | None = None
         self.clock = 0
-        values, parameters = self.weights.values, self.weights.parameters
+        self.staleness: int | None = 0
+        values, parameters, optimizer = self.weights.values, self.weights.parameters, self.optimizer
         self._initial = [plain_options(group) for group in optimizer.param_groups]
         self._gradients: list[Tensor | None] | None = None
         if not self.alone:
-            layout = Layout(world.world_size, servers, replicas, values.numel())
-            self.serves_only = world.rank not in layout.trainers
-            sizes = [end - begin for begin, end in layout.edges]
-            self.coder = Coder(codec, sizes, (world.rank, world.world_size))
-            self.served = Served(
-                world, layout, values, self.name,
-                lambda begin, own: ShardOptimizer(optimizer, parameters, begin, own),
-                bound=bound, staleness_aware=staleness_aware,
-            )  # fmt: skip
+            layout = Layout(self.world.world_size, servers, replicas, values.numel())
+            self.serves_only = self.world.rank not in layout.trainers
+            self.coder = Coder(setup.codec, self.world)
+            own = replace(serving, make_optimizer=lambda begin, own: ShardOptimizer(optimizer, parameters, begin, own))
+            self.served = Served(self.world, layout, values, own)
+
+    def before_step(self) -> None:
+        if self.served is None:
+            return
+        if self.serves_only:
+            raise BadInput(
+                f"rank {self.world.rank} serves and does not train: it calls its job's finish() instead of its "
+                "training loop, which serves until the workers have finished"
+            )
+        client = self.served.client
+        with self.agreeing():
+            waited = client.wait_s
+            self.exchange(client)
+            self.waited(client.wait_s - waited)
+
+    @abstractmethod
+    def exchange(self, client: Client) -> None:
+        """Push and pull as this step has to, and set `staleness`."""
+
+    def after_step(self) -> None:
+        self.show_gradients()
+        self.settle(self.staleness)
 
     @property
     def lost_ranks(self) -> list[int]:
@@ -230,14 +241,6 @@ class ServedAgreement(OwnWeights):
 
     def sent_nbytes(self) -> int:
         return 0 if self.served is None else self.served.sent_nbytes
-
-    def refuse_on_server(self) -> None:
-        """A rank that only serves does not step."""
-        if self.serves_only:
-            raise BadInput(
-                f"rank {self.world.rank} serves and does not train: it calls finish() of mode_of(optimizer) instead of "
-                "its training loop, which serves until the workers have finished"
-            )
 
     def push(self, client: Client, gradients: Tensor, *, wants_weights: bool) -> None:
         """Send gradients as this worker's next update."""
@@ -277,14 +280,15 @@ class ServedAgreement(OwnWeights):
         server = self.served.server
         shards = {} if server is None else server.state_dict()
         versions = list(self.served.client.versions)
-        return {**super().state_dict(), "owed": self.coder.state_dict(), "shards": shards, "versions": versions}
+        residuals = self.coder.residuals.state_dict()
+        return {**super().state_dict(), "residuals": residuals, "shards": shards, "versions": versions}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         if self.served is not None:
             if "shards" not in state:
                 raise BadInput("the state was saved by a single worker; load the optimiser's part before distribute()")
-            self.coder.load_state_dict(state["owed"])
+            self.coder.residuals.load_state_dict(state["residuals"])
             self.served.client.versions[:] = state["versions"]  # of the weights that the model was saved with
             if self.served.server is not None:
                 self.served.server.load_state_dict(state["shards"])

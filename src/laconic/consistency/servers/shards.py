@@ -147,7 +147,7 @@ class ShardOptimizer:
         state: dict[str, Any] = _copied(self._inner.state_dict())
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._inner.load_state_dict(_copied(state))
 
 

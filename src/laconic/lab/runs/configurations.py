@@ -21,7 +21,7 @@ from laconic.codecs import codec
 from laconic.codecs import names as codec_names
 from laconic.consistency import Agreement
 from laconic.consistency import build as consistency_mode
-from laconic.consistency.distribute import distribute, mode_of
+from laconic.consistency.distribute import distribute
 from laconic.consistency.modes.sync import SyncAgreement
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.state import CompressionState
@@ -148,8 +148,7 @@ def make_trainee(chosen: Configuration, module: nn.Module, optimizer: Optimizer,
         return Trainee(PEERS[chosen.name].wrap(module), module, optimizer, None, _nothing)
     synchronous = chosen.consistency.startswith("sync")
     options = {"algorithm": chosen.algorithm} if synchronous and chosen.codec != "auto" else {}
-    distribute(module, optimizer, codec=chosen.codec, consistency=chosen.consistency, world=world, **options)
-    mode = mode_of(optimizer)
+    mode = distribute(module, optimizer, codec=chosen.codec, consistency=chosen.consistency, world=world, **options)
     state = mode.state if isinstance(mode, SyncAgreement) else None
     return Trainee(module, module, optimizer, state, mode.close, mode)
 

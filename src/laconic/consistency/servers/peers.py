@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from laconic.codecs import codec as codec_of
 from laconic.consistency.averaging import OwnWeights
-from laconic.consistency.coder import Coder
+from laconic.consistency.base import Setup
 from laconic.consistency.servers.clocks import Clocks, check_read
+from laconic.consistency.servers.coder import Coder
 from laconic.consistency.servers.wire import Kind, Message, raw, settings, unpack, weights_in
 from laconic.consistency.side import open_mesh
 from laconic.errors import CollectiveTimeout, PayloadError, PeerLost
-from laconic.exchange.policy import CodecPlan
-from laconic.transports.world import World
 from laconic.transports.zeromq import ZmqTransport
 
 TICK_S = 0.02
@@ -37,15 +37,14 @@ class StalePeersAgreement(OwnWeights):
         lost_ranks: those that died or left, in the order noticed.
     """
 
-    def __init__(
-        self, bound: int, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, codec: CodecPlan
-    ) -> None:
-        super().__init__(model, optimizer, world)
+    def __init__(self, bound: int, setup: Setup) -> None:
+        super().__init__(setup)
+        world = setup.world
         self.bound = bound
         self.clock = 0
         self.clocks = Clocks(range(world.world_size), bound)
         self.lost_ranks: list[int] = []
-        self.coder = Coder(codec, [self.weights.values.numel()], (world.rank, world.world_size))
+        self.coder = Coder(setup.codec, world)
         self._mesh: ZmqTransport | None = None if self.alone else open_mesh(world)
         self._arrived: dict[int, Tensor] = {}  # by worker: the sum of gradients not yet applied
         self._early: list[Message] = []  # of steps that this worker has yet to come to
@@ -87,9 +86,7 @@ class StalePeersAgreement(OwnWeights):
             total += self._arrived[worker]
         self._arrived.clear()
         total /= len(self.clocks.clocks)
-        pieces = torch.split(total, [p.numel() for p in self.weights.parameters])
-        for parameter, piece in zip(self.weights.parameters, pieces, strict=True):
-            parameter.grad = piece.view(parameter.shape)
+        self.weights.set_gradients(total)
 
     def after_step(self) -> None:
         self.settle(self._staleness)
@@ -155,7 +152,7 @@ class StalePeersAgreement(OwnWeights):
                 self.clocks.leave(worker)
                 self.lost_ranks.append(worker)
 
-    def _wait(self, done: Any) -> None:
+    def _wait(self, done: Callable[[], bool]) -> None:
         """Take in messages until `done()`; CollectiveTimeout names the slowest when none comes for too long."""
         mesh = self._mesh
         assert mesh is not None
@@ -226,12 +223,12 @@ class StalePeersAgreement(OwnWeights):
         if self.alone:
             return super().state_dict()
         arrived = {str(worker): values.clone() for worker, values in self._arrived.items()}
-        return {**super().state_dict(), "owed": self.coder.state_dict(), "arrived": arrived}
+        return {**super().state_dict(), "residuals": self.coder.residuals.state_dict(), "arrived": arrived}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         if not self.alone:
-            self.coder.load_state_dict(state["owed"])
+            self.coder.residuals.load_state_dict(state["residuals"])
             self._arrived = {int(worker): values.clone() for worker, values in state["arrived"].items()}
 
     def close(self) -> None:
