@@ -10,9 +10,11 @@ Names are imported on first use, so that `import laconic` costs next to nothing.
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless the application configures logging
 
 if TYPE_CHECKING:
     from laconic import codecs, errors, schedules

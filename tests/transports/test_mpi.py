@@ -67,6 +67,17 @@ def test_a_failed_check_reaches_the_test(tmp_path: Path) -> None:
         mpiexec(2, ["no such check"], tmp_path)
 
 
+def test_a_script_that_initialises_torch_for_one_rank_alone_is_refused(tmp_path: Path) -> None:
+    """The DDP example trained three models apart under `mpiexec -n 3`, whose environment each rank sees."""
+    example = Path(__file__).parents[2] / "examples" / "ddp_one_line.py"
+    environment = {**os.environ, "PMI_RANK": "1", "PMI_SIZE": "3"}
+    command = [sys.executable, str(example)]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode != 0
+    assert "right; each rank sent" not in done.stdout
+    assert "BadInput: mpiexec started 3 ranks, but torch.distributed was initialised for one alone" in done.stderr
+
+
 def test_without_mpi4py_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(MissingExtra, match=r"laconic\[mpi\]"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import signal
 import socket
@@ -166,6 +167,53 @@ def test_a_rank_that_never_comes_is_named_and_nothing_is_left_behind() -> None:
     with pytest.raises(TransportError, match="closed"):
         _all_reduce(alone, 3)
     assert threading.active_count() <= before + 1  # pyzmq keeps one thread for the whole process
+
+
+def _die_at_the_meeting() -> tuple[str, str, float]:
+    rank = int(os.environ["RANK"])
+    if rank == 2:  # its address is known, and others may be connecting
+        ZmqTransport.add_peer = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+    begun = time.monotonic()
+    try:
+        _open(timeout_s=40).close()
+    except TransportError as error:
+        return type(error).__name__, str(error), time.monotonic() - begun
+    return "met", "", 0.0
+
+
+def test_a_rank_that_dies_at_the_meeting_is_lost() -> None:
+    job = LocalJob(3, _die_at_the_meeting)
+    for outcome in job.outcomes(timeout_s=50, ranks=(0, 1)):
+        assert outcome.value is not None, outcome
+        kind, text, waited_s = outcome.value
+        assert kind == "PeerLost", text
+        assert re.search(r"peer 2 is lost|peer [01] has left", text)  # left, since it has lost peer 2
+        assert waited_s < 30, "noticed by the time-out only"
+
+
+def _wait_for(transport: ZmqTransport, peer: int) -> None:
+    deadline = time.monotonic() + 15
+    while not transport.has_met(peer) and time.monotonic() < deadline:
+        pass
+
+
+def test_a_rank_that_dies_in_a_handshake_is_lost_and_not_said_to_have_another_key() -> None:
+    with ZmqTransport(None, 0, 2, 20.0) as transport, socket.create_server(("127.0.0.1", 0)) as dying:
+        transport.add_peer(1, str(secret_for(None, "127.0.0.1").sealed(*dying.getsockname())))
+        for _ in range(2):
+            visitor, _ = dying.accept()
+            visitor.recv(10)
+            visitor.close()
+        dying.close()
+        with pytest.raises(PeerLost, match="peer 1 is lost: nobody listens at its address"):
+            _wait_for(transport, 1)
+
+
+def test_a_transport_that_is_broken_off_raises_what_it_was_given() -> None:
+    with ZmqTransport(dist.HashStore(), 0, 1, 5.0) as transport:
+        transport.break_off(PeerLost("the launcher was lost", rank=0))
+        with pytest.raises(PeerLost, match="the launcher was lost"):
+            _all_reduce(transport, 3)
 
 
 # keys

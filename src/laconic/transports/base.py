@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.errors import BadInput
+from laconic.errors import BadInput, TransportError
 from laconic.transports.call import Call
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -131,6 +131,10 @@ class Transport(ABC):
         """
         if self.calls:
             self.close()
+
+    def break_off(self, failure: TransportError) -> None:
+        """Let every later call raise `failure`; other threads may call this. For engines that meet at a store."""
+        raise NotImplementedError(f"{self.engine} has no store to lose")
 
     def native_all_reduce(self, tensor: Tensor, op: str) -> bool:
         """Reduce 1-D `tensor` in place by the engine's own all-reduce; False when the engine has none."""

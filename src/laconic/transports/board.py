@@ -8,6 +8,7 @@ because a store whose host is frozen answers never, whatever its time-out; other
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 import time
@@ -23,8 +24,10 @@ BEAT_S = 0.25
 # A living rank beats several times in this span even when ranks outnumber cores; a stopped one does not.
 OBSERVE_S = 6 * BEAT_S
 ANSWER_S = 3.0  # a living store answers in milliseconds
+ANSWERED_BEATS = 4
 _SEPARATOR = "\x1f"
 T = TypeVar("T")
+_log = logging.getLogger("laconic.transports")
 
 
 class StoreGone(RuntimeError):
@@ -58,6 +61,8 @@ class Board:
         self.world_size = world_size
         self._doing = doing
         self._beats = 0
+        self._busy_since: float | None = None  # the store has owed the thread an answer from then on
+        self._gone = False
         self._left = ""
         self._blames = -1
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -72,14 +77,25 @@ class Board:
             try:
                 task = self._tasks.get(timeout=BEAT_S)
             except queue.Empty:
+                if self._gone:
+                    continue
                 task = self._write
             if task is None:
                 return
-            with contextlib.suppress(RuntimeError):  # a store that is gone is noticed by whoever asks
+            self._busy_since = time.monotonic()
+            try:
                 task()
+            except dist.DistNetworkError:  # for good: a store's client does not connect again, and torch logs each try
+                self._gone = True
+                _log.warning("rank %d: the store is gone", self.rank)
+            except RuntimeError:
+                pass  # a store that is slow is noticed by whoever asks
+            self._busy_since = None
 
     def _ask(self, work: Callable[[], T]) -> T:
         """Let the beating thread do `work`; StoreGone when it fails or takes too long."""
+        if self._gone:
+            raise StoreGone("the connection to the store has ended")
         answer: Future[T] = Future()
 
         def task() -> None:
@@ -87,18 +103,26 @@ class Board:
                 answer.set_result(work())
             except BaseException as error:
                 answer.set_exception(error)
+                raise
 
         self._tasks.put(task)
         try:
-            return answer.result(timeout=ANSWER_S)
+            return answer.result(timeout=self._patience_s())
         except (RuntimeError, TimeoutError) as error:
             raise StoreGone(str(error) or "the store does not answer") from error
+
+    def _patience_s(self) -> float:
+        """How long to wait for the thread: less, when the store has kept it waiting already."""
+        since = self._busy_since
+        return ANSWER_S if since is None else max(0.0, since + ANSWER_S - time.monotonic())
 
     def _write(self) -> None:
         self._beats += 1
         sequence, signature = self._doing()
         fields = (str(self._beats), str(sequence), signature, self._left, str(self._blames))
         self._store.set(f"notice/{self.rank}", _SEPARATOR.join(fields))
+        if self._beats % ANSWERED_BEATS == 0:  # writing waits for no answer; a store that is cut off shows in this
+            self._store.check([f"notice/{self.rank}"])
 
     def _read(self) -> dict[int, Notice]:
         found = {}
@@ -149,4 +173,4 @@ class Board:
     def close(self) -> None:
         """Stop beating; joins the thread, unless a frozen store holds it."""
         self._tasks.put(None)
-        self._thread.join(timeout=ANSWER_S)
+        self._thread.join(timeout=self._patience_s())

@@ -7,6 +7,7 @@ outlive the parent.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import pickle
@@ -26,6 +27,7 @@ import torch.distributed as dist
 from laconic import errors
 from laconic.errors import LaconicError
 from laconic.transports import namespace
+from laconic.transports.leftovers import sweep_sockets
 
 T = TypeVar("T")
 WARM = "laconic.warm"  # by name only: it imports what lies above this file
@@ -136,9 +138,15 @@ def _context(*modules: str) -> Any:
     """How ranks are started: by a fork server, which imports what they need once and forks before any thread exists."""
     if len(tempfile.gettempdir()) > LONGEST_SOCKET_FOLDER:
         return multiprocessing.get_context("spawn")
+    _sweep_once()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([WARM, *modules])
     return context
+
+
+@functools.cache
+def _sweep_once() -> None:
+    sweep_sockets()
 
 
 class LocalJob(Generic[T]):

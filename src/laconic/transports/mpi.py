@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +29,7 @@ from laconic.transports.call import Call
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+_log = logging.getLogger("laconic.transports")
 # How a wait backs off, for more ranks than cores: first poll (a small message takes a few µs), then give the core away
 # between polls, then sleep. Yielding for 2 ms and not 0.1 ms took 4.5 ms in place of 1.9 ms for a direct all-reduce of
 # 1 KB on four ranks and two busy cores; for two ranks and for 16 MB it made no difference.
@@ -167,6 +169,7 @@ class MpiTransport(Transport):
 
     def fail(self, error: TransportError, sequence: int = 0) -> NoReturn:
         """Break the transport: tell every peer why, and raise; `sequence` is the call two ranks disagree on."""
+        _log.warning("%s", error)
         self._failure = error
         self._give_up_round()
         mismatch = [sequence, self._signatures.get(sequence, self.signature)] if isinstance(error, Mismatch) else None

@@ -17,6 +17,7 @@ from typing import Any
 
 from laconic.errors import MissingExtra
 from laconic.transports.launcher import RankFailed
+from laconic.transports.leftovers import sweep_shared_memory
 
 
 def find_mpiexec() -> str:
@@ -30,6 +31,7 @@ def find_mpiexec() -> str:
 
 def run_mpi(world_size: int, function: Callable[..., Any], args: tuple[Any, ...] = (), timeout_s: float = 300.0) -> Any:
     """Run `function(*args)` on `world_size` MPI ranks; returns rank 0's value. Both must be JSON-able."""
+    sweep_shared_memory()
     with tempfile.TemporaryDirectory(prefix="laconic-mpi-") as folder:
         answer = Path(folder) / "answer.json"
         task = json.dumps([function.__module__, function.__qualname__, list(args), str(answer)])

@@ -13,8 +13,10 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from laconic.errors import BadInput, CollectiveTimeout, MissingExtra
+from laconic.transports.leftovers import sweep_shared_memory
 
 _MPI_RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+_MPI_SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 _LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -39,9 +41,11 @@ def find_place(timeout_s: float) -> Place:
     """Read the environment and join the store.
 
     Raises:
-        BadInput: when the launcher's environment is incomplete or not numbers, or its port is in use.
+        BadInput: when the launcher's environment is incomplete, not numbers or not torch.distributed's, or
+            its port is in use.
     """
     if dist.is_available() and dist.is_initialized():
+        _refuse_ranks_apart()
         store = dist.distributed_c10d._get_default_store()
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return Place(dist.get_rank(), dist.get_world_size(), "torchrun", store, None if agent else 0)
@@ -50,6 +54,18 @@ def find_place(timeout_s: float) -> Place:
     if any(name in os.environ for name in _MPI_RANK):
         return _from_mpi()
     return Place(0, 1, "alone", dist.HashStore())
+
+
+def _refuse_ranks_apart() -> None:
+    """Refuse a process group of one under mpiexec: every rank would train a model of its own without a word."""
+    if dist.get_world_size() > 1 or "RANK" in os.environ:
+        return
+    size = next((os.environ[name] for name in _MPI_SIZE if name in os.environ), "1")
+    if size != "1":
+        raise BadInput(
+            f"mpiexec started {size} ranks, but torch.distributed was initialised for one alone: give it "
+            "MPI's rank and world size, start with torchrun, or leave torch.distributed out and call laconic.init"
+        )
 
 
 def _from_torchrun(timeout_s: float) -> Place:
@@ -88,4 +104,6 @@ def _from_mpi() -> Place:
         from mpi4py import MPI
     except ImportError as error:
         raise MissingExtra("mpi4py", "mpi") from error
+    if MPI.COMM_WORLD.Get_rank() == 0:
+        sweep_shared_memory()
     return Place(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), "mpiexec", None)

@@ -8,6 +8,7 @@ never match, the wait runs out instead, and the notice board then says who calle
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -22,6 +23,7 @@ from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Incoming, Outgoing
 from laconic.transports.board import Board, Notice, StoreGone
 from laconic.transports.call import Call
 
+_log = logging.getLogger("laconic.transports")
 _NATIVE_OPS = {
     "sum": dist.ReduceOp.SUM,
     "mean": dist.ReduceOp.SUM,
@@ -146,6 +148,7 @@ class TorchTransport(Transport):
             whose = f", and with it peer {culprit}, which holds it" if self.store_host is not None else ""
             text = f"{where}: the store does not answer{whose}; waiting for peer {peer}"
             verdict = PeerLost(text, rank=self.rank, peer=culprit, round=round)
+        _log.warning("%s", verdict)
         self.broken = verdict
         self.board.leave(str(verdict), -1 if verdict.peer is None else verdict.peer)
         return verdict
@@ -200,6 +203,9 @@ class TorchTransport(Transport):
                     round=round,
                 )
         return None
+
+    def break_off(self, failure: TransportError) -> None:
+        self.broken = self.broken or failure
 
     def abandon(self, reason: str) -> None:
         if self.calls:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from laconic.errors import BadInput, UnknownName
 from laconic.transports.base import DEFAULT_TIMEOUT_S, Transport
+from laconic.transports.launcher_watch import LauncherWatch, watch_launcher
 from laconic.transports.profile import Profile
 from laconic.transports.rendezvous import Place, find_place
 
@@ -34,6 +35,7 @@ class World:
     transport: Transport
     profile: Profile | None = None
     closed: bool = field(default=False, repr=False)
+    watch: LauncherWatch | None = field(default=None, repr=False)
 
     @property
     def rank(self) -> int:
@@ -52,6 +54,8 @@ class World:
         global _current
         if not self.closed:
             self.closed = True
+            if self.watch is not None:
+                self.watch.close()
             self.transport.close()
         if _current is self:
             _current = None
@@ -110,7 +114,8 @@ def init(
         raise BadInput(f"the link profile was measured on engine '{known.engine}', this world runs on '{name}'")
     _generations += 1
     options = Options(timeout_s, key_file, bind, insecure, _generations)
-    _current = World(_ENGINES[name](place, options), known)
+    transport = _ENGINES[name](place, options)
+    _current = World(transport, known, watch=watch_launcher(place, transport))
     atexit.register(_current.close)
     return _current
 

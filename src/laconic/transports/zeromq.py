@@ -11,6 +11,7 @@ all name the same culprit. Used by one thread at a time.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ from laconic.transports.zeromq_mesh import TICK_S, Mesh, Patience
 from laconic.transports.zeromq_peer import Arrival, Peer
 from laconic.transports.zeromq_round import Trackers, ZmqRound
 from laconic.transports.zeromq_wire import ERRORS, FAULTS, Address, Header, Kind, dtype_code, frames
+
+_log = logging.getLogger("laconic.transports")
 
 
 class ZmqTransport(Transport):
@@ -120,6 +123,9 @@ class ZmqTransport(Transport):
         mesh, self._mesh = self._mesh, None
         if mesh is not None:
             mesh.close()
+
+    def break_off(self, failure: TransportError) -> None:
+        self._failure = self._failure or failure
 
     def abandon(self, reason: str) -> None:
         if self.calls and self._failure is None:
@@ -361,6 +367,7 @@ class ZmqTransport(Transport):
     ) -> NoReturn:
         """Raise; in a collective also break this transport and tell the others why."""
         failure = error(f"{self.where(round)}: {reason}", rank=self.rank, peer=culprit, round=round)
+        _log.warning("%s", failure)
         if self.calls:
             self._failure = failure
             mesh = self._open_mesh()

@@ -14,6 +14,7 @@ import secrets
 import socket
 import stat
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,10 +66,8 @@ def loopback_key() -> bytes | None:
             return _kept_key(folder / "loopback.key")
         except (OSError, BadInput) as error:
             _log.debug("no key of this user in %s: %s", folder, error)
-    _log.warning(
-        "no private folder for a key was found: whoever can read the job's store on this machine may join; set %s",
-        KEY_VARIABLE,
-    )
+    text = "no private folder for a key was found: whoever can read the job's store on this machine may join; set"
+    warnings.warn(f"{text} {KEY_VARIABLE}", stacklevel=2)
     return None
 
 

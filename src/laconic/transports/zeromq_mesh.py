@@ -236,7 +236,7 @@ class Mesh:
         if peer.left:
             return True
         if peer.cut_at is None:
-            return False
+            return peer.unreachable and not self._is_connected(peer)
         return time.monotonic() - max(peer.heard_at, peer.cut_at) > _GRACE_S or not self._is_connected(peer)
 
     def half_open(self) -> Peer | None:

@@ -12,6 +12,7 @@ to us, so it counts as lost only when they have ended too.
 from __future__ import annotations
 
 import itertools
+import logging
 import struct
 import time
 from collections import deque
@@ -27,12 +28,14 @@ from laconic.transports.zeromq_gate import Context, Secret, Socket
 from laconic.transports.zeromq_wire import CHUNK_NBYTES, Address, Header, Kind, dtype_of, identity
 
 _EVENT = struct.Struct("=hi")
-_REFUSALS = int(
-    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
-)
-_WATCHED = _REFUSALS | int(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED)
+# A handshake that fails without a detail was cut short: the peer has died, or is too busy to let us in yet.
+_REFUSALS = int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH)
+_WATCHED = _REFUSALS | int(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.CONNECT_RETRIED)
+# A rank listens before it tells its address, so one that refuses connections for this long has died.
+_UNREACHABLE_S = 1.0
 # Below this, letting ZeroMQ copy a slice is cheaper than hearing from it when the slice is free again.
 _COPY_NBYTES = 65536
+_log = logging.getLogger("laconic.transports")
 _NUMBERS = itertools.count()  # of the process's lines
 
 
@@ -50,7 +53,7 @@ class Peer:
     Attributes:
         queue: chunks of collectives, in the order sent.
         greeted: its hello has come.
-        refusals: handshakes it refused in a row.
+        refuses: it will not have our key.
         cut_at: when our connection to it broke, or None.
         left: it said goodbye.
         thanked: it has taken in our goodbye.
@@ -64,8 +67,8 @@ class Peer:
         self.name = identity(own_token, rank)
         self.queue: deque[Arrival] = deque()
         self.greeted = False
-        self.refusals = 0
-        self._refused_at = 0.0
+        self.refuses = False
+        self._tried_since: float | None = None  # connecting has failed from then on
         self.cut_at: float | None = None
         self.left = False
         self.heard_at = time.monotonic()
@@ -98,12 +101,16 @@ class Peer:
         for line in self._lines:
             for event in line.events():
                 if event & _REFUSALS:
-                    self.refusals += 1
-                    self._refused_at = time.monotonic()
+                    self.refuses = True
+                    _log.warning("peer %d at %s refuses this rank's key", self.rank, self.address.endpoint)
                 elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
-                    line.established, self.refusals = True, 0
+                    line.established, self.refuses, self._tried_since = True, False, None
                 elif line.established:
                     self.cut_at = time.monotonic()
+                    _log.info("the connection to peer %d at %s broke", self.rank, self.address.endpoint)
+                elif event == zmq.Event.CONNECT_RETRIED and self._tried_since is None:
+                    self._tried_since = time.monotonic()
+                    _log.info("peer %d at %s cannot be reached; trying again", self.rank, self.address.endpoint)
         if self.cut_at is not None:
             self.disconnect(linger=False)
 
@@ -113,9 +120,9 @@ class Peer:
         return bool(self._lines) and all(line.established for line in self._lines)
 
     @property
-    def refuses(self) -> bool:
-        """Whether it will not have our key: it refused several times, or once and was not seen again."""
-        return self.refusals > 2 or (self.refusals > 0 and time.monotonic() - self._refused_at > 1.0)
+    def unreachable(self) -> bool:
+        """Whether nobody listens at its address any more."""
+        return self._tried_since is not None and time.monotonic() - self._tried_since > _UNREACHABLE_S
 
     def bid_farewell(self) -> None:
         """Send the last message, and track it."""
@@ -128,7 +135,9 @@ class Peer:
 
     def is_taking_leave(self, *, thanks: bool) -> bool:
         """Whether the farewell is on its way to a peer that may take it, or has not been thanked for."""
-        if self._farewell is None or self.dealer is None or self.left or self.refusals:
+        if self._farewell is None or self.dealer is None or self.left:
+            return False
+        if self.refuses or self._tried_since is not None:
             return False
         return not self._farewell.done or (thanks and not self.thanked)
 
@@ -137,6 +146,8 @@ class Peer:
         """Why nothing more can be had from it."""
         if self.left:
             return f"peer {self.rank} has left: it closed its transport"
+        if self.unreachable:
+            return f"peer {self.rank} is lost: nobody listens at its address any more"
         return f"peer {self.rank} is lost: its connection broke, or it gave no sign of life"
 
     def grow(self, header: Header, payload: memoryview) -> Tensor | None:
