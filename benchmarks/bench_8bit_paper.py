@@ -48,7 +48,8 @@ import laconic
 from laconic.errors import BadInput, LaconicError
 from laconic.lab.clusters.cluster import Cluster
 from laconic.lab.environment import environment
-from laconic.lab.runs.configurations import configuration, make_trainee
+from laconic.lab.runs.configurations import configuration
+from laconic.lab.runs.strategies import make_trainee
 from laconic.statistics import Variance, blocked_variance, median, one_way_variance, ratio_interval
 from laconic.transports.launcher import run_local
 from laconic.workloads import Changes, Task, Workload
@@ -137,7 +138,7 @@ def train(name: str, seed: int, settings: Settings) -> dict[str, Any]:
         with laconic.init(timeout_s=600) as world:
             task = settings.workload().prepare(seed)
             optimizer = task.optimizer(task.model.parameters())
-            chosen = configuration("ddp" if name == FP32 else name, world.world_size)
+            chosen = configuration("ddp" if name == FP32 else f"distribute:{name}", world.world_size)
             trainee = make_trainee(chosen, task.model, optimizer, world)
             place, epoch_steps = (world.rank, world.world_size), task.steps_per_epoch(world.world_size)
             steps = max(1, int(settings.fraction * settings.epochs * epoch_steps))

@@ -22,6 +22,7 @@ from laconic.lab.records.record import Record
 from laconic.lab.runs.compare import compare
 from laconic.lab.runs.configurations import split
 from laconic.lab.runs.progress import say
+from laconic.lab.runs.spec import RunSpec
 from laconic.workloads import Changes
 
 MODES = "sync,stale(4),async,easgd,gossip,local(8),hogwild"
@@ -34,11 +35,13 @@ KEPT = (
 
 def condensed(record: Record, slow: float) -> dict[str, Any]:
     """What the table is made of, and what it takes to know where it comes from."""
+    modes = {each.name: each.consistency for each in record.configurations}
     return {
         "slow": slow, "command": record.command, "created": record.created, "environment": record.environment,
         "workload": record.workload.name, "epochs": record.workload.epochs, "target": record.workload.target_accuracy,
-        "modes": [each.consistency for each in record.configurations],
-        "trials": [{name: getattr(trial, name) for name in KEPT} for trial in record.trials],
+        "modes": list(modes.values()),
+        "trials": [{name: getattr(trial, name) for name in KEPT} | {"configuration": modes[trial.configuration]}
+                   for trial in record.trials],
     }  # fmt: skip
 
 
@@ -99,11 +102,12 @@ def main() -> int:
             elif pace in by_pace and _same(by_pace[pace], options):
                 continue
             else:
-                record, _ = compare(
-                    options.workload, options.workers, ["none"], consistency=split(options.modes), slow=pace,
-                    seeds=options.seeds, changes=Changes(options.epochs, target=options.target), runs=options.runs,
-                    command="python benchmarks/bench_consistency.py", note=say,
+                spec = RunSpec(
+                    options.workload, options.workers, ["distribute:none"], range(options.seeds), slow=pace,
+                    changes=Changes(options.epochs, target=options.target), runs=options.runs,
+                    command="python benchmarks/bench_consistency.py",
                 )  # fmt: skip
+                record, _ = compare(spec, split(options.modes), say)
             by_pace[pace] = condensed(record, pace)
             content = {"benchmark": "consistency", "comparisons": [by_pace[slow] for slow in sorted(by_pace)]}
             part = options.output.with_suffix(".part")

@@ -48,9 +48,12 @@ import laconic
 from laconic.errors import BadInput, LaconicError
 from laconic.exchange.auto import GUESS
 from laconic.exchange.state import CompressionState
-from laconic.lab.clusters.cluster import INTERFACE, Cluster, Link
+from laconic.lab.clusters.cluster import Cluster, Link
 from laconic.lab.environment import environment
-from laconic.lab.runs.configurations import SINGLE, Trainee, configuration, make_trainee
+from laconic.lab.runs.configurations import SINGLE, configuration
+from laconic.lab.runs.monitor import interface_nbytes
+from laconic.lab.runs.strategies import make_trainee
+from laconic.lab.runs.strategies.base import Trainee
 from laconic.statistics import median, ratio_interval
 from laconic.transports.profile import Profile
 from laconic.transports.world import World
@@ -119,7 +122,8 @@ class Runner:
         )
         self.task: Task = workload.prepare(plan.seed)
         self.name, self.plan, self.world = name, plan, world
-        chosen = configuration(SINGLE if name == FLOOR else name, world.world_size)
+        named = {FLOOR: SINGLE, OURS: f"distribute:{OURS}"}.get(name, name)
+        chosen = configuration(named, world.world_size)
         optimizer = self.task.optimizer(self.task.model.parameters())
         self.trainee: Trainee = make_trainee(chosen, self.task.model, optimizer, world)
         self.alone = exchange_of(name, list(self.task.model.named_parameters()), world)
@@ -208,15 +212,6 @@ def exchange_of(name: str, named: list[tuple[str, Any]], world: World) -> Callab
             values.copy_(short)
 
     return native
-
-
-def interface_nbytes() -> int:
-    """What this host's interface has sent so far, as the kernel counts it, headers and acknowledgements included."""
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        name, _, counters = line.partition(":")
-        if name.strip() == INTERFACE:
-            return int(counters.split()[8])
-    raise BadInput(f"there is no interface {INTERFACE}: this rank is not on an emulated host")
 
 
 def measure(link: str, hosts: int, plan: Plan, timeout_s: float) -> dict[str, Any]:

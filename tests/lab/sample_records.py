@@ -31,9 +31,9 @@ WORKERS, BATCH, STEPS, EVERY = 4, 16, 220, 10
 # name, kind, codec, share of the bytes sent, seconds to encode and decode, final error
 CONFIGURATIONS = [
     ("ddp", "peer", "none", 1.0, 0.0, 0.0, 0.026),
-    ("none", "laconic", "none", 1.0, 0.0002, 0.0003, 0.0265),
-    ("dynamic8", "laconic", "dynamic8", 0.2502, 0.0011, 0.0007, 0.027),
-    ("topk(0.01)+qsgd(4)", "laconic", "topk(0.01)+qsgd(4)", 0.0062, 0.0019, 0.0004, 0.031),
+    ("compress:none", "compress", "none", 1.0, 0.0002, 0.0003, 0.0265),
+    ("compress:dynamic8", "compress", "dynamic8", 0.2502, 0.0011, 0.0007, 0.027),
+    ("compress:topk(0.01)+qsgd(4)", "compress", "topk(0.01)+qsgd(4)", 0.0062, 0.0019, 0.0004, 0.031),
 ]
 
 
@@ -43,7 +43,7 @@ def compare_record(seeds: int = 3) -> Record:
         kind="compare",
         id="20261116-101500-digits-mlp",
         created="2026-11-16T10:15:00+00:00",
-        command="laconic compare digits-mlp -n 4 --codecs none,dynamic8,topk(0.01)+qsgd(4) --seeds 3 --link 100mbit",
+        command="laconic compare digits-mlp -n 4 --configs ddp,none,dynamic8,topk(0.01)+qsgd(4) --link 100mbit",
         finished=True,
         interruptions=[Interruption("2026-11-16T10:16:12+00:00", 130, 2, "worker 2 was lost and restarted", 4)],
         workload=Description(
@@ -84,7 +84,7 @@ def _trial(index: int, seed: int, order: int) -> Trial:
     curve = _curve(steps, error, share * raw, generator)
     centre = median(steps.tolist())
     reached = [p.seconds for p in curve if (p.test_accuracy or 0) >= 0.95]
-    lost = name == "dynamic8" and seed == 1
+    lost = name == "compress:dynamic8" and seed == 1
     return Trial(
         configuration=name, seed=seed, order=order,
         test_accuracy=curve[-1].test_accuracy, test_loss=curve[-1].test_loss,

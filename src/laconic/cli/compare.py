@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import json as json_module
-import shlex
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from laconic.cli.run_options import (
+    RUNS,
+    Batch,
+    Epochs,
+    Hosts,
+    Json,
+    LearningRate,
+    Link,
+    Resume,
+    Runs,
+    TrialWorkers,
+    TuningRuns,
+    WorkloadName,
+    command,
+    named,
+    show_warnings_as_sentences,
+)
 from laconic.consistency import names as mode_names
-from laconic.errors import BadInput
 from laconic.lab.lint import counts, failures
 from laconic.lab.records.record import Record
 from laconic.lab.records.summary import Row, results, summarise
@@ -23,51 +37,46 @@ from laconic.lab.runs.compare import compare as run
 from laconic.lab.runs.compare import resume as go_on
 from laconic.lab.runs.configurations import split
 from laconic.lab.runs.progress import say
-from laconic.lab.runs.train import show_warnings_as_sentences
-from laconic.workloads import Changes, names
+from laconic.lab.runs.spec import RunSpec
+from laconic.workloads import Changes
 
 CONFIGS = ",".join(demo.CONFIGS)
+KINDS = "compress:CODEC, distribute:CODEC@MODE, ddp, ddp-fp16, ddp-powersgd, single; a codec alone is compressed"
 
 
 def compare(
-    workload: Annotated[str | None, typer.Argument(help=f"One of {', '.join(names())}.")] = None,
-    workers: Annotated[int, typer.Option("-n", "--workers", help="Workers of each trial.")] = 4,
-    configs: Annotated[
-        str | None, typer.Option(help=f"Codec specs, ddp, ddp-fp16, ddp-powersgd, single. [default: {CONFIGS}]")
-    ] = None,
+    workload: WorkloadName = None,
+    workers: TrialWorkers = 4,
+    configs: Annotated[str | None, typer.Option(help=f"{KINDS}. [default: {CONFIGS}]")] = None,
     consistency: Annotated[
         str | None, typer.Option(help=f"When workers agree: {', '.join(mode_names())}; each with every codec.")
     ] = None,
     slow: Annotated[float, typer.Option(help="The last worker computes this many times as long.")] = 1.0,
     seeds: Annotated[int, typer.Option(help="Trials of each configuration; fewer than 3 decide nothing.")] = 3,
     first_seed: Annotated[int, typer.Option(help="Seeds count from here.")] = 0,
-    link: Annotated[str | None, typer.Option(help="Emulate links of this speed: 1gbit, 100mbit (root).")] = None,
-    hosts: Annotated[int | None, typer.Option(help="Emulated hosts; default: one a worker.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Default: the workload's.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="At the start. Default: the workload's.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Samples a step, of all workers. Default: the workload's.")] = None,
+    link: Link = None,
+    hosts: Hosts = None,
+    epochs: Epochs = None,
+    learning_rate: LearningRate = None,
+    batch: Batch = None,
     target: Annotated[float | None, typer.Option(help="Test accuracy to reach. Default: the workload's.")] = None,
-    tuning_runs: Annotated[int | None, typer.Option(help="How many runs it took to choose these settings.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run, runs/<id>; other options are its own.")] = (
-        None
-    ),
-    runs: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    tuning_runs: TuningRuns = None,
+    resume: Resume = None,
+    runs: Runs = RUNS,
+    json: Json = False,
 ) -> None:
     """Train a workload by several configurations and seeds, in turn, and say what is better, at what accuracy."""
     show_warnings_as_sentences()
-    if configs is None:
-        configs = CONFIGS if consistency is None else "none"
     if resume is not None:
         record, folder = go_on(resume, workload, say)
-    elif workload is None:
-        raise BadInput(f"name a workload ({', '.join(names())}), or --resume a run")
     else:
-        record, folder = run(
-            workload, workers, split(configs), consistency=split(consistency or "sync"), slow=slow, seeds=seeds,
-            first_seed=first_seed, link=link, hosts=hosts, changes=Changes(epochs, learning_rate, batch, target),
-            tuning_runs=tuning_runs, runs=runs, command=shlex.join(["laconic", *sys.argv[1:]]), note=say,
+        chosen = split(configs or (CONFIGS if consistency is None else "none"))
+        spec = RunSpec(
+            named(workload), workers, chosen, range(first_seed, first_seed + seeds), slow=slow, link=link, hosts=hosts,
+            changes=Changes(epochs, learning_rate, batch, target), tuning_runs=tuning_runs, runs=runs,
+            command=command(),
         )  # fmt: skip
+        record, folder = run(spec, split(consistency or "sync"), say)
     show(record, folder, json=json)
     if not any(trial.failed is None for trial in record.trials):
         raise typer.Exit(1)
@@ -104,7 +113,7 @@ def table(record: Record) -> list[str]:
     if any(row.staleness is not None and row.staleness.value > 0 for row in summary):
         told = [words.NOTHING if row.staleness is None else f"{row.staleness.value:.1f}" for row in summary]
         rows = [[*row[:5], cell, *row[5:]] for row, cell in zip(rows, ["staleness", *told], strict=True)]
-    rows = [[cell.replace("\N{NARROW NO-BREAK SPACE}", " ") for cell in row] for row in rows]
+    rows = [[words.plain(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:

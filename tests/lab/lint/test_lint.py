@@ -58,11 +58,11 @@ def _configuration(record: Record, index: int, **fields: object) -> None:
 
 def _lost_accuracy(record: Record) -> None:
     for i, trial in enumerate(record.trials):
-        if trial.configuration == "dynamic8":
+        if trial.configuration == "compress:dynamic8":
             end = replace(trial.curve[-1], test_accuracy=0.8)
             _trial(record, i, test_accuracy=0.8, curve=[*trial.curve[:-1], end])
     for i, claim in enumerate(record.claims):
-        if claim.configuration == "dynamic8":
+        if claim.configuration == "compress:dynamic8":
             _claim(record, i, accuracy=0.8)
 
 
@@ -73,18 +73,18 @@ def _best_instead_of_last(record: Record) -> None:
 
 def _only_encoding(record: Record) -> None:
     for i, claim in enumerate(record.claims):
-        if claim.configuration == "dynamic8":
+        if claim.configuration == "compress:dynamic8":
             _claim(record, i, what="encoding")
 
 
 def _bigger_batch(record: Record) -> None:
     for i, trial in enumerate(record.trials):
-        if trial.configuration == "dynamic8":
+        if trial.configuration == "compress:dynamic8":
             _trial(record, i, samples=4 * trial.samples)
 
 
 def _only_ours(record: Record) -> None:
-    _configuration(record, 0, kind="laconic")
+    _configuration(record, 0, kind="distribute")
 
 
 def _fewer_seeds(record: Record) -> None:
@@ -123,7 +123,7 @@ BROKEN: list[tuple[str, str, Mutation]] = [
     ("masses-9", "blown up to 3×32×32", _workload(input_shape=[3, 32, 32])),
     ("masses-10", "its last evaluation gave 90.0 %", _best_instead_of_last),
     ("masses-10", "no stopping rule", _workload(stopping_rule="")),
-    ("masses-11", "64 samples a step for ddp, 256 for dynamic8", _bigger_batch),
+    ("masses-11", "64 samples a step for ddp, 256 for compress:dynamic8", _bigger_batch),
     ("masses-12", "no peer such as ddp beside it", _only_ours),
     ("sc15-1", "a base that was not measured", _added_claim(baseline="elsewhere", configuration="ddp")),
     ("sc15-2", "the run was not finished", _set(finished=False)),
@@ -206,7 +206,7 @@ def test_weak_scaling_is_named():
         if trial.configuration == "ddp":
             _trial(record, i, samples=trial.samples // 4)
     evidence = {f.rule: f.evidence for f in failures(lint(record))}
-    assert evidence["masses-11"] == "batch grew with P: 16 samples a step for ddp, 64 for none: weak scaling"
+    assert evidence["masses-11"] == "batch grew with P: 16 samples a step for ddp, 64 for compress:none: weak scaling"
 
 
 def test_one_seed_decides_nothing_and_breaks_nothing():

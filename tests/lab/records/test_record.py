@@ -23,7 +23,7 @@ def test_a_record_survives_the_file(tmp_path: Path):
     path = RECORD.save(tmp_path / "run")
     assert path.name == FILE
     assert Record.load(tmp_path / "run") == Record.load(path) == RECORD
-    assert json.loads(path.read_text())["format"] == 1
+    assert json.loads(path.read_text())["format"] == 2
     assert [p.name for p in path.parent.iterdir()] == [FILE]
 
 
@@ -74,7 +74,7 @@ def _with(value: object, *path: str | int) -> str:
     [
         ("[]", "no field 'format'"),
         ("{}", "no field 'format'"),
-        (_changed(format=2), "of format 2; this version reads 1"),
+        (_changed(format=1), "of format 1; this version reads 2"),
         (_changed(format="1"), "of format '1'"),
         (_changed(surprise=1), "a field 'surprise' that this version does not know"),
         (_changed(kind="bench"), "kind: expected one of train, compare, got 'bench'"),

@@ -157,7 +157,7 @@ def test_the_headline_has_accuracy_beside_speed(tmp_path: Path):
     text = _html(record, tmp_path).replace("\N{NARROW NO-BREAK SPACE}", " ")
     table = text.split("id='headline'")[1].split("</table>")[0]
     row = next(part for part in table.split("<tr>") if "dynamic8" in part)
-    claim = next(c for c in record.claims if c.configuration == "dynamic8" and c.what == "time to target")
+    claim = next(c for c in record.claims if c.configuration == "compress:dynamic8" and c.what == "time to target")
     assert f"{claim.ratio:.2f} ×" in row
     assert f"at {100 * (claim.accuracy or 0):.1f} % against {100 * (claim.baseline_accuracy or 0):.1f} %" in row
     assert "▲ better" in row
@@ -208,7 +208,7 @@ def test_every_chart_has_units_on_its_axes():
 def test_events_are_flagged_and_explained(tmp_path: Path):
     text = _html(compare_record(), tmp_path)
     assert text.count('class="flagtext"') == 2  # wide and narrow
-    assert "<li>dynamic8 (seed 1), step 130: worker 2 was lost and restarted</li>" in text
+    assert "<li>compress:dynamic8 (seed 1), step 130: worker 2 was lost and restarted</li>" in text
     assert "4 steps were done again" in text
 
 
@@ -264,7 +264,8 @@ def test_names_cannot_break_out_of_the_page(tmp_path: Path):
     record = compare_record()
     evil = "</title><script>alert('x')</script>&\""
     record.configurations[2] = replace(record.configurations[2], name=evil)
-    record.trials = [replace(t, configuration=evil) if t.configuration == "dynamic8" else t for t in record.trials]
+    ours = "compress:dynamic8"
+    record.trials = [replace(t, configuration=evil) if t.configuration == ours else t for t in record.trials]
     record.workload = replace(record.workload, name=evil, model=evil, stopping_rule=evil)
     record.command, record.environment["cpu"] = evil, evil
     record.claims = make_claims(record, "ddp")

@@ -9,37 +9,43 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from laconic.errors import BadInput
-from laconic.lab.runs.budget import budget_of
 from laconic.lab.runs.compare import compare, resume
 from laconic.lab.records.metrics import Metrics
 from laconic.lab.records.record import Record
-from laconic.lab.runs.trainer import Ended, Plan
+from laconic.lab.runs.shares import shares_file
+from laconic.lab.runs.spec import RunSpec, TrialSpec
+from laconic.lab.runs.trainer import Ended
 from laconic.lab.runs.trial import evened
 from laconic.lab.runs.workers import Workers
 from laconic.transports.launcher import RankFailed
 from laconic.workloads import Changes
 
-CONFIGS = ["ddp", "none", "single"]
+CONFIGS = ["ddp", "compress:none", "single"]
 SHORT = Changes(epochs=2)
+
+
+def _spec(configs: list[str], runs: Path, workers: int = 2, **options: Any) -> RunSpec:
+    return RunSpec("digits-mlp", workers, configs, runs=runs, **{"changes": SHORT, **options})
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Path]:
     runs = tmp_path_factory.mktemp("runs")
     said = "laconic compare …"
-    return compare("digits-mlp", 2, CONFIGS, seeds=2, changes=SHORT, runs=runs, command=said, tuning_runs=0)
+    return compare(_spec(CONFIGS, runs, seeds=range(2), command=said, tuning_runs=0))
 
 
 @pytest.mark.processes
 def test_trials_are_interleaved_and_all_there(finished: tuple[Record, Path]) -> None:
     record, folder = finished
     order = [(trial.configuration, trial.seed) for trial in record.trials]
-    assert order == [("ddp", 0), ("none", 0), ("single", 0), ("none", 1), ("single", 1), ("ddp", 1)]
+    assert order == [("ddp", 0), ("compress:none", 0), ("single", 0), ("compress:none", 1), ("single", 1), ("ddp", 1)]
     assert [trial.order for trial in record.trials] == list(range(6))
     assert [trial.failed for trial in record.trials] == [None] * 6
     assert Record.load(folder) == record
@@ -65,7 +71,7 @@ def test_all_start_alike_and_see_the_same_data(finished: tuple[Record, Path]) ->
 def test_claims_lint_and_report(finished: tuple[Record, Path]) -> None:
     record, folder = finished
     assert {claim.baseline for claim in record.claims} == {"ddp"}
-    assert {claim.configuration for claim in record.claims if claim.what == "step time"} == {"none", "single"}
+    assert {claim.configuration for claim in record.claims if claim.what == "step time"} == {"compress:none", "single"}
     assert all(claim.accuracy is not None for claim in record.claims)
     broken = {finding.rule for finding in record.lint if finding.verdict == "fail"}
     assert broken <= {"sc15-8"}, broken  # stalls, on a busy machine
@@ -77,18 +83,18 @@ def test_claims_lint_and_report(finished: tuple[Record, Path]) -> None:
 def test_a_trial_that_fails_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Workers.run
 
-    def folder_of(plan: Plan) -> str:
-        assert plan.folder is not None
-        return plan.folder
+    def folder_of(trial: TrialSpec) -> str:
+        assert trial.folder is not None
+        return trial.folder
 
-    def run(self: Workers, plan: Plan) -> Ended:
-        if plan.configuration.name == "none":
-            Metrics(folder_of(plan)).add(trial=plan.order, step=7)
+    def run(self: Workers, trial: TrialSpec) -> Ended:
+        if trial.configuration.name == "compress:none":
+            Metrics(folder_of(trial)).add(trial=trial.order, step=7)
             raise RankFailed("rank 1: RuntimeError: out of memory\nTraceback …")
-        return real(self, plan)
+        return real(self, trial)
 
     monkeypatch.setattr(Workers, "run", run)
-    record, folder = compare("digits-mlp", 1, ["dynamic8", "none"], seeds=1, changes=SHORT, runs=tmp_path)
+    record, folder = compare(_spec(["dynamic8", "none"], tmp_path, 1))
     assert [trial.failed for trial in record.trials] == [
         None, "rank 1: RuntimeError: out of memory (after step 7 of 46)",
     ]  # fmt: skip
@@ -100,7 +106,7 @@ def test_a_trial_that_fails_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.processes
 @pytest.mark.skipif(os.geteuid() != 0, reason="emulated hosts need root")
 def test_on_emulated_hosts_bytes_are_counted_by_the_interface(tmp_path: Path) -> None:
-    record, _ = compare("digits-mlp", 2, ["ddp", "dynamic8"], seeds=1, changes=SHORT, link="1gbit", runs=tmp_path)
+    record, _ = compare(_spec(["ddp", "dynamic8"], tmp_path, link="1gbit"))
     assert [trial.failed for trial in record.trials] == [None, None]
     assert (record.link.spec, record.link.emulated, record.link.hosts) == ("1gbit", True, 2)
     ddp, ours = record.trials
@@ -113,22 +119,26 @@ def test_on_emulated_hosts_bytes_are_counted_by_the_interface(tmp_path: Path) ->
 
 def test_what_cannot_be_compared_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for options, says in [
-        ({"seeds": 0}, "--seeds"),
+        ({"seeds": range(0)}, "--seeds"),
         ({"changes": Changes(epochs=0)}, "--epochs"),
         ({"changes": Changes(learning_rate=0.0)}, "--learning-rate"),
         ({"changes": Changes(learning_rate=float("nan"))}, "--learning-rate"),
         ({"changes": Changes(batch=0)}, "--batch"),
         ({"changes": Changes(target=1.5)}, "--target"),
-        ({"first_seed": -1}, "--seed"),
+        ({"seeds": [-1]}, "--seed"),
+        ({"slow": 0.5}, "--slow"),
         ({"hosts": 3}, "divided evenly"),
-        ({"configs": ["dynamic9"]}, "dynamic8"),
+        ({"configurations": ["dynamic9"]}, "dynamic8"),
+        ({"configurations": ["compress:none@local(8)"]}, "use distribute:none@local"),
+        ({"configurations": ["compres:none"]}, "did you mean 'compress'"),
+        ({"configurations": ["elastic:none"]}, "laconic train --elastic"),
     ]:
-        given = {"configs": ["none"], "runs": tmp_path, **options}
+        given: dict[str, Any] = {"configurations": ["none"], "runs": tmp_path, **options}
         with pytest.raises(BadInput, match=says):
-            compare("digits-mlp", 2, **given)  # type: ignore[arg-type]
+            compare(RunSpec("digits-mlp", 2, **given))
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(BadInput, match="without torchrun"):
-        compare("digits-mlp", 2, ["none"], runs=tmp_path)
+        compare(_spec(["none"], tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -137,33 +147,33 @@ def test_a_comparison_that_was_cut_off_goes_on_with_the_trial_it_was_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = Changes(epochs=1, learning_rate=0.1, batch=128, target=0.2)
-    whole, _ = compare("digits-mlp", 1, ["none", "dynamic8"], seeds=2, first_seed=3, changes=asked, runs=tmp_path / "a")
+    spec = _spec(["none", "dynamic8"], tmp_path / "a", 1, seeds=[3, 4], changes=asked)
+    whole, _ = compare(spec)
     real = Workers.run
 
-    def run(self: Workers, plan: Plan) -> Ended:
-        assert plan.folder is not None
-        budget = budget_of(Path(plan.folder), plan.order)
-        assert not budget.exists()  # what another start had spent of it does not count
-        if plan.order == 1 and not list(tmp_path.glob("b/*/report.html")):
-            budget.touch()
-            Metrics(plan.folder).add(trial=plan.order, step=7)
+    def run(self: Workers, trial: TrialSpec) -> Ended:
+        assert trial.folder is not None
+        shares = shares_file(Path(trial.folder), trial.order)
+        assert not shares.exists()  # what another start had spent of it does not count
+        if trial.order == 1 and not list(tmp_path.glob("b/*/report.html")):
+            shares.touch()
+            Metrics(trial.folder).add(trial=trial.order, step=7)
             raise KeyboardInterrupt
-        if plan.order == 2 and not list(tmp_path.glob("killed")):
+        if trial.order == 2 and not list(tmp_path.glob("killed")):
             (tmp_path / "killed").touch()
             raise SystemExit  # nobody has time to say a word
-        if plan.order == 3:  # another run begins beside this one
+        if trial.order == 3:  # another run begins beside this one
             latest = tmp_path / "b" / "latest"
             latest.unlink()
             latest.symlink_to("another")
             with pytest.raises(BadInput, match="is still running"):
                 resume(folder)
-        return real(self, plan)
+        return real(self, trial)
 
     monkeypatch.setattr(Workers, "run", run)
     said: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        compare("digits-mlp", 1, ["none", "dynamic8"], seeds=2, first_seed=3, changes=asked, runs=tmp_path / "b",
-                note=said.append)  # fmt: skip
+        compare(replace(spec, runs=tmp_path / "b"), note=said.append)
     [folder] = [path for path in (tmp_path / "b").iterdir() if not path.is_symlink()]
     assert f"laconic compare --resume {folder}" in said[-1]
     with pytest.raises(SystemExit):
@@ -209,7 +219,7 @@ def test_a_comparison_whose_processes_all_get_sigterm_can_go_on(tmp_path: Path) 
     )  # fmt: skip
     assert process.stderr is not None
     first = process.stderr.readline()
-    assert first.startswith("1/99 none, seed 0"), first
+    assert first.startswith("1/99 compress:none, seed 0"), first
     time.sleep(0.5)  # well into the next
     os.killpg(process.pid, signal.SIGTERM)
     said = process.communicate(timeout=60)[1]
@@ -222,14 +232,12 @@ def test_a_comparison_whose_processes_all_get_sigterm_can_go_on(tmp_path: Path) 
 
 
 @pytest.mark.processes
-def test_workers_without_lockstep_share_one_budget_of_samples(tmp_path: Path) -> None:
-    record, folder = compare(
-        "digits-mlp", 2, ["none"], consistency=["async", "local(4)"], slow=15.0, seeds=1,
-        changes=Changes(epochs=1, target=0.1), runs=tmp_path,
-    )
+def test_workers_without_lockstep_share_one_shares_of_samples(tmp_path: Path) -> None:
+    spec = _spec(["none"], tmp_path, slow=15.0, changes=Changes(epochs=1, target=0.1))
+    record, folder = compare(spec, ["async", "local(4)"])
     free, together = record.trials
     assert [trial.failed for trial in record.trials] == [None, None]
-    assert [each.name for each in record.configurations] == ["async", "local(4)"]
+    assert [each.name for each in record.configurations] == ["distribute:none@async", "distribute:none@local(4)"]
     assert (free.steps, free.samples) == (together.steps, together.samples)
     assert [point.step for point in free.curve] == [point.step for point in together.curve]
     assert record.workload.target_accuracy == 0.1  # as asked, not the workload's own
@@ -239,7 +247,7 @@ def test_workers_without_lockstep_share_one_budget_of_samples(tmp_path: Path) ->
     assert free.seconds_total < together.seconds_total  # the quick worker does what the slow one cannot
     assert "15 times as long" in record.configurations[0].options["slow_worker"]
     assert "15 times as long" in (folder / "report.html").read_text().split("<table")[0]  # before any figure
-    assert not list(folder.glob(".budget*"))
+    assert not list(folder.glob(".shares*"))
 
 
 def test_a_step_of_workers_that_agree_now_and_then_is_the_mean_of_so_many() -> None:

@@ -18,8 +18,8 @@ from laconic.errors import BadInput
 from laconic.lab.runs.configurations import configuration, split
 from laconic.lab.records.metrics import read
 from laconic.lab.records.record import Record, Trial
+from laconic.lab.runs.spec import RunSpec, TrialSpec
 from laconic.lab.runs.train import resume, train
-from laconic.lab.runs.trainer import Plan
 from laconic.lab.runs.workers import Workers
 from laconic.transports.launcher import RankFailed
 from laconic.workloads import Changes
@@ -30,7 +30,7 @@ STEPS = EPOCHS * 23
 
 def _trained(codec: str = CODEC, seed: int = 3, epochs: int = 2, workers: int = 2) -> Trial:
     with Workers(workers) as place:
-        trial = place.run(Plan("digits-mlp", configuration(codec, workers), seed, Changes(epochs))).trial
+        trial = place.run(TrialSpec("digits-mlp", configuration(codec, workers), seed, Changes(epochs))).trial
     assert trial is not None
     return trial
 
@@ -126,7 +126,7 @@ def test_a_killed_worker_leaves_a_record_at_once_and_a_mark_after_the_resumption
     striking = threading.Thread(target=strike)
     striking.start()
     with pytest.raises(RankFailed, match=r"^rank \d was killed by SIGKILL; go on with: .* --resume") as failed:
-        train("digits-mlp", 2, changes=Changes(epochs=6), runs=tmp_path)
+        train(RunSpec("digits-mlp", 2, changes=Changes(epochs=6), runs=tmp_path))
     striking.join()
     (folder,) = tmp_path.glob("2*")
     told = Record.load(folder)

@@ -11,7 +11,7 @@ import re
 
 from laconic.lab.lint.rules import Outcome, by_loss, ended, failed, named, pairs, passed, percent, rule, spoken, unknown
 from laconic.lab.records import claims
-from laconic.lab.records.record import Record, Trial
+from laconic.lab.records.record import DOORS, Record, Trial
 
 LOST = 0.02  # a quicker configuration may be less accurate by this share of the baseline's accuracy, not more
 _OPERATIONS = re.compile(r"flop|\bops\b|operations", re.IGNORECASE)
@@ -206,7 +206,7 @@ def fair_comparison(record: Record) -> Outcome:
     kinds = {c.name: c.kind for c in record.configurations}
     against_peers = {(c.configuration, c.what) for c in record.claims if kinds.get(c.baseline) == "peer"}
     for claim in record.claims:
-        ours = kinds.get(claim.configuration) == "laconic"
+        ours = kinds.get(claim.configuration) in DOORS
         if ours and (claim.configuration, claim.what) not in against_peers:
             return failed(f"{spoken(claim)} has no peer such as ddp beside it")
     if not record.claims:

@@ -1,6 +1,6 @@
 """What ended a training before its end, for the record at once, and as marks on the curves once it has been resumed.
 
-Callers: `train`, `elastic_run` and `compare`. Invariant: a start that ended too early is told once: by whoever saw it
+Callers: `train` and `compare`. Invariant: a start that ended too early is told once: by whoever saw it
 end, or else by the resumption after it.
 """
 
@@ -13,14 +13,13 @@ from itertools import accumulate
 from pathlib import Path
 
 from laconic.lab.environment import run_environment
-from laconic.lab.records import metrics
 from laconic.lab.records.record import FILE, Event, Interruption, Record, Trial
 
 SAME = ("host", "cpu", "cores", "python", "torch", "laconic", "commit")  # or trials of two starts differ by it
 CUT_OFF = "cut off: the command ended without a word"
 
 
-def failure(error: Exception, reached: int | None, checkpoint: int | None) -> Interruption:
+def failure(error: Exception, reached: int, checkpoint: int) -> Interruption:
     """A worker failed and took the run along.
 
     Args:
@@ -28,11 +27,10 @@ def failure(error: Exception, reached: int | None, checkpoint: int | None) -> In
         reached: the last step that is known of.
         checkpoint: the newest step that can be gone on from.
     """
-    from_step = checkpoint or 0
-    step = max(reached or 0, from_step)
+    step = max(reached, checkpoint)
     peer = getattr(error, "peer", None)  # who was lost, where somebody else tells of it
     rank = peer if peer is not None else getattr(error, "rank", None)
-    return Interruption(now(), step, rank, first_line(error), step - from_step)
+    return Interruption(now(), step, rank, first_line(error), step - checkpoint)
 
 
 def stopped(step: int, lost: int = 0) -> Interruption:
@@ -40,16 +38,16 @@ def stopped(step: int, lost: int = 0) -> Interruption:
     return Interruption(now(), step, None, "stopped on request", lost)
 
 
-def note_resumption(record: Record, folder: Path, checkpoint: int, reached: int | None = None) -> None:
+def note_resumption(record: Record, folder: Path, checkpoint: int, reached: int) -> None:
     """Count a new start, and say in the record how the last one ended, unless that was told when it happened.
 
     Args:
         checkpoint: the step that is gone on from; more may be lost than was told, when the newest is broken.
-        reached: the last step of the start before, where that is known better than from the metrics.
+        reached: the last step of the start before that is known of.
     """
     told = [each for each in record.interruptions if each.ended]
     if len(told) < record.starts:
-        reached = max((metrics.last_step(folder) or 0) if reached is None else reached, checkpoint)
+        reached = max(reached, checkpoint)
         record.interruptions.append(Interruption(_last_sign(folder), reached, None, CUT_OFF, reached - checkpoint))
     elif told and told[-1].step is not None and told[-1].step - told[-1].lost > checkpoint:
         at = record.interruptions.index(told[-1])
@@ -87,6 +85,11 @@ def marks(trial: Trial, interruptions: Sequence[Interruption]) -> list[Event]:
         lost = f", {count(each.lost, 'step')} done again" if each.lost else ""
         made.append(Event(clock[from_step], from_step, each.rank, f"{each.what}; {begun}{lost}"))
     return made
+
+
+def marked(trial: Trial, interruptions: Sequence[Interruption]) -> Trial:
+    """The trial with its `marks`."""
+    return replace(trial, events=marks(trial, interruptions))
 
 
 def count(number: int, what: str) -> str:

@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from laconic.errors import BadInput, PayloadError, RecordError
 from laconic.lab.records.fields import decode, encode
@@ -25,7 +25,9 @@ from laconic.storage.files import replace
 from laconic.storage.json_text import parse
 from laconic.workloads.description import Description
 
-FORMAT = 1
+FORMAT = 2
+Door = Literal["compress", "distribute", "elastic"]  # through which a configuration of ours trains
+DOORS: tuple[Door, ...] = get_args(Door)
 FILE = "run.json"
 
 
@@ -70,16 +72,26 @@ class Interruption:
 
 @dataclass(frozen=True)
 class Configuration:
-    """One way of training: ours, a peer's ("ddp"), or one process alone ("single")."""
+    """One way of training.
+
+    Attributes:
+        kind: our door, a peer's ("ddp"), or one process alone.
+        options: what else a reader should know, as words.
+    """
 
     name: str
-    kind: Literal["laconic", "peer", "single"]
+    kind: Literal["compress", "distribute", "elastic", "peer", "single"]
     codec: str
     algorithm: str
     consistency: str
     workers: int
     engine: str
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it trains through one of our doors."""
+        return self.kind in DOORS
 
 
 @dataclass(frozen=True)

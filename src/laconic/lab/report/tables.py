@@ -57,7 +57,7 @@ def _cell(title: str, shown: str) -> str:
 
 
 def _name(row: Row, index: int) -> str:
-    kind = {"peer": "peer", "single": "one process", "laconic": ""}[row.configuration.kind]
+    kind = {"peer": "peer", "single": "one process"}.get(row.configuration.kind, "")
     seeds = f"{len(row.trials)} seeds" if len(row.trials) != 1 else "1 seed"
     parts = [kind, seeds, f"{row.failed} failed" if row.failed else ""]
     below = f"<span class='sub'>{' · '.join(part for part in parts if part)}</span>"

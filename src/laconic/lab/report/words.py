@@ -22,6 +22,11 @@ def text(value: object) -> str:
     return escape(str(value), quote=True)
 
 
+def plain(line: str) -> str:
+    """A line for a terminal: with ordinary spaces."""
+    return line.replace(_SPACE, " ")
+
+
 def digits(value: float, count: int = 3) -> str:
     """`value` with `count` significant digits, plainly written where that is short.
 

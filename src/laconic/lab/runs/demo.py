@@ -6,7 +6,7 @@ from laconic.errors import BadInput
 from laconic.lab.clusters.cluster import Cluster
 
 WORKLOAD = "digits-mlp"
-CONFIGS = ("ddp", "none", "dynamic8", "topk(0.01)+qsgd(4)")
+CONFIGS = ("ddp", "compress:dynamic8", "distribute:dynamic8", "compress:topk(0.01)+qsgd(4)")
 LINK = "100mbit"
 EPOCHS = 10  # half the workload's own: enough for the target on most seeds, and done in about two minutes
 SEEDS = 3

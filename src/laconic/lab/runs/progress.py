@@ -106,5 +106,5 @@ class Progress:
 
 def say(line: str) -> None:
     """Print a sentence on standard error: standard output is for the result."""
-    sys.stderr.write(line.replace("\N{NARROW NO-BREAK SPACE}", " ") + "\n")
+    sys.stderr.write(words.plain(line) + "\n")
     sys.stderr.flush()

@@ -8,17 +8,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from laconic import statistics
-from laconic.consistency import build as consistency_mode
+from laconic.consistency import build as build_mode
 from laconic.lab.records.record import Breakdown, Configuration, Layer, Point, Trial
+from laconic.lab.runs.strategies.base import wire_factor
 
-COLUMNS = ("seconds", "compute", "encode", "wait", "decode", "sent", "loss")  # of one step, on one rank
-Figures = NDArray[np.float64]  # rank × step × COLUMNS
+Array = NDArray[np.float64]
+
+
+class StepFigures(NamedTuple):
+    """What one rank measured of one step: seconds, where they went, bytes sent, and the training loss."""
+
+    seconds: float
+    compute: float
+    encode: float
+    wait: float
+    decode: float
+    sent: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What every rank measured of every step: `values` is rank × step × the fields of StepFigures."""
+
+    values: Array
+
+    def column(self, name: str) -> Array:
+        """One figure, rank × step; a view."""
+        return self.values[:, :, StepFigures._fields.index(name)]
+
+    def evened(self, period: int) -> Figures:
+        """See `evened`."""
+        return Figures(evened(self.values, 1, period))
 
 
 @dataclass(frozen=True)
@@ -36,77 +63,84 @@ class Evaluation:
         return astuple(self)
 
 
-def assemble(
-    configuration: Configuration,
-    seed: int,
-    order: int,
-    figures: Figures,
-    loading_s: float,
-    *,
-    evaluations: Sequence[Evaluation],
-    layers: list[Layer],
-    world_size: int,
-    samples_per_step: float,
-    sent_by_formula: float | None,
-    parameters: int,
-    weights_sha256: str,
-    replicas_identical: bool | None,
-    staleness: tuple[float, int] | None = None,
-) -> Trial:
-    """The trial.
+@dataclass(frozen=True)
+class Outcome:
+    """What a training gave, beside its steps' figures.
 
-    Args:
-        figures: of every rank, step and column.
+    Attributes:
         loading_s: the slowest rank's reading of the data.
         samples_per_step: over all ranks.
-        sent_by_formula: bytes a step where they could not be counted.
+        layers: what a worker sends of each parameter.
+        counted: whether the bytes in the figures were counted; without, the layers' stand.
+        staleness: mean and most over all steps, where it was measured.
     """
-    seconds = figures[:, :, 0].max(axis=0)
-    sent = figures[:, :, 5].mean(axis=0) if sent_by_formula is None else np.full(len(seconds), sent_by_formula)
-    clock, total_sent = np.concatenate([[0.0], np.cumsum(seconds)]), np.concatenate([[0.0], np.cumsum(sent)])
-    losses, begins = figures[:, :, 6].mean(axis=0), [0, *(each.step for each in evaluations)]
-    curve = [
-        Point(
-            step=each.step, seconds=float(each.loading_s + clock[each.step]),
-            samples=round(each.step * samples_per_step), train_loss=float(losses[begin : each.step].mean()),
-            test_accuracy=each.accuracy, test_loss=each.loss, sent_nbytes=round(total_sent[each.step]),
-        )
-        for begin, each in zip(begins, evaluations, strict=False)
-    ]  # fmt: skip
-    mode = consistency_mode(configuration.consistency) if configuration.kind == "laconic" else None
+
+    loading_s: float
+    evaluations: Sequence[Evaluation]
+    samples_per_step: float
+    parameters: int
+    layers: list[Layer]
+    weights_sha256: str
+    replicas_identical: bool | None
+    counted: bool = True
+    staleness: tuple[float, int] | None = None
+
+
+def assemble(configuration: Configuration, seed: int, order: int, figures: Figures, outcome: Outcome) -> Trial:
+    """Put together the trial of a training that has come to its end."""
+    world_size, evaluations = configuration.workers, outcome.evaluations
+    seconds = figures.column("seconds").max(axis=0)
+    sent = figures.column("sent").mean(axis=0)
+    if not outcome.counted:
+        sent = np.full(len(seconds), sum(layer.sent_nbytes for layer in outcome.layers))
+    clock = np.concatenate([[0.0], np.cumsum(seconds)])
+    mode = build_mode(configuration.consistency) if configuration.is_ours else None
     period = int(getattr(mode, "period", 1))
-    seconds, figures = evened(seconds, 0, period), evened(figures, 1, period)
-    centre = statistics.median(seconds.tolist())
-    last = evaluations[-1]
+    evened_s = evened(seconds, 0, period)
+    centre = statistics.median(evened_s.tolist())
+    breakdown = _breakdown(figures.evened(period), centre.value)
+    curve = _curve(figures, outcome, clock, sent)
     reached = [point.seconds for point, each in zip(curve, evaluations, strict=True) if each.reached]
-    breakdown = _breakdown(figures, centre.value)
     return Trial(
         configuration=configuration.name,
         seed=seed,
         order=order,
-        test_accuracy=last.accuracy,
-        test_loss=last.loss,
-        seconds_total=float(loading_s + clock[-1]),
+        test_accuracy=evaluations[-1].accuracy,
+        test_loss=evaluations[-1].loss,
+        seconds_total=float(outcome.loading_s + clock[-1]),
         seconds_to_target=reached[0] if reached else None,
         steps=len(seconds),
-        samples=round(len(seconds) * samples_per_step),
+        samples=round(len(seconds) * outcome.samples_per_step),
         step_seconds_median=centre.value,
         step_seconds_interval=centre.interval,
         sent_nbytes_per_step=float(sent.mean()),
-        raw_nbytes_per_step=2 * (world_size - 1) / world_size * 4.0 * parameters,
-        wire_seconds_per_step=breakdown.wire_s if configuration.kind == "laconic" and world_size > 1 else None,
-        step_seconds=seconds.tolist(),
+        raw_nbytes_per_step=wire_factor(world_size) * 4.0 * outcome.parameters,
+        wire_seconds_per_step=breakdown.wire_s if configuration.is_ours and world_size > 1 else None,
+        step_seconds=evened_s.tolist(),
         breakdown=breakdown,
         curve=curve,
-        layers=layers,
-        weights_sha256=weights_sha256,
-        replicas_identical=replicas_identical,
-        staleness_mean=None if staleness is None else staleness[0],
-        staleness_max=None if staleness is None else staleness[1],
+        layers=outcome.layers,
+        weights_sha256=outcome.weights_sha256,
+        replicas_identical=outcome.replicas_identical,
+        staleness_mean=None if outcome.staleness is None else outcome.staleness[0],
+        staleness_max=None if outcome.staleness is None else outcome.staleness[1],
     )
 
 
-def evened(values: Figures, axis: int, period: int) -> Figures:
+def _curve(figures: Figures, outcome: Outcome, clock: Array, sent: Array) -> list[Point]:
+    total_sent = np.concatenate([[0.0], np.cumsum(sent)])
+    losses, begins = figures.column("loss").mean(axis=0), [0, *(each.step for each in outcome.evaluations)]
+    return [
+        Point(
+            step=each.step, seconds=float(each.loading_s + clock[each.step]),
+            samples=round(each.step * outcome.samples_per_step), train_loss=float(losses[begin : each.step].mean()),
+            test_accuracy=each.accuracy, test_loss=each.loss, sent_nbytes=round(total_sent[each.step]),
+        )
+        for begin, each in zip(begins, outcome.evaluations, strict=False)
+    ]  # fmt: skip
+
+
+def evened(values: Array, axis: int, period: int) -> Array:
     """Means over every `period` steps: workers that agree once in so many do in that step what the others leave out.
 
     Without it the median step would be one in which nothing is exchanged.
@@ -123,8 +157,9 @@ def _breakdown(figures: Figures, step_s: float) -> Breakdown:
     Of the time spent waiting for messages, the least of all ranks is the wire's: whoever comes last waits for nobody.
     What the others wait longer is for their peers.
     """
-    parts = {name: float(np.median(figures[:, :, COLUMNS.index(name)].mean(axis=0))) for name in COLUMNS[1:5]}
-    wire_s = float(np.median(figures[:, :, COLUMNS.index("wait")].min(axis=0)))
+    names = ("compute", "encode", "wait", "decode")
+    parts = {name: float(np.median(figures.column(name).mean(axis=0))) for name in names}
+    wire_s = float(np.median(figures.column("wait").min(axis=0)))
     parts["wait"] = max(0.0, parts["wait"] - wire_s)
     other_s = max(0.0, step_s - sum(parts.values()) - wire_s)
     return Breakdown(

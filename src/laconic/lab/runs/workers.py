@@ -1,4 +1,4 @@
-"""Starts the ranks of a training: local processes, emulated hosts behind links of a given speed, or this very process.
+"""Start the ranks of a trial: local processes, emulated hosts behind links of a given speed, or this very process.
 
 Callers: `train` and `compare`. Each trial has processes of its own, so that one that breaks takes nothing along.
 """
@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 from laconic.errors import BadInput
 from laconic.lab.clusters.cluster import Cluster
 from laconic.lab.clusters.launch import is_launched
-from laconic.lab.records.record import LinkSetting
-from laconic.lab.runs.trainer import Ended, Plan, run_rank
+from laconic.lab.records.record import Configuration, LinkSetting
+from laconic.lab.runs.ranks import run_rank
+from laconic.lab.runs.spec import TrialSpec
+from laconic.lab.runs.trainer import Ended
 from laconic.transports.launcher import LocalJob, start_fork_server
 
 T = TypeVar("T")
@@ -49,7 +51,7 @@ class Workers:
 
     def __enter__(self) -> Workers:
         if not self.launched:
-            start_fork_server("laconic.lab.runs.trainer")
+            start_fork_server("laconic.lab.runs.ranks")
         if self.cluster is not None:
             self.cluster.__enter__()
         return self
@@ -69,25 +71,28 @@ class Workers:
         """How bytes are counted: a host's interface tells one worker's bytes only when it serves one worker."""
         return "interface" if self.cluster is not None and 1 < workers == self.hosts else "exchange"
 
-    def run(self, plan: Plan) -> Ended:
-        """Train by `plan`; what rank 0 returns.
+    def run(self, trial: TrialSpec) -> Ended:
+        """Run a trial; returns what rank 0 returns.
 
         Raises:
             RankFailed: a rank raised or died; all others are then stopped.
         """
-        workers = plan.configuration.workers
-        plan = replace(
-            plan, link_bps=self.slowest_bps, counted_by=self.counted_by(workers), launched=self.launched
-        )  # fmt: skip
+        workers = trial.configuration.workers
+        trial = self.told(trial)
         if self.launched:
-            return run_rank(plan)
+            return run_rank(trial)
         if self.cluster is None or workers == 1:
-            job = LocalJob(workers, run_rank, (plan,))
+            job = LocalJob(workers, run_rank, (trial,))
         else:
-            job = self.cluster.start(run_rank, (plan,), workers // self.hosts)
+            job = self.cluster.start(run_rank, (trial,), workers // self.hosts)
         with contextlib.ExitStack() as stack:
             stack.callback(job.kill)
             return job.results(LONGEST_S)[0]
+
+    def told(self, trial: TrialSpec) -> TrialSpec:
+        """The trial with what its workers must know of where they are."""
+        counted_by = self.counted_by(trial.configuration.workers)
+        return replace(trial, link_bps=self.slowest_bps, counted_by=counted_by, launched=self.launched)
 
     def start_one(self, index: int, function: Callable[..., T], args: tuple[Any, ...]) -> LocalJob[T]:
         """Start `function(*args)` in a process of its own, where the `index`-th worker belongs."""
@@ -96,12 +101,11 @@ class Workers:
         return self.cluster.start_on(index * self.hosts // self.count, function, args)
 
 
-def ruler(counted_by: str, kind: str) -> str:
+def how_counted(counted_by: str, chosen: Configuration) -> str:
     """How a configuration's bytes were found, as the record says it."""
     if counted_by == "interface":
         return "counted by the host's network interface, headers and acknowledgements included"
     return {
         "peer": "not counted: by the formula 2(P-1)/P times the gradient's bytes",
         "single": "nothing is sent",
-        "laconic": "counted by the exchange: payloads and their heads",
-    }[kind]
+    }.get(chosen.kind, "counted by the exchange: payloads and their heads")

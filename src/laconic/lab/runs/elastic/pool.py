@@ -1,10 +1,11 @@
 """The worker processes of an elastic training: started, watched, replaced when they die, ended.
 
-Caller: `elastic_run.py`. Invariant: none of the processes outlives the block, however it is left.
+Caller: `driver.py`. Invariant: none of the processes outlives the block, however it is left.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,46 +14,41 @@ from pathlib import Path
 from typing import cast
 
 from laconic.consistency.churn.meeting import Meeting
-from laconic.lab.elastic.timeline import EndRow, ends_journal
-from laconic.lab.elastic.worker import (
-    ElasticPlan,
-    WorkerEnded,
-    meeting_of,
-    run_worker,
-    steps_journal,
-    workers_journal,
-)
-from laconic.lab.runs import control
+from laconic.lab.runs import stopping
+from laconic.lab.runs.elastic.journals import ExitRow, Journals
+from laconic.lab.runs.elastic.worker import WorkerEnded, run_worker
+from laconic.lab.runs.spec import TrialSpec
 from laconic.lab.runs.workers import Workers
 from laconic.transports.launcher import LocalJob, Outcome, RankFailed, ending
 
+_log = logging.getLogger("laconic.lab")
 LOOK_S = 0.1
 LAST_S = 15.0  # how long the others may take to end once one has; one that is stopped (SIGSTOP) never would
 WAITING_S = 20.0  # without a first step for this long, say what it waits for
 LEAST_PATIENCE = 3  # workers that may die in a row without a step in between
 
 
-class Crew:
+class WorkerPool:
     """The processes of one start; a context manager.
 
     Args:
-        plan: what each is told, but for its place.
-        place: where they run.
+        trial: what each is told, but for its index.
+        workers: where they run.
         tick: called about every LOOK_S.
-        note: told a sentence when somebody was lost, or is waited for.
+        note: given a sentence when somebody was lost, or is waited for.
     """
 
     def __init__(
-        self, plan: ElasticPlan, place: Workers, tick: Callable[[], None], note: Callable[[str], None]
+        self, trial: TrialSpec, workers: Workers, tick: Callable[[], None], note: Callable[[str], None]
     ) -> None:
-        self._plan, self._place, self._tick, self._note = plan, place, tick, note
-        self._folder = Path(plan.folder)
-        self._steps, self._ends = steps_journal(self._folder), ends_journal(self._folder)
+        assert trial.folder is not None
+        self._trial, self._workers, self._tick, self._note = trial, workers, tick, note
+        self._journals = Journals(Path(trial.folder))
         self._jobs: dict[int, LocalJob[WorkerEnded]] = {}
         self._in_a_row, self._steps_nbytes = 0, 0
         self._tell_at: float | None = None
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,8 +63,8 @@ class Crew:
     @property
     def step(self) -> int:
         """The newest step that somebody has written down in this start."""
-        last = self._steps.last()
-        return last.step if last is not None and last.start == self._plan.start else self._plan.resume
+        last = self._journals.steps.last()
+        return last.step if last is not None and last.start == self._trial.start else self._trial.resume
 
     def run(self) -> list[WorkerEnded]:
         """Until the training is over, or stopped on request: how the workers' parts ended.
@@ -80,13 +76,13 @@ class Crew:
         ending_at: float | None = None
         self._start_all()
         while self._jobs:
-            for place, job in self._ended():
+            for index, job in self._ended():
                 (outcome,) = job.outcomes(timeout_s=5.0)
                 if not outcome.failed:
                     done.append(cast(WorkerEnded, outcome.value))
                 else:
-                    needed = place not in self._jobs and not self._is_ending(done)  # or all have begun again
-                    self._lost(place, job, outcome, needed)
+                    needed = index not in self._jobs and not self._is_ending(done)  # or all have begun again
+                    self._lost(index, job, outcome, needed)
             if self._is_ending(done):
                 ending_at = ending_at or time.monotonic() + LAST_S
             if ending_at is not None and time.monotonic() > ending_at:
@@ -99,58 +95,59 @@ class Crew:
 
     def _is_ending(self, done: list[WorkerEnded]) -> bool:
         """Whether somebody has ended with the final model, or is to; who came too late for the training does not."""
-        return any(each.digest for each in done) or control.is_stop_requested(self._folder)
+        return any(each.digest for each in done) or stopping.is_stop_requested(self._journals.folder)
 
     def _start_all(self) -> None:
-        for place in range(self._plan.workers):
-            self._start(place)
+        for index in range(self._trial.configuration.workers):
+            self._start(index)
         self._tell_at = time.monotonic() + WAITING_S
 
-    def _start(self, place: int) -> None:
-        self._jobs[place] = self._place.start_one(place, run_worker, (replace(self._plan, place=place),))
+    def _start(self, index: int) -> None:
+        self._jobs[index] = self._workers.start_one(index, run_worker, (replace(self._trial, index=index),))
 
     def _ended(self) -> list[tuple[int, LocalJob[WorkerEnded]]]:
-        """The processes that have ended within LOOK_S, by place; they are not of the crew any more."""
-        pipes = {job.pipes[0]: place for place, job in self._jobs.items()}
-        places = [pipes[cast(Connection, pipe)] for pipe in wait(list(pipes), timeout=LOOK_S)]
-        return [(place, self._jobs.pop(place)) for place in places]
+        """The processes that have ended within LOOK_S, by index; they leave the pool."""
+        pipes = {job.pipes[0]: index for index, job in self._jobs.items()}
+        ended = [pipes[cast(Connection, pipe)] for pipe in wait(list(pipes), timeout=LOOK_S)]
+        return [(index, self._jobs.pop(index)) for index in ended]
 
-    def _lost(self, place: int, job: LocalJob[WorkerEnded], outcome: Outcome[WorkerEnded], needed: bool) -> None:
+    def _lost(self, index: int, job: LocalJob[WorkerEnded], outcome: Outcome[WorkerEnded], needed: bool) -> None:
         """Write down that a process has died, and start another if one is needed."""
+        _log.info("worker process %s of %s was lost", job.processes[0].pid, self._journals.folder)
         step, pid = self.step, job.processes[0].pid or 0
         how = ending(outcome.exitcode) if outcome.error is None else f"failed: {outcome.error.splitlines()[0]}"
-        self._ends.add(EndRow(self._plan.start, place, pid, time.time(), how, step))
+        self._journals.exits.add(ExitRow(self._trial.start, index, pid, time.time(), how, step))
         known = self._joined()
         who = f"worker {known[pid]}" if pid in known else "a worker that had not joined yet"
         if not needed:
             return self._note(f"{who} {how}")
-        self._in_a_row = self._in_a_row + 1 if self._steps.nbytes == self._steps_nbytes else 1
-        self._steps_nbytes = self._steps.nbytes
+        self._in_a_row = self._in_a_row + 1 if self._journals.steps.nbytes == self._steps_nbytes else 1
+        self._steps_nbytes = self._journals.steps.nbytes
         is_gone = self._is_founded() and not self._present()
         if is_gone and self._has_stepped():
             raise RankFailed(f"{who} {how} after step {step}, and nobody is left who had the model")
-        if self._in_a_row > max(LEAST_PATIENCE, self._plan.workers):
+        if self._in_a_row > max(LEAST_PATIENCE, self._trial.configuration.workers):
             raise RankFailed(f"{self._in_a_row} workers died in a row without a step in between; {who} {how}")
         if is_gone:
             self._note(f"{who} {how} before the first step; all begin again")
             return self._begin_again()
         self._note(f"{who} {how} after step {step}; another is started in its place")
-        self._start(place)
+        self._start(index)
 
     def _begin_again(self) -> None:
         """Nobody is left whom others could join, and nothing was trained: found the group anew, with new numbers."""
         self.close()
-        meeting = meeting_of(self._folder, self._plan.start)
+        meeting = self._journals.meeting(self._trial.start)
         for path in [*meeting.glob("view-*.json"), *meeting.glob("events.jsonl")]:
             path.unlink()
         self._start_all()
 
     def _is_founded(self) -> bool:
-        return Meeting(meeting_of(self._folder, self._plan.start)).newest() is not None
+        return Meeting(self._journals.meeting(self._trial.start)).newest() is not None
 
     def _has_stepped(self) -> bool:
-        last = self._steps.last()
-        return last is not None and last.start == self._plan.start
+        last = self._journals.steps.last()
+        return last is not None and last.start == self._trial.start
 
     def _present(self) -> list[int]:
         """The numbers of the living processes that have joined."""
@@ -163,11 +160,11 @@ class Crew:
         if self._tell_at is None or time.monotonic() < self._tell_at:
             return
         self._tell_at = None
-        joined, wanted = len(self._present()), self._plan.workers
+        joined, wanted = len(self._present()), self._trial.configuration.workers
         if not self._has_stepped() and joined < wanted:
             self._note(f"no step yet: the first one waits for {wanted} workers, {joined} of them have joined")
 
     def _joined(self) -> dict[int, int]:
         """The number of each process that has joined in this start."""
-        rows = workers_journal(self._folder).read()
-        return {row.pid: row.worker for row in rows if row.start == self._plan.start}
+        rows = self._journals.workers.read()
+        return {row.pid: row.worker for row in rows if row.start == self._trial.start}

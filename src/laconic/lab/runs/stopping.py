@@ -23,7 +23,7 @@ Order = Literal["stop", "checkpoint"]
 CHECKPOINT_S = 60.0  # a crash costs no more than about this much work
 
 
-class Control:
+class Stopping:
     """One rank's side of the agreement.
 
     Args:

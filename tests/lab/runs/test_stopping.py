@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from laconic.errors import BadInput
-from laconic.lab.runs.control import Control, forget, only_one, request_stop
+from laconic.lab.runs.stopping import Stopping, forget, only_one, request_stop
 
 
 def test_a_request_is_carried_out_by_all_before_the_next_step(tmp_path: Path) -> None:
-    first, second = Control(tmp_path, 0), Control(tmp_path, 1)
+    first, second = Stopping(tmp_path, 0), Stopping(tmp_path, 1)
     assert first.order(0) is None
     assert second.order(0) is None
     request_stop(tmp_path)
@@ -22,7 +22,7 @@ def test_a_request_is_carried_out_by_all_before_the_next_step(tmp_path: Path) ->
 
 
 def test_checkpoints_come_by_rank_0s_clock(tmp_path: Path) -> None:
-    first, second = Control(tmp_path, 0, checkpoint_s=0.0), Control(tmp_path, 1, checkpoint_s=0.0)
+    first, second = Stopping(tmp_path, 0, checkpoint_s=0.0), Stopping(tmp_path, 1, checkpoint_s=0.0)
     assert first.order(0) is None
     assert (first.order(1), second.order(1)) == ("checkpoint", "checkpoint")
     assert second.order(2) is None
@@ -31,7 +31,7 @@ def test_checkpoints_come_by_rank_0s_clock(tmp_path: Path) -> None:
 def test_an_earlier_request_is_forgotten(tmp_path: Path) -> None:
     request_stop(tmp_path)
     forget(tmp_path)
-    first = Control(tmp_path, 0)
+    first = Stopping(tmp_path, 0)
     assert [first.order(step) for step in range(3)] == [None] * 3
 
 

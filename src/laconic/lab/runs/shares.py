@@ -1,6 +1,6 @@
-"""A budget of work that workers take from as they are ready, so that a quick one does more than a slow one.
+"""Shares of work that workers take as they are ready, so that a quick one does more than a slow one.
 
-Callers: `free_training.py`. A number in a file, under the file's lock: the workers of a comparison are processes of one
+Callers: `free.py`. A number in a file, under the file's lock: the workers of a comparison are processes of one
 machine, on emulated hosts too.
 """
 
@@ -11,17 +11,17 @@ import os
 from pathlib import Path
 
 
-def budget_of(folder: Path, order: int) -> Path:
+def shares_file(folder: Path, order: int) -> Path:
     """The file of a run's `order`-th trial."""
-    return folder / f".budget-{order}"
+    return folder / f".shares-{order}"
 
 
-class Budget:
-    """Units 0, 1, … total − 1, each handed out once.
+class Shares:
+    """Shares 0, 1, … total − 1, each handed out once.
 
     Args:
         path: the file; whoever comes first makes it.
-        total: how many units there are.
+        total: how many there are.
     """
 
     def __init__(self, path: Path, total: int) -> None:
@@ -29,7 +29,7 @@ class Budget:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
 
     def take(self) -> int | None:
-        """The next unit, or None when all have been handed out."""
+        """The next share, or None when all have been handed out."""
         fcntl.flock(self._file, fcntl.LOCK_EX)
         try:
             taken = int.from_bytes(os.pread(self._file, 8, 0), "little")

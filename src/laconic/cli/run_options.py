@@ -1,0 +1,44 @@
+"""What `train`, `compare` and `demo` have in common: their options and their start."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from laconic.errors import BadInput
+from laconic.workloads import names
+
+RUNS = Path("runs")
+WorkloadName = Annotated[str | None, typer.Argument(help=f"One of {', '.join(names())}; or your own, module:factory.")]
+Link = Annotated[str | None, typer.Option(help="Emulate links of this speed: 1gbit, 100mbit (root).")]
+Hosts = Annotated[int | None, typer.Option(help="Emulated hosts; default: one a worker.")]
+Epochs = Annotated[int | None, typer.Option(help="Default: the workload's.")]
+LearningRate = Annotated[float | None, typer.Option(help="At the start. Default: the workload's.")]
+Batch = Annotated[int | None, typer.Option(help="Samples a step, of all workers. Default: the workload's.")]
+TuningRuns = Annotated[int | None, typer.Option(help="How many runs it took to choose these settings.")]
+Resume = Annotated[Path | None, typer.Option(help="Go on with this run, runs/<id>; other options are its own.")]
+Runs = Annotated[Path, typer.Option(help="Where runs are kept.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+TrialWorkers = Annotated[int, typer.Option("-n", "--workers", help="Workers of each trial.")]
+
+
+def named(workload: str | None) -> str:
+    """The workload, which only a resumption can do without."""
+    if workload is None:
+        raise BadInput(f"name a workload ({', '.join(names())}, or module:factory), or --resume a run")
+    return workload
+
+
+def command() -> str:
+    """The command as the user typed it."""
+    return shlex.join(["laconic", *sys.argv[1:]])
+
+
+def show_warnings_as_sentences() -> None:
+    """A warning is one line on standard error, without the place in the code that gave it."""
+    warnings.formatwarning = lambda message, *_args, **_options: f"laconic: {message}\n"
