@@ -63,6 +63,8 @@ class Codec(ABC):
 
         Codecs with a fused kernel override this; the result must be bit-identical to this definition.
         """
+        if check_input(residual).numel() != check_input(x).numel():
+            raise BadInput(f"{self}: the residual has {residual.numel()} values, x has {x.numel()}")
         residual.add_(x)
         payload = self.encode(residual, step=step, out=out)
         residual.sub_(self.decode(payload, residual.numel()))

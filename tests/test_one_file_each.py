@@ -1,0 +1,201 @@
+"""To add a codec, a schedule, a mode or a workload is to write one file: here a package has one of each.
+
+The package lies in a temporary folder and is imported, nothing else; the shared suites, run on its things alone, find
+them by their registration. A codec's slow twin is a second file, since no codec is trusted without one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+CODEC = '''
+"""The upper half of a float32: sign, exponent and seven bits."""
+from dataclasses import dataclass
+from typing import ClassVar
+import numpy as np
+from laconic.codecs.base import Codec, check_input, register
+from laconic.codecs.frame import HEADER_NBYTES, buffer_for, floats, seal, unseal, values_for
+
+
+@register("upper")
+@dataclass(frozen=True)
+class Upper(Codec):
+    fine: ClassVar[bool] = True
+    source: ClassVar[str] = "nobody"
+    summary: ClassVar[str] = "the upper half of every float32"
+
+    def max_nbytes(self, numel):
+        return HEADER_NBYTES + 2 * numel
+
+    def encode(self, x, *, step=0, out=None):
+        check_input(x)
+        buffer, nbytes = buffer_for(self, x.numel(), out), self.max_nbytes(x.numel())
+        halves = (x.detach().numpy().view(np.uint32) >> 16).astype("<u2")
+        buffer[HEADER_NBYTES:nbytes].numpy()[:] = halves.view(np.uint8)
+        return seal(buffer, self.name, x.numel(), nbytes)
+
+    def _values(self, payload, numel):
+        body = unseal(payload, self.name, numel, nbytes=self.max_nbytes(numel))
+        return (body.copy().view("<u2").astype(np.uint32) << 16).view(np.float32)
+
+    def decode(self, payload, numel, *, out=None):
+        values = values_for(self, numel, out)
+        floats(values, self)[:] = self._values(payload, numel)
+        return values
+
+    def decode_add(self, payload, out):
+        total = floats(out, self)
+        with np.errstate(invalid="ignore", over="ignore"):
+            total += self._values(payload, out.numel())
+'''
+
+TWIN = '''
+import numpy as np
+
+
+def encode_body(x):
+    return np.frombuffer(b"".join(value.astype("<f4").tobytes()[2:] for value in x), dtype=np.uint8)
+
+
+def decode_body(body, numel):
+    halves = body.tobytes()
+    wide = b"".join(bytes(2) + halves[2 * i : 2 * i + 2] for i in range(numel))
+    return np.frombuffer(wide, dtype="<f4")
+'''
+
+SCHEDULE = '''
+"""A chain: the sum is passed from rank to rank, and back."""
+from laconic.schedules import Messages, Schedule, algorithm
+
+
+@algorithm(
+    "chain",
+    "all_reduce",
+    rounds=lambda world_size, **_: 2 * (world_size - 1),
+    sent_numel=lambda world_size, numel, **_: 2 * (world_size - 1) * numel,
+    seconds=lambda world_size, nbytes, link, **_: (world_size - 1)
+    * (link.burst_s(1, nbytes, True) + link.burst_s(1, nbytes, False)),
+)
+def chain(world_size, numel):
+    """Pass the sum along, and back."""
+    last = world_size - 1
+    there = [Messages.in_round(r, r, r + 1, 0, numel, "add") for r in range(last)]
+    back = [Messages.in_round(2 * last - 1 - r, r + 1, r, 0, numel, "copy") for r in reversed(range(last))]
+    return Schedule("all_reduce", "chain", world_size, numel, Messages.join(there + back))
+'''
+
+MODE = '''
+"""The mean of all gradients at every step."""
+from dataclasses import dataclass
+from typing import ClassVar
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from laconic import all_reduce, broadcast
+from laconic.consistency.base import Agreement, Mode, register
+
+
+@register("in_one")
+@dataclass(frozen=True)
+class InOne(Mode):
+    summary: ClassVar[str] = "gradients are averaged in one vector"
+    source: ClassVar[str] = "nobody"
+    examples: ClassVar[tuple[str, ...]] = ("in_one",)
+
+    def install(self, setup):
+        return InOneAgreement(setup)
+
+
+class InOneAgreement(Agreement):
+    def __init__(self, setup):
+        super().__init__(setup)
+        for value in setup.model.state_dict().values():
+            broadcast(value)
+        self.attach()
+
+    def before_step(self):
+        with self.agreeing():
+            gradients = [parameter.grad for parameter in self.model.parameters()]
+            mean = all_reduce(parameters_to_vector(gradients), "mean", algorithm="direct")
+            vector_to_parameters(mean, gradients)
+
+    def after_step(self):
+        self.settle()
+
+    def finish(self):
+        """All hold the same weights already."""
+'''
+
+WORKLOAD = '''
+"""A small network on digits."""
+from laconic.workloads.inputs import Pixels
+from laconic.workloads.objective import CLASSIFICATION
+from laconic.workloads.optimizers import momentum
+from laconic.workloads.plans import linear_decay
+from laconic.workloads.registry import declare
+from laconic.workloads.workload import Workload
+
+declare(
+    "A 64-12-10 network on digits.",
+    Workload(
+        name="digits-small", dataset="digits", model="mlp((64, 12, 10), dropout=())", objective=CLASSIFICATION,
+        optimizer=momentum, optimizer_name="SGD, momentum 0.9, rate falling linearly to 0", learning_rate=0.1,
+        plan=linear_decay, batch=64, epochs=5, target=0.9, inputs=Pixels(largest=16.0),
+    ),
+)
+'''
+
+# Stands for the user's script: every process of a job, and pytest, begins by importing the package.
+SITE = "import one_of_each.codec, one_of_each.schedule, one_of_each.mode, one_of_each.workload\n"
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package, to be put on the path."""
+    folder = tmp_path_factory.mktemp("package")
+    files = {
+        "sitecustomize.py": SITE,
+        "one_of_each/__init__.py": "",
+        "one_of_each/codec.py": CODEC,
+        "one_of_each/schedule.py": SCHEDULE,
+        "one_of_each/mode.py": MODE,
+        "one_of_each/workload.py": WORKLOAD,
+        "twin/codec_upper.py": TWIN,
+        "twin_of_upper.py": "import os, reference\nreference.__path__.append(os.path.dirname(__file__) + '/twin')\n",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def _suite(package: Path, name: str, *arguments: str) -> int:
+    """Run tests on what is called `name`; how many passed, after none failed."""
+    environment = {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "twin_of_upper", "-k", name]
+    done = subprocess.run([*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return sum(line.count(".") for line in done.stdout.splitlines() if line.endswith("%]"))
+
+
+def test_a_codec(package: Path) -> None:
+    assert _suite(package, "upper", "tests/codecs/test_conformance.py", "tests/codecs/test_fuzz.py") >= 10
+
+
+def test_a_schedule(package: Path) -> None:
+    assert _suite(package, "chain", "tests/schedules/test_laws.py") >= 4
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_a_mode(package: Path) -> None:
+    assert _suite(package, "in_one", "tests/consistency/test_conformance.py") >= 6
+
+
+def test_a_workload(package: Path) -> None:
+    assert _suite(package, "digits-small", "tests/workloads/test_workloads.py") >= 3
