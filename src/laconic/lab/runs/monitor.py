@@ -1,0 +1,92 @@
+"""What a worker shows while it trains: a line of metrics a few times a second, and the bytes its interface sent.
+
+Callers: the trainer on rank 0, and the coordinator of an elastic training.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from pathlib import Path
+
+from laconic.errors import BadInput
+from laconic.lab.clusters.cluster import INTERFACE
+from laconic.lab.records.metrics import Metrics
+from laconic.lab.runs.trial import StepFigures
+
+EVERY_S = 0.2  # how often a line of metrics is written
+RECENT = 20  # steps that rates are over
+
+
+class Monitor:
+    """Writes the metrics of one trial.
+
+    Args:
+        folder: the run's; None to write nothing.
+        trial: its position in the run.
+        samples_per_step: over all workers.
+    """
+
+    def __init__(self, folder: Path | None, trial: int, samples_per_step: float) -> None:
+        self._folder, self._trial, self._samples = folder, trial, samples_per_step
+        self._recent: deque[StepFigures] = deque(maxlen=RECENT)
+        self._metrics: Metrics | None = None
+        self._shown_s = 0.0
+
+    def note(self, figures: StepFigures) -> None:
+        """Count a step in the rates."""
+        self._recent.append(figures)
+
+    def is_due(self) -> bool:
+        """Whether it is time for another line."""
+        return self._folder is not None and time.monotonic() > self._shown_s + EVERY_S
+
+    def show(self, step: int, **values: float | None) -> None:
+        """Write a line."""
+        if self._folder is None or not self._recent:
+            return
+        self._shown_s = time.monotonic()
+        if self._metrics is None:
+            self._metrics = Metrics(self._folder)
+        recent_s = max(1e-9, sum(each.seconds for each in self._recent))
+        self._metrics.add(
+            trial=self._trial, step=step, train_loss=self._recent[-1].loss,
+            samples_per_s=self._samples * len(self._recent) / recent_s,
+            sent_Bps=sum(each.sent for each in self._recent) / recent_s, **values,
+        )  # fmt: skip
+
+
+class SentCounter:
+    """What this rank's network interface has sent, as the kernel counts it, headers included.
+
+    Args:
+        counted_by: "interface", or "exchange" where ranks share one: nothing is read then.
+    """
+
+    def __init__(self, counted_by: str) -> None:
+        self.is_used = counted_by == "interface"
+        self._before = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from here."""
+        self._before = interface_nbytes() if self.is_used else 0
+
+    def taken(self) -> float:
+        """The bytes since the last call, or the restart."""
+        before = self._before
+        self.restart()
+        return float(self._before - before)
+
+
+def interface_nbytes() -> int:
+    """What this rank's network interface has sent so far.
+
+    Raises:
+        BadInput: it has none of its own.
+    """
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == INTERFACE:
+            return int(counters.split()[8])
+    raise BadInput(f"there is no interface {INTERFACE}: this rank is not on an emulated host")
