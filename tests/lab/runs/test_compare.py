@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from laconic.errors import BadInput
-from laconic.lab.runs.compare import compare, resume
 from laconic.lab.records.metrics import Metrics
 from laconic.lab.records.record import Record
+from laconic.lab.runs.compare import compare, resume
 from laconic.lab.runs.shares import shares_file
 from laconic.lab.runs.spec import RunSpec, TrialSpec
 from laconic.lab.runs.trainer import Ended

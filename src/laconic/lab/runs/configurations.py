@@ -58,7 +58,8 @@ def configuration(name: str, workers: int, algorithm: str = "auto", engine: str 
     mode = str(build_mode(mode))
     door = door or ("compress" if mode == "sync" and engine == "gloo" else "distribute")
     if door == "compress" and (mode != "sync" or engine != "gloo"):
-        raise BadInput(f"'{name}': compress is DDP's, which agrees at every step, on gloo; use distribute:{spec}@{mode}")
+        cure = f"use distribute:{spec}@{mode}"
+        raise BadInput(f"'{name}': compress is DDP's, which agrees at every step, on gloo; {cure}")
     return Configuration(_full(door, spec, mode), door, spec, algorithm, mode, workers, engine)
 
 
