@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 import traceback
@@ -93,6 +94,28 @@ def timeout() -> None:
     transport.close()
 
 
+def stop() -> None:
+    """Rank 1 is stopped: the others say so at the time-out, and it learns that they gave up when it goes on."""
+    transport = MpiTransport(timeout_s=1.0)
+    run(schedules.ring(transport.world_size, 10), torch.ones(10), transport)
+    if transport.rank == 1:
+        Path("stopped").write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    with pytest.raises(PeerLost) as caught:
+        run(schedules.direct(transport.world_size, 1000), torch.ones(1000), transport)
+    if transport.rank == 1:
+        assert "gave up" in str(caught.value), caught.value
+    else:
+        assert caught.value.peer == 1, caught.value
+        assert "peer 1 was lost: it is stopped" in str(caught.value), caught.value
+        Path(f"knows {transport.rank}").touch()
+    if transport.rank == 0:
+        while not all(Path(f"knows {rank}").exists() for rank in (0, 2)):
+            time.sleep(0.01)
+        os.kill(int(Path("stopped").read_text()), signal.SIGCONT)
+    transport.close()
+
+
 def leave() -> None:
     """Rank 1 closes before a call the others make: PeerLost naming it, long before the time-out."""
     transport = MpiTransport(timeout_s=40)
@@ -114,7 +137,14 @@ def refused(transport: MpiTransport, kind: type[TransportError]) -> None:
             run(schedules.ring(transport.world_size, 1), torch.ones(1), transport)
 
 
-CHECKS = {"conformance": conformance, "native": native, "mismatch": mismatch, "timeout": timeout, "leave": leave}
+CHECKS = {
+    "conformance": conformance,
+    "native": native,
+    "mismatch": mismatch,
+    "timeout": timeout,
+    "stop": stop,
+    "leave": leave,
+}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

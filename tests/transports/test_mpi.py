@@ -57,8 +57,8 @@ def test_mismatch_is_an_error_on_every_rank(tmp_path: Path) -> None:
 
 
 @needs_mpi
-def test_a_rank_that_is_late_or_has_left_is_named(tmp_path: Path) -> None:
-    mpiexec(3, ["timeout", "leave"], tmp_path)
+def test_a_rank_that_is_late_stopped_or_has_left_is_named(tmp_path: Path) -> None:
+    mpiexec(3, ["timeout", "stop", "leave"], tmp_path)
 
 
 @needs_mpi

@@ -25,6 +25,7 @@ from torch import Tensor
 from laconic.errors import BadInput, CollectiveTimeout, Mismatch, MissingExtra, PeerLost, TransportError
 from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Incoming, Outgoing, Posted, Transport
 from laconic.transports.call import Call
+from laconic.transports.mpi_neighbours import own_card, stopped
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -99,6 +100,7 @@ class MpiTransport(Transport):
         self._control: MPI.Intracomm | None = None
         self.comm = self._duplicate(parent)
         self._control = self._duplicate(parent)
+        self._cards = self._exchange_cards()
         self._tag_count = int(self.comm.Get_attr(self.mpi.TAG_UB) or 32767) + 1
 
     def enter(self, call: Call) -> None:
@@ -199,12 +201,19 @@ class MpiTransport(Transport):
                 if waited_s > stalled_s:
                     self._stalled(peer, round)
                 if waited_s > self.timeout_s:
-                    text = f"{self.where(round)}: nothing from or for {whom} in {self.timeout_s:g} s"
-                    self.fail(CollectiveTimeout(text, rank=self.rank, peer=peer, round=round))
+                    self.fail(self._timed_out(whom, peer, round))
                 # A sixteenth of the wait so far: late by at most 6 %, and an idle rank costs next to nothing.
                 time.sleep(min(_SLEEP_S[1], max(_SLEEP_S[0], waited_s / 16)))
         except self.mpi.Exception as error:
             self.fail(self._translated(error, whom, peer, round))
+
+    def _timed_out(self, whom: str, peer: int | None, round: int | None) -> TransportError:
+        text = f"{self.where(round)}: nothing from or for {whom} in {self.timeout_s:g} s"
+        lost = stopped(self._cards)
+        if not lost:
+            return CollectiveTimeout(text, rank=self.rank, peer=peer, round=round)
+        culprit = peer if peer in lost else lost[0]
+        return PeerLost(f"{text}: peer {culprit} was lost: it is stopped", rank=self.rank, peer=culprit, round=round)
 
     def _translated(self, error: Any, whom: str, peer: int | None, round: int | None) -> TransportError:
         if error.Get_error_class() == self.mpi.ERR_TRUNCATE:
@@ -292,6 +301,12 @@ class MpiTransport(Transport):
         self._poll(request.Test, "all ranks, which must open the transport together", None, None)
         new.Set_errhandler(self.mpi.ERRORS_RETURN)
         return new
+
+    def _exchange_cards(self) -> list[tuple[int, int]]:
+        cards = torch.zeros(self.world_size, 2, dtype=torch.int64)
+        cards[self.rank] = torch.tensor(own_card())
+        self._reduce(cards.view(-1), "INT64_T", "SUM")
+        return [(machine, pid) for machine, pid in cards.tolist()]
 
     def _reduce(self, tensor: Tensor, datatype: str, operation: str) -> None:
         specification = [_memory(self.mpi, tensor), getattr(self.mpi, datatype)]

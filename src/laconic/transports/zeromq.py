@@ -234,7 +234,7 @@ class ZmqTransport(Transport):
                     # The peer may be waiting for us to take in what it sends.
                     self._progress(peer, round, deadline, block=False)
                     if peer.dealer is None:
-                        self._fail(PeerLost, peer.obituary, peer.rank, round)
+                        self._fail(PeerLost, peer.why_gone, peer.rank, round)
 
     # messages outside collectives
 
@@ -251,7 +251,7 @@ class ZmqTransport(Transport):
             raise BadInput(f"send_to wants a contiguous 1-D tensor and 0 ≤ tag < 2³², got {payload.shape} and {tag}")
         if peer not in self.peers:
             known = mesh.peers.get(peer)
-            why = known.obituary if known else f"rank {peer} is not a peer; the peers: {self.peers}"
+            why = known.why_gone if known else f"rank {peer} is not a peer; the peers: {self.peers}"
             raise PeerLost(f"{self.where()} send_to: {why}", rank=self.rank, peer=peer)
         header = Header(Kind.PARCEL, 0, tag, dtype_code(payload.dtype), 0, payload.nbytes)
         trackers = self._send(mesh.peers[peer], header, "", payload, None)
@@ -293,7 +293,7 @@ class ZmqTransport(Transport):
                 except zmq.Again:  # its queue is full: take in what is under way, so that nobody waits for us
                     self._progress(peer, round, deadline)
             else:
-                self._fail(PeerLost, peer.obituary, peer.rank, round)
+                self._fail(PeerLost, peer.why_gone, peer.rank, round)
             if tracker is not None:
                 trackers.append((peer, tracker))
         return trackers
@@ -326,7 +326,7 @@ class ZmqTransport(Transport):
             self._check_hope(peer, round)
             deaf = self._open_mesh().half_open()
             if deaf is not None:
-                self._fail(PeerLost, deaf.obituary, deaf.rank, round)
+                self._fail(PeerLost, deaf.why_gone, deaf.rank, round)
         if time.monotonic() > deadline and not peer.queue:
             reason = f"nothing from or for peer {peer.rank} in {self.timeout_s:g} s, though it seems alive"
             self._fail(CollectiveTimeout, reason, peer.rank, round)
@@ -343,7 +343,7 @@ class ZmqTransport(Transport):
             while self._open_mesh().take_in(block=False):
                 self._raise_bad_news(round)
             if not peer.queue:
-                self._fail(PeerLost, peer.obituary, peer.rank, round)
+                self._fail(PeerLost, peer.why_gone, peer.rank, round)
 
     def _compare(self, peer: Peer, arrival: Arrival) -> None:
         """Notice at once that a peer is in another call than we are with the same sequence number."""

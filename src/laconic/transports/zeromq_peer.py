@@ -142,7 +142,7 @@ class Peer:
         return not self._farewell.done or (thanks and not self.thanked)
 
     @property
-    def obituary(self) -> str:
+    def why_gone(self) -> str:
         """Why nothing more can be had from it."""
         if self.left:
             return f"peer {self.rank} has left: it closed its transport"
