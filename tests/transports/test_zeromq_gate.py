@@ -166,8 +166,17 @@ def test_the_users_key_lies_where_only_the_user_can_read_it(tmp_path: Path, monk
     assert second == (tmp_path / "temporary" / f"laconic-{os.getuid()}" / "loopback.key").read_bytes().strip()
     file.chmod(0o600)
     assert loopback_key() == key
-    file.parent.chmod(0o777)
-    assert loopback_key() == second
+    monkeypatch.setattr("os.getuid", lambda: 12345)  # all folders are another user's
+    with pytest.warns(UserWarning, match="no private folder"):
+        assert loopback_key() is None
+
+
+def test_a_process_without_a_home_can_join(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "none" / "file"))
+    (tmp_path / "none").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert loopback_key() is not None
 
 
 @pytest.mark.filterwarnings("ignore:no private folder")

@@ -72,16 +72,15 @@ def loopback_key() -> bytes | None:
 
 
 def _private_folders() -> Iterator[Path]:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # Path's own raises without a home
     yield Path(cache) / "laconic"
     yield Path(tempfile.gettempdir()) / f"laconic-{os.getuid()}"
 
 
 def _kept_key(path: Path) -> bytes:
     """The key in `path`; whoever comes first puts it there, whole. OSError or BadInput when others might know it."""
-    folder = path.parent.lstat()
-    if not stat.S_ISDIR(folder.st_mode) or folder.st_uid != os.getuid() or folder.st_mode & 0o022:
-        raise BadInput(f"{path.parent} is not a folder that only this user can write")
+    if path.parent.lstat().st_uid != os.getuid():
+        raise BadInput(f"{path.parent} is not this user's")
     if not path.exists():
         draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
