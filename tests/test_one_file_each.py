@@ -150,6 +150,15 @@ declare(
 )
 '''
 
+SUITES = (
+    "tests/codecs/test_conformance.py",
+    "tests/codecs/test_fuzz.py",
+    "tests/schedules/test_laws.py",
+    "tests/consistency/test_conformance.py",
+    "tests/workloads/test_workloads.py",
+)
+# The codec, the schedule, the mode and the workload above, with how many tests they have at least.
+NAMES = {"upper": 20, "chain": 4, "in_one": 6, "digits-small": 3}
 # Stands for the user's script: every process of a job, and pytest, begins by importing the package.
 SITE = "import one_of_each.codec, one_of_each.schedule, one_of_each.mode, one_of_each.workload\n"
 
@@ -174,28 +183,22 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _suite(package: Path, name: str, *arguments: str) -> int:
-    """Run tests on what is called `name`; how many passed, after none failed."""
-    environment = {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "twin_of_upper", "-k", name]
-    done = subprocess.run([*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def passed(package: Path) -> dict[str, int]:
+    """How many tests of the shared suites passed on each thing of the package, after none failed."""
+    path = os.pathsep.join(map(str, (package, ROOT / "src", ROOT / "tests")))
+    command = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "-p", "twin_of_upper"]
+    done = subprocess.run(
+        [*command, "-k", " or ".join(NAMES), *SUITES], cwd=ROOT, env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    return sum(line.count(".") for line in done.stdout.splitlines() if line.endswith("%]"))
-
-
-def test_a_codec(package: Path) -> None:
-    assert _suite(package, "upper", "tests/codecs/test_conformance.py", "tests/codecs/test_fuzz.py") >= 10
-
-
-def test_a_schedule(package: Path) -> None:
-    assert _suite(package, "chain", "tests/schedules/test_laws.py") >= 4
+    lines = [line for line in done.stdout.splitlines() if "PASSED" in line]
+    return {name: sum(name in line for line in lines) for name in NAMES}
 
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-def test_a_mode(package: Path) -> None:
-    assert _suite(package, "in_one", "tests/consistency/test_conformance.py") >= 6
-
-
-def test_a_workload(package: Path) -> None:
-    assert _suite(package, "digits-small", "tests/workloads/test_workloads.py") >= 3
+@pytest.mark.parametrize(("name", "least"), NAMES.items())
+def test_what_one_file_adds_passes_the_shared_suites(name: str, least: int, passed: dict[str, int]) -> None:
+    assert passed[name] >= least
