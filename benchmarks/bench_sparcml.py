@@ -47,6 +47,7 @@ from torch import Tensor
 import laconic
 from laconic.errors import BadInput, LaconicError
 from laconic.exchange.auto import GUESS
+from laconic.exchange.options import Options
 from laconic.exchange.state import CompressionState
 from laconic.lab.clusters.cluster import Cluster, Link
 from laconic.lab.environment import environment
@@ -201,7 +202,7 @@ def exchange_of(name: str, named: list[tuple[str, Any]], world: World) -> Callab
     if name == FLOOR:
         return None
     if name == OURS:
-        state = CompressionState(OURS, named, world=world)
+        state = CompressionState(OURS, named, Options(world=world))
         return lambda values: state.exchange([(values, [parameter for _, parameter in named])])
 
     def native(values: Tensor) -> None:

@@ -24,7 +24,7 @@ torch.manual_seed(0)
 order = torch.randperm(len(labels))
 images, labels = images[order].float() / 16, labels[order]
 ddp = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)))
-state = laconic.compress(ddp, "topk(0.05)+qsgd(4)")  # the one line
+job = laconic.compress(ddp, "topk(0.05)+qsgd(4)")  # the one line
 
 optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
 sent_nbytes = dense_nbytes = 0
@@ -33,7 +33,7 @@ for step in range(150):
     optimizer.zero_grad()
     nn.functional.cross_entropy(ddp(images[rows]), labels[rows]).backward()
     optimizer.step()
-    for record in (record for record in state.records if record.step == step):
+    for record in (record for record in job.records if record.step == step):
         sent_nbytes += record.sent_nbytes
         dense_nbytes += 2 * (size - 1) * 4 * record.numel // size  # what a float32 ring sends
 
@@ -41,5 +41,5 @@ accuracy = (ddp(images[1500:]).argmax(1) == labels[1500:]).float().mean().item()
 if rank == 0:
     print(f"{size} ranks: {accuracy:.1%} of the test digits right; each rank sent {sent_nbytes / 1e6:.2f} MB", end=" ")
     print(f"instead of float32's {dense_nbytes / 1e6:.2f} MB")
-state.close()
+job.close()
 dist.destroy_process_group()

@@ -9,119 +9,84 @@ Names are imported on first use, so that `import laconic` costs next to nothing.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless the application configures logging
 
+# The public names, once: type checkers read them here, and so does `_homes`.
 if TYPE_CHECKING:
-    from laconic import codecs, errors, schedules
-    from laconic.codecs import Codec, codec
-    from laconic.consistency.churn.job import elastic
-    from laconic.consistency.distribute import distribute
-    from laconic.errors import LaconicError
-    from laconic.exchange.checkpoints import Checkpoints
-    from laconic.exchange.collectives import (
-        all_gather,
-        all_reduce,
-        all_to_all,
-        barrier,
-        broadcast,
-        reduce,
-        reduce_scatter,
-    )
-    from laconic.exchange.cursor import Cursor
-    from laconic.exchange.dgc import DeepGradientCompression
-    from laconic.exchange.explain import explain
-    from laconic.exchange.hook import compress, hook
-    from laconic.exchange.state import CompressionState
-    from laconic.exchange.warm_up import sparsity_warm_up
-    from laconic.schedules.link import Link
-    from laconic.transports.loggp import Network, Simulation, simulate
-    from laconic.transports.probe import probe
-    from laconic.transports.profile import Profile
-    from laconic.transports.world import World, init
+    from laconic import codecs as codecs
+    from laconic import consistency as consistency
+    from laconic import errors as errors
+    from laconic import schedules as schedules
+    from laconic import workloads as workloads
+    from laconic.codecs import Codec as Codec
+    from laconic.codecs import codec as codec
+    from laconic.consistency.churn.job import elastic as elastic
+    from laconic.consistency.distill import distill as distill
+    from laconic.consistency.distribute import distribute as distribute
+    from laconic.consistency.robust.rules import aggregate as aggregate
+    from laconic.errors import LaconicError as LaconicError
+    from laconic.exchange.checkpoints import Checkpoints as Checkpoints
+    from laconic.exchange.collectives import all_gather as all_gather
+    from laconic.exchange.collectives import all_reduce as all_reduce
+    from laconic.exchange.collectives import all_to_all as all_to_all
+    from laconic.exchange.collectives import barrier as barrier
+    from laconic.exchange.collectives import broadcast as broadcast
+    from laconic.exchange.collectives import reduce as reduce
+    from laconic.exchange.collectives import reduce_scatter as reduce_scatter
+    from laconic.exchange.cursor import Cursor as Cursor
+    from laconic.exchange.dgc import DeepGradientCompression as DeepGradientCompression
+    from laconic.exchange.hook import compress as compress
+    from laconic.exchange.hook import hook as hook
+    from laconic.exchange.job import Job as Job
+    from laconic.exchange.merge import merge_state_dicts as merge_state_dicts
+    from laconic.exchange.options import Options as Options
+    from laconic.exchange.policy import Exemptions as Exemptions
+    from laconic.exchange.sparse import sparse_all_reduce as sparse_all_reduce
+    from laconic.exchange.state import CompressionState as CompressionState
+    from laconic.exchange.warm_up import sparsity_warm_up as sparsity_warm_up
+    from laconic.schedules.link import Link as Link
+    from laconic.transports.faults import Faulty as Faulty
+    from laconic.transports.launcher import run_local as run_local
+    from laconic.transports.loggp import Network as Network
+    from laconic.transports.loggp import Simulation as Simulation
+    from laconic.transports.loggp import simulate as simulate
+    from laconic.transports.probe import probe as probe
+    from laconic.transports.profile import Profile as Profile
+    from laconic.transports.threads import run_threads as run_threads
+    from laconic.transports.world import World as World
+    from laconic.transports.world import init as init
 
-_HOME = {
-    "Checkpoints": "exchange.checkpoints",
-    "Codec": "codecs",
-    "CompressionState": "exchange.state",
-    "Cursor": "exchange.cursor",
-    "DeepGradientCompression": "exchange.dgc",
-    "LaconicError": "errors",
-    "Link": "schedules.link",
-    "Network": "transports.loggp",
-    "Profile": "transports.profile",
-    "Simulation": "transports.loggp",
-    "World": "transports.world",
-    "all_gather": "exchange.collectives",
-    "all_reduce": "exchange.collectives",
-    "all_to_all": "exchange.collectives",
-    "barrier": "exchange.collectives",
-    "broadcast": "exchange.collectives",
-    "codec": "codecs",
-    "codecs": "",
-    "compress": "exchange.hook",
-    "distribute": "consistency.distribute",
-    "elastic": "consistency.churn.job",
-    "errors": "",
-    "explain": "exchange.explain",
-    "hook": "exchange.hook",
-    "init": "transports.world",
-    "probe": "transports.probe",
-    "reduce": "exchange.collectives",
-    "reduce_scatter": "exchange.collectives",
-    "schedules": "",
-    "simulate": "transports.loggp",
-    "sparsity_warm_up": "exchange.warm_up",
-}
 
-__all__ = [
-    "Checkpoints",
-    "Codec",
-    "CompressionState",
-    "Cursor",
-    "DeepGradientCompression",
-    "LaconicError",
-    "Link",
-    "Network",
-    "Profile",
-    "Simulation",
-    "World",
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "barrier",
-    "broadcast",
-    "codec",
-    "codecs",
-    "compress",
-    "distribute",
-    "elastic",
-    "errors",
-    "explain",
-    "hook",
-    "init",
-    "probe",
-    "reduce",
-    "reduce_scatter",
-    "schedules",
-    "simulate",
-    "sparsity_warm_up",
-]
+@functools.cache
+def _homes() -> dict[str, str]:
+    """The module of each public name: the block above, read from this file's source."""
+    import ast
+    import inspect
+
+    tree = ast.parse(inspect.getsource(sys.modules[__name__]))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    lines = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: line.module or "" for line in lines for alias in line.names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name == "__all__":
+        return sorted(_homes())
+    if name.startswith("__") or name not in _homes():
         raise AttributeError(f"module 'laconic' has no attribute '{name}'")
-    home = _HOME[name]
-    module = importlib.import_module(f"laconic.{home or name}")
-    value = getattr(module, name) if home else module
+    is_module = _homes()[name] == "laconic"
+    module = importlib.import_module(f"laconic.{name}" if is_module else _homes()[name])
+    value = module if is_module else getattr(module, name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*sorted(_homes()), "__version__"]

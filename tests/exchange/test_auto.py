@@ -14,6 +14,7 @@ import laconic
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange import chooser
 from laconic.exchange.chooser import QUALITIES, TRIAL_STEPS, WARM_STEPS, AutoCodec, Cost, choose
+from laconic.exchange.options import Options
 from laconic.exchange.state import CompressionState
 from laconic.transports.launcher import run_local
 
@@ -49,12 +50,11 @@ def _ranks(native_s: float, look_back_s: float, door: str) -> dict[str, Any]:
         ddp: nn.Module = DistributedDataParallel(model, bucket_cap_mb=0.03)
         state = laconic.compress(ddp, "auto", quality="aggressive")
         _train(ddp, optimizer, STEPS)
-        text = laconic.explain(ddp)
+        text = state.explain()
     else:
-        laconic.distribute(model, optimizer, codec="auto", quality="8bit")
+        job = laconic.distribute(model, optimizer, codec="auto", quality="8bit")
         _train(model, optimizer, STEPS)
-        text = laconic.explain(optimizer)
-        state = laconic.exchange.attached.state_of(model)  # type: ignore[attr-defined]
+        text, state = job.explain(), job.state
     assert state.auto is not None
     flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     everyone = laconic.all_gather(flat, algorithm="ring")
@@ -112,9 +112,8 @@ def test_choose_prefers_the_exact_where_it_is_hidden() -> None:
 
 def test_wrong_use() -> None:
     with pytest.raises(UnknownName, match="aggressive"):
-        CompressionState("auto", quality="best")
+        CompressionState("auto", options=Options(quality="best"))
     with pytest.raises(BadInput, match="goes with codec 'auto'"):
-        CompressionState("dynamic8", quality="exact")
-    with pytest.raises(BadInput, match="compress or distribute first"):
-        laconic.explain(nn.Linear(2, 2))
+        CompressionState("dynamic8", options=Options(quality="exact"))
+    assert CompressionState("auto").explain().startswith("codec auto, quality 8bit: exact for the first")
     assert AutoCodec("exact").verdict == "quality 'exact' allows only none"

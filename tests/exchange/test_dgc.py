@@ -23,7 +23,8 @@ from laconic.exchange.dgc import DeepGradientCompression, MomentumCorrection, ac
 from laconic.exchange.exact import Route
 from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.merge import merge_state_dicts
-from laconic.exchange.policy import CodecSchedule, Exemptions
+from laconic.exchange.options import Options
+from laconic.exchange.policy import Exemptions, PlannedCodec
 from laconic.exchange.residuals import Residuals
 from laconic.exchange.state import CompressionState
 from laconic.transports.base import Transport
@@ -244,11 +245,11 @@ def test_wrong_settings() -> None:
             DeepGradientCompression(**settings_)  # type: ignore[arg-type]
     named = list(nn.Linear(2, 2).named_parameters())
     with pytest.raises(BadInput, match="masking=False"):
-        CompressionState("topk(0.1)", named, momentum=0.9, algorithm="ring")
+        CompressionState("topk(0.1)", named, Options(momentum=0.9, algorithm="ring"))
     with pytest.raises(BadInput, match="feedback"):
-        CompressionState("topk(0.1)", named, momentum=0.9, feedback=False)
+        CompressionState("topk(0.1)", named, Options(momentum=0.9, feedback=False))
     with pytest.raises(BadInput, match="named_parameters"):
-        CompressionState("topk(0.1)", momentum=0.9)
+        CompressionState("topk(0.1)", options=Options(momentum=0.9))
     plain = CompressionState("topk(0.1)", named)
     with pytest.raises(BadInput, match="remove 'velocity'"):
         plain.load_state_dict({"step": 3, "residuals": {}, "velocity": {"weight": torch.ones(4)}})
@@ -262,7 +263,7 @@ def test_wrong_settings() -> None:
 
 def test_an_optimiser_with_momentum_is_refused() -> None:
     model, stranger = nn.Linear(3, 3), nn.Linear(3, 3)
-    state = CompressionState("topk(0.1)", model.named_parameters(), momentum=0.9)
+    state = CompressionState("topk(0.1)", model.named_parameters(), Options(momentum=0.9))
     model(torch.ones(3)).sum().backward()
     before = model.weight.detach().clone()
     for optimizer in (torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), torch.optim.Adam(model.parameters())):
@@ -392,7 +393,7 @@ def _accuracy(seed: int, plan: Any, corrected: bool) -> float:
     def work(transport: Transport) -> float:
         model = _network()
         model.load_state_dict(start)
-        parameters, schedule = list(model.parameters()), CodecSchedule(plan)
+        parameters, schedule = list(model.parameters()), PlannedCodec(plan)
         ends = np.cumsum([p.numel() for p in parameters]).tolist()
         spans = [(stop - p.numel(), stop, Exemptions().covers("", p)) for p, stop in zip(parameters, ends, strict=True)]
         entries = [Entry(str(number), *span) for number, span in enumerate(spans)]

@@ -20,7 +20,8 @@ from laconic.exchange.exact import Route
 from laconic.exchange.exchange_thread import ExchangeThread
 from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.merge import merge_state_dicts
-from laconic.exchange.policy import CodecSchedule, Exemptions
+from laconic.exchange.options import Options
+from laconic.exchange.policy import Exemptions, PlannedCodec
 from laconic.exchange.residuals import Residuals
 from laconic.exchange.state import CompressionState
 from laconic.transports.base import Transport
@@ -144,12 +145,12 @@ def test_exemptions() -> None:
 
 def test_codec_schedules() -> None:
     with pytest.raises(BadInput, match="entry for step 0"):
-        CodecSchedule({5: "none"})
+        PlannedCodec({5: "none"})
     with pytest.raises(UnknownName):
-        CodecSchedule("dynamic9")
+        PlannedCodec("dynamic9")
     with pytest.raises(BadInput, match="matrices"):
-        CodecSchedule("powersgd(2)")
-    assert str(CodecSchedule(lambda step: f"topk({0.5 / (step + 1)})").at(1)) == "topk(0.25)"
+        PlannedCodec("powersgd(2)")
+    assert str(PlannedCodec(lambda step: f"topk({0.5 / (step + 1)})").at(1)) == "topk(0.25)"
 
 
 def test_residuals_follow_a_parameter_to_another_codec_and_bucket() -> None:
@@ -189,7 +190,7 @@ def test_one_bad_gradient_spoils_one_step_only(spec: str, feedback: bool | None)
     weight = nn.Parameter(torch.zeros(64, 64))
 
     def work(transport: Transport) -> list[bool]:
-        state = CompressionState(spec, [("w", weight)], feedback=feedback, world=World(transport))
+        state = CompressionState(spec, [("w", weight)], Options(feedback=feedback, world=World(transport)))
         finite = []
         for step in range(4):
             gradient = torch.full((4096,), 0.1)
@@ -233,14 +234,14 @@ def test_wrong_use() -> None:
     with pytest.raises(BadInput, match="DistributedDataParallel"):
         laconic.compress(nn.Linear(2, 2))  # type: ignore[arg-type]
     with pytest.raises(UnknownName, match="gather"):
-        CompressionState("dynamic8", algorithm="star")
+        Options(algorithm="star")
     with pytest.raises(BadInput, match="powersgd"):
-        CompressionState("powersgd(2)", nn.Linear(40, 40).named_parameters(), momentum=0.9)
+        CompressionState("powersgd(2)", nn.Linear(40, 40).named_parameters(), Options(momentum=0.9))
     with pytest.raises(BadInput, match="3 ranks"):
-        CompressionState("dynamic8", hosts=(0, 0, 1), world=laconic.init())
+        Options(hosts=(0, 0, 1), world=laconic.init())
     parameters = list(nn.Linear(40, 40).named_parameters())
     with pytest.raises(BadInput, match="'head' is found in no parameter's name; the names: weight, bias"):
-        CompressionState("dynamic8", parameters, exempt=["head"])
+        CompressionState("dynamic8", parameters, Options(exempt=["head"]))
     state = CompressionState("dynamic8", parameters)
     with pytest.raises(BadInput, match="no state of an exchange"):
         state.load_state_dict({})
@@ -251,3 +252,27 @@ def test_wrong_use() -> None:
     with pytest.raises(BadInput, match="NoneType"):
         laconic.distribute(nn.Linear(2, 2), None)  # type: ignore[arg-type]
     laconic.init().close()
+
+
+def _back_to_exact() -> dict[str, Any]:
+    """Exact, then a codec whose buckets travel together, then exact again."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.01)
+    with laconic.compress(ddp, {0: "none", 3: "topk(0.1)", 5: "none"}) as job:
+        kept = []
+        for _ in range(7):
+            ddp(torch.ones(1, 64)).sum().backward()
+            kept.append(sorted(job.state_dict()["residuals"]))
+        job.finish()
+        found = {"kept": kept, "algorithms": [(r.step, r.algorithm) for r in job.records if r.bucket == 0]}
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.processes
+def test_the_float32_shortcut_waits_until_no_residual_is_left() -> None:
+    (found,) = run_local(1, _back_to_exact, timeout_s=60)
+    both = ["0.weight", "1.weight"]
+    assert found["kept"] == [[], [], [], both, both, [], []]
+    assert [algorithm for _, algorithm in found["algorithms"]] == ["native"] * 3 + ["gather"] * 2 + ["native"] * 2

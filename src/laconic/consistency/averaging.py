@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,8 +32,8 @@ WEIGHT_OPTIONS: tuple[str, ...] = ("algorithm", "exempt", "feedback", "hosts", "
 
 def exchange_of(setup: Setup) -> CompressionState:
     """The exchange of a mode that is installed on `setup`."""
-    options = {option.name: getattr(setup.options, option.name) for option in fields(setup.options)}
-    return CompressionState(setup.codec, setup.model.named_parameters(), **{**options, "world": setup.world})
+    options = replace(setup.options, world=setup.world)
+    return CompressionState(setup.codec, setup.model.named_parameters(), options)
 
 
 class Averager:
@@ -52,7 +52,7 @@ class Averager:
 
     def __init__(self, setup: Setup, weights: FlatWeights) -> None:
         self.state = exchange_of(setup)
-        if self.state.schedule.names("factors"):
+        if self.state.choice.names("factors"):
             raise BadInput("codec 'factors' sends a gradient's factors; this mode sends weights")
         self.exact = str(setup.codec) == "none"
         self.native_nbytes = 0

@@ -29,10 +29,8 @@ class ExchangedGradients(Agreement):
 
     def __init__(self, setup: Setup) -> None:
         self.state = exchange_of(setup)
-        names, exempt = self.state.names, self.state.exempt
-        self.gradients = FlatGradients(
-            self.exchanged(setup), _buffer_nbytes(self.state), lambda p: exempt.covers(names[id(p)], p)
-        )
+        covers = self.state.parameters.covers
+        self.gradients = FlatGradients(self.exchanged(setup), _buffer_nbytes(self.state), covers)
         super().__init__(setup)
 
     def exchanged(self, setup: Setup) -> list[nn.Parameter]:
@@ -46,6 +44,9 @@ class ExchangedGradients(Agreement):
         made = [record for record in self.state.records if record.step == step]
         wait_s, sent_nbytes = sum(record.wait_s for record in made), sum(record.sent_nbytes for record in made)
         self.keep(StepRecord(self.step, time.perf_counter() - begun, wait_s, sent_nbytes, staleness=0))
+
+    def explain(self) -> str:
+        return self.state.explain()
 
     def state_dict(self) -> dict[str, Any]:
         return self.state.state_dict()
@@ -64,7 +65,7 @@ def _buffer_nbytes(state: CompressionState) -> int:
     """Raw bytes whose payload makes a message of about MESSAGE_NBYTES."""
     if state.auto is not None:
         return 4 * MESSAGE_NBYTES
-    first = state.schedule.at(0)
+    first = state.choice.codec_for(0, 0)
     if first.kind == "matrix":
         return 25 << 20
     sample = 1 << 20

@@ -10,6 +10,7 @@ What is decided in one step holds from the next one on, for buckets of this one 
 from __future__ import annotations
 
 import itertools
+import logging
 import statistics
 import time
 from collections.abc import Sequence
@@ -19,9 +20,10 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec, codec
-from laconic.errors import UnknownName
+from laconic.errors import BadInput, UnknownName
 from laconic.exchange.auto import cheapest_form, profile_of
 from laconic.exchange.channel import Channel
+from laconic.exchange.policy import CodecPlan, PlannedCodec
 from laconic.schedules.link import Link
 from laconic.schedules.registry import build
 from laconic.transports.executor import run
@@ -115,9 +117,24 @@ class AutoCodec:
         """Whether `before_step` has something to do before this step."""
         return not self._settled and step - self._first in (WARM_STEPS, WARM_STEPS + 1 + TRIAL_STEPS)
 
-    def is_all_none(self, step: int) -> bool:
+    def is_exact(self, step: int) -> bool:
         """Whether every bucket is exact at this step."""
-        return all(str(each) == "none" for each in self._plan(step).values())
+        return all(each.exact for each in self._plan(step).values())
+
+    def alike(self, bucket: int, other: int, step: int) -> bool:
+        """Whether two buckets have the same codec at this step."""
+        return self.codec_for(bucket, step) == self.codec_for(other, step)
+
+    def names(self, name: str) -> bool:
+        """No codec is planned: all are chosen."""
+        return False
+
+    def matrix_codec(self) -> None:
+        """None of QUALITIES is for matrices."""
+
+    def restarted(self, step: int) -> AutoCodec:
+        """The choice of a training that goes on from `step`: what was measured elsewhere does not hold here."""
+        return AutoCodec(self.quality, step)
 
     def before_step(self, step: int, world: World) -> None:
         """Decide, or look back, where it is time to; all ranks call it before the same step."""
@@ -155,6 +172,7 @@ class AutoCodec:
             self._settle("none is quickest for every bucket")
         else:
             self.verdict = f"chosen by prediction, on trial for {TRIAL_STEPS} steps"
+            _log.info("codec auto: %s: %s", self.verdict, ", ".join(c.chosen for c in self.choices.values()))
 
     def _look_back(self, step: int, world: World) -> None:
         (self.step_s["trial"],) = _mean([self._step_seconds(self._first + WARM_STEPS + 2, step)], world)
@@ -172,6 +190,7 @@ class AutoCodec:
         return statistics.median(b - a for a, b in itertools.pairwise(begun))
 
     def _settle(self, verdict: str) -> None:
+        _log.info("codec auto, quality %s: %s", self.quality, verdict)
         self.verdict = verdict
         self._settled = True
         self._ready.clear()
@@ -190,6 +209,19 @@ class AutoCodec:
                 times = " ".join(f"{1e3 * value:8.2f}" for value in (cost.encode_s, cost.wire_s, cost.decode_s))
                 lines.append(f"{'':17} {cost.codec:22} {cost.form:7} {times}{mark}")
         return "\n".join(lines)
+
+
+def choice_for(codec: CodecPlan, quality: str | None = None) -> PlannedCodec | AutoCodec:
+    """What a user's `codec` and `quality` ask for.
+
+    Raises:
+        BadInput: a quality without codec "auto".
+    """
+    if codec == "auto":
+        return AutoCodec(quality or "8bit")
+    if quality is not None:
+        raise BadInput("quality goes with codec 'auto': it bounds what may be picked")
+    return PlannedCodec(codec, matrices=True)
 
 
 def choose(costs: Sequence[Sequence[Cost]], hidden: Sequence[float]) -> list[int]:
@@ -257,3 +289,4 @@ def _mean(values: Sequence[float], world: World) -> list[float]:
 
 
 _NONE = codec("none")
+_log = logging.getLogger("laconic.exchange")

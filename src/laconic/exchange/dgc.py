@@ -200,7 +200,7 @@ def _sent(codec: Codec, payload: Tensor, numel: int) -> Array:
 
 
 def correction_for(
-    momentum: float | DeepGradientCompression | None, algorithm: str, feedback: bool | None, named: bool
+    momentum: float | DeepGradientCompression | None, algorithm: str, feedback: bool | None, *, named: bool
 ) -> MomentumCorrection | None:
     """What a user's `momentum` asks for, if the other options go with it.
 

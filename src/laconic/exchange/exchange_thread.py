@@ -122,31 +122,37 @@ class _Shared:
 _shared: weakref.WeakKeyDictionary[Transport, _Shared] = weakref.WeakKeyDictionary()
 
 
-def enlist(transport: Transport) -> object:
-    """Become a user of the transport's exchange thread; returns what `release` takes."""
-    token = object()
-    _shared.setdefault(transport, _Shared()).users.add(token)
-    return token
+class ThreadShare:
+    """One user's share of a transport's exchange thread, which the first job starts and the last user joins.
+
+    A share that is forgotten is closed.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._depth = depth_of(transport)
+        self._shared = _shared.setdefault(transport, _Shared())
+        token = object()
+        self._shared.users.add(token)
+        self.close = weakref.finalize(self, _leave, self._shared, token)
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody else uses the transport."""
+        return len(self._shared.users) == 1
+
+    def submit(self, job: Job) -> Any:
+        """Queue a job, as `ExchangeThread.submit`."""
+        if self._shared.thread is None:
+            self._shared.thread = ExchangeThread(depth=self._depth)
+        return self._shared.thread.submit(job)
 
 
-def users(transport: Transport) -> int:
-    """How many use the transport's exchange thread."""
-    return len(_shared[transport].users) if transport in _shared else 0
+def depth_of(transport: Transport) -> int:
+    """How many exchanges may be under way at once: one is encoded while another is on the wire."""
+    return 2 if transport.interleaves else 1
 
 
-def thread_of(transport: Transport, depth: int) -> ExchangeThread:
-    """The exchange thread of this transport, started when it is first needed."""
-    shared = _shared.setdefault(transport, _Shared())
-    if shared.thread is None:
-        shared.thread = ExchangeThread(depth=depth)
-    return shared.thread
-
-
-def release(transport: Transport, token: object) -> None:
-    """Use the exchange thread no more; the last user joins it."""
-    shared = _shared.get(transport)
-    if shared is None:
-        return
+def _leave(shared: _Shared, token: object) -> None:
     shared.users.discard(token)
     if not shared.users and shared.thread is not None:
         shared.thread.close()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,13 +23,15 @@ from laconic.codecs import Codec, codec
 from laconic.errors import BadInput
 from laconic.exchange.channel import Channel
 from laconic.exchange.collectives import world_of
-from laconic.exchange.policy import CodecPlan, CodecSchedule, Exemptions, exemptions
-from laconic.exchange.record import BucketRecord
+from laconic.exchange.explain import bucket_table
+from laconic.exchange.job import Job
+from laconic.exchange.options import DEFAULT_CODEC, Options
+from laconic.exchange.policy import CodecPlan, Exemptions, PlannedCodec
+from laconic.exchange.record import BucketRecord, keep
 from laconic.exchange.residuals import Residual, Residuals, kept_residuals
 from laconic.exchange.scatter import reduce_scatter_coded
 from laconic.transports.base import Transport
-from laconic.transports.call import Timings
-from laconic.transports.world import World, current
+from laconic.transports.world import current
 
 _EXACT = codec("none")
 
@@ -125,7 +127,7 @@ class CompressedReduceScatter:
         values = input_tensor.detach().to("cpu", torch.float32).view(size, -1)
         self.shards = self.shards or _laid_out(self.parameters, size, self.state.exempt)
         if self.shards[-1].stop == values.shape[1]:
-            chosen = self.state.schedule.at(self.step)
+            chosen = self.state.plan.at(self.step)
             self._use(chosen, size)
             coded, exact = [s for s in self.shards if not s.exempt], [s for s in self.shards if s.exempt]
         else:  # not all parameters took part, and torch does not say which
@@ -150,7 +152,10 @@ class CompressedReduceScatter:
         if mean:
             output_tensor.div_(size)
         taken = time.perf_counter() - begun
-        self.state.record(self.step, self.index, values.numel(), str(chosen), taken, timings)
+        spec, numel = str(chosen), values.numel()
+        keep(
+            self.state.records, BucketRecord(self.step, self.index, numel, spec, "direct", taken, **vars(timings))
+        )
         self.step += 1
 
     def _use(self, chosen: Codec, world_size: int) -> None:
@@ -165,37 +170,28 @@ class CompressedReduceScatter:
         self.step, self.codec, self.residual = step, None, None
 
 
-class ShardedCompression:
+class ShardedCompression(Job):
     """What `laconic.compress` returns for an FSDP2 model: settings, records and state of all its groups.
 
     Args:
-        codec: a spec, a codec, {first step: codec}, or a function of the step.
         model: the root module that `fully_shard` was applied to.
-        exempt: names (regular expressions) sent exactly besides biases, norms and small tensors; or Exemptions.
-        feedback: feed the codec's error back; None as the codec needs it. It keeps one float32 a parameter on every
-            rank, for the whole parameter, not for the shard.
-        world: where to communicate; by default a world on the ranks of the reduce-scatter's own process group.
+        codec: a spec, a codec, {first step: codec}, or a function of the step; None is DEFAULT_CODEC.
+        options: exempt, feedback and world. Feedback keeps one float32 a parameter on every rank, for the whole
+            parameter, not for the shard. The world is by default one on the ranks of the reduce-scatter's own group.
 
     Raises:
-        BadInput: this torch's FSDP has no `set_custom_reduce_scatter`.
+        BadInput: this torch's FSDP has no `set_custom_reduce_scatter`, or another option was given.
     """
 
-    def __init__(
-        self,
-        codec: CodecPlan,
-        model: nn.Module,
-        *,
-        exempt: Exemptions | Sequence[str] | None = None,
-        feedback: bool | None = None,
-        world: World | None = None,
-    ) -> None:
-        self.schedule = CodecSchedule(codec)
-        self.exempt = exemptions(exempt)
+    def __init__(self, model: nn.Module, codec: CodecPlan | None = None, options: Options | None = None) -> None:
+        options = options or Options()
+        options.refuse("compress of a model that fully_shard was applied to", ("exempt", "feedback"))
+        self.plan = PlannedCodec(DEFAULT_CODEC if codec is None else codec)
+        self.exempt = options.exemptions
         self.exempt.check(name for name, _ in model.named_parameters())
-        self.residuals = Residuals(feedback)
-        self.world = world
+        self.residuals = Residuals(options.feedback)
+        self.world = options.world
         self.records: deque[BucketRecord] = deque()
-        self.keep_steps = 100
         self.groups: list[CompressedReduceScatter] = []
         for module, parameters in _parameter_groups(model):
             if not hasattr(module, "set_custom_reduce_scatter"):
@@ -214,17 +210,10 @@ class ShardedCompression:
             raise BadInput(f"the world has {world.world_size} ranks, the reduce-scatter's group {group.size()}")
         return world.transport
 
-    @property
-    def place(self) -> tuple[int, int]:
-        """This rank, and how many there are."""
+    def explain(self) -> str:
+        """How the gradients travel, by group of parameters."""
         world = self.world or current()
-        return world.rank, world.world_size
-
-    def record(self, step: int, group: int, numel: int, codec: str, seconds: float, timings: Timings) -> None:
-        """Keep what one reduce-scatter sent and where its time went."""
-        self.records.append(BucketRecord(step, group, numel, codec, "direct", seconds, **asdict(timings)))
-        while self.records[0].step < step - self.keep_steps:
-            self.records.popleft()
+        return bucket_table(list(self.records), world.rank, world.world_size, of_all_reduce=0.5)
 
     def state_dict(self) -> dict[str, Any]:
         """The step and this rank's residual of each whole parameter, in the form of `CompressionState.state_dict`.
@@ -235,14 +224,13 @@ class ShardedCompression:
         return {"step": step, "residuals": self.residuals.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another state left off."""
         known = {name for group in self.groups for name, _ in group.parameters}
         self.residuals.load_state_dict(kept_residuals(state, known))
         for group in self.groups:
             group.restore(int(state["step"]))
 
     def close(self) -> None:
-        """Nothing to join: FSDP waits for its reduce-scatter itself. Here so that both states end alike."""
+        """There is nothing to end: FSDP waits for its reduce-scatter itself, and keeps it."""
 
 
 def _laid_out(parameters: Sequence[tuple[str, Any]], world_size: int, exempt: Exemptions) -> list[Shard]:

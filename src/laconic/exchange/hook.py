@@ -1,30 +1,31 @@
-"""`laconic.compress(ddp, codec)`: one line on an existing DDP script.
+"""`laconic.compress(ddp, codec)`: one line on an existing DDP or FSDP2 script.
 
-A DDP communication hook: DDP hands over each bucket as its gradients are ready; the bucket is exchanged on the
-exchange thread, through the codec, on a transport of our own, while backward goes on. Also usable by itself, as
+A DDP communication hook: DDP hands over each bucket as its gradients are ready; the bucket is exchanged on the exchange
+thread, through the codec, on a transport of our own, while backward goes on. Also usable by itself, as
 `ddp.register_comm_hook(state, hook)` and in Lightning's DDPStrategy(ddp_comm_state=state, ddp_comm_hook=hook).
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
-from typing import TYPE_CHECKING, Any, overload
+import weakref
+from dataclasses import replace
+from typing import Any, overload
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from laconic.errors import BadInput, UnknownName
-from laconic.exchange.attached import attach, is_attached
+from laconic.errors import BadInput
 from laconic.exchange.collectives import world_of
+from laconic.exchange.fsdp import ShardedCompression
+from laconic.exchange.options import Options
 from laconic.exchange.policy import CodecPlan
 from laconic.exchange.state import CompressionState
 from laconic.transports.world import current
 
-if TYPE_CHECKING:
-    from laconic.exchange.fsdp import ShardedCompression
+_compressed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def hook(state: CompressionState, bucket: dist.GradBucket) -> Any:
@@ -32,7 +33,7 @@ def hook(state: CompressionState, bucket: dist.GradBucket) -> Any:
     if bucket.index() == 0:  # after DDP's own last callback, which the first one runs before
         callbacks = torch.autograd.Variable._execution_engine
         with contextlib.suppress(RuntimeError):  # outside backward, where DDP.join() shadows the others' exchanges
-            callbacks.queue_callback(lambda: callbacks.queue_callback(state.raise_failure))
+            callbacks.queue_callback(lambda: callbacks.queue_callback(state.overlap.failure.raise_first))
     return state.submit(bucket.buffer(), bucket.index(), bucket.parameters(), last=bucket.is_last())
 
 
@@ -41,48 +42,48 @@ hook.__annotations__.update(bucket=dist.GradBucket, **{"return": torch.futures.F
 
 
 @overload
-def compress(model: DistributedDataParallel, codec: CodecPlan = "dynamic8", **options: Any) -> CompressionState: ...
+def compress(
+    model: DistributedDataParallel, codec: CodecPlan | None = None, **options: Any
+) -> CompressionState: ...
 @overload
-def compress(model: nn.Module, codec: CodecPlan = "dynamic8", **options: Any) -> ShardedCompression: ...
-def compress(model: nn.Module, codec: CodecPlan = "dynamic8", **options: Any) -> CompressionState | ShardedCompression:
-    """Send the gradients of a DDP or FSDP2 model through `codec` from now on; returns the state (records, state_dict).
+def compress(model: nn.Module, codec: CodecPlan | None = None, **options: Any) -> ShardedCompression: ...
+def compress(
+    model: nn.Module, codec: CodecPlan | None = None, **options: Any
+) -> CompressionState | ShardedCompression:
+    """Send the gradients of a DDP or FSDP2 model through `codec` from now on; returns the job (see `Job`).
 
     Args:
         model: a DistributedDataParallel model that has no communication hook yet, or one that `fully_shard` was
             applied to.
-        codec: a spec such as "dynamic8" or "topk(0.01)+qsgd(4)", {first step: spec}, a function of the step, or "auto":
-            per bucket what is quickest here, within quality="8bit" (default), "exact" or "aggressive"; see `explain`.
-        options: as for CompressionState: quality, algorithm, exempt, feedback, momentum, hosts, message_nbytes, world;
-            as for ShardedCompression: exempt, feedback, world.
+        codec: a spec such as "dynamic8" (the default) or "topk(0.01)+qsgd(4)", {first step: spec}, a function of the
+            step, or "auto": per bucket what is quickest here, within quality="8bit" (default), "exact" or "aggressive".
+        options: as for `Options`; with fully_shard only exempt, feedback and world.
+
+    Raises:
+        UnknownName: no such codec, option or algorithm.
+        BadInput: options that do not go together, or a model that is neither, or is compressed already.
     """
-    if not isinstance(model, DistributedDataParallel):
-        return _compress_sharded(model, codec, options)
-    valid = set(inspect.signature(CompressionState).parameters) - {"codec", "named_parameters"}
-    if unknown := options.keys() - valid:
-        raise UnknownName("option of compress", min(unknown), valid)
-    if is_attached(model):
-        raise BadInput("this model is compressed already; a codec that changes is {first step: codec}")
-    group = model.process_group
-    whole = group is None or group.size() == dist.get_world_size()
-    options.setdefault("world", current() if whole else world_of(group))  # joined now, on all its ranks
-    state = CompressionState(codec, model.module.named_parameters(), **options)
-    if state.schedule.names("factors"):
-        state.observe(model.module)
-    model.register_comm_hook(state, hook)
-    attach(model, state)
-    return state
-
-
-def _compress_sharded(model: nn.Module, codec: CodecPlan, options: dict[str, Any]) -> ShardedCompression:
     from torch.distributed.fsdp import FSDPModule
 
-    if not isinstance(model, FSDPModule):
+    given = Options.of(options, "compress")
+    if model in _compressed:
+        raise BadInput("this model is compressed already; a codec that changes is {first step: codec}")
+    if isinstance(model, DistributedDataParallel):
+        job: CompressionState | ShardedCompression = _compress_ddp(model, codec, given)
+    elif isinstance(model, FSDPModule):
+        job = ShardedCompression(model, codec, given)
+    else:
         text = f"got {type(model).__name__}; wrap it, or call fully_shard on it, first"
         raise BadInput(f"compress takes a DistributedDataParallel model or one that fully_shard was applied to, {text}")
-    from laconic.exchange.fsdp import ShardedCompression
+    _compressed.add(model)
+    return job
 
-    if unknown := options.keys() - {"exempt", "feedback", "world"}:
-        raise BadInput(f"{', '.join(sorted(unknown))}: with fully_shard the options are exempt, feedback and world")
-    state = ShardedCompression(codec, model, **options)
-    attach(model, state)
+
+def _compress_ddp(model: DistributedDataParallel, codec: CodecPlan | None, options: Options) -> CompressionState:
+    group = model.process_group
+    whole = group is None or group.size() == dist.get_world_size()
+    world = options.world or (current() if whole else world_of(group))  # joined now, on all its ranks
+    state = CompressionState(codec, model.module.named_parameters(), replace(options, world=world))
+    state.observe(model.module)
+    model.register_comm_hook(state, hook)
     return state

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from laconic.exchange.explain import step_table
 from laconic.exchange.record import BucketRecord, StepRecord
 
 
@@ -41,7 +41,7 @@ class Job(ABC):
 
     def explain(self) -> str:
         """What was chosen, what is sent and where the time goes, as text."""
-        return explain_steps([record for record in self.records if isinstance(record, StepRecord)])
+        return step_table([record for record in self.records if isinstance(record, StepRecord)])
 
     def __enter__(self) -> Self:
         return self
@@ -49,26 +49,3 @@ class Job(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-
-def explain_steps(records: Sequence[StepRecord]) -> str:
-    """The medians of the last steps, as a table.
-
-    >>> print(explain_steps([StepRecord(7, 0.25, 0.125, 1024, 0)]))
-    the last 1 of 8 steps of this worker, medians
-        agreeing      waiting         sent   staleness
-       250.00 ms    125.00 ms       1024 B           0
-    """
-    if not records:
-        return "nothing was exchanged yet"
-    last = records[-100:]
-    seconds, wait_s = (1e3 * statistics.median(getattr(r, name) for r in last) for name in ("seconds", "wait_s"))
-    sent_nbytes = int(statistics.median(record.sent_nbytes for record in last))
-    known = [record.staleness for record in last if record.staleness is not None]
-    staleness = f"{statistics.median_low(known)}" if known else "-"
-    return "\n".join(
-        [
-            f"the last {len(last)} of {records[-1].step + 1} steps of this worker, medians",
-            f"{'agreeing':>12} {'waiting':>12} {'sent':>12} {'staleness':>11}",
-            f"{seconds:9.2f} ms {wait_s:9.2f} ms {sent_nbytes:10} B {staleness:>11}",
-        ]
-    )

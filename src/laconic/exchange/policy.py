@@ -14,6 +14,7 @@ from torch import Tensor
 
 from laconic.codecs import Codec, codec
 from laconic.errors import BadInput
+from laconic.transports.world import World
 
 CodecPlan = str | Codec | Mapping[int, str | Codec] | Callable[[int], str | Codec]
 
@@ -55,14 +56,16 @@ class Exemptions:
         return any(re.search(pattern, name) for pattern in self.names)
 
 
-class CodecSchedule:
+class PlannedCodec:
     """The codec of each step: one for all, a table {first step: codec}, or a function of the step.
+
+    It has the interface of `chooser.AutoCodec`, and learns nothing from what it is told.
 
     Args:
         plan: the codecs.
         matrices: whether codecs for matrices are taken too.
 
-    >>> plan = CodecSchedule({0: "none", 100: "dynamic8"})
+    >>> plan = PlannedCodec({0: "none", 100: "dynamic8"})
     >>> str(plan.at(99)), str(plan.at(100))
     ('none', 'dynamic8')
     """
@@ -75,7 +78,7 @@ class CodecSchedule:
             self._function = plan
         elif isinstance(plan, Mapping):
             if not plan or min(plan) != 0:
-                raise BadInput("a codec schedule needs an entry for step 0, e.g. {0: 'none', 100: 'dynamic8'}")
+                raise BadInput("a codec plan needs an entry for step 0, e.g. {0: 'none', 100: 'dynamic8'}")
             self._table = [(step, self._codec(spec)) for step, spec in sorted(plan.items())]
         else:
             self._table = [(0, self._codec(plan))]
@@ -91,8 +94,36 @@ class CodecSchedule:
         return next((entry for _, entry in self._table if entry.kind == "matrix"), None)
 
     def names(self, name: str) -> bool:
-        """Whether the table has a codec of this name; what a function will choose is not known."""
         return any(entry.name == name for _, entry in self._table)
+
+    def codec_for(self, bucket: int, step: int) -> Codec:
+        """The codec of a bucket at a step: the same for all buckets."""
+        return self.at(step)
+
+    def alike(self, bucket: int, other: int, step: int) -> bool:
+        """Whether two buckets have the same codec at a step."""
+        return True
+
+    def is_exact(self, step: int) -> bool:
+        """Whether every bucket is exact at a step."""
+        return self.at(step).exact
+
+    def wants(self, step: int) -> bool:
+        """There is nothing to decide."""
+        return False
+
+    def before_step(self, step: int, world: World) -> None:
+        """There is nothing to decide."""
+
+    def note_ready(self, bucket: int, step: int) -> None:
+        """There is nothing to learn."""
+
+    def note_exchange(self, bucket: int, numel: int, seconds: float) -> None:
+        """There is nothing to learn."""
+
+    def restarted(self, step: int) -> PlannedCodec:
+        """The plan of a training that goes on from `step`."""
+        return self
 
 
 def flat_codec(spec: str | Codec) -> Codec:

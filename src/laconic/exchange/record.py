@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 
@@ -42,3 +43,13 @@ class StepRecord:
     wait_s: float
     sent_nbytes: int
     staleness: int | None = None
+
+
+KEPT_STEPS = 100
+
+
+def keep(records: deque[BucketRecord], record: BucketRecord) -> None:
+    """Add a record; those of more than KEPT_STEPS steps ago are dropped."""
+    records.append(record)
+    while records and records[0].step < record.step - KEPT_STEPS:
+        records.popleft()

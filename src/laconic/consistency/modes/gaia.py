@@ -19,7 +19,7 @@ from laconic.consistency.sites import Site, site_numbers
 from laconic.consistency.weights import average_buffers
 from laconic.errors import BadInput, CollectiveTimeout, PeerLost
 from laconic.exchange.collectives import all_reduce
-from laconic.exchange.policy import CodecSchedule
+from laconic.exchange.policy import PlannedCodec
 from laconic.transports.zeromq import ZmqTransport
 
 TICK_S = 0.02
@@ -97,7 +97,7 @@ class GaiaAgreement(OwnWeights):
         numbers = site_numbers(world.world_size, setup.own.get("sites", mode.sites))
         super().__init__(setup)
         self.mode = mode
-        self.plan = CodecSchedule(setup.codec)
+        self.plan = PlannedCodec(setup.codec)
         self.site = Site(world, numbers)
         self.clock = 0
         self.links: dict[int, Link] = {}

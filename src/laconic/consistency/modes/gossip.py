@@ -18,7 +18,7 @@ from laconic.consistency.gossip.graphs import acquaintances, neighbours
 from laconic.consistency.gossip.pairs import PairsAgreement
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.message import unpack
-from laconic.exchange.policy import CodecSchedule
+from laconic.exchange.policy import PlannedCodec
 from laconic.transports.base import Incoming, Outgoing
 from laconic.transports.rounds import drive, finish
 
@@ -98,7 +98,7 @@ class GossipAgreement(OwnWeights):
     """
 
     def __init__(self, mode: Gossip, setup: Setup) -> None:
-        self.plan = CodecSchedule(setup.codec)
+        self.plan = PlannedCodec(setup.codec)
         super().__init__(setup)
         self.mode = mode
         self.edges = Edges(self.weights.values)

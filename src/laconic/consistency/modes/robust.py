@@ -25,7 +25,7 @@ from laconic.errors import BadInput, PayloadError
 from laconic.exchange.collectives import all_gather
 from laconic.exchange.flat import FlatGradients
 from laconic.exchange.message import max_nbytes, pack, unpack
-from laconic.exchange.policy import CodecSchedule
+from laconic.exchange.policy import PlannedCodec
 from laconic.exchange.residuals import Residuals
 
 
@@ -107,7 +107,7 @@ class RobustAgreement(Agreement):
             raise BadInput("robust gathers all gradients: codec 'auto' chooses for all-reduces; name a codec")
         if not any(parameter.requires_grad for parameter in trained):
             raise BadInput("robust: none of the optimiser's parameters needs a gradient")
-        self.mode, self.plan, self.residuals = mode, CodecSchedule(setup.codec), Residuals()
+        self.mode, self.plan, self.residuals = mode, PlannedCodec(setup.codec), Residuals()
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         one_buffer = 4 * sum(p.numel() for p in trained) + 1
         self.gradients = FlatGradients(trained, one_buffer, lambda p: exempt.covers(names[id(p)], p))

@@ -16,7 +16,6 @@ from laconic.consistency.base import EXCHANGE_OPTIONS, Agreement, Mode, Setup, r
 from laconic.consistency.exchanged import ExchangedGradients
 from laconic.consistency.weights import start_alike
 from laconic.errors import BadInput
-from laconic.exchange.attached import attach
 
 
 @register("sync")
@@ -55,10 +54,7 @@ class SyncAgreement(ExchangedGradients):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         start_alike(setup.model, setup.world)
-        if self.state.schedule.names("factors"):
-            self.state.observe(setup.model)
-        attach(setup.model, self.state)
-        attach(setup.optimizer, self.state)
+        self.state.observe(setup.model)
 
     def before_step(self) -> None:
         if strangers := [p for g in self.optimizer.param_groups for p in g["params"] if not self._knows(p)]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from laconic.exchange.policy import CodecPlan, CodecSchedule
+from laconic.exchange.policy import CodecPlan, PlannedCodec
 from laconic.exchange.residuals import Residuals
 from laconic.transports.world import World
 
@@ -26,7 +26,7 @@ class Coder:
     """
 
     def __init__(self, plan: CodecPlan, world: World, feedback: bool | None = None) -> None:
-        self.plan = CodecSchedule(plan)
+        self.plan = PlannedCodec(plan)
         self.residuals = Residuals(feedback)
         self._world = world
 

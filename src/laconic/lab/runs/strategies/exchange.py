@@ -35,8 +35,8 @@ def payload_of(
         if form.name == name:
             return form.form, float(form.sent_nbytes)
     codec, nbytes = "none", 4.0 * parameter.numel()
-    used = state.schedule.at(state.step) if state.auto is None else None
-    if not state.exempt.covers(name, parameter):
+    used = state.choice.codec_for(0, state.step) if state.auto is None else None
+    if not state.parameters.exempt.covers(name, parameter):
         if used is None:
             codec = chosen.codec
         elif used.kind != "matrix" and not used.exact:
