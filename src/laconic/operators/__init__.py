@@ -1,0 +1,18 @@
+"""How a layer is computed: convolutions by several methods, recurrent layers, and a tuner that picks the quickest.
+
+    shape.py        what a convolution computes, as a record
+    method.py       what a method is; the registry
+    native.py, im2col.py, direct.py, fft.py, winograd.py, prepacked.py    one method each
+    convolve.py     a convolution by named methods, with gradients
+
+Callers: `laconic.tune`, `laconic bench operators`, the planner's costs.
+"""
+
+from __future__ import annotations
+
+from laconic.operators import direct, fft, im2col, native, prepacked, winograd  # noqa: F401  (registers the methods)
+from laconic.operators.convolve import convolve
+from laconic.operators.method import Cost, Method, build, candidates, examples, get, names, register
+from laconic.operators.shape import Convolution
+
+__all__ = ["Convolution", "Cost", "Method", "build", "candidates", "convolve", "examples", "get", "names", "register"]

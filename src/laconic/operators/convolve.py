@@ -1,0 +1,150 @@
+"""A convolution by named methods, with gradients by the best of them: what autograd sees.
+
+Callers: tuned layers, benchmarks, tests, users who want one method by name (`convolve`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.errors import BadInput
+from laconic.operators.method import Method, WeightGradient, build
+from laconic.operators.native import gradients
+from laconic.operators.shape import Convolution, of_tensors
+
+
+@dataclass(frozen=True)
+class Route:
+    """A method and how the batch is divided for it: `pieces` sum up to the batch."""
+
+    method: Method
+    pieces: tuple[int, ...]
+
+    def run(self, x: Tensor, prepared: Any, bias: Tensor | None, conv: Convolution) -> Tensor:
+        """The output, piece by piece."""
+        if len(self.pieces) == 1:
+            return self.method.run(x, prepared, bias, conv)
+        y, start = x.new_empty(conv.output_shape), 0
+        for piece, some in zip(self.pieces, x.split(self.pieces), strict=True):
+            y[start : start + piece] = self.method.run(some, prepared, bias, conv.with_batch(piece))
+            start += piece
+        return y
+
+
+@dataclass
+class Roles:
+    """Who computes what of one convolution: output, gradient of the input, gradient of the weights.
+
+    `input_gradient` runs on the adjoint convolution; None is torch's own, for both gradients.
+    """
+
+    conv: Convolution
+    forward: Route
+    input_gradient: Route | None = None
+    weight_gradient: WeightGradient | None = None
+    prepared: Callable[[Tensor, Method, Convolution], Any] = lambda weight, method, conv: method.prepare(weight, conv)
+
+
+class _Convolve(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, roles: Roles) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.roles = roles
+        return roles.forward.run(x, roles.prepared(weight, roles.forward.method, roles.conv), bias, roles.conv)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        (x, weight), roles, conv = ctx.saved_tensors, ctx.roles, ctx.roles.conv
+        for_x, for_weight, for_bias, _ = ctx.needs_input_grad
+        of_x = of_weight = None
+        if for_x and roles.input_gradient is not None:
+            of_x = _input_gradient(grad, weight, roles)
+        if for_weight and roles.weight_gradient is not None:
+            of_weight = roles.weight_gradient.weight_gradient(x, grad, conv)
+        left = (for_x and of_x is None, for_weight and of_weight is None)
+        if any(left):
+            native_x, native_weight = gradients(x, weight, grad, conv, left)
+            of_x, of_weight = native_x if left[0] else of_x, native_weight if left[1] else of_weight
+        of_bias = grad.sum((0, *range(2, grad.dim()))) if for_bias else None
+        return of_x, of_weight, of_bias, None
+
+
+def _input_gradient(grad: Tensor, weight: Tensor, roles: Roles) -> Tensor:
+    adjoint, route = roles.conv.adjoint(), roles.input_gradient
+    assert adjoint is not None
+    assert route is not None
+    return route.run(grad, route.method.prepare(turned(weight, roles.conv), adjoint), None, adjoint)
+
+
+def turned(weight: Tensor, conv: Convolution) -> Tensor:
+    """The weights of the adjoint convolution: half a turn, channels exchanged within each group."""
+    grouped = weight.detach().unflatten(0, (conv.groups, -1)).transpose(1, 2)
+    return grouped.flatten(0, 1).flip(tuple(range(2, weight.dim()))).contiguous()
+
+
+def apply(x: Tensor, weight: Tensor, bias: Tensor | None, roles: Roles) -> Tensor:
+    """The convolution `roles` describes, known to autograd only if anything needs a gradient."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
+        y: Tensor = _Convolve.apply(x, weight, bias, roles)  # type: ignore[no-untyped-call]
+        return y
+    with torch.no_grad():
+        return roles.forward.run(x, roles.prepared(weight, roles.forward.method, roles.conv), bias, roles.conv)
+
+
+def roles_by(method: Method, conv: Convolution, pieces: Sequence[int] = ()) -> Roles:
+    """Everything by one method, as far as it goes; torch's own for what it cannot do."""
+    adjoint = conv.adjoint()
+    back = Route(method, (conv.batch,)) if adjoint is not None and not method.refuses(adjoint) else None
+    of_weight = method if isinstance(method, WeightGradient) else None
+    return Roles(conv, Route(method, tuple(pieces) or (conv.batch,)), back, of_weight)
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None, method: str = "native", micro_batch: int = 0,
+             **options: Any) -> Tensor:  # fmt: skip
+    """Convolve one- or two-dimensional signals by a named method.
+
+    >>> x, w = torch.ones(1, 1, 4, 4), torch.ones(1, 1, 3, 3)
+    >>> convolve(x, w, method="winograd(2)").flatten().tolist()
+    [9.0, 9.0, 9.0, 9.0]
+
+    Args:
+        x: N, C and one or two lengths.
+        weight: K, C / groups and the kernel's lengths.
+        bias: K values.
+        method: a registered one, "native" or "fft(16)".
+        micro_batch: samples computed at a time; 0 takes all at once.
+        options: stride, padding, dilation (a number, or one an axis) and groups, as in nn.Conv2d.
+
+    Raises:
+        UnknownName: no such method or option.
+        BadInput: shapes that do not fit, or a convolution that the method cannot compute.
+    """
+    built, axes = build(method), x.dim() - 2
+    stride, padding, dilation = (_each(options.pop(name, usual), axes) for name, usual in
+                                 (("stride", 1), ("padding", 0), ("dilation", 1)))  # fmt: skip
+    groups = options.pop("groups", 1)
+    if options:
+        raise BadInput(f"convolve takes stride, padding, dilation and groups, not {', '.join(options)}")
+    conv = of_tensors(x, weight, (stride, padding, dilation, groups))
+    why_not = built.refuses(conv)
+    if why_not:
+        raise BadInput(f"method {method} cannot compute {conv}: {why_not}")
+    return apply(x, weight, bias, roles_by(built, conv, equal_pieces(conv.batch, micro_batch)))
+
+
+def equal_pieces(batch: int, micro_batch: int) -> tuple[int, ...]:
+    """`batch` in pieces of `micro_batch`, the last one shorter; one piece for 0."""
+    if micro_batch <= 0 or micro_batch >= batch:
+        return (batch,)
+    rest = batch % micro_batch
+    return (micro_batch,) * (batch // micro_batch) + ((rest,) if rest else ())
+
+
+def _each(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
+    return (value,) * axes if isinstance(value, int) else tuple(value)

@@ -1,0 +1,176 @@
+"""The laws every convolution method keeps: equal to the slow twin within its stated bound."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from laconic import operators
+from laconic.errors import BadInput, UnknownName
+from laconic.operators import Convolution
+from operators.subjects import METHODS, allowed, convolutions, expected, fitted, operands, options
+from reference import convolution as reference
+
+every_method = pytest.mark.parametrize("spec", METHODS)
+seeds = st.integers(0, 2**32 - 1)
+few = settings(max_examples=15)
+USUAL = Convolution(2, 6, 8, (13, 15), (3, 3), (1, 1), (1, 1), (1, 1), 2)
+
+
+@every_method
+def test_a_method_takes_its_typical_convolution(spec):
+    conv = USUAL
+    assert not operators.build(spec).refuses(conv)  # no method passes by refusing everything
+    assert str(operators.build(spec).name) in spec
+    x, w, b = operands(conv, 0)
+    y = operators.convolve(x, w, b, spec, **options(conv)).double()
+    wanted = torch.convolution(x.double(), w.double(), b.double(), conv.stride, conv.padding, conv.dilation, False,
+                               (0,) * len(conv.size), conv.groups)  # fmt: skip
+    assert y.shape == conv.output_shape
+    assert float((y - wanted).abs().max()) <= allowed(conv, operators.build(spec).cost(conv).error_bound, x, w, b)
+
+
+@every_method
+@few
+@given(conv=convolutions(), seed=seeds)
+def test_output_equals_the_definition_within_the_bound(spec, conv, seed):
+    method = operators.build(spec)
+    conv = fitted(conv, spec)
+    x, w, b = operands(conv, seed)
+    before = x.clone(), w.clone()
+    y = operators.convolve(x, w, b, spec, **options(conv))
+    assert y.dtype == x.dtype
+    assert y.shape == conv.output_shape
+    error = np.abs(y.numpy() - expected(conv, x, w, b)).max()
+    assert error <= allowed(conv, method.cost(conv).error_bound, x, w, b)
+    assert torch.equal(x, before[0])
+    assert torch.equal(w, before[1])
+
+
+@every_method
+@settings(max_examples=8)
+@given(conv=convolutions(axes=(2,)), seed=seeds)
+def test_gradients_equal_the_definition(spec, conv, seed):
+    method = operators.build(spec)
+    conv = fitted(conv, spec)
+    x, w, b = (t.requires_grad_() for t in operands(conv, seed))
+    y = operators.convolve(x, w, b, spec, **options(conv))
+    grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed))
+    y.backward(grad)
+    of_x = reference.input_gradient(grad.numpy(), w.detach().numpy(), conv.size, **options(conv))
+    of_w = reference.weight_gradient(x.detach().numpy(), grad.numpy(), conv.kernel, **options(conv))
+    # Sums of other lengths than the forward pass, hence the bound of the definition times the method's excess.
+    excess = max(1.0, method.cost(conv).error_bound / conv.terms)
+    eps = torch.finfo(torch.float32).eps
+    terms_x, terms_w = conv.out_channels * 25, conv.batch * np.prod(conv.output)
+    largest = [float(t.detach().abs().max()) for t in (grad, w, x)]
+    assert np.abs(x.grad.numpy() - of_x).max() <= excess * eps * terms_x**2 * largest[0] * largest[1]
+    assert np.abs(w.grad.numpy() - of_w).max() <= excess * eps * terms_w**2 * largest[0] * largest[2]
+    assert torch.allclose(b.grad, grad.sum((0, 2, 3)), rtol=1e-4, atol=1e-4)
+
+
+@every_method
+def test_gradcheck_in_float64(spec):
+    conv = Convolution(1, 4, 4, (11, 12), (3, 3), (1, 1), (1, 1), (1, 1), 2, "float64")
+    if operators.build(spec).refuses(conv):
+        with pytest.raises(BadInput, match="cannot compute"):
+            operators.convolve(*operands(conv, 0), spec, **options(conv))
+        return
+    values = tuple(t.requires_grad_() for t in operands(conv, 3))
+
+    def run(x, w, b):
+        return operators.convolve(x, w, b, spec, **options(conv))
+
+    assert torch.autograd.gradcheck(run, values, fast_mode=True)
+
+
+@every_method
+def test_micro_batches_change_nothing_but_rounding(spec):
+    conv = USUAL.with_batch(5)
+    x, w, b = operands(conv, 1)
+    whole = operators.convolve(x, w, b, spec, **options(conv))
+    for piece in (1, 2, 4):
+        divided = operators.convolve(x, w, b, spec, micro_batch=piece, **options(conv))
+        bound = operators.build(spec).cost(conv).error_bound
+        assert float((whole - divided).abs().max()) <= 2 * allowed(conv, bound, x, w, b)
+
+
+@every_method
+def test_any_strides_of_the_input(spec):
+    """Views, channels-last tensors and expanded ones give what their copies give."""
+    conv = USUAL
+    x, w, b = operands(conv, 2)
+    wanted = operators.convolve(x, w, b, spec, **options(conv))
+    wide = torch.stack([x, x], -1)[..., 0]
+    assert torch.allclose(operators.convolve(wide, w, b, spec, **options(conv)), wanted, rtol=1e-4, atol=1e-4)
+    if x.dim() == 4:
+        last = x.contiguous(memory_format=torch.channels_last)
+        assert torch.allclose(operators.convolve(last, w, b, spec, **options(conv)), wanted, rtol=1e-4, atol=1e-4)
+
+
+@every_method
+@few
+@given(conv=convolutions())
+def test_costs_are_sane(spec, conv):
+    method = operators.build(spec)
+    conv = fitted(conv, spec)
+    cost = method.cost(conv)
+    assert cost.multiplications > 0
+    assert cost.depth >= 0
+    assert cost.workspace_nbytes >= 0
+    assert cost.error_bound > 1
+
+
+def test_the_twins_agree_with_each_other():
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((2, 3, 9, 8)), rng.standard_normal((4, 3, 3, 3))
+    wanted = reference.convolve(x, w, padding=(1, 2))
+    for found in (reference.by_im2col, reference.by_fft, lambda *a: reference.by_winograd(*a)[0]):
+        np.testing.assert_allclose(found(x, w, (1, 2)), wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_counted_multiplications_of_winograd_equal_the_formula():
+    conv = Convolution(2, 3, 4, (8, 12), (3, 3), (1, 1), (1, 1), (1, 1))
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal(conv.input_shape), rng.standard_normal(conv.weight_shape)
+    _, counted = reference.by_winograd(x, w, (1, 1))
+    assert operators.build("winograd(2)").cost(conv).multiplications == counted
+    assert conv.multiplications / counted == 2.25
+    assert conv.multiplications / operators.build("winograd(4)").cost(conv).multiplications == 4
+
+
+def test_refusals_are_one_sentence():
+    x, w = torch.zeros(1, 2, 8, 8), torch.zeros(3, 2, 3, 3)
+    with pytest.raises(UnknownName, match="unknown convolution method 'winogradd'; did you mean 'winograd'"):
+        operators.convolve(x, w, method="winogradd")
+    with pytest.raises(BadInput, match="only stride 1"):
+        operators.convolve(x, w, method="winograd", stride=2)
+    with pytest.raises(BadInput, match="2 or 4 outputs"):
+        operators.convolve(x, w, method="winograd(3)")
+    with pytest.raises(BadInput, match="does not fit"):
+        operators.convolve(x, torch.zeros(3, 5, 3, 3))
+    with pytest.raises(BadInput, match="larger than its padded input"):
+        operators.convolve(x, torch.zeros(3, 2, 9, 9))
+    with pytest.raises(BadInput, match="not strides"):
+        operators.convolve(x, w, strides=2)
+    with pytest.raises(BadInput, match="float32"):
+        operators.convolve(x.half(), w.half())
+
+
+@pytest.mark.parametrize("spec", [spec for name in operators.names() for spec in operators.candidates(name)])
+def test_what_a_tuner_tries_is_right_on_larger_inputs(spec):
+    for conv in (
+        Convolution(2, 3, 4, (33, 50), (5, 5), (1, 1), (2, 2), (1, 1)),
+        Convolution(1, 8, 8, (40, 40), (9, 9), (1, 1), (4, 4), (1, 1), 8),
+        Convolution(1, 2, 2, (20_000,), (300,), (1,), (150,), (1,)),
+    ):
+        method = operators.build(spec)
+        if method.refuses(conv):
+            continue
+        x, w, b = operands(conv, 0)
+        y = operators.convolve(x, w, b, spec, **options(conv)).double()
+        exact = operators.convolve(x.double(), w.double(), b.double(), **options(conv))
+        assert float((y - exact).abs().max()) <= allowed(conv, method.cost(conv).error_bound, x, w, b)
