@@ -2,7 +2,7 @@
 
     shape.py        what a convolution computes, as a record
     method.py       what a method is; the registry
-    native.py, im2col.py, direct.py, fft.py, winograd.py, prepacked.py    one method each
+    methods/        native, direct, im2col, fft, winograd, prepacked: a file each
     convolve.py     a convolution by named methods, with gradients
 
 Callers: `laconic.tune`, `laconic bench operators`, the planner's costs.
@@ -10,7 +10,7 @@ Callers: `laconic.tune`, `laconic bench operators`, the planner's costs.
 
 from __future__ import annotations
 
-from laconic.operators import direct, fft, im2col, native, prepacked, winograd  # noqa: F401  (registers the methods)
+from laconic.operators import methods  # noqa: F401  (registers them)
 from laconic.operators.convolve import convolve
 from laconic.operators.method import Cost, Method, build, candidates, examples, get, names, register
 from laconic.operators.shape import Convolution

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from laconic.errors import BadInput
 from laconic.operators.method import Method, WeightGradient, build
-from laconic.operators.native import gradients
+from laconic.operators.methods.native import gradients
 from laconic.operators.shape import Convolution, of_tensors
 
 
@@ -91,7 +91,7 @@ def turned(weight: Tensor, conv: Convolution) -> Tensor:
 def apply(x: Tensor, weight: Tensor, bias: Tensor | None, roles: Roles) -> Tensor:
     """The convolution `roles` describes, known to autograd only if anything needs a gradient."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
-        y: Tensor = _Convolve.apply(x, weight, bias, roles)  # type: ignore[no-untyped-call]
+        y: Tensor = _Convolve.apply(x, weight, bias, roles)
         return y
     with torch.no_grad():
         return roles.forward.run(x, roles.prepared(weight, roles.forward.method, roles.conv), bias, roles.conv)

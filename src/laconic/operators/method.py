@@ -13,8 +13,9 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from laconic import specs
 from laconic.operators.shape import Convolution
-from laconic.specs import Registry
+from laconic.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,23 @@ class WeightGradient(Protocol):
         ...
 
 
-_registry: Registry[Method] = Registry("convolution method")
+_registry: Registry[type[Method]] = Registry("convolution method")
 register = _registry.register
 names = _registry.names
 get = _registry.get
-build = _registry.build
+
+
+def build(spec: str) -> Method:
+    """The method that a spec names.
+
+    >>> build("winograd(2)")
+    Winograd(outputs=2)
+
+    Raises:
+        UnknownName: no such method or option; the valid ones are listed.
+        BadInput: the spec cannot be read, or the method refuses its values.
+    """
+    return specs.build(_registry, spec)
 
 
 def examples(name: str) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from laconic.errors import BadInput
 from laconic.operators.method import Cost, log2_ceiling, register
+from laconic.operators.methods.winograd_kernels import input_transform, matrices, output_transform, weight_transform
 from laconic.operators.shape import Convolution
-from laconic.operators.winograd_kernels import input_transform, matrices, output_transform, weight_transform
 
 # Columns of a product. Thin products are slow (63 GF/s for 98 columns of 256 channels, 77 for 196), thick ones leave
 # the cache; between 128 and 512 the differences are small.
