@@ -115,9 +115,6 @@ UNFINISHED = {
     "import schedule → validate",
     "import schedule → draw",
     "import workload → task",
-    "import trainer → free_training",
-    "import train → run",
-    "import bucket → together",
     "methods of Membership",
     "methods of GaiaAgreement",
     "methods of CompressionState",
@@ -127,12 +124,7 @@ UNFINISHED = {
     "parameters of ZmqTransport",
     "parameters of elastic",
     "parameters of sparse_all_reduce",
-    "parameters of compare",
-    "parameters of train_elastic",
     "parameters of curves",
-    "parameters of train",
-    "parameters of new_record",
-    "parameters of assemble",
 }
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
