@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from laconic import schedules
+from laconic.errors import BadInput
 from laconic.transports.base import Incoming, Outgoing, Transport
 from laconic.transports.executor import run
 from laconic.transports.rounds import drive, finish
+from laconic.transports.world import World
 
 NUMELS = (0, 1, 5, 1000, 70_001)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8)
@@ -23,6 +26,8 @@ def run_conformance(transport: Transport) -> None:
     check_counts(transport)
     check_back_to_back(transport)
     check_shorter_messages(transport)
+    check_messages_between_two(transport)
+    check_split(transport)
 
 
 def contribution(rank: int, numel: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -147,3 +152,57 @@ def check_shorter_messages(transport: Transport) -> None:
         assert length == left + 3
         assert found[0][:length].tolist() == [left + 3] * length
         assert transport.counters.received_nbytes[left] - got == length
+
+
+def check_messages_between_two(transport: Transport) -> None:
+    """`send` and `recv`: any dtype and shape, in order, counted, and no part of the count of collectives."""
+    world, rank = World(transport), transport.rank
+    if transport.world_size == 1:
+        return
+    for numel in (0, 1, 70_001):
+        for dtype in (torch.float32, torch.bfloat16, torch.int64):
+            if rank == 0:
+                world.send(contribution(0, numel, dtype), 1)
+                got = world.recv(torch.empty(numel, dtype=dtype), 1)
+                assert torch.equal(got, contribution(1, numel, dtype))
+            elif rank == 1:
+                assert torch.equal(world.recv(torch.empty(numel, dtype=dtype), 0), contribution(0, numel, dtype))
+                world.send(contribution(1, numel, dtype), 0)
+    if rank == 0:  # several in a row, and layouts that are not contiguous
+        before = transport.counters.sent_nbytes.get(1, 0)
+        for number in range(5):
+            world.send(torch.full((2, 3), float(number)).T, 1)
+        assert transport.counters.sent_nbytes[1] - before == 5 * 24
+    elif rank == 1:
+        for number in range(5):
+            assert torch.equal(world.recv(torch.empty(2, 3).T, 0), torch.full((3, 2), float(number)))
+    for peer in (-1, rank, transport.world_size):
+        with pytest.raises(BadInput, match=f"another rank, got {peer}"):
+            world.send(torch.ones(1), peer)
+    check_back_to_back(transport)
+
+
+def check_split(transport: Transport) -> None:
+    """Worlds of each colour, at once and again; a part has its own collectives, messages and parts."""
+    world, rank = World(transport), transport.rank
+    with pytest.raises(BadInput, match="colour of each of"):
+        world.split([0] * (transport.world_size + 1))
+    for colours in ([r % 2 for r in range(transport.world_size)], [5 - r // 2 for r in range(transport.world_size)]):
+        members = [r for r, colour in enumerate(colours) if colour == colours[rank]]
+        with world.split(colours) as part:
+            assert (part.rank, part.world_size) == (members.index(rank), len(members))
+            assert part.engine == world.engine
+            x = contribution(rank, 300)
+            run(schedules.build("all_reduce", "ring", part.world_size, 300), x, part.transport)
+            assert torch.equal(x, torch.stack([contribution(r, 300) for r in members]).sum(0))
+            if part.world_size > 1 and part.rank < 2:
+                other = members[1 - part.rank]
+                if part.rank == 0:
+                    part.send(contribution(rank, 9), 1)
+                got = part.recv(torch.empty(9), 1 - part.rank)
+                assert torch.equal(got, contribution(other, 9))
+                if part.rank == 1:
+                    part.send(contribution(rank, 9), 0)
+            with part.split(list(range(part.world_size))) as alone:
+                assert (alone.rank, alone.world_size) == (0, 1)
+    check_back_to_back(transport)

@@ -10,6 +10,7 @@ from laconic.errors import BadInput, CollectiveTimeout, Mismatch, PeerLost, Unkn
 from laconic.transports.base import Transport
 from laconic.transports.executor import run
 from laconic.transports.threads import run_threads
+from laconic.transports.world import World
 from tests.transports.conformance import run_conformance
 
 
@@ -59,3 +60,30 @@ def test_wrong_use() -> None:
             run(schedules.ring(1, 4), torch.ones(4), transport, "average")
 
     run_threads(1, work)
+
+
+def test_ranks_that_split_differently_are_told() -> None:
+    def work(transport: Transport) -> None:
+        World(transport).split([0, transport.rank])
+
+    with pytest.raises(Mismatch, match="split into 0,"):
+        run_threads(2, work, timeout_s=5)
+
+
+def test_a_message_of_another_length_or_to_nobody() -> None:
+    def unlike(transport: Transport) -> None:
+        world = World(transport)
+        if transport.rank == 0:
+            world.send(torch.ones(3), 1)
+        else:
+            world.recv(torch.ones(4), 0)
+
+    with pytest.raises(Mismatch, match="peer 0 is in message by direct of 3 × float32 from rank 0 to rank 1"):
+        run_threads(2, unlike, timeout_s=5)
+
+    def nobody(transport: Transport) -> None:
+        if transport.rank == 0:
+            World(transport).recv(torch.ones(4), 1)
+
+    with pytest.raises(CollectiveTimeout, match=r"\[rank 0/2\] direct message, round 1 of 1: nothing from or"):
+        run_threads(2, nobody, timeout_s=0.3)

@@ -28,6 +28,7 @@ from laconic.transports.rendezvous import find_place
 from laconic.transports.zeromq import ZmqTransport
 from laconic.transports.zeromq_gate import Secret, secret_for
 from laconic.transports.zeromq_keys import host_to_bind, is_loopback, new_key, read_key
+from laconic.transports.zeromq_mesh import Patience
 from laconic.transports.zeromq_wire import CHUNK_NBYTES, Address, Header, Kind, identity, unpack
 from tests.transports.conformance import contribution, run_conformance, total
 
@@ -362,7 +363,7 @@ def test_strangers_and_members_that_speak_nonsense_do_not_disturb(key: bytes | N
 
 def _talk_and_go() -> int:
     """Rank 0 says much and closes at once; rank 1 listens late, long after heartbeats would have been missed."""
-    with _open(silence_s=0.5, heartbeat_s=0.1) as transport:
+    with _open(patience=Patience(0.1, 0.5)) as transport:
         count = 500
         for number in range(count):
             x = torch.full((20_000,), float(number if transport.rank == 0 else -1))
@@ -391,7 +392,8 @@ def pump(*transports: ZmqTransport) -> None:
 
 @pytest.mark.parametrize("key", [None, new_key()], ids=["plain", "curve"])
 def test_join_send_receive_and_leave(key: bytes | None) -> None:
-    options: dict[str, Any] = {"key": key, "linger_s": 0.3}  # these ranks share a thread: nobody listens to a farewell
+    # these ranks share a thread: nobody listens to a farewell
+    options: dict[str, Any] = {"key": key, "patience": Patience(linger_s=0.3)}
     with ZmqTransport(None, 0, 3, 10.0, **options) as server, ZmqTransport(None, 1, 3, 10.0, **options) as worker:
         worker.add_peer(0, server.address)  # the server learns of the worker by its hello
         pump(server, worker)
@@ -452,7 +454,7 @@ def test_addresses_and_headers_are_checked() -> None:
 
 def test_a_peer_can_be_added_and_dropped_again_and_again() -> None:
     """The monitors of closed connections go on for a moment: the next connection's must not share a name with them."""
-    options: dict[str, Any] = {"linger_s": 0.0}
+    options: dict[str, Any] = {"patience": Patience(linger_s=0.0)}
     with ZmqTransport(None, 0, 2, 10.0, **options) as server, ZmqTransport(None, 1, 2, 10.0, **options) as worker:
         for _ in range(300):
             worker.add_peer(0, server.address)
@@ -469,7 +471,7 @@ def _greet_and_wait(address: str) -> None:
 @pytest.mark.processes
 def test_a_peer_that_has_died_is_dropped_at_once() -> None:
     """Its farewell is not waited for, although nobody has looked at its connection since it broke."""
-    with ZmqTransport(None, 0, 2, 10.0, linger_s=30.0) as server:
+    with ZmqTransport(None, 0, 2, 10.0, patience=Patience(linger_s=30.0)) as server:
         job = LocalJob(1, _greet_and_wait, (server.address,))
         try:
             deadline = time.monotonic() + 60

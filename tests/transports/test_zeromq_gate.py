@@ -20,10 +20,12 @@ from laconic.errors import CollectiveTimeout, NotAuthorised
 from laconic.transports.zeromq import ZmqTransport
 from laconic.transports.zeromq_gate import MAX_STRANGERS, Secret, secret_for
 from laconic.transports.zeromq_keys import loopback_key, new_key
+from laconic.transports.zeromq_mesh import Patience
 from laconic.transports.zeromq_wire import CHUNK_NBYTES, Address, Fault, Header, Kind, identity
 from tests.transports.test_zeromq import pump
 
-OPTIONS: dict[str, Any] = {"linger_s": 0.3}  # these ranks share a thread: nobody listens to a farewell
+# these ranks share a thread: nobody listens to a farewell
+OPTIONS: dict[str, Any] = {"patience": Patience(linger_s=0.3)}
 
 
 def _greeted(address: Address, mechanism: bytes) -> socket.socket:

@@ -19,6 +19,7 @@ from laconic.exchange.collectives import all_gather, broadcast
 from laconic.transports.world import World
 from laconic.transports.zeromq import ZmqTransport
 from laconic.transports.zeromq_keys import is_loopback, new_key, read_key
+from laconic.transports.zeromq_mesh import Patience
 
 ADDRESS_NBYTES = 256
 
@@ -92,23 +93,6 @@ def open_members(
     return opened
 
 
-def open_groups(world: World, group_of: Sequence[int], *, linger_s: float = 1.0) -> World:
-    """A world of its own for each group of ranks, this rank's being returned: ranks count anew within it.
-
-    All ranks must call it with the same groups; each closes what it gets.
-    """
-    members = [rank for rank in range(world.world_size) if group_of[rank] == group_of[world.rank]]
-    own = members.index(world.rank)
-    mesh = _new_member(world, own, len(members), _host_and_key(world), linger_s=linger_s)
-    try:
-        told = _exchange_addresses(world, [mesh], 1)
-        _meet(world, [(mesh, {n: told[rank][0] for n, rank in enumerate(members) if n != own})])
-    except BaseException:
-        mesh.close()
-        raise
-    return World(mesh)
-
-
 def _new_member(
     world: World, number: int, size: int, place: tuple[str, bytes | None], *, silence_s: float | None = None,
     linger_s: float = 5.0,
@@ -116,7 +100,7 @@ def _new_member(
     host, key = place
     timeout_s = world.transport.timeout_s
     return ZmqTransport(
-        None, number, size, timeout_s, bind=host, key=key, insecure=True, silence_s=silence_s, linger_s=linger_s
+        None, number, size, timeout_s, bind=host, key=key, insecure=True, patience=Patience(0.5, silence_s, linger_s)
     )
 
 

@@ -1,6 +1,6 @@
 """Sites: groups of ranks near to each other, whose workers agree at every step.
 
-Callers: `gaia` and hierarchical `async`. A site is a world of its own on ZeroMQ, beside the job's engine.
+Callers: `gaia` and hierarchical `async`. A site is a part of the job's world (`World.split`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from laconic.consistency.side import open_groups
 from laconic.errors import BadInput, TransportError
 from laconic.exchange.collectives import all_reduce, broadcast
 from laconic.transports.world import World
@@ -64,7 +63,7 @@ class Site:
         self.ranks = [rank for rank, site in enumerate(numbers) if site == self.number]
         self.size = len(self.ranks)
         self._whole = f"[rank {world.rank}/{world.world_size}] site {self.number}"
-        self._world = open_groups(world, numbers) if world.world_size > 1 else None
+        self._world = world.split(numbers) if world.world_size > 1 else None
 
     @property
     def sent_nbytes(self) -> int:

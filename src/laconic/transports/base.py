@@ -20,6 +20,7 @@ from laconic.errors import BadInput, TransportError
 from laconic.transports.call import Call
 
 DEFAULT_TIMEOUT_S = 300.0
+POINT = 1 << 31  # sequence numbers from here on are those of messages between two ranks
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ class Transport(ABC):
         self.counters = Counters()
         self.calls: tuple[Call, ...] = ()  # under way, or left by an exception; replaced, never changed
         self._sequence = 0
+        self._points: dict[tuple[int, int], int] = {}  # messages so far, by source and target
+        self._splits = 0
 
     def call(self, collective: str, algorithm: str, numel: int, dtype: str, detail: str = "", rounds: int = 0) -> Call:
         """Enter a collective, to be left by `with`; its messages carry its code, so that only equal calls match."""
@@ -102,6 +105,22 @@ class Transport(ABC):
         call = Call(self, self._sequence, collective, algorithm, numel, dtype, detail, rounds)
         self.enter(call)
         return call
+
+    def point(self, source: int, target: int, numel: int, dtype: str) -> Call:
+        """Enter the next message from one rank to another: a call of those two, which the others do not count.
+
+        Its sequence number is beyond those of collectives, and the same at both ends.
+        """
+        turn = self._points[source, target] = self._points.get((source, target), 0) + 1
+        sequence = POINT | ((turn * self.world_size + source) * self.world_size + target) % POINT
+        route = f"from rank {source} to rank {target}"
+        call = Call(self, sequence, "message", "direct", numel, dtype, route, 1)
+        self.enter(call)
+        return call
+
+    def split(self, colours: Sequence[int]) -> Transport:
+        """A transport among the ranks of this one's colour, on the same engine; `World.split` has checked the rest."""
+        raise NotImplementedError(f"{self.engine} cannot be split")
 
     def enter(self, call: Call) -> None:
         """Let a call be under way; one that failed before it is forgotten."""
@@ -168,6 +187,11 @@ class Transport(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def members_of(colours: Sequence[int], rank: int) -> list[int]:
+    """The ranks that have the colour of `rank`, in order."""
+    return [other for other, colour in enumerate(colours) if colour == colours[rank]]
 
 
 class Arena:

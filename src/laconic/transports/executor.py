@@ -18,6 +18,7 @@ from laconic.transports.base import Incoming, Outgoing, Transport
 from laconic.transports.call import Call
 from laconic.transports.rounds import drive, finish
 
+TEXT_NBYTES = 256
 REDUCTIONS = ("sum", "mean", "max", "min", "product")
 
 
@@ -129,6 +130,16 @@ def agree(transport: Transport, collective: str, algorithm: str, values: Tensor,
     schedule = build("all_reduce", "butterfly", transport.world_size, 1)
     claim = (f"{collective} {op}", algorithm, values.numel(), str(values.dtype).removeprefix("torch."))
     run(schedule, torch.zeros(1, dtype=torch.uint8, device=values.device), transport, "max", claim=claim)
+
+
+def gather_texts(text: str, transport: Transport, most: int = TEXT_NBYTES) -> list[str]:
+    """Every rank's text of at most `most` bytes, by rank: names and addresses, by which ranks are introduced."""
+    table = torch.zeros(transport.world_size, most, dtype=torch.uint8)
+    own = text.encode()[:most]
+    table[transport.rank, : len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8) if own else 0
+    if transport.world_size > 1:
+        run(build("all_gather", "ring", transport.world_size, table.numel()), table.view(-1), transport)
+    return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in table]
 
 
 def run_native(buffer: Tensor, transport: Transport, op: str = "sum") -> None:

@@ -104,6 +104,10 @@ class Faulty(Transport):
             kept.append(Outgoing(send.peer, _damaged(send.data)) if damaged else send)
         return self.inner.post(call, kept, recvs, round)
 
+    def split(self, colours: Sequence[int]) -> Transport:
+        part = self.inner.split(colours)
+        return Faulty(part, corrupt=self._corrupt, drop=self._drop, delay=self._delay, die=self._die)
+
     def close(self) -> None:
         self.inner.close()
 

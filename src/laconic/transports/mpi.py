@@ -122,6 +122,13 @@ class MpiTransport(Transport):
         self._round = _MpiRound(self, sends, recvs, round, tag)
         return self._round
 
+    def split(self, colours: Sequence[int]) -> Transport:
+        part = self.comm.Split(colours[self.rank], self.rank)
+        try:
+            return MpiTransport(part, self.timeout_s)
+        finally:
+            part.Free()
+
     def native_all_reduce(self, tensor: Tensor, op: str) -> bool:
         """Reduce by MPI_Iallreduce in place; False for what MPI cannot add (half, bfloat16, bool, complex).
 
@@ -260,9 +267,10 @@ class MpiTransport(Transport):
                 self._heard_failure(source, notice, round)
             else:
                 sequence, signature = notice["sequence"], notice["signature"]
-                if sequence > max(self._signatures, default=0):
+                ours = self._signatures.get(sequence)
+                if ours is None and sequence > self._sequence:
                     self._claims.setdefault(sequence, (source, signature))
-                elif self._signatures.get(sequence, signature) != signature:
+                elif ours not in (None, signature):
                     self._mismatch(source, signature, sequence, round)
 
     def _arrived(self) -> Iterable[tuple[int, dict[str, Any]]]:

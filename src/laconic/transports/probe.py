@@ -33,14 +33,14 @@ from torch import Tensor
 from laconic import schedules
 from laconic.schedules import Link
 from laconic.transports.base import Incoming, Outgoing, Transport
-from laconic.transports.executor import run, run_native
+from laconic.transports.executor import gather_texts, run, run_native
 from laconic.transports.profile import Profile, Residual
 from laconic.transports.rounds import drive, finish
 
 Floats = npt.NDArray[np.float64]
 
 _SMALL_NBYTES = 8
-_HOST_NBYTES = 64
+_HOST_NBYTES = 64  # of a host's name, in a profile
 _COLD_NBYTES = 24 << 20  # two of these per rank pass through the caches between two visits
 _SLICE_NBYTES = 256 << 10
 
@@ -114,7 +114,7 @@ def probe(transport: Transport, *, quick: bool = False) -> Profile:
         link=link,
         residuals=tuple(residuals),
         measured=measured,
-        hosts=_hosts(transport),
+        hosts=tuple(gather_texts(socket.gethostname(), transport, _HOST_NBYTES)),
         created=datetime.fromtimestamp(int(created), UTC).isoformat(),
         versions={"python": platform.python_version(), "torch": torch.__version__, "laconic": _own_version()},
     )
@@ -354,15 +354,6 @@ def _all_reduce(transport: Transport, name: str, values: Tensor) -> Callable[[],
         schedule = schedules.build("all_reduce", name, transport.world_size, values.numel())
         return lambda: run(schedule, values, transport)
     return lambda: run_native(values, transport)
-
-
-def _hosts(transport: Transport) -> tuple[str, ...]:
-    """Every rank's host name, by rank."""
-    table = torch.zeros(transport.world_size, _HOST_NBYTES, dtype=torch.uint8)
-    name = socket.gethostname().encode()[:_HOST_NBYTES]
-    table[transport.rank, : len(name)] = torch.tensor(list(name), dtype=torch.uint8)
-    run(schedules.all_gather(transport.world_size, table.numel()), table.view(-1), transport)
-    return tuple(bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in table)
 
 
 def _own_version() -> str:

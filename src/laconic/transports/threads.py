@@ -15,7 +15,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from laconic.errors import CollectiveTimeout, Mismatch, PeerLost
-from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Incoming, Outgoing, Posted, Transport
+from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Incoming, Outgoing, Posted, Transport, members_of
 from laconic.transports.call import Call
 
 T = TypeVar("T")
@@ -38,6 +38,12 @@ class Hub:
         self.changed = threading.Condition()
         self.boxes: dict[tuple[int, int], deque[_Letter]] = {}
         self.gone: set[int] = set()
+        self._parts: dict[tuple[int, int], Hub] = {}
+
+    def part(self, split: int, colour: int, world_size: int) -> Hub:
+        """The hub that the ranks of one colour share after a split, made by the first that asks."""
+        with self.changed:
+            return self._parts.setdefault((split, colour), Hub(world_size))
 
 
 class ThreadTransport(Transport):
@@ -61,6 +67,12 @@ class ThreadTransport(Transport):
                 letters.append((send.peer, letter))
             self.hub.changed.notify_all()
         return _ThreadRound(self, call, letters, recvs, round)
+
+    def split(self, colours: Sequence[int]) -> Transport:
+        self._splits += 1
+        members = members_of(colours, self.rank)
+        hub = self.hub.part(self._splits, colours[self.rank], len(members))
+        return ThreadTransport(hub, members.index(self.rank), self.timeout_s)
 
     def close(self) -> None:
         with self.hub.changed:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laconic.errors import CollectiveTimeout, Mismatch, PeerLost, TransportError
-from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Incoming, Outgoing, Posted, Transport
+from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Incoming, Outgoing, Posted, Transport, members_of
 from laconic.transports.board import Board, Notice, StoreGone
 from laconic.transports.call import Call
 
@@ -57,6 +57,7 @@ class TorchTransport(Transport):
         store_host: int | None = None,
     ) -> None:
         super().__init__(rank, world_size, timeout_s)
+        self.store = store
         self.store_host = store_host
         self.arena = Arena()
         self.broken: TransportError | None = None
@@ -100,6 +101,24 @@ class TorchTransport(Transport):
         else:
             posted.start_batch(tag)
         return posted
+
+    def split(self, colours: Sequence[int]) -> Transport:
+        self._splits += 1
+        members = members_of(colours, self.rank)
+        group = None
+        if not self._is_gloo:  # other backends make every group on every rank
+            ranks = dist.get_process_group_ranks(self.group)
+            for first in dict.fromkeys(map(colours.index, colours)):
+                made = dist.new_group([ranks[member] for member in members_of(colours, first)])
+                group = made if colours[first] == colours[self.rank] else group
+        return TorchTransport(
+            dist.PrefixStore(f"split{self._splits}/{colours[self.rank]}", self.store),
+            members.index(self.rank),
+            len(members),
+            self.timeout_s,
+            group=group,
+            store_host=members.index(self.store_host) if self.store_host in members else None,
+        )
 
     def native_all_reduce(self, tensor: Tensor, op: str) -> bool:
         self._begin_native(tensor, op)()

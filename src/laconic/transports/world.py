@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from laconic.errors import BadInput, UnknownName
-from laconic.transports.base import DEFAULT_TIMEOUT_S, Transport
+from laconic.transports.base import DEFAULT_TIMEOUT_S, Incoming, Outgoing, Transport
+from laconic.transports.call import Call
+from laconic.transports.executor import agree
 from laconic.transports.launcher_watch import LauncherWatch, watch_launcher
 from laconic.transports.profile import Profile
 from laconic.transports.rendezvous import Place, find_place
+from laconic.transports.rounds import drive, finish
 
 _current: World | None = None
 _generations = 0
@@ -48,6 +53,59 @@ class World:
     @property
     def engine(self) -> str:
         return self.transport.engine
+
+    def split(self, colours: Sequence[int]) -> World:
+        """A world among the ranks that have this rank's colour, on the same engine, where ranks count anew in order.
+
+        All ranks must call it, with the colour of every rank; each closes what it gets.
+
+        Raises:
+            BadInput: not one colour a rank.
+            Mismatch: the ranks gave different colours.
+            CollectiveTimeout, PeerLost: not all ranks called it.
+
+        >>> with init() as world, world.split([7]) as part:
+        ...     part.rank, part.world_size
+        (0, 1)
+        """
+        if len(colours) != self.world_size:
+            raise BadInput(f"split wants the colour of each of {self.world_size} ranks, got {len(colours)} colours")
+        said = ",".join(map(str, colours))
+        agree(self.transport, "split", "colours", torch.empty(0, device=self._device), f"into {said}")
+        return World(self.transport.split(colours), self.profile)
+
+    def send(self, tensor: Tensor, peer: int) -> None:
+        """Send a tensor to one rank, which must call `recv`; returns once `tensor` may be written to again.
+
+        It may wait for the receive. Messages between two ranks arrive in the order they were sent.
+
+        Raises:
+            BadInput: no such rank, or this one.
+            Mismatch: the peer receives another number of values, or another dtype.
+            PeerLost, CollectiveTimeout: naming rank and peer.
+        """
+        flat = tensor.detach().contiguous().view(-1)
+        with self._point(self.rank, peer, peer, flat) as call:
+            finish(drive(call, 0, [Outgoing(peer, flat)], (), _ignore))
+
+    def recv(self, tensor: Tensor, peer: int) -> Tensor:
+        """Receive into `tensor` what one rank sends, which must call `send`; returns it. Raises as `send` does."""
+        whole = tensor.detach()
+        flat = whole.view(-1) if whole.is_contiguous() else torch.empty_like(whole).contiguous().view(-1)
+        with self._point(peer, self.rank, peer, flat) as call:
+            finish(drive(call, 0, (), [Incoming(peer, flat.numel(), flat.dtype, flat.device, into=flat)], _ignore))
+        if flat.data_ptr() != whole.data_ptr():
+            whole.copy_(flat.view(whole.shape))
+        return tensor
+
+    def _point(self, source: int, target: int, peer: int, flat: Tensor) -> Call:
+        if not 0 <= peer < self.world_size or peer == self.rank:
+            raise BadInput(f"[rank {self.rank}/{self.world_size}] a message needs another rank, got {peer}")
+        return self.transport.point(source, target, flat.numel(), str(flat.dtype).removeprefix("torch."))
+
+    @property
+    def _device(self) -> str:
+        return "cuda" if self.engine == "nccl" else "cpu"
 
     def close(self) -> None:
         """Close the transport; safe to call twice."""
@@ -134,6 +192,10 @@ class Options:
     bind: str | None
     insecure: bool
     generation: int
+
+
+def _ignore(index: int, data: Tensor) -> None:
+    """What arrived is where it belongs."""
 
 
 def _load(profile: Profile | str | Path | None) -> Profile | None:

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -22,11 +22,12 @@ import zmq
 from torch import Tensor
 
 from laconic.errors import BadInput, CollectiveTimeout, Mismatch, NotAuthorised, PeerLost, TransportError
-from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Incoming, Outgoing, Posted, Transport
+from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Incoming, Outgoing, Posted, Transport, members_of
 from laconic.transports.call import Call
+from laconic.transports.executor import gather_texts
 from laconic.transports.zeromq_gate import secret_for
 from laconic.transports.zeromq_keys import KEY_VARIABLE, host_to_bind, is_loopback
-from laconic.transports.zeromq_mesh import TICK_S, Mesh, Patience
+from laconic.transports.zeromq_mesh import PATIENCE, TICK_S, Mesh, Patience
 from laconic.transports.zeromq_peer import Arrival, Peer
 from laconic.transports.zeromq_round import Trackers, ZmqRound
 from laconic.transports.zeromq_wire import ERRORS, FAULTS, Address, Header, Kind, dtype_code, frames
@@ -44,9 +45,7 @@ class ZmqTransport(Transport):
         key: the job's key (see `zeromq_keys`): traffic is then encrypted, and only its holders may take part.
             Without one, on loopback, only processes of this user may.
         insecure: allow plain traffic beyond loopback.
-        heartbeat_s: how often a connection is asked for a sign of life.
-        silence_s: without any for so long a peer counts as lost; None: timeout_s / 3, at most 5 s.
-        linger_s: how long `close` waits at most until the others have taken in what was sent.
+        patience: heartbeats, after how much silence a peer counts as lost, and how long `close` waits.
 
     Raises:
         NotAuthorised: no key and not on loopback, or a peer has another key.
@@ -68,9 +67,7 @@ class ZmqTransport(Transport):
         bind: str = "127.0.0.1",
         key: bytes | None = None,
         insecure: bool = False,
-        heartbeat_s: float = 0.5,
-        silence_s: float | None = None,
-        linger_s: float = 5.0,
+        patience: Patience = PATIENCE,
     ) -> None:
         super().__init__(rank, world_size, timeout_s)
         host = host_to_bind(bind)
@@ -80,13 +77,12 @@ class ZmqTransport(Transport):
                 "a key file (or insecure=True on a network you trust)",
                 rank=rank,
             )
+        self._settings: dict[str, Any] = {"bind": bind, "key": key, "insecure": insecure, "patience": patience}
         self.arena = Arena()
         self._parcels: deque[tuple[int, int, Tensor]] = deque()
         self._failure: TransportError | None = None
         self._bad_news: tuple[type[TransportError], str, int, bool] | None = None
-        silence_s = min(timeout_s / 3, 5.0) if silence_s is None else silence_s
-        patience = Patience(heartbeat_s, silence_s, min(linger_s, timeout_s))
-        self._mesh: Mesh | None = Mesh(rank, host, secret_for(key, host), patience, self._deliver)
+        self._mesh: Mesh | None = Mesh(rank, host, secret_for(key, host), patience.within(timeout_s), self._deliver)
         self.address = str(self._mesh.address)
         try:
             if store is not None:
@@ -107,12 +103,28 @@ class ZmqTransport(Transport):
             with contextlib.suppress(RuntimeError):
                 others = [peer for peer in others if not store.check([f"zmq/{peer}"])] or others
             raise self._absent("no address", others) from error
-        for rank in others:
-            self.add_peer(rank, store.get(f"zmq/{rank}").decode())
+        self.meet({rank: store.get(f"zmq/{rank}").decode() for rank in others})
+
+    def meet(self, addresses: Mapping[int, str]) -> None:
+        """Connect to these ranks, and wait until all have said hello."""
+        for rank, address in addresses.items():
+            self.add_peer(rank, address)
         deadline = time.monotonic() + self.timeout_s
-        while missing := [rank for rank in others if not self.has_met(rank)]:
+        while missing := [rank for rank in addresses if not self.has_met(rank)]:
             if time.monotonic() > deadline:
                 raise self._absent("no hello", missing)
+
+    def split(self, colours: Sequence[int]) -> Transport:
+        """Addresses are exchanged over this world, so that no store is needed."""
+        members = members_of(colours, self.rank)
+        part = ZmqTransport(None, members.index(self.rank), len(members), self.timeout_s, **self._settings)
+        try:
+            addresses = gather_texts(part.address, self)
+            part.meet({n: addresses[rank] for n, rank in enumerate(members) if rank != self.rank})
+        except BaseException:
+            part.close()
+            raise
+        return part
 
     def _absent(self, what: str, missing: list[int]) -> CollectiveTimeout:
         names = ", ".join(map(str, missing))

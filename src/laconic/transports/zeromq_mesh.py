@@ -38,12 +38,25 @@ _GRACE_S = 1.0
 
 @dataclass(frozen=True)
 class Patience:
-    """How often a connection is asked for a sign of life, after how long without one it is given up, and how long
-    closing waits for the others to take in what was sent."""
+    """How long peers are waited for.
 
-    heartbeat_s: float
-    silence_s: float
-    linger_s: float
+    Attributes:
+        heartbeat_s: how often a connection is asked for a sign of life.
+        silence_s: without any for so long a peer counts as lost; None: a third of the time-out, at most 5 s.
+        linger_s: how long closing waits at most until the others have taken in what was sent.
+    """
+
+    heartbeat_s: float = 0.5
+    silence_s: float | None = None
+    linger_s: float = 5.0
+
+    def within(self, timeout_s: float) -> Patience:
+        """With a silence that is known, and a linger below the time-out."""
+        silence_s = min(timeout_s / 3, 5.0) if self.silence_s is None else self.silence_s
+        return Patience(self.heartbeat_s, silence_s, min(self.linger_s, timeout_s))
+
+
+PATIENCE = Patience()
 
 
 class Mesh:
@@ -109,7 +122,7 @@ class Mesh:
         self.drop(rank)
         peer = Peer(rank, address, self.rank, self.address.token)
         wait = self._patience
-        peer.connect(self._context, self._secret, wait.heartbeat_s, wait.silence_s)
+        peer.connect(self._context, self._secret, wait.heartbeat_s, wait.silence_s or 5.0)
         self.peers[rank] = peer
         self.say(peer, Header(Kind.HELLO), str(self.address))
         return peer

@@ -21,6 +21,7 @@ from laconic.consistency.churn.work import Gradients
 from laconic.errors import BadInput, PayloadError, PeerLost
 from laconic.transports.launcher import LocalJob
 from laconic.transports.zeromq import ZmqTransport
+from laconic.transports.zeromq_mesh import Patience
 from laconic.workloads.order import SampleLedger
 from tests.consistency.churn.trainers import Training
 
@@ -239,7 +240,8 @@ def test_one_worker_equals_the_plain_optimiser(make: Any, way: dict[str, str], t
 
 def test_who_joins_while_a_line_closes_does_not_keep_it_open() -> None:
     """A stopped coordinator wakes, is fenced, and closes; newcomers that had asked it to join say hello meanwhile."""
-    closing, silent, newcomer = (ZmqTransport(None, rank, 1, 10.0, linger_s=1.0) for rank in (1, 2, 3))
+    wait = Patience(linger_s=1.0)
+    closing, silent, newcomer = (ZmqTransport(None, rank, 1, 10.0, patience=wait) for rank in (1, 2, 3))
     closing.add_peer(2, silent.address)  # never says thank you, so that closing takes its second
     thread = threading.Thread(target=closing.close, daemon=True)
     thread.start()

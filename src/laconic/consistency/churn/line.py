@@ -18,6 +18,7 @@ from laconic.consistency.churn.wire import Offer
 from laconic.errors import CollectiveTimeout, PayloadError, PeerLost
 from laconic.transports.zeromq import ZmqTransport
 from laconic.transports.zeromq_keys import is_loopback, read_key
+from laconic.transports.zeromq_mesh import Patience
 
 # How often a wait looks into the meeting folder: messages tell of new views, the folder is for those that nobody told.
 LOOK_S = 0.1
@@ -65,7 +66,7 @@ class Line:
         host = os.environ.get("LACONIC_BIND", "127.0.0.1")
         key = read_key() if is_loopback(host) else read_key() or meeting.key()
         self._transport = ZmqTransport(
-            None, self.id, 1, 60.0, bind=host, key=key, heartbeat_s=HEARTBEAT_S, silence_s=silence_s, linger_s=LINGER_S
+            None, self.id, 1, 60.0, bind=host, key=key, patience=Patience(HEARTBEAT_S, silence_s, LINGER_S)
         )
         self.address = self._transport.address
 
