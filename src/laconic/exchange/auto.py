@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from laconic.exchange.channel import Channel
+from laconic.exchange.coded import GATHER, CodedExchange
+from laconic.exchange.sparse_choice import MERGE_S, SPARSE, UNPACK_S, cheapest_sparse
+from laconic.exchange.sparse_exchange import SparseExchange, counts, is_sparse
 from laconic.schedules import registry
 from laconic.schedules.link import Link
+from laconic.transports.base import Transport
 from laconic.transports.probe import probe
 from laconic.transports.profile import Profile
 from laconic.transports.world import World
@@ -19,6 +23,7 @@ NATIVE = "native"
 # An ordinary network under gloo, for choosing between one round and two before anything was measured.
 GUESS = Link(latency_s=1e-3, s_per_byte=8e-9)
 COARSE = 1 / 6
+SURELY = 0.9  # of the time of what is known to work: patterns are only modelled
 ROUND_S = 1e-3  # a second round waits for the slowest rank once more, which no link's parameters tell
 
 
@@ -42,24 +47,53 @@ def pick(world: World, nbytes: int) -> str:
     return profile_of(world).cheapest(world.world_size, nbytes, candidates(world))
 
 
-def cheapest_form(channels: Sequence[Channel], world_size: int, link: Link) -> str:
-    """gather or direct: one round of whole payloads, or two rounds of P-th parts.
+def coded_names() -> set[str]:
+    """What `algorithm` may be for a compressed all-reduce."""
+    return {"auto", GATHER, *SPARSE, *registry.names("all_reduce")}
+
+
+def plan_coded(
+    channels: Sequence[Channel],
+    transport: Transport,
+    algorithm: str,
+    hosts: tuple[int, ...] | None = None,
+    divisor: int = 1,
+) -> CodedExchange | SparseExchange:
+    """The exchange of these channels by the algorithm of this name, with its plan and memory."""
+    if algorithm in SPARSE:
+        return SparseExchange(channels, transport, algorithm=algorithm, divisor=divisor)
+    return CodedExchange(channels, transport, algorithm=algorithm, hosts=hosts, divisor=divisor)
+
+
+def cheapest_coded(channels: Sequence[Channel], world_size: int, link: Link, *, once: bool = False) -> str:
+    """gather or direct, or a sparse all-reduce where that is cheaper than either.
 
     gather takes L + (P−1)·B·G, direct 2 L + 2·B·G·(P−1)/P, where B is the payload of all channels; each decodes P
     payloads, in whole or in parts. Coarse codecs are gathered, which spares a second encoding, while that sends at most
-    a sixth of what float32 would.
+    a sixth of what float32 would. Sparse all-reduces also encode once; they pay where the ranks' selections overlap, as
+    those of many ranks do.
+
+    Args:
+        once: whether a rank has to know what it sent, and so must encode all of it once: not direct.
 
     >>> import torch
     >>> from laconic.codecs import codec
-    >>> channels = [Channel(torch.empty(10**6), codec("topk(0.001)"))]
-    >>> cheapest_form(channels, 4, GUESS), cheapest_form([Channel(torch.empty(10**6), codec("dynamic8"))], 4, GUESS)
-    ('gather', 'direct')
+    >>> def cheapest(spec, world_size, once=False):
+    ...     return cheapest_coded([Channel(torch.empty(10**6), codec(spec))], world_size, GUESS, once=once)
+    >>> cheapest("topk(0.001)", 4), cheapest("dynamic8", 4), cheapest("topk(0.25)", 16, once=True)
+    ('gather', 'direct', 'ssar_split_allgather')
     """
     nbytes = sum(channel.codec.max_nbytes(channel.buffer.numel()) for channel in channels)
     # a peer's share of a float32 ring
     exact_nbytes = 8 / world_size * sum(channel.buffer.numel() for channel in channels)
-    if any(channel.codec.coarse for channel in channels) and nbytes <= COARSE * exact_nbytes:
-        return "gather"
     one_round = link.burst_s(world_size - 1, nbytes, reduced=True)
-    two_rounds = 2 * link.burst_s(world_size - 1, nbytes / world_size, reduced=True)
-    return "gather" if one_round <= two_rounds + ROUND_S else "direct"
+    two_rounds = 2 * link.burst_s(world_size - 1, nbytes / world_size, reduced=True) + ROUND_S
+    coarse = any(channel.codec.coarse for channel in channels) and nbytes <= COARSE * exact_nbytes
+    gathers = once or coarse or one_round <= two_rounds
+    if world_size > 2 and is_sparse(channels):
+        count, numel = counts(channels)
+        name, seconds = cheapest_sparse(world_size, count, numel, link)
+        work_s = world_size * count * (UNPACK_S + MERGE_S)
+        if seconds + ROUND_S < SURELY * ((one_round + work_s) if gathers else two_rounds):
+            return name
+    return GATHER if gathers else "direct"

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from laconic.exchange.auto import GUESS, cheapest_form
+from laconic.exchange.auto import GUESS, cheapest_coded, plan_coded
 from laconic.exchange.bucket import Bucket
 from laconic.exchange.channel import Channel
 from laconic.exchange.coded import CodedExchange
 from laconic.exchange.exact import Route, wire_nbytes
+from laconic.exchange.sparse_exchange import SparseExchange
 from laconic.schedules.registry import build
 from laconic.transports.base import Transport
 from laconic.transports.call import Timings
@@ -28,7 +29,7 @@ class BucketGroup:
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         self.buckets = tuple(buckets)
-        self._exchange: CodedExchange | None = None
+        self._exchange: CodedExchange | SparseExchange | None = None
         self._key: tuple[object, ...] = ()
         self._agreed: set[tuple[Transport, int]] = set()  # which float32 all-reduces everyone is known to be in
 
@@ -44,8 +45,8 @@ class BucketGroup:
         pairs = list(zip(self.buckets, buffers, strict=True))
         channels = [channel for bucket, buffer in pairs for channel in bucket.load(buffer)]
         if algorithm == "auto":
-            must_gather = any(bucket.must_gather for bucket in self.buckets)
-            algorithm = "gather" if must_gather else cheapest_form(channels, transport.world_size, route.link or GUESS)
+            once = any(bucket.must_gather for bucket in self.buckets)
+            algorithm = cheapest_coded(channels, transport.world_size, route.link or GUESS, once=once)
         timings = yield from self._planned(channels, transport, algorithm, route.hosts).steps(route.step)
         for bucket, buffer in pairs:
             bucket.store(buffer)
@@ -53,11 +54,11 @@ class BucketGroup:
 
     def _planned(
         self, channels: list[Channel], transport: Transport, algorithm: str, hosts: tuple[int, ...] | None
-    ) -> CodedExchange:
+    ) -> CodedExchange | SparseExchange:
         key = (*map(id, channels), id(transport), algorithm, hosts)
         if self._exchange is None or self._key != key:
             divisor = transport.world_size
-            self._exchange = CodedExchange(channels, transport, algorithm=algorithm, hosts=hosts, divisor=divisor)
+            self._exchange = plan_coded(channels, transport, algorithm, hosts, divisor)
             self._key = key
         return self._exchange
 

@@ -21,9 +21,12 @@ from torch import Tensor
 
 from laconic.codecs import Codec, codec
 from laconic.errors import BadInput, UnknownName
-from laconic.exchange.auto import cheapest_form, profile_of
+from laconic.exchange.auto import cheapest_coded, profile_of
 from laconic.exchange.channel import Channel
+from laconic.exchange.coded import GATHER
 from laconic.exchange.policy import CodecPlan, PlannedCodec
+from laconic.exchange.sparse_choice import SPARSE, cheapest_sparse
+from laconic.exchange.sparse_exchange import counts
 from laconic.schedules.link import Link
 from laconic.schedules.registry import build
 from laconic.transports.executor import run
@@ -272,13 +275,16 @@ def _cost(spec: str, numel: int, world_size: int, link: Link, encode_s: float, d
     """Two encodings of parts that add up to 1 + 1/P of the bucket and 2(P−1)/P decoded by direct; gather decodes P."""
     channel = Channel(torch.empty(numel, device="meta"), codec(spec))
     spec = str(channel.codec)
-    form = cheapest_form([channel], world_size, link)
+    name = cheapest_coded([channel], world_size, link)
     nbytes = channel.codec.max_nbytes(numel)
-    if form == "gather":
+    if name in SPARSE:
+        _, seconds = cheapest_sparse(world_size, counts([channel])[0], numel, link)
+        return Cost(spec, name, numel * encode_s, seconds, 0.0)
+    if name == GATHER:
         wire = link.burst_s(world_size - 1, nbytes, reduced=False)
-        return Cost(spec, form, numel * encode_s, wire, world_size * numel * decode_s)
+        return Cost(spec, name, numel * encode_s, wire, world_size * numel * decode_s)
     wire = 2 * link.burst_s(world_size - 1, nbytes / world_size, reduced=False)
-    return Cost(spec, form, numel * encode_s * (1 + 1 / world_size), wire, 2 * numel * decode_s)
+    return Cost(spec, name, numel * encode_s * (1 + 1 / world_size), wire, 2 * numel * decode_s)
 
 
 def _mean(values: Sequence[float], world: World) -> list[float]:

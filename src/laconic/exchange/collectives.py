@@ -16,9 +16,8 @@ from torch import Tensor
 from laconic.codecs import Codec
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange import auto
-from laconic.exchange.auto import GUESS, cheapest_form
+from laconic.exchange.auto import GUESS, cheapest_coded, coded_names, plan_coded
 from laconic.exchange.channel import Channel
-from laconic.exchange.coded import run_coded
 from laconic.exchange.policy import flat_codec
 from laconic.schedules import registry
 from laconic.schedules.schedule import bounds
@@ -86,7 +85,7 @@ def all_reduce(
 
 
 def _all_reduce_coded(tensor: Tensor, op: str, codec: Codec, algorithm: str, world: World) -> Tensor:
-    valid = {"auto", "gather", *registry.names("all_reduce")}
+    valid = coded_names()
     if algorithm not in valid:
         raise UnknownName("compressed all-reduce algorithm", algorithm, valid)
     if op not in ("sum", "mean") or not tensor.is_floating_point():
@@ -95,8 +94,8 @@ def _all_reduce_coded(tensor: Tensor, op: str, codec: Codec, algorithm: str, wor
     channel = Channel(flat if flat.dtype == torch.float32 else flat.float(), codec)
     if world.world_size > 1:
         link = world.profile.link if world.profile is not None else GUESS
-        name = cheapest_form([channel], world.world_size, link) if algorithm == "auto" else algorithm
-        run_coded([channel], world.transport, algorithm=name)
+        name = cheapest_coded([channel], world.world_size, link) if algorithm == "auto" else algorithm
+        plan_coded([channel], world.transport, name).run()
         if op == "mean":
             channel.buffer.div_(world.world_size)
     if channel.buffer is not flat:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import codec
-from laconic.exchange.auto import GUESS, cheapest_form
+from laconic.exchange.auto import GUESS, cheapest_coded
 from laconic.exchange.channel import Channel
 from laconic.exchange.coded import CodedExchange
 from laconic.schedules.link import Link
@@ -59,7 +59,7 @@ class ExactSum:
         self._channel.buffer = values
         name = route.algorithm
         if name == "auto":
-            name = cheapest_form([self._channel], route.transport.world_size, route.link or GUESS)
+            name = cheapest_coded([self._channel], route.transport.world_size, route.link or GUESS)
         key = (values.numel(), id(route.transport), name, route.hosts)
         if self._exchange is None or self._key != key:
             self._key = key

@@ -22,9 +22,10 @@ def bucket_table(records: Sequence[BucketRecord], rank: int, world_size: int, *,
     for record in records:
         if record.bucket in now:
             latest[record.bucket].append(record)
+    width = max(8, *(len(records[-1].algorithm) for records in latest.values()))
     lines = [
         f"the last steps of rank {rank} of {world_size}, medians",
-        f"{'bucket':>6} {'values':>10} {'codec':22} {'by':8} {'sent':>10} {'of fp32':>8} "
+        f"{'bucket':>6} {'values':>10} {'codec':22} {'by':{width}} {'sent':>10} {'of fp32':>8} "
         f"{'encode':>8} {'wait':>8} {'decode':>8} {'all':>8} ms",
     ]
     for bucket, rows in latest.items():
@@ -36,7 +37,8 @@ def bucket_table(records: Sequence[BucketRecord], rank: int, world_size: int, *,
         )
         share = last.sent_nbytes / max(1.0, of_all_reduce * wire_nbytes(last.numel, world_size))
         lines.append(
-            f"{bucket:6} {last.numel:10} {last.codec:22} {last.algorithm:8} {last.sent_nbytes:10} {share:8.1%} {times}"
+            f"{bucket:6} {last.numel:10} {last.codec:22} {last.algorithm:{width}} "
+            f"{last.sent_nbytes:10} {share:8.1%} {times}"
         )
     return "\n".join(lines)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from laconic.errors import BadInput, UnknownName
+from laconic.exchange.auto import coded_names
 from laconic.exchange.dgc import DeepGradientCompression
 from laconic.exchange.policy import Exemptions, exemptions
-from laconic.schedules.registry import names
 from laconic.transports.world import World
 
 DEFAULT_CODEC = "dynamic8"  # why: docs/exchange.md
@@ -46,7 +46,7 @@ class Options:
     world: World | None = None
 
     def __post_init__(self) -> None:
-        valid = {"auto", "gather", *names("all_reduce")}
+        valid = coded_names()
         if self.algorithm not in valid:
             raise UnknownName("compressed all-reduce algorithm", self.algorithm, valid)
         if self.world is not None:

@@ -19,15 +19,16 @@ import re
 from collections.abc import Sequence
 from typing import cast
 
+from laconic.lab.runs.strategies.peer import PEERS
+
 from laconic.codecs import codec
 from laconic.codecs import names as codec_names
 from laconic.consistency import build as build_mode
 from laconic.consistency.churn.ways import way_for
 from laconic.errors import BadInput, UnknownName
+from laconic.exchange.auto import coded_names
 from laconic.exchange.policy import flat_codec
 from laconic.lab.records.record import DOORS, Configuration, Door
-from laconic.lab.runs.strategies.peer import PEERS
-from laconic.schedules.registry import names as algorithm_names
 
 SINGLE = "single"
 _NAME = re.compile(r"(?:([a-z]+):)?([^@:]+)(?:@(.+))?")
@@ -43,7 +44,7 @@ def configuration(name: str, workers: int, algorithm: str = "auto", engine: str 
         UnknownName: none of these; the valid ones are listed.
         BadInput: a codec's arguments that it does not take, or a codec or mode that does not go with the door.
     """
-    valid = {"auto", "gather", *algorithm_names("all_reduce")}
+    valid = coded_names()
     if algorithm not in valid:
         raise UnknownName("compressed all-reduce algorithm", algorithm, valid)
     if name == SINGLE:

@@ -1,0 +1,107 @@
+"""Channels of selected values, summed by a sparse all-reduce: what was selected is added up without being decoded.
+
+Callers: bucket groups, where that costs less than to gather all payloads (`auto.cheapest_coded`), and users who name
+one of its algorithms. Every channel is encoded once, as `gather` does, and its own payload is read back: so residuals
+are those of `gather`, and so is the sum, to the bit where the algorithm adds in order of rank.
+
+All channels are one long vector in the messages. Of an exact channel (biases), all values are selected. A channel that
+holds NaN or infinity sends NaN as its first value, and becomes NaN as a whole on every rank.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from laconic.codecs.selector import Sparse
+from laconic.errors import BadInput
+from laconic.exchange.channel import Channel
+from laconic.exchange.sparse import Memory, SparseStream, sparse_steps
+from laconic.exchange.sparse_choice import SPARSE
+from laconic.exchange.sparse_stream import Array
+from laconic.transports.base import Transport
+from laconic.transports.call import Timings
+from laconic.transports.rounds import Steps, finish
+
+
+def is_sparse(channels: Sequence[Channel]) -> bool:
+    """Whether these channels can go by a sparse all-reduce, with as many values on every rank."""
+    selected = [isinstance(c.codec, Sparse) and c.codec.chooser.fixed_size for c in channels]
+    return any(selected) and all(chosen or c.codec.exact for chosen, c in zip(selected, channels, strict=True))
+
+
+def counts(channels: Sequence[Channel]) -> tuple[int, int]:
+    """How many values a rank sends of these channels, of how many."""
+    numels = [channel.buffer.numel() for channel in channels]
+    sent = [
+        channel.codec.chooser.max_count(numel) if isinstance(channel.codec, Sparse) else numel
+        for channel, numel in zip(channels, numels, strict=True)
+    ]
+    return sum(sent), sum(numels)
+
+
+class SparseExchange:
+    """The memory of a sparse all-reduce of these channels, kept from step to step.
+
+    Args:
+        channels: what is summed; their buffers may be replaced by others of the same length before every `run`.
+        algorithm: ssar_recursive_doubling, ssar_split_allgather or dsar.
+        divisor: what the sums are divided by, for means.
+    """
+
+    def __init__(self, channels: Sequence[Channel], transport: Transport, *, algorithm: str, divisor: int = 1) -> None:
+        if not is_sparse(channels):
+            codecs = ", ".join(str(channel.codec) for channel in channels)
+            raise BadInput(f"{algorithm} sums what codecs such as topk select, got {codecs}; use direct or gather")
+        if algorithm not in SPARSE:
+            raise BadInput(f"a sparse exchange goes by {', '.join(SPARSE)}, not by {algorithm}")
+        self.channels = list(channels)
+        self.transport = transport
+        self.algorithm = algorithm
+        self.divisor = divisor
+        self.starts = np.cumsum([0, *(channel.buffer.numel() for channel in channels)]).tolist()
+        most = [0 if c.codec.exact else c.codec.max_nbytes(c.buffer.numel()) for c in channels]
+        self._rooms = [torch.empty(nbytes, dtype=torch.uint8) for nbytes in most]
+        self._memory: Memory = {}
+
+    def run(self, step: int = 0) -> Timings:
+        """Sum the channels' buffers over all ranks; draws of stochastic codecs differ by step and rank."""
+        return finish(self.steps(step))
+
+    def steps(self, step: int = 0) -> Steps:
+        """As `run`, pausing whenever there is nothing to do but wait."""
+        begun, transport = time.perf_counter(), self.transport
+        draws = step * transport.world_size + transport.rank
+        pairs = [self._selected(i, draws) for i in range(len(self.channels))]
+        indices = np.concatenate([where + start for (where, _), start in zip(pairs, self.starts, strict=False)])
+        values = np.concatenate([what for _, what in pairs])
+        values /= self.divisor
+        stream = SparseStream.of(indices, values, self.starts[-1])
+        encode_s, timings = time.perf_counter() - begun, Timings()
+        if transport.world_size > 1:
+            stream, timings = yield from sparse_steps(stream, transport, self.algorithm, memory=self._memory)
+        begun = time.perf_counter()
+        for channel, start in zip(self.channels, self.starts, strict=False):
+            numel = channel.buffer.numel()
+            stream.part(start, start + numel).to_dense(channel.buffer)
+            if numel and not channel.codec.exact and bool(channel.buffer[0].isnan()):
+                channel.buffer.fill_(float("nan"))
+        timings.encode_s += encode_s
+        timings.decode_s += time.perf_counter() - begun
+        return timings
+
+    def _selected(self, index: int, draws: int) -> tuple[Array, Array]:
+        """The indices and values that this rank sends of a channel."""
+        channel = self.channels[index]
+        numel = channel.buffer.numel()
+        if not isinstance(channel.codec, Sparse):
+            return np.arange(numel), channel.buffer.numpy()
+        channel.carry()
+        payload = channel.encode(channel.buffer, (0, 0, numel), draws, self._rooms[index])
+        if payload is None:
+            return np.zeros(1, np.int64), np.full(1, np.nan, np.float32)
+        where, what = channel.codec.decode_sparse(payload, numel)
+        return where.numpy(), what.numpy()
