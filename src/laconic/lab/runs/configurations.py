@@ -19,8 +19,6 @@ import re
 from collections.abc import Sequence
 from typing import cast
 
-from laconic.lab.runs.strategies.peer import PEERS
-
 from laconic.codecs import codec
 from laconic.codecs import names as codec_names
 from laconic.consistency import build as build_mode
@@ -29,6 +27,7 @@ from laconic.errors import BadInput, UnknownName
 from laconic.exchange.auto import coded_names
 from laconic.exchange.policy import flat_codec
 from laconic.lab.records.record import DOORS, Configuration, Door
+from laconic.lab.runs.strategies.peer import PEERS
 
 SINGLE = "single"
 _NAME = re.compile(r"(?:([a-z]+):)?([^@:]+)(?:@(.+))?")
