@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Callable, Sequence
 
 import torch
 
-from laconic.errors import CollectiveTimeout
 from laconic.exchange.collectives import all_gather, broadcast
 from laconic.transports.world import World
 from laconic.transports.zeromq import ZmqTransport
 from laconic.transports.zeromq_keys import is_loopback, new_key, read_key
+from laconic.transports.zeromq_meeting import meet
 from laconic.transports.zeromq_mesh import Patience
 
 ADDRESS_NBYTES = 256
@@ -47,7 +46,7 @@ def introduce(mesh: ZmqTransport, world: World, offset: int = 0) -> list[str]:
     """Tell all ranks every rank's address, connect to them, and wait until all are reachable; returns the addresses."""
     addresses = [row[0] for row in _exchange_addresses(world, [mesh], 1)]
     others = {rank + offset: addresses[rank] for rank in range(world.world_size) if rank != world.rank}
-    _meet(world, [(mesh, others)])
+    meet((mesh, others))
     return addresses
 
 
@@ -85,7 +84,7 @@ def open_members(
             addresses.append(told[home][seen[home]])
             seen[home] += 1
         everyone = range(len(homes))
-        _meet(world, [(m, {o: addresses[o] for o in everyone if o != n and linked(n, o)}) for n, m in opened.items()])
+        meet(*((m, {o: addresses[o] for o in everyone if o != n and linked(n, o)}) for n, m in opened.items()))
     except BaseException:
         for each in opened.values():
             each.close()
@@ -112,21 +111,6 @@ def _exchange_addresses(world: World, meshes: list[ZmqTransport], most: int) -> 
     rows = [bytes(row.tolist()) for row in gathered]
     starts = range(0, most * ADDRESS_NBYTES, ADDRESS_NBYTES)
     return [[row[at : at + ADDRESS_NBYTES].rstrip(b"\0").decode() for at in starts] for row in rows]
-
-
-def _meet(world: World, meetings: list[tuple[ZmqTransport, dict[int, str]]]) -> None:
-    """Connect members to their peers, by number and address, and wait until all have said hello."""
-    for mesh, peers in meetings:
-        for number, address in peers.items():
-            mesh.add_peer(number, address)
-    deadline = time.monotonic() + world.transport.timeout_s
-    for mesh, peers in meetings:
-        while missing := [number for number in peers if not mesh.has_met(number)]:
-            if time.monotonic() > deadline:
-                names = ", ".join(map(str, missing))
-                raise CollectiveTimeout(
-                    f"{mesh.where()} zmq: no hello from member {names}", rank=world.rank, peer=missing[0]
-                )
 
 
 def _host_and_key(world: World) -> tuple[str, bytes | None]:

@@ -14,8 +14,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import zmq
@@ -27,9 +26,10 @@ from laconic.transports.call import Call
 from laconic.transports.executor import gather_texts
 from laconic.transports.zeromq_gate import secret_for
 from laconic.transports.zeromq_keys import KEY_VARIABLE, host_to_bind, is_loopback
-from laconic.transports.zeromq_mesh import PATIENCE, TICK_S, Mesh, Patience
+from laconic.transports.zeromq_meeting import meet, meet_at
+from laconic.transports.zeromq_mesh import PATIENCE, Mesh, Patience
 from laconic.transports.zeromq_peer import Arrival, Peer
-from laconic.transports.zeromq_round import Trackers, ZmqRound
+from laconic.transports.zeromq_round import Trackers, ZmqRound, difference
 from laconic.transports.zeromq_wire import ERRORS, FAULTS, Address, Header, Kind, dtype_code, frames
 
 _log = logging.getLogger("laconic.transports")
@@ -86,33 +86,10 @@ class ZmqTransport(Transport):
         self.address = str(self._mesh.address)
         try:
             if store is not None:
-                self._meet(store)
+                meet_at(store, self)
         except BaseException:
             self.close()
             raise
-
-    def _meet(self, store: Any) -> None:
-        """Exchange addresses through the store, connect to all, and wait until all have said hello."""
-        others = [peer for peer in range(self.world_size) if peer != self.rank]
-        store.set(f"zmq/{self.rank}", self.address)
-        if not others:
-            return
-        try:
-            store.wait([f"zmq/{peer}" for peer in others], timedelta(seconds=self.timeout_s))
-        except RuntimeError as error:  # the time is up, or the store is gone
-            with contextlib.suppress(RuntimeError):
-                others = [peer for peer in others if not store.check([f"zmq/{peer}"])] or others
-            raise self._absent("no address", others) from error
-        self.meet({rank: store.get(f"zmq/{rank}").decode() for rank in others})
-
-    def meet(self, addresses: Mapping[int, str]) -> None:
-        """Connect to these ranks, and wait until all have said hello."""
-        for rank, address in addresses.items():
-            self.add_peer(rank, address)
-        deadline = time.monotonic() + self.timeout_s
-        while missing := [rank for rank in addresses if not self.has_met(rank)]:
-            if time.monotonic() > deadline:
-                raise self._absent("no hello", missing)
 
     def split(self, colours: Sequence[int]) -> Transport:
         """Addresses are exchanged over this world, so that no store is needed."""
@@ -120,16 +97,11 @@ class ZmqTransport(Transport):
         part = ZmqTransport(None, members.index(self.rank), len(members), self.timeout_s, **self._settings)
         try:
             addresses = gather_texts(part.address, self)
-            part.meet({n: addresses[rank] for n, rank in enumerate(members) if rank != self.rank})
+            meet((part, {n: addresses[rank] for n, rank in enumerate(members) if rank != self.rank}))
         except BaseException:
             part.close()
             raise
         return part
-
-    def _absent(self, what: str, missing: list[int]) -> CollectiveTimeout:
-        names = ", ".join(map(str, missing))
-        text = f"{self.where()} zmq: {what} from rank {names} in {self.timeout_s:g} s; were all ranks started?"
-        return CollectiveTimeout(text, rank=self.rank, peer=missing[0])
 
     def close(self) -> None:
         mesh, self._mesh = self._mesh, None
@@ -142,7 +114,7 @@ class ZmqTransport(Transport):
     def abandon(self, reason: str) -> None:
         if self.calls and self._failure is None:
             with contextlib.suppress(PeerLost):
-                self._fail(PeerLost, f"rank {self.rank} has given up: {reason}", self.rank, None)
+                self.fail(PeerLost, f"rank {self.rank} has given up: {reason}", self.rank, None)
 
     # peers that come and go
 
@@ -172,7 +144,7 @@ class ZmqTransport(Transport):
             PeerLost, NotAuthorised: it never will.
         """
         self._open_mesh().take_in()
-        peer = self._peer(rank, None)
+        peer = self.peer(rank, None)
         if not peer.greeted:
             self._check_hope(peer, None)
         return peer.greeted
@@ -202,51 +174,13 @@ class ZmqTransport(Transport):
             self.arena.recycle()
         trackers: Trackers = []
         for send in sends:
-            peer = self._peer(send.peer, round)
+            peer = self.peer(send.peer, round)
             text = ""
             if peer.signed != call.sequence:
                 peer.signed, text = call.sequence, call.signature
             header = Header(Kind.DATA, call.sequence, call.code, round, 0, send.data.nbytes)
             trackers += self._send(peer, header, text, send.data, round)
         return ZmqRound(self, trackers, recvs, round)
-
-    def announced_nbytes(self, rank: int, round: int, most: int) -> int:
-        """The length of the next message from a peer, when it is of this round and not above `most`."""
-        peer = self._peer(rank, round)
-        deadline = time.monotonic() + self.timeout_s
-        while not peer.queue:
-            self._progress(peer, round, deadline)
-        header = peer.queue[0].header
-        return header.nbytes if header.round == round and header.nbytes <= most else most
-
-    def next_payload(self, rank: int, round: int, nbytes: int, chunk: int) -> memoryview:
-        """Wait for the next chunk from a peer, which must be the one described."""
-        peer = self._peer(rank, round)
-        deadline = time.monotonic() + self.timeout_s
-        while not peer.queue:
-            self._progress(peer, round, deadline)
-        arrival, call = peer.queue.popleft(), self.current
-        assert call is not None
-        header = arrival.header
-        if header.code != call.code:
-            self._fail(Mismatch, self._difference(peer, arrival, call), rank, round)
-        if (header.round, header.nbytes, header.chunk) != (round, nbytes, chunk):
-            came = f"{header.nbytes} bytes in round {header.round + 1}, expected {nbytes} in round {round + 1}"
-            self._fail(Mismatch, f"rank {rank} sent {came}, both being in {call.signature}", rank, round)
-        return arrival.payload
-
-    def wait_sent(self, trackers: Trackers, round: int | None) -> None:
-        """Wait until ZeroMQ has passed on every tracked slice."""
-        for peer, tracker in trackers:
-            deadline = time.monotonic() + self.timeout_s
-            while not tracker.done:
-                try:
-                    tracker.wait(TICK_S / 4)
-                except zmq.NotDone:
-                    # The peer may be waiting for us to take in what it sends.
-                    self._progress(peer, round, deadline, block=False)
-                    if peer.dealer is None:
-                        self._fail(PeerLost, peer.why_gone, peer.rank, round)
 
     # messages outside collectives
 
@@ -303,9 +237,9 @@ class ZmqTransport(Transport):
                     tracker = self._open_mesh().offer(peer.dealer, head, piece)
                     break
                 except zmq.Again:  # its queue is full: take in what is under way, so that nobody waits for us
-                    self._progress(peer, round, deadline)
+                    self.progress(peer, round, deadline)
             else:
-                self._fail(PeerLost, peer.why_gone, peer.rank, round)
+                self.fail(PeerLost, peer.why_gone, peer.rank, round)
             if tracker is not None:
                 trackers.append((peer, tracker))
         return trackers
@@ -330,7 +264,7 @@ class ZmqTransport(Transport):
 
     # liveness and errors
 
-    def _progress(self, peer: Peer, round: int | None, deadline: float, *, block: bool = True) -> None:
+    def progress(self, peer: Peer, round: int | None, deadline: float, *, block: bool = True) -> None:
         """Take in a message or wait a tick for one; raise when there is no hope for `peer`, or no time left."""
         took = self._open_mesh().take_in(block=block)
         self._raise_bad_news(round)
@@ -338,10 +272,10 @@ class ZmqTransport(Transport):
             self._check_hope(peer, round)
             deaf = self._open_mesh().half_open()
             if deaf is not None:
-                self._fail(PeerLost, deaf.why_gone, deaf.rank, round)
+                self.fail(PeerLost, deaf.why_gone, deaf.rank, round)
         if time.monotonic() > deadline and not peer.queue:
             reason = f"nothing from or for peer {peer.rank} in {self.timeout_s:g} s, though it seems alive"
-            self._fail(CollectiveTimeout, reason, peer.rank, round)
+            self.fail(CollectiveTimeout, reason, peer.rank, round)
 
     def _check_hope(self, peer: Peer, round: int | None) -> None:
         """Raise when nothing more can come from `peer`: it left, died or refuses us, and all it sent is taken in."""
@@ -355,26 +289,20 @@ class ZmqTransport(Transport):
             while self._open_mesh().take_in(block=False):
                 self._raise_bad_news(round)
             if not peer.queue:
-                self._fail(PeerLost, peer.why_gone, peer.rank, round)
+                self.fail(PeerLost, peer.why_gone, peer.rank, round)
 
     def _compare(self, peer: Peer, arrival: Arrival) -> None:
         """Notice at once that a peer is in another call than we are with the same sequence number."""
         header, call = arrival.header, self.current
         if call is not None and header.sequence == call.sequence and header.code != call.code:
-            self._bad_news = self._bad_news or (Mismatch, self._difference(peer, arrival, call), peer.rank, True)
-
-    def _difference(self, peer: Peer, arrival: Arrival, call: Call) -> str:
-        theirs = arrival.text or peer.signature or "another call"
-        if arrival.header.sequence != call.sequence:
-            theirs += f" (its call {arrival.header.sequence}, not {call.sequence})"
-        return f"rank {peer.rank} is in {theirs}, rank {self.rank} in {call.signature}"
+            self._bad_news = self._bad_news or (Mismatch, difference(peer, arrival, call), peer.rank, True)
 
     def _raise_bad_news(self, round: int | None) -> None:
         if self._bad_news is not None and self.calls:
             error, reason, culprit, tell = self._bad_news
-            self._fail(error, reason, culprit, round, tell=tell)
+            self.fail(error, reason, culprit, round, tell=tell)
 
-    def _fail(
+    def fail(
         self, error: type[TransportError], reason: str, culprit: int, round: int | None, *, tell: bool = True
     ) -> NoReturn:
         """Raise; in a collective also break this transport and tell the others why."""
@@ -387,10 +315,10 @@ class ZmqTransport(Transport):
                 mesh.say(peer, Header(Kind.FAULT, 0, FAULTS[error], culprit), reason)
         raise failure
 
-    def _peer(self, rank: int, round: int | None) -> Peer:
+    def peer(self, rank: int, round: int | None) -> Peer:
         peer = self._open_mesh().peers.get(rank)
         if peer is None:
-            self._fail(PeerLost, f"rank {rank} is not a peer", rank, round)
+            self.fail(PeerLost, f"rank {rank} is not a peer", rank, round)
         return peer
 
     def _open_mesh(self) -> Mesh:
