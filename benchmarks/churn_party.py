@@ -29,7 +29,7 @@ from laconic.consistency.modes.robust import Robust
 SAMPLES, BATCH = 2048, 32
 LONGEST_GAP_S = 5.0
 # What a worker would spend seconds on importing: once, in the fork server.
-PRELOAD = ["laconic.warm", "laconic.consistency.churn.job", "churn_party"]
+PRELOAD = ["laconic.warm", "laconic.consistency.elastic", "churn_party"]
 
 
 def counts(options: dict[str, Any]) -> bool:
@@ -71,8 +71,8 @@ def work(folder: str, name: str, workers: int, options: dict[str, Any]) -> None:
     with open(Path(folder, "logs", name), "w", buffering=1) as log:
         print(json.dumps({"ready": time.monotonic()}), file=log)
         job = laconic.elastic(
-            model, optimizer, dataset_size=SAMPLES, batch=BATCH, meeting=Path(folder, "meeting"), epochs=10**6,
-            workers=workers, **options,
+            model, optimizer, laconic.Samples(SAMPLES, BATCH, epochs=10**6), Path(folder, "meeting"),
+            workers=workers, **({"codec": "none"} | options),
         )  # fmt: skip
         with job:
             for batch in job.batches():

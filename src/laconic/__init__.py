@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from laconic import workloads as workloads
     from laconic.codecs import Codec as Codec
     from laconic.codecs import codec as codec
-    from laconic.consistency.churn.job import elastic as elastic
+    from laconic.consistency.churn.options import Samples as Samples
     from laconic.consistency.distill import distill as distill
     from laconic.consistency.distribute import distribute as distribute
+    from laconic.consistency.elastic import elastic as elastic
     from laconic.consistency.robust.rules import aggregate as aggregate
     from laconic.errors import LaconicError as LaconicError
     from laconic.exchange.checkpoints import Checkpoints as Checkpoints

@@ -32,6 +32,10 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def _data(epochs: int) -> dict[str, Any]:
+    return {"data": laconic.Samples(SAMPLES, BATCH, epochs)}
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -143,7 +147,7 @@ def test_a_group_that_has_begun_does_not_wait_again_for_workers(tmp_path: Path) 
 
 def test_a_block_that_was_made_without_a_worker_is_not_in_its_records(tmp_path: Path) -> None:
     offered = threading.Event()
-    options: dict[str, Any] = {"workers": 2, "consistency": "local(4)", "drop_slowest": 1, "epochs": 3}
+    options: dict[str, Any] = {"workers": 2, "consistency": "local(4)", "drop_slowest": 1, **_data(3)}
 
     def let_it_come(_: Tensor) -> None:
         if first.calls == 13:
@@ -193,7 +197,7 @@ def test_a_coordinator_that_is_back_at_once_may_go_on_with_its_block(tmp_path: P
 
         group.missed = cut_once
 
-    options: dict[str, Any] = {"workers": 2, "consistency": "local(4)", "epochs": 1}
+    options: dict[str, Any] = {"workers": 2, "consistency": "local(4)", **_data(1)}
     first = Trainer(tmp_path, spoil=lambda _: looked.wait(60), **options)
     until(lambda: (tmp_path / "view-00000001.json").exists())
     second = Trainer(tmp_path, prepare=miss, **options)
@@ -226,4 +230,4 @@ def test_ways_that_there_are_not_get_one_sentence(tmp_path: Path) -> None:
         ("nothing", "unknown consistency"),
     ):
         with pytest.raises(BadInput, match=sentence):
-            laconic.elastic(model, optimizer, dataset_size=4, batch=2, meeting=tmp_path, consistency=way)
+            laconic.elastic(model, optimizer, laconic.Samples(4, 2), tmp_path, consistency=way)

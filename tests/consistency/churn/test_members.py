@@ -18,7 +18,7 @@ from laconic.consistency.churn.meeting import Meeting, View, event, read_events
 from laconic.consistency.churn.messages import HEADER_NBYTES, Kind, pack, unpack
 from laconic.consistency.churn.replica import Replica
 from laconic.consistency.churn.work import Gradients
-from laconic.errors import BadInput, PayloadError, PeerLost
+from laconic.errors import BadInput, PayloadError, PeerLost, UnknownName
 from laconic.transports.launcher import LocalJob
 from laconic.transports.zeromq import ZmqTransport
 from laconic.transports.zeromq_mesh import Patience
@@ -141,12 +141,17 @@ def test_states_that_are_cut_off_or_of_another_model_are_refused() -> None:
 
 def _elastic(folder: Path, model: nn.Module, **options: Any) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return laconic.elastic(model, optimizer, **({"dataset_size": 8, "batch": 4, "meeting": folder} | options))
+    settings = {"data": laconic.Samples(8, 4), "codec": "none"} | options
+    return laconic.elastic(model, optimizer, meeting=folder, **settings)
 
 
 def test_wrong_use_gets_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="workers ≥ 1"):
         _elastic(tmp_path / "a", nn.Linear(2, 1), workers=0)
+    with pytest.raises(BadInput, match="epochs ≥ 0"):
+        laconic.Samples(8, 4, epochs=-1)
+    with pytest.raises(UnknownName, match="unknown option of elastic 'worker'; did you mean 'workers'"):
+        _elastic(tmp_path / "a", nn.Linear(2, 1), worker=2)
     with pytest.raises(BadInput, match="at most 64 workers"):
         _elastic(tmp_path / "a", nn.Linear(2, 1), workers=65)
     with pytest.raises(BadInput, match="krum with f=1 needs 5 workers or more, not 2"):
@@ -218,7 +223,7 @@ def test_one_worker_equals_the_plain_optimiser(make: Any, way: dict[str, str], t
         model = nn.Sequential(nn.Linear(40, 32), nn.Tanh(), nn.Linear(32, 1))
         optimizer = make(model.parameters(), lr=0.05)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
-        options = {"dataset_size": 40, "batch": 8, "epochs": 2, "seed": 4, "meeting": tmp_path}
+        options = {"data": laconic.Samples(40, 8, epochs=2, seed=4), "meeting": tmp_path}
         if elastic:
             with laconic.elastic(model, optimizer, scheduler=scheduler, **options, **way) as job:
                 for batch in job.batches():
@@ -267,7 +272,7 @@ class _Worker(Training):
 
     def _train(self) -> None:
         model = nn.Linear(2, 1)
-        options = {"dataset_size": 64, "batch": 4, "epochs": 10_000, "workers": self._workers, "patience_s": 2.0}
+        options = {"data": laconic.Samples(64, 4, epochs=10_000), "workers": self._workers, "patience_s": 2.0}
         with _elastic(self._folder, model, **options) as job:
             job._deadline._floor_s = 1.0  # a crowded machine
             self.job = job

@@ -79,8 +79,8 @@ class Trainer(Training):
     def _train(self) -> None:
         model, x, y = problem()
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-        settings = {"dataset_size": SAMPLES, "batch": BATCH, "epochs": EPOCHS, "meeting": self.folder}
-        with laconic.elastic(model, optimizer, **({"patience_s": 20.0} | settings | self.options)) as job:
+        settings = {"data": laconic.Samples(SAMPLES, BATCH, EPOCHS), "codec": "none", "patience_s": 20.0}
+        with laconic.elastic(model, optimizer, meeting=self.folder, **(settings | self.options)) as job:
             job._deadline._floor_s = 1.0  # a crowded machine
             if self.prepare is not None:
                 self.prepare(job)

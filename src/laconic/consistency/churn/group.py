@@ -11,40 +11,19 @@ from __future__ import annotations
 
 import time
 
-from laconic.consistency.churn.deadline import Deadline
 from laconic.consistency.churn.line import NewView
 from laconic.consistency.churn.mean import Mean
-from laconic.consistency.churn.meeting import Meeting
-from laconic.consistency.churn.membership import TICK_S, Membership
+from laconic.consistency.churn.membership import Membership
 from laconic.consistency.churn.messages import Kind, Message, address, pack
-from laconic.consistency.churn.replica import Replica
-from laconic.consistency.churn.wire import Occasion, Offer, Unreadable, Wire
+from laconic.consistency.churn.watch import TICK_S
+from laconic.consistency.churn.wire import Occasion, Offer, Unreadable
 from laconic.errors import PayloadError
 
 
 class Group(Membership):
-    """One worker's membership, and its part in every step.
+    """One worker's membership, and its part in every step."""
 
-    Args:
-        drop_slowest: how many members a step does not wait for.
-        workers, silence_s, period: as for `Membership`.
-    """
-
-    def __init__(
-        self,
-        meeting: Meeting,
-        replica: Replica,
-        wire: Wire,
-        deadline: Deadline,
-        *,
-        drop_slowest: int = 0,
-        workers: int = 1,
-        silence_s: float = 1.5,
-        period: int = 1,
-    ) -> None:
-        self._drop_slowest = drop_slowest
-        self._committed_at = time.monotonic()
-        super().__init__(meeting, replica, wire, deadline, workers, silence_s, period)
+    _committed_at = 0.0
 
     def agree(self, samples: int, of_all: int) -> Mean | None:
         """The mean of all members' `wire.values` at this step, or None when the view changes: do the step again.
@@ -70,7 +49,7 @@ class Group(Membership):
                 if self.at_stake:
                     self._look_after()
                 return None
-            while self._drop_slowest or self.at_stake:
+            while self.options.drop_slowest or self.at_stake:
                 message = self._line.next(0.0)
                 if message is None and not self._line.reaches(self.view.coordinator):
                     message = self._hear_unless_back()
@@ -110,7 +89,7 @@ class Group(Membership):
 
     def _collect(self, samples: int, occasion: Occasion) -> Mean:
         """The coordinator's part of a step."""
-        needed = max(1, len(self.view.ids) - self._drop_slowest)
+        needed = max(1, len(self.view.ids) - self.options.drop_slowest)
         since, limit_s = time.monotonic(), self._limit_s
         while True:
             came = self._line.offers_for(self.step)

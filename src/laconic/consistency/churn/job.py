@@ -1,6 +1,6 @@
-"""`laconic.elastic`: synchronous training in which workers may come, go, stop and die at any moment.
+"""One worker's part in an elastic training.
 
-Callers: users. Each worker is a process that runs the same script; nothing else has to run.
+Callers: `laconic.elastic` makes it, users loop over its batches.
 """
 
 from __future__ import annotations
@@ -8,33 +8,26 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from laconic.codecs import Codec
-from laconic.consistency.base import Mode
 from laconic.consistency.churn.deadline import Deadline
 from laconic.consistency.churn.group import Group
 from laconic.consistency.churn.joining import Fenced, Finished
 from laconic.consistency.churn.mean import Mean
 from laconic.consistency.churn.meeting import Meeting
-from laconic.consistency.churn.messages import MAX_MEMBERS
+from laconic.consistency.churn.options import ElasticOptions
 from laconic.consistency.churn.replica import Replica, digest
-from laconic.consistency.churn.ways import parts_of, way_for
 from laconic.consistency.churn.wire import Wire
 from laconic.consistency.churn.work import Work
-from laconic.consistency.modes.sync import Sync
 from laconic.errors import BadInput
-from laconic.exchange.policy import Exemptions, flat_codec
+from laconic.exchange.job import Job
 from laconic.exchange.record import StepRecord
-from laconic.workloads.order import SampleLedger
 
 
-class ElasticJob:
+class ElasticJob(Job):
     """One worker's part in an elastic training; made by `elastic`.
 
     Attributes:
@@ -46,25 +39,19 @@ class ElasticJob:
     KEPT = 10_000
 
     def __init__(
-        self,
-        replica: Replica,
-        parts: tuple[Work, Wire],
-        meeting: Meeting,
-        deadline: Deadline,
-        epochs: int,
-        **options: Any,
+        self, replica: Replica, parts: tuple[Work, Wire], meeting: Meeting, options: ElasticOptions, epochs: int
     ) -> None:
-        work, wire = parts
-        self._replica, self._work, self._epochs, self._options = replica, work, epochs, options
-        self._meeting, self._deadline = meeting, deadline
+        self._replica, self._meeting, self._options, self._epochs = replica, meeting, options, epochs
+        self._work, self._wire = parts
+        self._deadline = Deadline(options.patience_s)
+        self.model, self.optimizer = replica.model, replica.optimizer
         self.finished, self.rejoined = False, 0
         self._is_due = False  # a batch was given, for which step() has not been called
         self.records: list[StepRecord] = []
         self._unsettled: list[StepRecord] = []
         self._group: Group | None = None
-        self._wire = wire
         try:
-            self._group = Group(meeting, replica, wire, deadline, period=work.period, **options)
+            self._group = Group(meeting, replica, self._wire, self._deadline, options, self._work.period)
         except Finished:
             over = f"the job in {meeting.folder} has finished: nothing is left to train, and this model stays as it is"
             warnings.warn(f"{over}; another training needs another folder", stacklevel=3)
@@ -123,7 +110,7 @@ class ElasticJob:
                 self._abandon()
                 return False
             waited = time.perf_counter() - begun
-            if self._options["drop_slowest"]:
+            if self._options.drop_slowest:
                 self._wire.renew()  # a dropped one may still be on its way
             rejoined = self.rejoined
             if not self._commit(mean):
@@ -234,94 +221,20 @@ class ElasticJob:
                 self._work.abandon()
             group.leave()
 
-    def __enter__(self) -> ElasticJob:
-        return self
+    def state_dict(self) -> dict[str, Any]:
+        """Where the job is in its data, and what its mode keeps; model and optimiser have the rest."""
+        replica = self._replica
+        scheduler = None if replica.scheduler is None else replica.scheduler.state_dict()
+        step = 0 if self._group is None else self._group.step
+        return {"step": step, "ledger": replica.ledger.state(), "scheduler": scheduler, "extra": dict(replica.extra)}
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def elastic(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    dataset_size: int,
-    batch: int,
-    meeting: str | Path,
-    epochs: int = 1,
-    seed: int = 0,
-    workers: int = 1,
-    scheduler: Any = None,
-    drop_slowest: int = 0,
-    patience_s: float = 5.0,
-    silence_s: float = 1.5,
-    codec: str | Codec = "none",
-    consistency: str | Mode = "sync",
-) -> ElasticJob:
-    """Train together with whoever meets in `meeting`, through every loss of a worker; blocks until this one is in.
-
-    The first worker that comes gives its model; all others receive weights, optimiser state, step and place in the
-    data from a peer, whenever they come. A step is the mean gradient of `batch` samples whoever is there to compute
-    them, and every sample of an epoch is in exactly one committed step.
-
-    Cost of a step, or of a block: the coordinator, which is the longest-standing worker, receives and sends (P − 1)·n
-    values, every other worker n each way, and one small message more. A view change costs a file in `meeting` and a
-    round of small messages; a newcomer also the state, sent by one peer.
-
-    Args:
-        model: parameters float32 on the CPU; all workers must build the same shapes.
-        optimizer: of the model's parameters. `job.step()` steps it, not you.
-        dataset_size: samples of an epoch; batches are numbers below it.
-        batch: samples of a step over all workers.
-        meeting: a folder all workers can write to, of this job alone.
-        epochs: how often every sample is used.
-        workers: the first step waits for this many, 64 at most: there are no more at a time.
-        scheduler: a learning-rate scheduler, stepped after every committed step.
-        drop_slowest: steps do not wait for this many workers; samples of the dropped are used later.
-        patience_s: how long to wait for a worker before the deadline is learned from past steps, and at least for a
-            newcomer's first gradient; longer than a step takes, or a block of steps where workers agree on blocks.
-        silence_s: after so long without a heartbeat a connection counts as broken, whatever steps take.
-        codec: a spec such as "dynamic8", through which gradients travel both ways, with error feedback; biases, norms
-            and parameters of fewer than 1,024 values stay float32. All workers go on with the same decoded mean.
-        consistency: what workers agree on: "sync", the mean gradient of every step; "robust(krum, f=1)", what a rule
-            makes of all gradients at the coordinator, which is trusted (`workers` must be enough for f); "local(8)" or
-            "block_momentum(8)", the weights after a block of steps that each worker makes alone, which is then what is
-            committed, or made again.
-
-    Raises:
-        BadInput: a value out of range, a codec or a mode that elastic does not have, or the job in `meeting` trains
-            something else.
-        PayloadError: from `step`: what the coordinator sent cannot be read.
-        PeerLost: everyone who had the model is gone.
-
-    >>> import tempfile
-    >>> model = nn.Linear(4, 1)
-    >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    >>> x = torch.ones(10, 4)
-    >>> with elastic(model, optimizer, dataset_size=10, batch=5, meeting=tempfile.mkdtemp()) as job:
-    ...     for batch in job.batches():
-    ...         model(x[batch]).square().mean().backward()
-    ...         _ = job.step()
-    ...     job.steps
-    2
-
-    Source: Chen et al., Revisiting Distributed Synchronous SGD, 2016 (backup workers); Birman and Joseph, Exploiting
-        virtual synchrony in distributed systems, SOSP 1987 (views).
-    Differs: views are numbered by files in a shared folder, of which each can be made once, not by a vote; gradients
-        dropped by `drop_slowest` are computed again from the same samples later, not lost; blocks end with the epoch.
-    """
-    if epochs < 0 or workers < 1 or drop_slowest < 0 or silence_s <= 0:
-        text = f"{epochs}, {workers}, {drop_slowest} and {silence_s}"
-        raise BadInput(f"elastic needs epochs ≥ 0, workers ≥ 1, drop_slowest ≥ 0 and silence_s > 0, got {text}")
-    if workers > MAX_MEMBERS:
-        raise BadInput(f"an elastic training has at most {MAX_MEMBERS} workers at a time, not {workers}")
-    if codec == "auto":
-        raise BadInput("codec 'auto' chooses for all-reduces, which elastic does not use; name a codec")
-    way, built = way_for(consistency, workers), flat_codec(codec)
-    terms = ("" if way == Sync() else f", by {way}") + ("" if built.exact else f", through {built}")
-    exempt = None if built.exact else Exemptions()
-    ledger = SampleLedger(dataset_size, batch, seed)
-    replica = Replica(model, optimizer, ledger, scheduler, exempt=exempt, terms=terms)
-    options = {"drop_slowest": drop_slowest, "workers": workers, "silence_s": silence_s}
-    parts = parts_of(way, built, replica)
-    return ElasticJob(replica, parts, Meeting(meeting), Deadline(patience_s), epochs, **options)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another job left off; on the first worker, before its first batch. Others get it from there."""
+        group, replica = self._present(), self._replica
+        if group.view.number > 1 or group.step > 0:
+            raise BadInput("an elastic job takes over a state before its first batch, on the worker that comes first")
+        replica.ledger.load(state["ledger"])
+        replica.extra = dict(state["extra"])
+        if replica.scheduler is not None and state["scheduler"] is not None:
+            replica.scheduler.load_state_dict(state["scheduler"])
+        group.step = int(state["step"])

@@ -1,7 +1,6 @@
 """Who trains together: numbered views, failover, and one state for all.
 
-Caller: `group.py`, whose base this is. All runs on the worker's own thread; ZeroMQ's threads only move bytes and answer
-heartbeats.
+Caller: `group.py`, whose base this is.
 
 A view is a numbered list of members; its first member is the coordinator. When somebody joins, leaves or is lost, the
 first living member publishes the next view (`meeting.py`: only one can). In the new view members report how many steps
@@ -14,52 +13,31 @@ Invariant: members of one view that have applied as many steps hold the same bit
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import NoReturn
-
-from torch import Tensor
 
 from laconic.consistency.churn.deadline import Deadline
 from laconic.consistency.churn.joining import Fenced, found, join
 from laconic.consistency.churn.line import Line, NewView
 from laconic.consistency.churn.meeting import Meeting, View, event
-from laconic.consistency.churn.messages import MAX_MEMBERS, Kind, Message, pack
+from laconic.consistency.churn.messages import Kind, Message, pack
+from laconic.consistency.churn.options import ElasticOptions
 from laconic.consistency.churn.replica import Replica
+from laconic.consistency.churn.watch import LOGGER, NO_MODEL, TICK_S, Watch
 from laconic.consistency.churn.wire import Wire
-from laconic.errors import PeerLost
-
-NO_MODEL = -1
-TICK_S = 0.02
-CUT = "its connection broke"
-SILENT = "nothing came from it for {:.3g} s"
 
 
-class Membership:
+class Membership(Watch):
     """One worker's place in a group.
 
     Args:
-        workers: how many members the first step waits for.
-        silence_s: after so long without a heartbeat a connection counts as broken.
+        options: how many members the first step waits for, and when a connection counts as broken.
         period: the most steps from one agreement to the next.
-
-    Attributes:
-        step: agreements applied to the replica so far; NO_MODEL before the first state has come.
-        view: the present one.
-        at_stake: steps made since the last agreement, which are lost when the view changes.
     """
 
     def __init__(
-        self,
-        meeting: Meeting,
-        replica: Replica,
-        wire: Wire,
-        deadline: Deadline,
-        workers: int,
-        silence_s: float,
-        period: int = 1,
+        self, meeting: Meeting, replica: Replica, wire: Wire, deadline: Deadline, options: ElasticOptions, period: int
     ) -> None:
-        self.meeting, self.replica, self.wire, self.deadline = meeting, replica, wire, deadline
-        self._workers, self._silence_s, self._period = workers, silence_s, period
+        super().__init__(replica, deadline, period)
+        self.meeting, self.wire, self.options = meeting, wire, options
         self._job = replica.signature
         self.begin()
 
@@ -67,12 +45,10 @@ class Membership:
 
     def begin(self) -> None:
         """Come in as a newcomer, under a number of its own; blocks until a view holds this worker."""
-        self.step, self.at_stake = NO_MODEL, 0
+        self._reset()
         self.wire.forget()
-        self._line = Line(self.meeting, self._silence_s)
+        self._line = Line(self.meeting, self.options.silence_s)
         self._pending: View | None = None
-        self._new: set[int] = set()  # members that have not made a step with us yet
-        self._held = self._begun = self._fresh = self._ending = False
         try:
             self._pending = found(self._line, self._job)
             if self._pending is not None:
@@ -84,31 +60,6 @@ class Membership:
             raise
 
     @property
-    def id(self) -> int:
-        """This worker's number."""
-        return self._line.id
-
-    @property
-    def sent_nbytes(self) -> int:
-        """Payload bytes sent so far."""
-        return self._line.sent_nbytes
-
-    @property
-    def view(self) -> View:
-        """The present view."""
-        return self._line.view
-
-    @property
-    def place(self) -> int:
-        """This worker's place among the members of the view."""
-        return self.view.ids.index(self.id)
-
-    @property
-    def steps(self) -> int:
-        """Steps committed so far: more than `step` where members agree on blocks of steps."""
-        return int(self.replica.extra.get("steps", self.step))
-
-    @property
     def changed(self) -> bool:
         """Whether there is a newer view: settle."""
         return self._pending is not None
@@ -116,6 +67,7 @@ class Membership:
     def rejoin(self) -> None:
         """Come back as a newcomer after Fenced, and leave a record of it."""
         old, made = self.id, self.steps
+        LOGGER.warning("the others went on without worker %d: it comes back as a newcomer", old)
         self.begin()
         if self._pending is not None:
             self.meeting.record([event(self._pending, made, self.id, f"rejoined: had been worker {old}")])
@@ -145,19 +97,12 @@ class Membership:
             except NewView as news:
                 self._pending = news.view
 
-    @property
-    def _is_coordinator(self) -> bool:
-        return self.view.coordinator == self.id
-
-    @property
-    def _others(self) -> list[int]:
-        return [member for member in self.view.ids if member != self.id]
-
     def _enter(self, view: View) -> None:
         if self.id not in view.ids:
             raise Fenced
         self._new = (self._new | set(view.ids) - set(self.view.ids)) & set(view.ids)
         self._line.turn_to(view)
+        LOGGER.info("worker %d enters view %d of members %s", self.id, view.number, view.ids)
         if self._is_coordinator:
             self._gather_reports()
         else:
@@ -184,7 +129,7 @@ class Membership:
         if self.step < newest:
             self._catch_up(next(member for member in reports if reports[member] == newest))
         behind = [member for member in self._others if reports[member] < newest]
-        self._begun |= self.step > 0 or len(self.view.ids) >= self._workers
+        self._begun |= self.step > 0 or len(self.view.ids) >= self.options.workers
         self._held = not self._begun
         self._new |= set(behind)
         self._line.receiving = set(behind)
@@ -233,79 +178,3 @@ class Membership:
         self.replica.load(message.body)
         self.step = message.step
         self.wire.resume(self.step, self.id in self.replica.included)
-
-    def _hear(self, waits_s: float | None) -> Message:
-        """The next message from the coordinator; when that is lost, the next in line takes over.
-
-        Args:
-            waits_s: how long it may be silent; None: as long as its connection stands.
-        """
-        return next(message for message in self._heard(waits_s) if message is not None)
-
-    def _heard(self, waits_s: float | None) -> Iterator[Message | None]:
-        """As `_hear`, with None after every moment in which nothing came."""
-        since, watched = time.monotonic(), self.view.coordinator
-        suspects: dict[int, str] = {}
-        while True:
-            message = self._line.next(TICK_S)
-            if message is not None:
-                if message.sender == self.view.coordinator:
-                    yield message
-                continue
-            suspects |= {m: CUT for m in self._others if m not in suspects and not self._line.reaches(m)}
-            first = next(m for m in self.view.ids if m not in suspects)
-            if first == self.id:
-                self._line.look()
-                if self.step == NO_MODEL:
-                    raise self._model_lost()
-                self._propose(suspects)
-            if first != watched:
-                since, watched, waits_s = time.monotonic(), first, 2 * self.deadline.seconds
-            if waits_s is not None and self._line.waited_s(since) > waits_s:
-                suspects[watched] = SILENT.format(waits_s)
-            yield None
-
-    def _look_around(self) -> None:
-        """The coordinator, between steps: change the view when somebody has come or gone; wait for enough to begin."""
-        while True:
-            self._look_after()
-            if self._line.has_newcomers() and len(self.view.ids) < MAX_MEMBERS:
-                self._propose({})
-            if not self._held:
-                return
-            self._line.next(TICK_S)
-
-    def _look_after(self) -> None:
-        """The coordinator, at any time: take in what has come, and change the view when somebody has gone."""
-        while self._line.next(0.0) is not None:
-            pass
-        self._replace(self._others, 0.0, None)
-
-    def _replace(self, missing: list[int], since: float, limit_s: float | None) -> None:
-        """The coordinator: go on without those of the `missing` who cannot be reached, or are silent for `limit_s`."""
-        gone = {m: CUT for m in missing if not self._line.reaches(m)}
-        if limit_s is not None and self._line.waited_s(since) > limit_s:
-            gone = {m: SILENT.format(limit_s) for m in missing} | gone
-        if gone:
-            self._propose(gone)
-
-    @property
-    def _limit_s(self) -> float:
-        """How long a step may take; a newcomer's first is not judged by the others' past steps."""
-        return max(self.deadline.seconds, self.deadline.patience_s) if self._new else self.deadline.seconds
-
-    def _propose(self, lost: dict[int, str]) -> NoReturn:
-        """Publish the next view, without the lost and with the newcomers; raises NewView with whichever is valid."""
-        redo = self._period if self._begun and not self._ending else 0  # others may be further in it than this one
-        raise NewView(self._line.propose(lost, max(0, self.steps), redo, MAX_MEMBERS))
-
-    def _model_lost(self) -> PeerLost:
-        return PeerLost(f"[worker {self.id}] everyone who had the model is gone", rank=self.id)
-
-    def say_busy(self, busy: bool) -> None:
-        """Tell all members that no step comes from here for a while, or that it does again."""
-        self._tell_all(pack(Kind.BUSY, self.view.number, self.step, flag=busy))
-
-    def _tell_all(self, message: Tensor) -> None:
-        for member in self._others:
-            self._line.tell(member, message)

@@ -20,8 +20,10 @@ from typing import IO, Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from laconic.consistency.churn.job import ElasticJob, elastic
+from laconic.consistency.churn.job import ElasticJob
 from laconic.consistency.churn.messages import MAX_MEMBERS
+from laconic.consistency.churn.options import Samples
+from laconic.consistency.elastic import elastic
 from laconic.errors import BadInput
 from laconic.lab.runs import stopping
 from laconic.lab.runs.elastic.journals import EvaluationRow, Journals, StepRow, WorkerRow
@@ -88,10 +90,10 @@ class ElasticWorker:
         """Every step that is left."""
         trial, chosen = self.trial, self.trial.configuration
         warnings.filterwarnings("ignore", message="the job in .* has finished")  # a late replacement; the command knows
+        epochs = self.workload.epochs - trial.resume // self.steps_per_epoch
+        data = Samples(len(self.task.data.train), self.task.global_batch(1), epochs, _order_seed(trial))
         with elastic(
-            self.task.model, self.optimizer, dataset_size=len(self.task.data.train), batch=self.task.global_batch(1),
-            epochs=self.workload.epochs - trial.resume // self.steps_per_epoch, seed=_order_seed(trial),
-            meeting=self.journals.meeting(trial.start), workers=chosen.workers,
+            self.task.model, self.optimizer, data, self.journals.meeting(trial.start), workers=chosen.workers,
             scheduler=LambdaLR(self.optimizer, self._rate), patience_s=PATIENCE_S, codec=chosen.codec,
             consistency=chosen.consistency,
         ) as job:  # fmt: skip

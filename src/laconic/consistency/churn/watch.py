@@ -1,0 +1,162 @@
+"""Who is still there: what a member hears, whom it takes for lost, and the next view that follows.
+
+Caller: `membership.py`, whose base this is. All runs on the worker's own thread; ZeroMQ's threads only move bytes and
+answer heartbeats.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import NoReturn
+
+from torch import Tensor
+
+from laconic.consistency.churn.deadline import Deadline
+from laconic.consistency.churn.line import Line, NewView
+from laconic.consistency.churn.meeting import View
+from laconic.consistency.churn.messages import MAX_MEMBERS, Kind, Message, pack
+from laconic.consistency.churn.replica import Replica
+from laconic.errors import PeerLost
+
+LOGGER = logging.getLogger("laconic.consistency")
+NO_MODEL = -1
+TICK_S = 0.02
+CUT = "its connection broke"
+SILENT = "nothing came from it for {:.3g} s"
+
+
+class Watch:
+    """One worker's eyes on the others of its view.
+
+    Args:
+        period: the most steps from one agreement to the next.
+
+    Attributes:
+        step: agreements applied to the replica so far; NO_MODEL before the first state has come.
+        at_stake: steps made since the last agreement, which are lost when the view changes.
+    """
+
+    _line: Line
+
+    def __init__(self, replica: Replica, deadline: Deadline, period: int) -> None:
+        self.replica, self.deadline, self._period = replica, deadline, period
+        self._reset()
+
+    def _reset(self) -> None:
+        """As a newcomer is."""
+        self.step, self.at_stake = NO_MODEL, 0
+        self._new: set[int] = set()  # members that have not made a step with us yet
+        self._held = self._begun = self._fresh = self._ending = False
+
+    @property
+    def id(self) -> int:
+        """This worker's number."""
+        return self._line.id
+
+    @property
+    def sent_nbytes(self) -> int:
+        """Payload bytes sent so far."""
+        return self._line.sent_nbytes
+
+    @property
+    def view(self) -> View:
+        """The present view."""
+        return self._line.view
+
+    @property
+    def place(self) -> int:
+        """This worker's place among the members of the view."""
+        return self.view.ids.index(self.id)
+
+    @property
+    def steps(self) -> int:
+        """Steps committed so far: more than `step` where members agree on blocks of steps."""
+        return int(self.replica.extra.get("steps", self.step))
+
+    @property
+    def _is_coordinator(self) -> bool:
+        return self.view.coordinator == self.id
+
+    @property
+    def _others(self) -> list[int]:
+        return [member for member in self.view.ids if member != self.id]
+
+    def _hear(self, waits_s: float | None) -> Message:
+        """The next message from the coordinator; when that is lost, the next in line takes over.
+
+        Args:
+            waits_s: how long it may be silent; None: as long as its connection stands.
+        """
+        return next(message for message in self._heard(waits_s) if message is not None)
+
+    def _heard(self, waits_s: float | None) -> Iterator[Message | None]:
+        """As `_hear`, with None after every moment in which nothing came."""
+        since, watched = time.monotonic(), self.view.coordinator
+        suspects: dict[int, str] = {}
+        while True:
+            message = self._line.next(TICK_S)
+            if message is not None:
+                if message.sender == self.view.coordinator:
+                    yield message
+                continue
+            suspects |= {m: CUT for m in self._others if m not in suspects and not self._line.reaches(m)}
+            first = next(m for m in self.view.ids if m not in suspects)
+            if first == self.id:
+                self._line.look()
+                if self.step == NO_MODEL:
+                    raise self._model_lost()
+                self._propose(suspects)
+            if first != watched:
+                since, watched, waits_s = time.monotonic(), first, 2 * self.deadline.seconds
+            if waits_s is not None and self._line.waited_s(since) > waits_s:
+                suspects[watched] = SILENT.format(waits_s)
+            yield None
+
+    def _look_around(self) -> None:
+        """The coordinator, between steps: change the view when somebody has come or gone; wait for enough to begin."""
+        while True:
+            self._look_after()
+            if self._line.has_newcomers() and len(self.view.ids) < MAX_MEMBERS:
+                self._propose({})
+            if not self._held:
+                return
+            self._line.next(TICK_S)
+
+    def _look_after(self) -> None:
+        """The coordinator, at any time: take in what has come, and change the view when somebody has gone."""
+        while self._line.next(0.0) is not None:
+            pass
+        self._replace(self._others, 0.0, None)
+
+    def _replace(self, missing: list[int], since: float, limit_s: float | None) -> None:
+        """The coordinator: go on without those of the `missing` who cannot be reached, or are silent for `limit_s`."""
+        gone = {m: CUT for m in missing if not self._line.reaches(m)}
+        if limit_s is not None and self._line.waited_s(since) > limit_s:
+            gone = {m: SILENT.format(limit_s) for m in missing} | gone
+        if gone:
+            self._propose(gone)
+
+    @property
+    def _limit_s(self) -> float:
+        """How long a step may take; a newcomer's first is not judged by the others' past steps."""
+        return max(self.deadline.seconds, self.deadline.patience_s) if self._new else self.deadline.seconds
+
+    def _propose(self, lost: dict[int, str]) -> NoReturn:
+        """Publish the next view, without the lost and with the newcomers; raises NewView with whichever is valid."""
+        for member, why in lost.items():
+            LOGGER.warning("worker %d goes on without worker %d: %s", self.id, member, why)
+        redo = self._period if self._begun and not self._ending else 0  # others may be further in it than this one
+        raise NewView(self._line.propose(lost, max(0, self.steps), redo, MAX_MEMBERS))
+
+    def _model_lost(self) -> PeerLost:
+        return PeerLost(f"[worker {self.id}] everyone who had the model is gone", rank=self.id)
+
+    def say_busy(self, busy: bool) -> None:
+        """Tell all members that no step comes from here for a while, or that it does again."""
+        self._tell_all(pack(Kind.BUSY, self.view.number, self.step, flag=busy))
+
+    def _tell_all(self, message: Tensor) -> None:
+        for member in self._others:
+            self._line.tell(member, message)

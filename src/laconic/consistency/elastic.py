@@ -1,0 +1,92 @@
+"""`laconic.elastic`: synchronous training in which workers may come, go, stop and die at any moment.
+
+Callers: users. Each worker is a process that runs the same script; nothing else has to run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from laconic.codecs import Codec
+from laconic.consistency.base import Mode
+from laconic.consistency.churn.job import ElasticJob
+from laconic.consistency.churn.meeting import Meeting
+from laconic.consistency.churn.options import ElasticOptions, Samples
+from laconic.consistency.churn.replica import Replica
+from laconic.consistency.churn.ways import parts_of, way_for
+from laconic.consistency.modes.sync import Sync
+from laconic.errors import BadInput
+from laconic.exchange.options import DEFAULT_CODEC
+from laconic.exchange.policy import Exemptions, flat_codec
+
+
+def elastic(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: Samples,
+    meeting: str | Path,
+    *,
+    codec: str | Codec | None = None,
+    consistency: str | Mode = "sync",
+    scheduler: Any = None,
+    **options: Any,
+) -> ElasticJob:
+    """Train together with whoever meets in `meeting`, through every loss of a worker; blocks until this one is in.
+
+    The first worker that comes gives its model; all others receive weights, optimiser state, step and place in the
+    data from a peer, whenever they come. A step is the mean gradient of `batch` samples whoever is there to compute
+    them, and every sample of an epoch is in exactly one committed step.
+
+    Cost of a step, or of a block: the coordinator, which is the longest-standing worker, receives and sends (P − 1)·n
+    values, every other worker n each way, and one small message more. A view change costs a file in `meeting` and a
+    round of small messages; a newcomer also the state, sent by one peer.
+
+    Args:
+        model: parameters float32 on the CPU; all workers must build the same shapes.
+        optimizer: of the model's parameters. `job.step()` steps it, not you.
+        data: the samples of an epoch, of a step, and how many epochs.
+        meeting: a folder all workers can write to, of this job alone.
+        scheduler: a learning-rate scheduler, stepped after every committed step.
+        codec: a spec, through which gradients travel both ways, with error feedback; None: `DEFAULT_CODEC`. Biases,
+            norms and parameters of fewer than 1,024 values stay float32. All workers go on with the same decoded mean.
+        consistency: what workers agree on: "sync", the mean gradient of every step; "robust(krum, f=1)", what a rule
+            makes of all gradients at the coordinator, which is trusted (`workers` must be enough for f); "local(8)" or
+            "block_momentum(8)", the weights after a block of steps that each worker makes alone, which is then what is
+            committed, or made again.
+        options: workers, drop_slowest, patience_s and silence_s, see `ElasticOptions`.
+
+    Raises:
+        UnknownName: an option that there is not.
+        BadInput: a value out of range, a codec or a mode that elastic does not have, or the job in `meeting` trains
+            something else.
+        PayloadError: from `step`: what the coordinator sent cannot be read.
+        PeerLost: everyone who had the model is gone.
+
+    >>> import tempfile
+    >>> model = nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    >>> x = torch.ones(10, 4)
+    >>> with elastic(model, optimizer, Samples(10, batch=5), tempfile.mkdtemp()) as job:
+    ...     for batch in job.batches():
+    ...         model(x[batch]).square().mean().backward()
+    ...         _ = job.step()
+    ...     job.steps
+    2
+
+    Source: Chen et al., Revisiting Distributed Synchronous SGD, 2016 (backup workers); Birman and Joseph, Exploiting
+        virtual synchrony in distributed systems, SOSP 1987 (views).
+    Differs: views are numbered by files in a shared folder, of which each can be made once, not by a vote; gradients
+        dropped by `drop_slowest` are computed again from the same samples later, not lost; blocks end with the epoch.
+    """
+    given = ElasticOptions.of(options)
+    if codec == "auto":
+        raise BadInput("codec 'auto' chooses for all-reduces, which elastic does not use; name a codec")
+    way, built = way_for(consistency, given.workers), flat_codec(DEFAULT_CODEC if codec is None else codec)
+    terms = ("" if way == Sync() else f", by {way}") + ("" if built.exact else f", through {built}")
+    exempt = None if built.exact else Exemptions()
+    replica = Replica(model, optimizer, data.ledger(), scheduler, exempt=exempt, terms=terms)
+    return ElasticJob(replica, parts_of(way, built, replica), Meeting(meeting), given, data.epochs)
