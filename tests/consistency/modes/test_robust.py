@@ -117,6 +117,17 @@ def test_the_geometric_median_stays_near_the_honest_ones(data: st.DataObject) ->
     assert np.sqrt(((found - centre) ** 2).sum()) <= 2 * (n - f) / (n - 2 * f) * radius * (1 + 1e-3) + 1e-4
 
 
+def test_a_geometric_median_that_lies_at_or_near_a_vector_is_found() -> None:
+    """Weiszfeld's own steps hardly move there: seed 66 used to end at 4.520304."""
+    x = np.random.default_rng(66).standard_normal((4, 2)).astype(np.float32)
+    assert reference.sum_of_distances(x, aggregate("geometric_median", x, 1)) == pytest.approx(4.520228, abs=1e-6)
+    for seed in range(100):
+        random = np.random.default_rng(seed)
+        x = random.standard_normal((int(random.integers(3, 9)), int(random.integers(1, 4)))).astype(np.float32)
+        least = reference.sum_of_distances(x, reference.geometric_median(x, 0))
+        assert reference.sum_of_distances(x, aggregate("geometric_median", x, 0)) <= least * (1 + 1e-6), seed
+
+
 @pytest.mark.parametrize("name", ROBUST)
 @pytest.mark.parametrize("lie", [float("nan"), float("inf"), -float("inf"), 1e38, -3.4e38])
 def test_one_spoilt_coordinate_is_survived(name: str, lie: float) -> None:
