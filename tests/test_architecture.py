@@ -115,7 +115,6 @@ UNFINISHED = {
     "import schedule → validate",
     "import schedule → draw",
     "import workload → task",
-    "methods of GaiaAgreement",
     "methods of CompressionState",
     "methods of MpiTransport",
     "methods of ZmqTransport",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,16 +12,15 @@ from torch import Tensor
 from laconic.consistency.averaging import OwnWeights
 from laconic.consistency.base import Mode, Setup, check_whole, register
 from laconic.consistency.gaia.link import Link
+from laconic.consistency.mail import receive, wait
 from laconic.consistency.servers.wire import Kind, Message, unpack
 from laconic.consistency.side import open_members
 from laconic.consistency.sites import Site, site_numbers
 from laconic.consistency.weights import average_buffers
-from laconic.errors import BadInput, CollectiveTimeout, PeerLost
+from laconic.errors import BadInput, PeerLost
 from laconic.exchange.collectives import all_reduce
 from laconic.exchange.policy import PlannedCodec
 from laconic.transports.zeromq import ZmqTransport
-
-TICK_S = 0.02
 
 
 @register("gaia")
@@ -136,7 +134,8 @@ class GaiaAgreement(OwnWeights):
             self._base = self.weights.values.clone()
 
     def _may_begin(self) -> bool:
-        self._drain()
+        while self._take_in(0.0):
+            pass
         return all(link.mirror >= self.clock - self.mode.lag and not link.barriers for link in self.links.values())
 
     def _apply_incoming(self) -> None:
@@ -179,19 +178,16 @@ class GaiaAgreement(OwnWeights):
         except PeerLost:
             raise self._lost(site) from None
 
-    def _drain(self) -> None:
-        while self._take_in(0.0):
-            pass
-
     def _take_in(self, timeout_s: float) -> bool:
         """Take in one message from another site."""
         assert self._mesh is not None
-        try:
-            site, _, data = self._mesh.recv_any(timeout_s)
-        except CollectiveTimeout:
+        came = receive(self._mesh, timeout_s)
+        if came is None:
+            for site, link in self.links.items():
+                if site not in self._mesh.peers and not link.ended:
+                    raise self._lost(site)
             return False
-        except PeerLost:
-            raise self._lost(next(iter(self.links))) from None
+        site, data = came
         link = self.links[site]
         if link.take_in(unpack(data)):
             self._send(site, Message(Kind.STORED, self.site.number, 0))
@@ -200,23 +196,16 @@ class GaiaAgreement(OwnWeights):
         return True
 
     def _wait(self, done: Callable[[], bool], why: str) -> None:
-        """Take in messages until `done()`."""
+        """Take in messages until `done()`; `why` is what the other site has not done when it takes too long."""
         mesh = self._mesh
         assert mesh is not None
-        begun = moved = time.monotonic()
-        while not done():
-            if self._take_in(TICK_S):
-                moved = time.monotonic()
-                continue
-            for site, link in self.links.items():
-                if site not in mesh.peers and not link.ended:
-                    raise self._lost(site)
-            if time.monotonic() - moved > mesh.timeout_s:
-                site = min(self.links, key=lambda each: self.links[each].mirror)
-                leader = self.site.leaders[site]
-                text = f"nothing came in {mesh.timeout_s:g} s: site {site} (rank {leader}) {why}"
-                raise CollectiveTimeout(f"{self._where()}: {text}", rank=self.world.rank, peer=leader)
-        self.waited(time.monotonic() - begun)
+
+        def late() -> tuple[int, str]:
+            site = min(self.links, key=lambda each: self.links[each].mirror)
+            text = f"nothing came in {mesh.timeout_s:g} s: site {site} (rank {self.site.leaders[site]}) {why}"
+            return self.site.leaders[site], f"{self._where()}: {text}"
+
+        self.waited(wait(mesh, done, self._take_in, late))
 
     def _lost(self, site: int) -> PeerLost:
         leader = self.site.leaders[site]
@@ -239,7 +228,10 @@ class GaiaAgreement(OwnWeights):
         with self.agreeing():
             self._tell_all_restored()
             self._flush()
-            self._add_all()
+            for link in self.links.values():
+                if link.incoming is not None:
+                    self.weights.values.add_(link.incoming)
+                    link.incoming = None
             share = torch.zeros_like(self.weights.values)
             if self.site.leads:
                 share += self.weights.values
@@ -276,12 +268,6 @@ class GaiaAgreement(OwnWeights):
             self._flush()
             self._begin_anew(self.share.clone() if self.links else torch.zeros_like(self.weights.values))
         self._restored = False
-
-    def _add_all(self) -> None:
-        for link in self.links.values():
-            if link.incoming is not None:
-                self.weights.values.add_(link.incoming)
-                link.incoming = None
 
     # state
 

@@ -7,18 +7,20 @@ a copy gets all that was not, in order. Waits end within the time-out after the 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
+from laconic.consistency.mail import receive, wait
 from laconic.consistency.servers.layout import Layout
 from laconic.consistency.servers.wire import Kind, Message, unpack, weights_in
-from laconic.errors import CollectiveTimeout, PeerLost
+from laconic.errors import PeerLost
 from laconic.transports.zeromq import ZmqTransport
 
-TICK_S = 0.02
+LOGGER = logging.getLogger("laconic.consistency")
 GRACE_S = 1.0  # an answer that was sent before its server left or died may take so long to come
 RETRY_S = 0.01  # after a refusal: the copy notices its server's death about when the worker does
 
@@ -109,16 +111,16 @@ class Client:
             PeerLost: nobody who holds a shard is left.
             CollectiveTimeout: no progress for as long as the transport's time-out.
         """
-        begun = moved = time.monotonic()
-        while any(len(asked) > most for asked in self._unanswered):
-            if self._progress(TICK_S):
-                moved = time.monotonic()
-            elif time.monotonic() - moved > self.mesh.timeout_s:
-                shard = next(k for k, asked in enumerate(self._unanswered) if len(asked) > most)
-                rank = self._homes[self._route[shard]]
-                text = f"rank {rank} has not answered for shard {shard} in {self.mesh.timeout_s:g} s"
-                raise CollectiveTimeout(f"{self._where()}: {text}", rank=self.mesh.rank, peer=rank)
-        self.wait_s += time.monotonic() - begun
+        self.wait_s += wait(
+            self.mesh, lambda: not any(len(asked) > most for asked in self._unanswered), self._progress,
+            lambda: self._late(most),
+        )  # fmt: skip
+
+    def _late(self, most: int) -> tuple[int, str]:
+        shard = next(k for k, asked in enumerate(self._unanswered) if len(asked) > most)
+        rank = self._homes[self._route[shard]]
+        text = f"rank {rank} has not answered for shard {shard} in {self.mesh.timeout_s:g} s"
+        return rank, f"{self._where()}: {text}"
 
     def drain(self) -> None:
         """Take in the answers that are there."""
@@ -148,16 +150,11 @@ class Client:
 
     def _progress(self, timeout_s: float) -> bool:
         """Take in one message; whether it brought anything on. Who is gone matters only once all that came is read."""
-        try:
-            _, _, data = self.mesh.recv_any(timeout_s)
-        except CollectiveTimeout:
+        came = receive(self.mesh, timeout_s)
+        if came is None:
             self._look_at_routes()
             return False
-        except PeerLost:
-            self._look_at_routes()
-            time.sleep(timeout_s)
-            return False
-        message = unpack(data)
+        message = unpack(came[1])
         shard = message.shard
         if message.kind == Kind.REFUSED:
             self._retry_at.setdefault(shard, time.monotonic() + RETRY_S)
@@ -186,6 +183,7 @@ class Client:
                 holder = self._next_holder(shard, live)
                 if holder is None:
                     continue
+                LOGGER.warning("%s: shard %d is served by member %d from now on", self._where(), shard, holder)
                 self._route[shard], again = holder, True
             if again:
                 self._retry_at.pop(shard, None)

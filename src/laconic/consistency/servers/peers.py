@@ -7,6 +7,7 @@ nothing along; the others go on at once.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,14 +18,15 @@ from torch import Tensor
 from laconic.codecs import codec as codec_of
 from laconic.consistency.averaging import OwnWeights
 from laconic.consistency.base import Setup
+from laconic.consistency.mail import receive, wait
 from laconic.consistency.servers.clocks import Clocks, check_read
 from laconic.consistency.servers.coder import Coder
 from laconic.consistency.servers.wire import Kind, Message, raw, settings, unpack, weights_in
 from laconic.consistency.side import open_mesh
-from laconic.errors import CollectiveTimeout, PayloadError, PeerLost
+from laconic.errors import PayloadError, PeerLost
 from laconic.transports.zeromq import ZmqTransport
 
-TICK_S = 0.02
+LOGGER = logging.getLogger("laconic.consistency")
 GRACE_S = 0.5  # what was sent before its sender left or died may take so long to come
 
 
@@ -107,15 +109,11 @@ class StalePeersAgreement(OwnWeights):
             return  # noticed by `_look_around`
 
     def _take_in(self, mesh: ZmqTransport, timeout_s: float) -> bool:
-        try:
-            peer, _, data = mesh.recv_any(timeout_s)
-        except CollectiveTimeout:
+        came = receive(mesh, timeout_s)
+        if came is None:
             self._look_around(mesh)
             return False
-        except PeerLost:  # nobody is left: this worker goes on alone
-            self._look_around(mesh)
-            time.sleep(timeout_s)
-            return False
+        peer, data = came
         message = unpack(data)
         if message.worker != peer:
             raise PayloadError(f"rank {peer} speaks for rank {message.worker}")
@@ -149,6 +147,7 @@ class StalePeersAgreement(OwnWeights):
         live, now = {self.world.rank, *mesh.peers}, time.monotonic()
         for worker in [each for each in self.clocks.clocks if each not in live]:
             if now - self._gone_since.setdefault(worker, now) > GRACE_S:
+                LOGGER.warning("[rank %d] stale: goes on without rank %d, which is lost", self.world.rank, worker)
                 self.clocks.leave(worker)
                 self.lost_ranks.append(worker)
 
@@ -156,18 +155,13 @@ class StalePeersAgreement(OwnWeights):
         """Take in messages until `done()`; CollectiveTimeout names the slowest when none comes for too long."""
         mesh = self._mesh
         assert mesh is not None
-        begun = moved = time.monotonic()
-        while not done():
-            if self._take_in(mesh, TICK_S):
-                moved = time.monotonic()
-            elif time.monotonic() - moved > mesh.timeout_s:
-                slowest = min(self.clocks.clocks, key=lambda worker: self.clocks.clocks[worker])
-                raise CollectiveTimeout(
-                    f"{mesh.where()} stale: nothing came in {mesh.timeout_s:g} s; rank {slowest} is the slowest, at "
-                    f"clock {self.clocks.clocks[slowest]}",
-                    rank=self.world.rank, peer=slowest,
-                )  # fmt: skip
-        self.waited(time.monotonic() - begun)
+        self.waited(wait(mesh, done, lambda timeout_s: self._take_in(mesh, timeout_s), self._late))
+
+    def _late(self) -> tuple[int, str]:
+        assert self._mesh is not None
+        slowest = min(self.clocks.clocks, key=lambda worker: self.clocks.clocks[worker])
+        text = f"rank {slowest} is the slowest, at clock {self.clocks.clocks[slowest]}"
+        return slowest, f"{self._mesh.where()} stale: nothing came in {self._mesh.timeout_s:g} s; {text}"
 
     # the end
 
