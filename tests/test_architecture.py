@@ -121,7 +121,6 @@ UNFINISHED = {
     "parameters of CompressionState",
     "parameters of ZmqTransport",
     "parameters of sparse_all_reduce",
-    "parameters of curves",
 }
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

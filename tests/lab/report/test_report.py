@@ -23,7 +23,7 @@ from laconic.lab.records.claims import make_claims
 from laconic.lab.records.record import Event, Record
 from laconic.lab.records.summary import summarise
 from laconic.lab.report import export, tensorboard, words, write_report
-from laconic.lab.report.charts import NARROW, WIDE, Axis, Series, curves, marker, ticks
+from laconic.lab.report.charts import NARROW, WIDE, Axis, Series, Target, curves, marker, ticks
 from laconic.lab.report.figures import figures
 from laconic.lab.report.style import DARK, DASHES, LIGHT, SERIES
 from tests.lab.sample_records import compare_record
@@ -170,8 +170,7 @@ def test_the_words_on_the_target_line_stand_where_no_curve_crosses_them():
     axis = Axis("y", "linear", str)
     for left in (True, False):
         line = [(0.0, 0.5), (1.0, 0.52), (10.0, 0.9)] if left else [(0.0, 0.1), (9.0, 0.5), (10.0, 0.52)]
-        drawn = curves([Series("a", 0, line)], axis, axis, WIDE, title="t", target=(0.5, 0.5),
-                              target_label="target 50 %")  # fmt: skip
+        drawn = curves([Series("a", 0, line)], axis, axis, WIDE, title="t", target=Target(0.5, "target 50 %"))
         x = float(re.search(r'<text x="([\d.]+)" y="[\d.]+">target', drawn)[1])  # type: ignore[index]
         assert (x > 400) is left
 

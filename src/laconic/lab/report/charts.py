@@ -57,6 +57,14 @@ class Series:
 
 
 @dataclass(frozen=True)
+class Target:
+    """A dotted line at a height, with words on it."""
+
+    y: float
+    label: str
+
+
+@dataclass(frozen=True)
 class _Frame:
     """From values to places: the plot's corners and the transformed ranges."""
 
@@ -78,8 +86,8 @@ class _Frame:
         return self.bottom - (self.bottom - self.top) * (transform(value, self.y.scale) - low) / (high - low)
 
 
-def curves(series: Sequence[Series], x: Axis, y: Axis, size: Size, *, title: str, target: Pair | None = None,
-           target_label: str = "", events: Sequence[flags.Event] = ()) -> str:  # fmt: skip
+def curves(series: Sequence[Series], x: Axis, y: Axis, size: Size, *, title: str, target: Target | None = None,
+           events: Sequence[flags.Event] = ()) -> str:  # fmt: skip
     """Lines with markers over two axes.
 
     Args:
@@ -88,21 +96,20 @@ def curves(series: Sequence[Series], x: Axis, y: Axis, size: Size, *, title: str
         y: the vertical axis.
         size: `WIDE` or `NARROW`.
         title: what a screen reader says.
-        target: (y, y) of a dotted line, or None.
-        target_label: the words on it.
+        target: a dotted line, or None.
         events: flags on the x axis, by number.
     """
     kept = [_drawable(each, x, y) for each in series]
     points = [point for each in kept for line in (each.line, *each.thin) for point in line]
     legend, legend_height = _legend(kept, size)
     top = legend_height + 38 + (flags.HEIGHT if events else 0)
-    heights = [p[1] for p in points] + ([target[0]] if target else [])
+    heights = [p[1] for p in points] + ([target.y] if target else [])
     frame = _Frame(x, y, 52.0, top, size.width - 18.0, size.height - 46.0,
                    _range([p[0] for p in points], x.scale, 0.02), _range(heights, y.scale, 0.06))  # fmt: skip
     body = [legend, _axes(frame, size, legend_height)]
     if target is not None:
         lines = [line for each in kept for line in (each.line, *each.thin)]
-        body.append(_target(frame, target[0], target_label, lines, size))
+        body.append(_target(frame, target, lines, size))
     body += [flags.draw(flag, top, frame.bottom) for flag in flags.flags(events, frame.across, frame.left, frame.right)]
     body += [_thin(frame, each) for each in kept]
     body += [_line(frame, each, size) for each in kept]
@@ -241,9 +248,9 @@ def _axes(frame: _Frame, size: Size, legend_height: float) -> str:
     return "\n".join(parts)
 
 
-def _target(frame: _Frame, value: float, label: str, lines: Sequence[Sequence[Pair]], size: Size) -> str:
+def _target(frame: _Frame, target: Target, lines: Sequence[Sequence[Pair]], size: Size) -> str:
     """The dotted line, and its words at whichever place on it the curves cross least."""
-    y, width = frame.up(value), text_width(label, size)
+    y, width = frame.up(target.y), text_width(target.label, size)
     drawn = [place for line in lines for place in _along([(frame.across(a), frame.up(b)) for a, b in line])]
     starts = [frame.left + 4, frame.right - width - 4, (frame.left + frame.right - width) / 2]
     places = [(x, base) for base in (y - 6, y + size.font + 4) for x in starts if base < frame.bottom]
@@ -255,7 +262,7 @@ def _target(frame: _Frame, value: float, label: str, lines: Sequence[Sequence[Pa
     x, base = min(places, key=crossings)
     return (
         f'<path class="target" d="M{frame.left} {y:.1f}H{frame.right}"/>'
-        f'<text x="{x:.1f}" y="{base:.1f}">{words.text(label)}</text>'
+        f'<text x="{x:.1f}" y="{base:.1f}">{words.text(target.label)}</text>'
     )
 
 

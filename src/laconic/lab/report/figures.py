@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from laconic.lab.records.record import Point, Record, Trial
 from laconic.lab.records.summary import Row, wire_bound
 from laconic.lab.report import bars, charts, words
-from laconic.lab.report.charts import NARROW, WIDE, Axis, Pair, Scale, Series, Size
+from laconic.lab.report.charts import NARROW, WIDE, Axis, Pair, Scale, Series, Size, Target
 from laconic.lab.report.flags import Event
 from laconic.lab.report.style import PARTS
 from laconic.statistics import median
@@ -53,8 +53,7 @@ def time_to_accuracy(record: Record, rows: Sequence[Row]) -> Figure | None:
     goal = _goal(record)
 
     def draw(size: Size) -> str:
-        return charts.curves(series, x, y, size, title=title, target=goal, events=flags,
-                             target_label=f"target {words.goal(record.workload)}" if goal else "")  # fmt: skip
+        return charts.curves(series, x, y, size, title=title, target=goal, events=flags)
 
     caption = (
         "Thick: medians over the seeds at each evaluation. Thin: single seeds. Lines join evaluations of one training. "
@@ -94,8 +93,7 @@ def accuracy_by_bytes(record: Record, rows: Sequence[Row]) -> Figure | None:
     title, goal = f"{_metric(record).capitalize()} against bytes sent", _goal(record)
 
     def draw(size: Size) -> str:
-        return charts.curves(scaled, x, y, size, title=title, target=goal,
-                             target_label=f"target {words.goal(record.workload)}" if goal else "")  # fmt: skip
+        return charts.curves(scaled, x, y, size, title=title, target=goal)
 
     caption = "What one worker has put on the network when each evaluation was made; further left is less said."
     return _both("accuracy-by-bytes", title, draw, caption)
@@ -143,9 +141,9 @@ def _evaluation(record: Record) -> str:
     return "runs during evaluation" if record.clock.includes_evaluation else "stands still during evaluation"
 
 
-def _goal(record: Record) -> Pair | None:
+def _goal(record: Record) -> Target | None:
     target = record.workload.target_loss if record.workload.judged_by_loss else record.workload.target_accuracy
-    return None if target is None else (target, target)
+    return None if target is None else Target(target, f"target {words.goal(record.workload)}")
 
 
 def _quality(record: Record, rows: Sequence[Row]) -> tuple[Callable[[Point], float | None], Axis]:
