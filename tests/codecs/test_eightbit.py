@@ -128,7 +128,7 @@ def test_codes_do_not_depend_on_the_power_of_two_of_the_scale(spec, exponent):
 def test_one_bad_block_does_not_spoil_the_message(spec):
     x = values("normal", 10_000, 5)
     x[9000] = float("nan")
-    with pytest.raises(NonFiniteError, match=r"x\[9000\] is nan"):
+    with pytest.raises(NonFiniteError, match=r"value 9000 of \d+ is nan"):
         codecs.codec(spec).encode(x)
 
 

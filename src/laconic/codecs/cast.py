@@ -13,23 +13,25 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from laconic.codecs import threads
-from laconic.codecs.base import Codec, check_input
-from laconic.codecs.frame import HEADER_NBYTES, Array, buffer_for, floats, seal, unseal, values_for
+from laconic.codecs.base import check_input
+from laconic.codecs.frame import HEADER_NBYTES, Array, buffer_for, seal
+from laconic.codecs.kernel import KernelCodec
 
 
 @dataclass(frozen=True)
-class Cast(Codec):
+class Cast(KernelCodec):
     """Sends x as `dtype`; decode casts back. Cost: 16 + numel · itemsize bytes, one pass each way."""
 
     dtype: ClassVar[torch.dtype]
     fine: ClassVar[bool] = True
 
     def encode(self, x: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
-        check_input(x)
+        check_input(x)  # on any device
         buffer = buffer_for(self, x.numel(), out)
         nbytes = self.max_nbytes(x.numel())
         body = buffer[HEADER_NBYTES:nbytes]
@@ -39,29 +41,18 @@ class Cast(Codec):
             body.copy_(x.detach().cpu().to(self.dtype).view(torch.uint8))
         return seal(buffer, self.name, x.numel(), nbytes)
 
-    def decode(self, payload: Tensor, numel: int, *, out: Tensor | None = None) -> Tensor:
-        values = values_for(self, numel, out)
-        body = unseal(payload, self.name, numel, nbytes=self.max_nbytes(numel))
-        sent, target = self._raw(_as(body, self.dtype)), floats(values, self)
-        threads.run(lambda start, stop: self._set(sent[start:stop], target[start:stop]), numel)
-        return values
+    def encode_body(self, x: Array, v: Array, step: int, body: Array) -> None:
+        """Only with feedback: `encode` is torch's own."""
+        aligned = torch.from_numpy(body).data_ptr() % self.dtype.itemsize == 0
+        raw = body if aligned else np.empty_like(body)
+        sent = self._raw(_as(raw, self.dtype))
+        threads.run(lambda start, stop: self._carry(x[start:stop], v[start:stop], sent[start:stop]), v.size)
+        if not aligned:
+            body[:] = raw
 
-    def decode_add(self, payload: Tensor, out: Tensor) -> None:
-        total = floats(out, self)
-        body = unseal(payload, self.name, out.numel(), nbytes=self.max_nbytes(out.numel()))
-        sent = self._raw(_as(body, self.dtype))
-        threads.run(lambda start, stop: self._add(sent[start:stop], total[start:stop]), out.numel())
-
-    def encode_feedback(self, x: Tensor, residual: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
-        new, kept = floats(x, self), floats(values_for(self, x.numel(), residual), self)
-        buffer = buffer_for(self, x.numel(), out)
-        nbytes = self.max_nbytes(x.numel())
-        body = buffer[HEADER_NBYTES:nbytes]
-        if body.data_ptr() % self.dtype.itemsize:
-            return super().encode_feedback(x, residual, step=step, out=out)
-        sent = self._raw(_as(body.numpy(), self.dtype))
-        threads.run(lambda start, stop: self._carry(new[start:stop], kept[start:stop], sent[start:stop]), x.numel())
-        return seal(buffer, self.name, x.numel(), nbytes)
+    def decode_body(self, body: Array, out: Array, add: bool) -> None:
+        sent, kernel = self._raw(_as(body, self.dtype)), self._add if add else self._set
+        threads.run(lambda start, stop: kernel(sent[start:stop], out[start:stop]), out.size)
 
     @abstractmethod
     def _set(self, sent: Array, out: Array) -> None:

@@ -18,19 +18,18 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from laconic.codecs import threads
-from laconic.codecs.base import Codec
-from laconic.codecs.frame import HEADER_NBYTES, Array, buffer_for, floats, seal, unseal, values_for
-from laconic.errors import BadInput, NonFiniteError, PayloadError
+from laconic.codecs.frame import HEADER_NBYTES, Array
+from laconic.codecs.kernel import KernelCodec
+from laconic.errors import BadInput, PayloadError
 from laconic.kernels import njit
 
 DEFAULT_BLOCK = 4096
 CHUNK = 4096  # values at a time: with its scratch 64 KB, of which each loop touches half
 
 
-class BlockScaled(Codec):
+class BlockScaled(KernelCodec):
     """One scale per `block` values and one byte per value: 8 + 32/block bits per element."""
 
     block: int | None
@@ -38,27 +37,6 @@ class BlockScaled(Codec):
     def __post_init__(self) -> None:
         if self.block is not None and (type(self.block) is not int or self.block < 1):
             raise BadInput(f"{self.name}: block must be a positive number of values or none, got {self.block!r}")
-
-    def encode(self, x: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
-        values = floats(x, self)
-        return self._payload(values, values, False, step, buffer_for(self, x.numel(), out))
-
-    def encode_feedback(self, x: Tensor, residual: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
-        values, kept = floats(x, self), floats(values_for(self, x.numel(), residual), self)
-        return self._payload(values, kept, True, step, buffer_for(self, x.numel(), out))
-
-    def decode(self, payload: Tensor, numel: int, *, out: Tensor | None = None) -> Tensor:
-        values = values_for(self, numel, out)
-        self._restore(payload, floats(values, self), False)
-        return values
-
-    def decode_add(self, payload: Tensor, out: Tensor) -> None:
-        self._restore(payload, floats(out, self), True)
-
-    @property
-    def wire_name(self) -> str:
-        """The name that the header's codec id is made of; of a table that depends on options, with them."""
-        return self.name
 
     def max_nbytes(self, numel: int) -> int:
         return HEADER_NBYTES + 4 * self._blocks(numel) + numel
@@ -81,33 +59,27 @@ class BlockScaled(Codec):
     def _one_scale(self) -> bool:
         return self.block is None or self._fixed_scale() is not None
 
-    def _payload(self, x: Array, residual: Array, feedback: bool, step: int, buffer: Tensor) -> Tensor:
-        numel = x.size
-        nbytes = self.max_nbytes(numel)
-        body = buffer[HEADER_NBYTES:nbytes].numpy()
+    def encode_body(self, x: Array, v: Array, step: int, body: Array) -> None:
+        numel, feedback, given = v.size, x is not v, self._one_scale()
         scales = np.empty(self._blocks(numel), np.float32)
         codes = body[4 * scales.size :]
-        given = self._one_scale()
         if given and numel:
-            prepare = (lambda a, b: accumulate(x[a:b], residual[a:b])) if feedback else (lambda a, b: largest(x[a:b]))
+            prepare = (lambda a, b: accumulate(x[a:b], v[a:b])) if feedback else (lambda a, b: largest(x[a:b]))
             scales[0] = np.uint32(max(threads.run(prepare, numel))).view(np.float32)
-            self._check_finite(scales, residual if feedback else x, numel)
+            self._check_finite(scales, v)
             fixed = self._fixed_scale()
             scales[0] = scales[0] if fixed is None else fixed
 
         def kernel(a: int, b: int) -> None:
             part, block = self._scales_of(scales, a, b)
-            self._encode(x[a:b], residual[a:b], codes[a:b], part, block, given, feedback, a, step)
+            self._encode(x[a:b], v[a:b], codes[a:b], part, block, given, feedback, a, step)
 
         threads.run(kernel, numel, align=CHUNK if given else self.block or 1)
-        self._check_finite(scales, residual if feedback else x, self.block or numel)
+        self._check_finite(scales, v)
         body[: 4 * scales.size] = scales.view(np.uint8)
-        return seal(buffer, self.wire_name, numel, nbytes)
 
-    def _restore(self, payload: Tensor, out: Array, add: bool) -> None:
-        numel = out.size
-        body = unseal(payload, self.wire_name, numel, nbytes=self.max_nbytes(numel))
-        count = self._blocks(numel)
+    def decode_body(self, body: Array, out: Array, add: bool) -> None:
+        count = self._blocks(out.size)
         scales = body[: 4 * count].copy().view(np.float32)  # aligned
         if not _are_scales(scales):
             raise PayloadError(f"{self.name}: payload holds a scale that is negative or not finite")
@@ -117,7 +89,7 @@ class BlockScaled(Codec):
             part, block = self._scales_of(scales, a, b)
             self._decode(codes[a:b], part, block, add, out[a:b])
 
-        threads.run(kernel, numel, align=CHUNK if self._one_scale() else self.block or 1)
+        threads.run(kernel, out.size, align=CHUNK if self._one_scale() else self.block or 1)
 
     def _scales_of(self, scales: Array, start: int, stop: int) -> tuple[Array, int]:
         """The scales of one aligned range, and how many of its values share one."""
@@ -125,11 +97,9 @@ class BlockScaled(Codec):
             return scales, max(1, stop - start)
         return scales[start // self.block : -(-stop // self.block)], self.block
 
-    def _check_finite(self, scales: Array, x: Array, block: int) -> None:
+    def _check_finite(self, scales: Array, v: Array) -> None:
         if not _are_scales(scales):
-            start = int(np.flatnonzero(~np.isfinite(scales))[0]) * block
-            index = start + int(np.flatnonzero(~np.isfinite(x[start : start + block]))[0])
-            raise NonFiniteError(f"{self.name}: x[{index}] is {x[index]}; only finite values can be encoded")
+            self.refuse(v)
 
 
 def check_offset(name: str, offset: int | None) -> None:

@@ -1,20 +1,19 @@
-"""Flexpoint: integers that share one exponent, and the prediction of that exponent."""
+"""Flexpoint: integers that share one exponent."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from torch import Tensor
 
-from laconic.codecs import frame, planes, threads
-from laconic.codecs.base import Codec, register
+from laconic.codecs import planes, threads
+from laconic.codecs.base import register
+from laconic.codecs.frame import HEADER_NBYTES
+from laconic.codecs.kernel import KernelCodec
 from laconic.codecs.planes import Array
-from laconic.errors import BadInput, NonFiniteError, PayloadError
+from laconic.errors import BadInput, PayloadError
 from laconic.kernels import njit
 
 BLOCK = 2048  # values handled while they are in the first-level cache
@@ -24,14 +23,13 @@ _ROUND = 1.5 * 2.0**23  # added and taken away, it rounds a float32 below 2²² 
 
 @register("flexpoint")
 @dataclass(frozen=True)
-class FlexPoint(Codec):
+class FlexPoint(KernelCodec):
     """Send integer mantissas that share one exponent.
 
     x'ᵢ = mᵢ·2ᵉ with mᵢ = round(xᵢ/2ᵉ), ties to even, kept within ±(2^(bits−1) − 1). Without `exponent`, e is the least
     for which max |x| < 2^(bits−1)·2ᵉ, no less than −149: an error is at most half a unit 2ᵉ, a whole one for values
-    that round to 2^(bits−1) units. With `exponent` larger values saturate; predict it from the past with
-    `predict_exponent`, which saves a read of the tensor. The exponent travels in the payload, so any codec of the same
-    bits decodes it. Biased.
+    that round to 2^(bits−1) units. With `exponent` larger values saturate, and a read of the tensor is saved.
+    The exponent travels in the payload, so any codec of the same bits decodes it. Biased.
 
     Cost: `bits` bits per value and 32 bits. Two reads of memory, one with `exponent`.
 
@@ -49,7 +47,7 @@ class FlexPoint(Codec):
     tensor([1.0000, 0.5000, 0.0000])
 
     Source: Köster et al., Flexpoint, NeurIPS 2017, §3.
-    Differs: the exponent is a 32-bit integer instead of 5 bits with a bias; the state of Autoflex is the caller's.
+    Differs: the exponent is a 32-bit integer, not 5 bits with a bias, and found or given, where Autoflex predicts it.
     """
 
     bits: int = 16
@@ -67,30 +65,16 @@ class FlexPoint(Codec):
             raise BadInput(f"flexpoint: exponent must be none or from {LEAST_EXPONENT} to {most}, got {exponent!r}")
 
     def max_nbytes(self, numel: int) -> int:
-        return frame.HEADER_NBYTES + 4 + numel * (self.bits // 8)
+        return HEADER_NBYTES + 4 + numel * (self.bits // 8)
 
-    def encode(self, x: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
-        array = frame.floats(x, self)
-        return self._encode(array, array, out)
-
-    def encode_feedback(self, x: Tensor, residual: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
-        array, carried = frame.floats(x, self), frame.floats(residual, self)
-        if array.size != carried.size:
-            raise BadInput(f"{self}: residual has {carried.size} values, x has {array.size}")
-        return self._encode(array, carried, out)
-
-    def _encode(self, x: Array, v: Array, out: Tensor | None) -> Tensor:
-        """Encode v, or with feedback, when v is not x: v += x; encode v; v −= decoded."""
-        buffer = frame.buffer_for(self, v.size, out)
-        nbytes = self.max_nbytes(v.size)
-        body = buffer[frame.HEADER_NBYTES : nbytes].numpy()
+    def encode_body(self, x: Array, v: Array, step: int, body: Array) -> None:
         mantissas = body[4:].view(f"i{self.bits // 8}")
         feedback, exponent = x is not v, self.exponent
         given = exponent is not None
         if exponent is None:
             peaks = threads.run(lambda start, stop: _peak(x, v, feedback, start, stop), v.size)
             if not np.isfinite(peaks).all():
-                self._refuse(v)
+                self.refuse(v)
             exponent = max(math.frexp(max(peaks))[1] - (self.bits - 1), LEAST_EXPONENT)
         body[:4].view(np.int32)[0] = exponent
         limit = np.float32(2 ** (self.bits - 1) - 1)
@@ -99,67 +83,15 @@ class FlexPoint(Codec):
             lambda start, stop: _encode(x, v, feedback, given, down, up, limit, start, stop, mantissas), v.size
         )
         if not all(finite):
-            self._refuse(v)
-        return frame.seal(buffer, self.name, v.size, nbytes)
+            self.refuse(v)
 
-    def _refuse(self, v: Array) -> None:
-        first = int(np.flatnonzero(~np.isfinite(v))[0])
-        raise NonFiniteError(f"{self}: value {first} of {v.size} is {v[first]}; only finite values can be encoded")
-
-    def decode(self, payload: Tensor, numel: int, *, out: Tensor | None = None) -> Tensor:
-        values = frame.values_for(self, numel, out)
-        self._decode(payload, frame.floats(values, self), False)
-        return values
-
-    def decode_add(self, payload: Tensor, out: Tensor) -> None:
-        self._decode(payload, frame.floats(out, self), True)
-
-    def _decode(self, payload: Tensor, out: Array, add: bool) -> None:
-        exponent, mantissas = self._open(payload, out.size)
-        up = _halves(exponent)
-        threads.run(lambda start, stop: _decode(mantissas, up, out, add, start, stop), out.size)
-
-    def _open(self, payload: Tensor, numel: int) -> tuple[int, Array]:
-        body = frame.unseal(payload, self.name, numel, nbytes=self.max_nbytes(numel))
+    def decode_body(self, body: Array, out: Array, add: bool) -> None:
         exponent = int(body[:4].view(np.int32)[0])
         if not LEAST_EXPONENT <= exponent <= 129 - self.bits:
             raise PayloadError(f"{self}: a payload's exponent is {exponent}, not {LEAST_EXPONENT} to {129 - self.bits}")
-        return exponent, body[4:].view(f"i{self.bits // 8}")
-
-    def peak(self, payload: Tensor, numel: int) -> float:
-        """The largest magnitude a payload holds: what `predict_exponent` keeps a history of."""
-        exponent, mantissas = self._open(payload, numel)
-        return math.ldexp(int(np.abs(mantissas.astype(np.int32)).max(initial=0)), exponent)
-
-
-def predict_exponent(peaks: Sequence[float], exponent: int, bits: int = 16) -> int:
-    """Autoflex: the exponent for the next tensor from the peaks of the last ones.
-
-    χ = 2·(max(peaks) + 3·std(peaks) + 100·2^exponent); the result is ⌈log₂ χ⌉ − (bits − 1), so that a growing tensor
-    keeps headroom and a single outlier is remembered for as long as the history is. If the newest peak saturated, the
-    older ones say nothing of the scale: only it counts, doubled. A pure function: the caller keeps `peaks` (the paper:
-    the last 16) and the exponent in use.
-
-    Args:
-        peaks: the largest magnitudes of recent tensors, newest last, as `FlexPoint.peak` gives them; at least one.
-        exponent: the exponent the newest was encoded with.
-        bits: of the mantissas.
-
-    >>> predict_exponent([0.9, 1.0, 1.1], exponent=-14)
-    -13
-    >>> predict_exponent([1.0, 32767 * 2.0**-14], exponent=-14)  # saturated: make room
-    -11
-
-    Source: Köster et al., Flexpoint, NeurIPS 2017, the Autoflex algorithm with α = 2, β = 3, γ = 100.
-    """
-    if not peaks or not all(0 <= peak < math.inf for peak in peaks):
-        raise BadInput("predict_exponent needs one or more finite peaks, none negative")
-    unit = math.ldexp(1.0, exponent)
-    history = list(peaks)
-    if history[-1] >= (2 ** (bits - 1) - 1) * unit:
-        history = [2 * history[-1]]
-    room = 2 * (max(history) + 3 * statistics.pstdev(history) + 100 * unit)
-    return min(max(math.ceil(math.log2(room)) - (bits - 1), LEAST_EXPONENT), 129 - bits)
+        mantissas = body[4:].view(f"i{self.bits // 8}")
+        up = _halves(exponent)
+        threads.run(lambda start, stop: _decode(mantissas, up, out, add, start, stop), out.size)
 
 
 def _halves(exponent: int) -> tuple[np.float32, np.float32]:

@@ -20,12 +20,12 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
-from torch import Tensor
 
-from laconic.codecs import frame, planes, random, threads
-from laconic.codecs.base import Codec
+from laconic.codecs import planes, random, threads
+from laconic.codecs.frame import HEADER_NBYTES
+from laconic.codecs.kernel import KernelCodec
 from laconic.codecs.planes import Array
-from laconic.errors import BadInput, NonFiniteError, PayloadError
+from laconic.errors import BadInput, PayloadError
 from laconic.kernels import njit
 
 TRITS = planes.TRITS
@@ -33,7 +33,7 @@ MAX, L2, CLIPPED = 0, 1, 2  # a bucket's scale: max |x|, ‖x‖₂, or min(max 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-class LevelsCodec(Codec):
+class LevelsCodec(KernelCodec):
     """Base of the codecs that round to levels; subclasses have the fields `bucket` and `seed` and say the rest."""
 
     bucket: int | None
@@ -70,25 +70,12 @@ class LevelsCodec(Codec):
         return -(-numel // self.bucket) if self.bucket else min(numel, 1)
 
     def max_nbytes(self, numel: int) -> int:
-        return frame.HEADER_NBYTES + 4 * (self._scale_count(numel) + planes.words_for(numel, self._places))
+        return HEADER_NBYTES + 4 * (self._scale_count(numel) + planes.words_for(numel, self._places))
 
-    def encode(self, x: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
-        array = frame.floats(x, self)
-        return self._encode(array, array, step, out)
-
-    def encode_feedback(self, x: Tensor, residual: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
-        array, carried = frame.floats(x, self), frame.floats(residual, self)
-        if array.size != carried.size:
-            raise BadInput(f"{self}: residual has {carried.size} values, x has {array.size}")
-        return self._encode(array, carried, step, out)
-
-    def _encode(self, x: Array, v: Array, step: int, out: Tensor | None) -> Tensor:
-        """Encode v, or with feedback, when v is not x: v += x; encode v; v −= decoded."""
+    def encode_body(self, x: Array, v: Array, step: int, body: Array) -> None:
         numel = v.size
         key = random.key(self.seed, step)
-        buffer = frame.buffer_for(self, numel, out)
-        nbytes = self.max_nbytes(numel)
-        scales, words = self._parts(buffer[frame.HEADER_NBYTES : nbytes].numpy(), numel)
+        scales, words = self._parts(body, numel)
         feedback, whole = x is not v, self.bucket is None
         if whole and numel:
             scales[0] = self._whole_scale(x, v)
@@ -101,8 +88,7 @@ class LevelsCodec(Codec):
             align=bucket,
         )
         if any(bad):
-            self._refuse(v)
-        return frame.seal(buffer, self.name, numel, nbytes)
+            self.refuse(v)
 
     @property
     def _stride(self) -> int:
@@ -117,27 +103,14 @@ class LevelsCodec(Codec):
             lambda start, stop: _chunk_stats(x, v, feedback, norm, start, stop, stats), v.size, align=planes.CHUNK
         )
         if not np.isfinite(stats).all():
-            self._refuse(v)
+            self.refuse(v)
         return _scale(stats[0].max(), np.add.accumulate(stats[1])[-1], v.size, norm, self._clip)
-
-    def _refuse(self, v: Array) -> None:
-        first = int(np.flatnonzero(~np.isfinite(v))[0])
-        raise NonFiniteError(f"{self}: value {first} of {v.size} is {v[first]}; only finite values can be encoded")
 
     def _parts(self, body: Array, numel: int) -> tuple[Array, Array]:
         count = self._scale_count(numel)
         return body[: 4 * count].view(np.float32), body[4 * count :].view(np.uint32)
 
-    def decode(self, payload: Tensor, numel: int, *, out: Tensor | None = None) -> Tensor:
-        values = frame.values_for(self, numel, out)
-        self._decode(payload, frame.floats(values, self), False)
-        return values
-
-    def decode_add(self, payload: Tensor, out: Tensor) -> None:
-        self._decode(payload, frame.floats(out, self), True)
-
-    def _decode(self, payload: Tensor, out: Array, add: bool) -> None:
-        body = frame.unseal(payload, self.name, out.size, nbytes=self.max_nbytes(out.size))
+    def decode_body(self, body: Array, out: Array, add: bool) -> None:
         scales, words = self._parts(body, out.size)
         if not (np.isfinite(scales) & (scales >= 0)).all():
             raise PayloadError(f"{self}: a payload's scale is negative or not finite")

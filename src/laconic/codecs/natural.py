@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from torch import Tensor
 
-from laconic.codecs import frame, planes, random, threads
-from laconic.codecs.base import Codec, register
+from laconic.codecs import planes, random, threads
+from laconic.codecs.base import register
+from laconic.codecs.frame import HEADER_NBYTES
+from laconic.codecs.kernel import KernelCodec
 from laconic.codecs.planes import Array
-from laconic.errors import BadInput, NonFiniteError, PayloadError
+from laconic.errors import BadInput, PayloadError
 from laconic.kernels import njit
 
 WINDOW = 2048  # values that share a base: 8 kB of float32 beside its scratch fits the first-level cache
@@ -19,7 +20,7 @@ WINDOW = 2048  # values that share a base: 8 kB of float32 beside its scratch fi
 
 @register("natural")
 @dataclass(frozen=True)
-class Natural(Codec):
+class Natural(KernelCodec):
     """Round each value at random to one of the two nearest powers of two, without bias.
 
     For 2ᵃ ≤ |x| < 2ᵃ⁺¹: C(x) = sgn(x)·2ᵃ⁺¹ with probability (|x| − 2ᵃ)/2ᵃ, else sgn(x)·2ᵃ. E[C(x)] = x and E‖C(x) − x‖²
@@ -59,48 +60,22 @@ class Natural(Codec):
             raise BadInput(f"natural: seed must be an integer, got {self.seed!r}")
 
     def max_nbytes(self, numel: int) -> int:
-        return frame.HEADER_NBYTES + -(-numel // WINDOW) + numel
+        return HEADER_NBYTES + -(-numel // WINDOW) + numel
 
-    def encode(self, x: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
-        array = frame.floats(x, self)
-        return self._encode(array, array, step, out)
-
-    def encode_feedback(self, x: Tensor, residual: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
-        array, carried = frame.floats(x, self), frame.floats(residual, self)
-        if array.size != carried.size:
-            raise BadInput(f"{self}: residual has {carried.size} values, x has {array.size}")
-        return self._encode(array, carried, step, out)
-
-    def _encode(self, x: Array, v: Array, step: int, out: Tensor | None) -> Tensor:
-        """Encode v, or with feedback, when v is not x: v += x; encode v; v −= decoded."""
-        numel = v.size
-        key = random.key(self.seed, step)
-        buffer = frame.buffer_for(self, numel, out)
-        nbytes = self.max_nbytes(numel)
-        bases, codes = self._parts(buffer[frame.HEADER_NBYTES : nbytes].numpy(), numel)
-        feedback = x is not v
+    def encode_body(self, x: Array, v: Array, step: int, body: Array) -> None:
+        key, feedback = random.key(self.seed, step), x is not v
+        bases, codes = self._parts(body, v.size)
         bad = threads.run(
-            lambda start, stop: _encode(x, v, feedback, key, start, stop, bases, codes), numel, align=WINDOW
+            lambda start, stop: _encode(x, v, feedback, key, start, stop, bases, codes), v.size, align=WINDOW
         )
         if any(bad):
-            first = int(np.flatnonzero(~np.isfinite(v))[0])
-            raise NonFiniteError(f"{self}: value {first} of {numel} is {v[first]}; only finite values can be encoded")
-        return frame.seal(buffer, self.name, numel, nbytes)
+            self.refuse(v)
 
     def _parts(self, body: Array, numel: int) -> tuple[Array, Array]:
         count = -(-numel // WINDOW)
         return body[:count], body[count:]
 
-    def decode(self, payload: Tensor, numel: int, *, out: Tensor | None = None) -> Tensor:
-        values = frame.values_for(self, numel, out)
-        self._decode(payload, frame.floats(values, self), False)
-        return values
-
-    def decode_add(self, payload: Tensor, out: Tensor) -> None:
-        self._decode(payload, frame.floats(out, self), True)
-
-    def _decode(self, payload: Tensor, out: Array, add: bool) -> None:
-        body = frame.unseal(payload, self.name, out.size, nbytes=self.max_nbytes(out.size))
+    def decode_body(self, body: Array, out: Array, add: bool) -> None:
         bases, codes = self._parts(body, out.size)
         if bases.size and bases.max() > 127:
             raise PayloadError(f"{self}: a payload's base is {bases.max()}, more than 127")

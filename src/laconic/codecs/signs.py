@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
-from laconic.codecs import frame, planes, threads
-from laconic.codecs.base import Codec
+from laconic.codecs import planes, threads
+from laconic.codecs.frame import HEADER_NBYTES
+from laconic.codecs.kernel import KernelCodec
 from laconic.codecs.planes import Array
-from laconic.errors import BadInput, NonFiniteError, PayloadError
+from laconic.errors import BadInput, PayloadError
 from laconic.kernels import njit
 
 PLACES = 32
@@ -23,7 +23,7 @@ GROUP = planes.GROUP_WORDS * PLACES
 
 
 @dataclass(frozen=True)
-class SignCodec(Codec):
+class SignCodec(KernelCodec):
     """Base of codecs that send sign bits; subclasses say how many values a bucket has and how they are found."""
 
     bucket: int | None = 2048
@@ -45,37 +45,22 @@ class SignCodec(Codec):
         return self.values_per_bucket == 2
 
     def max_nbytes(self, numel: int) -> int:
-        return frame.HEADER_NBYTES + 4 * (self._scale_count(numel) + planes.words_for(numel, PLACES))
+        return HEADER_NBYTES + 4 * (self._scale_count(numel) + planes.words_for(numel, PLACES))
 
-    def encode(self, x: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
-        array = frame.floats(x, self)
-        return self._encode(array, array, out)
-
-    def encode_feedback(self, x: Tensor, residual: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
-        array, carried = frame.floats(x, self), frame.floats(residual, self)
-        if array.size != carried.size:
-            raise BadInput(f"{self}: residual has {carried.size} values, x has {array.size}")
-        return self._encode(array, carried, out)
-
-    def _encode(self, x: Array, v: Array, out: Tensor | None) -> Tensor:
-        """Encode v, or with feedback, when v is not x: v += x; encode v; v −= decoded."""
-        numel = v.size
-        buffer = frame.buffer_for(self, numel, out)
-        nbytes = self.max_nbytes(numel)
-        scales, words = self._parts(buffer[frame.HEADER_NBYTES : nbytes].numpy(), numel)
+    def encode_body(self, x: Array, v: Array, step: int, body: Array) -> None:
+        scales, words = self._parts(body, v.size)
         if self.bucket is None:
             finite = self._encode_whole(x, v, scales, words)
         else:
             bucket = self.bucket
             bad = threads.run(
                 lambda start, stop: _encode(x, v, x is not v, bucket, self._two, start, stop, scales, words),
-                numel,
+                v.size,
                 align=bucket,
             )
             finite = not any(bad)
         if not finite:
-            self._refuse(v)
-        return frame.seal(buffer, self.name, numel, nbytes)
+            self.refuse(v)
 
     def _encode_whole(self, x: Array, v: Array, scales: Array, words: Array) -> bool:
         """One bucket: bits and chunk sums in one pass, the sums added in order; returns whether all is finite."""
@@ -95,24 +80,11 @@ class SignCodec(Codec):
             self._unpack(-scales, words, v, True)
         return True
 
-    def _refuse(self, v: Array) -> None:
-        first = int(np.flatnonzero(~np.isfinite(v))[0])
-        raise NonFiniteError(f"{self}: value {first} of {v.size} is {v[first]}; only finite values can be encoded")
-
     def _parts(self, body: Array, numel: int) -> tuple[Array, Array]:
         count = self._scale_count(numel)
         return body[: 4 * count].view(np.float32), body[4 * count :].view(np.uint32)
 
-    def decode(self, payload: Tensor, numel: int, *, out: Tensor | None = None) -> Tensor:
-        values = frame.values_for(self, numel, out)
-        self._decode(payload, frame.floats(values, self), False)
-        return values
-
-    def decode_add(self, payload: Tensor, out: Tensor) -> None:
-        self._decode(payload, frame.floats(out, self), True)
-
-    def _decode(self, payload: Tensor, out: Array, add: bool) -> None:
-        body = frame.unseal(payload, self.name, out.size, nbytes=self.max_nbytes(out.size))
+    def decode_body(self, body: Array, out: Array, add: bool) -> None:
         scales, words = self._parts(body, out.size)
         if not np.isfinite(scales).all():
             raise PayloadError(f"{self}: a payload's reconstruction value is not finite")

@@ -1,0 +1,74 @@
+"""The shell of every codec whose work is a kernel: checks, header, buffers, feedback. A codec's file has its kernels.
+
+Callers: the codecs beside it that give one code to every value (casts, 8 bits, levels, signs, powers of two, shared
+exponents). Selectors have a shell of their own, `selector.py`. Kernels run over ranges on `threads.run`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import NoReturn
+
+import numpy as np
+from torch import Tensor
+
+from laconic.codecs.base import Codec
+from laconic.codecs.frame import HEADER_NBYTES, Array, buffer_for, floats, seal, unseal, values_for
+from laconic.errors import BadInput, NonFiniteError
+
+
+class KernelCodec(Codec):
+    """A codec that is told how to fill a body and how to read one; every payload has `max_nbytes(numel)` bytes."""
+
+    @property
+    def wire_name(self) -> str:
+        """The name that the header's codec id is made of; of a table that depends on options, with them."""
+        return self.name
+
+    @abstractmethod
+    def encode_body(self, x: Array, v: Array, step: int, body: Array) -> None:
+        """Fill `body` with v; or with feedback, when v is not x: v += x; fill body with v; v −= decoded.
+
+        Raises:
+            NonFiniteError: by `refuse`, where the codec does not carry NaN and infinity.
+        """
+
+    @abstractmethod
+    def decode_body(self, body: Array, out: Array, add: bool) -> None:
+        """out = the values of `body`, or out += them.
+
+        Raises:
+            PayloadError: the body says what no encoder would; `out` is untouched.
+        """
+
+    def encode(self, x: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
+        array = floats(x, self)
+        return self._payload(array, array, step, out)
+
+    def encode_feedback(self, x: Tensor, residual: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
+        array, carried = floats(x, self), floats(residual, self)
+        if array.size != carried.size:
+            raise BadInput(f"{self}: residual has {carried.size} values, x has {array.size}")
+        return self._payload(array, carried, step, out)
+
+    def decode(self, payload: Tensor, numel: int, *, out: Tensor | None = None) -> Tensor:
+        values = values_for(self, numel, out)
+        self._restore(payload, floats(values, self), False)
+        return values
+
+    def decode_add(self, payload: Tensor, out: Tensor) -> None:
+        self._restore(payload, floats(out, self), True)
+
+    def refuse(self, v: Array) -> NoReturn:
+        """Raise NonFiniteError that names the first value that is not finite."""
+        first = int(np.flatnonzero(~np.isfinite(v))[0])
+        raise NonFiniteError(f"{self}: value {first} of {v.size} is {v[first]}; only finite values can be encoded")
+
+    def _payload(self, x: Array, v: Array, step: int, out: Tensor | None) -> Tensor:
+        buffer = buffer_for(self, v.size, out)
+        nbytes = self.max_nbytes(v.size)
+        self.encode_body(x, v, step, buffer[HEADER_NBYTES:nbytes].numpy())
+        return seal(buffer, self.wire_name, v.size, nbytes)
+
+    def _restore(self, payload: Tensor, out: Array, add: bool) -> None:
+        self.decode_body(unseal(payload, self.wire_name, out.size, nbytes=self.max_nbytes(out.size)), out, add)
