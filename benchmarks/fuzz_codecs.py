@@ -36,11 +36,19 @@ FIELDS = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1
 NUMELS = (*SIZES, 3, 8, 10, 199, 201, 511, 512, 513, 4096, 4097)
 
 
+def _carries_non_finite(codec: codecs.Codec | None) -> bool:
+    """Whether NaN and infinity go through by policy: casts, and what is composed of them."""
+    if codec is None:
+        return False
+    return codec.fine or any(_carries_non_finite(getattr(codec, part, None)) for part in ("quantiser", "coded"))
+
+
 class Fuzzer:
     """Mutates payloads of one codec and checks what its decoder does with them."""
 
     def __init__(self, spec: str, seed: int = 0) -> None:
         self.codec = codecs.codec(spec)
+        self.carries = _carries_non_finite(self.codec)
         self.random = random.Random(f"{seed} {spec}")
         self.originals = [self._payload(numel, sparse) for numel in SIZES for sparse in (False, True)]
         self.outcomes: Counter[str] = Counter()
@@ -100,6 +108,8 @@ class Fuzzer:
         # A splice can, by chance, be another whole payload.
         if outcome == "decoded" and not resealed and (asked, damaged) not in self.originals:
             return self._finding("accepted a payload whose checksum is stale", asked, damaged)
+        if outcome == "decoded" and not self.carries and not bool(out.isfinite().all()):
+            return self._finding("decoded NaN or infinity", asked, damaged)
         return None
 
     def _finding(self, what: str, numel: int, damaged: bytes) -> str:

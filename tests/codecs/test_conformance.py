@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import itertools
 import pkgutil
 import random
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from subjects import ALL, SINGLE, parts, reference, same_bits, tensors, values
 
 from laconic import codecs
+from laconic.codecs import frame
 from laconic.errors import BadInput, NonFiniteError, PayloadError
 
 few = settings(max_examples=12)
@@ -32,6 +34,8 @@ CARRIES_NON_FINITE = tuple(name for name in codecs.names() if codecs.get(name).f
 OVERFLOWS = ("bf16", "fp16")
 # Codecs whose feedback uses x and the residual apart, so that its payload is not that of their sum (documented there).
 FEEDBACK_LOOKS_AHEAD = ("adacomp",)
+# Infinities, NaN, the largest floats, and the largest exponents that flexpoint has.
+WORDS = (0x7F800000, 0xFF800000, 0x7FC00001, 0x7F7FFFFF, 0xFFFFFFFF, 121, 113)
 # (numel, index of the bad value): first, last, in a later block, in the tail after many blocks.
 PLACES = [(1, 0), (10, 9), (513, 512), (5000, 0), (5000, 4500), (1_100_003, 1_100_002)]
 
@@ -271,6 +275,28 @@ def test_damaged_payloads_are_refused_and_the_sum_is_untouched(spec, x, data):
         with pytest.raises(PayloadError):
             codec.decode_add(bad, out)
         assert same_bits(out, kept), what
+
+
+@pytest.mark.parametrize("spec", [spec for spec in ALL if parts(spec)[0] not in CARRIES_NON_FINITE])
+def test_nothing_but_finite_values_is_decoded_under_a_valid_checksum(spec):
+    """A word of a body is infinite, NaN or as large as can be, and the codes after it are those at their ends."""
+    codec, numel = codecs.codec(spec), 40
+    payload = codec.encode(values("normal", numel, 11)).clone()
+    for word, fill in itertools.product(WORDS, (None, 0xFF, 0x80)):
+        for at in range(16, min(payload.numel() - 3, 48), 4):
+            forged = payload.clone()
+            if fill is not None:
+                forged[at + 4 :] = fill
+            forged[at : at + 4] = torch.tensor([word]).view(torch.uint8)[:4]
+            forged = frame.seal(forged, getattr(codec, "wire_name", codec.name), numel, forged.numel())
+            total = torch.ones(numel)
+            try:
+                decoded = codec.decode(forged, numel)
+                codec.decode_add(forged, total)
+            except PayloadError:
+                assert bool((total == 1).all())
+                continue
+            assert bool(decoded.isfinite().all()), (hex(word), fill, at)
 
 
 @every_codec

@@ -94,6 +94,8 @@ class Selected(Sparse):
 
     def unpack_values(self, section: Array, count: int) -> Array:
         values: Array = self.quantiser.decode(torch.from_numpy(section), count).numpy()
+        if self.quantiser.exact:  # a cast may overflow, what is sent as it is may not
+            self.selector.check_finite(values)
         return values
 
     def __str__(self) -> str:

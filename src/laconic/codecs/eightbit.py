@@ -22,7 +22,7 @@ import numpy as np
 from laconic.codecs import threads
 from laconic.codecs.frame import HEADER_NBYTES, Array
 from laconic.codecs.kernel import KernelCodec
-from laconic.errors import BadInput, PayloadError
+from laconic.errors import BadInput
 from laconic.kernels import njit
 
 DEFAULT_BLOCK = 4096
@@ -81,10 +81,12 @@ class BlockScaled(KernelCodec):
     def decode_body(self, body: Array, out: Array, add: bool) -> None:
         count = self._blocks(out.size)
         scales = body[: 4 * count].copy().view(np.float32)  # aligned
-        if not _are_scales(scales):
-            raise PayloadError(f"{self.name}: payload holds a scale that is negative or not finite")
         codes = body[4 * count :]
+        if self.are_large(scales):
+            self.check_decoded(lambda values: self._unpack(codes, scales, values, False), out.size)
+        self._unpack(codes, scales, out, add)
 
+    def _unpack(self, codes: Array, scales: Array, out: Array, add: bool) -> None:
         def kernel(a: int, b: int) -> None:
             part, block = self._scales_of(scales, a, b)
             self._decode(codes[a:b], part, block, add, out[a:b])

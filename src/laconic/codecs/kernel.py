@@ -7,6 +7,7 @@ exponents). Selectors have a shell of their own, `selector.py`. Kernels run over
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import NoReturn
 
 import numpy as np
@@ -14,7 +15,11 @@ from torch import Tensor
 
 from laconic.codecs.base import Codec
 from laconic.codecs.frame import HEADER_NBYTES, Array, buffer_for, floats, seal, unseal, values_for
-from laconic.errors import BadInput, NonFiniteError
+from laconic.errors import BadInput, NonFiniteError, PayloadError
+from laconic.kernels import njit
+
+_GOOD, _LARGE, _BAD = 0, 1, 2
+_ROOM = np.float32(2.0**126)  # no code of any codec is worth as much as four times its scale
 
 
 class KernelCodec(Codec):
@@ -64,6 +69,24 @@ class KernelCodec(Codec):
         first = int(np.flatnonzero(~np.isfinite(v))[0])
         raise NonFiniteError(f"{self}: value {first} of {v.size} is {v[first]}; only finite values can be encoded")
 
+    def are_large(self, scales: Array) -> bool:
+        """Whether a code that no encoder writes could come to infinity under these scales: then `check_decoded`.
+
+        Raises:
+            PayloadError: a scale is negative or not finite.
+        """
+        state = _state(scales)
+        if state == _BAD:
+            raise PayloadError(f"{self}: payload holds a scale that is negative or not finite")
+        return bool(state == _LARGE)
+
+    def check_decoded(self, decode: Callable[[Array], None], numel: int) -> None:
+        """Raise PayloadError unless `decode(values)` gives finite values."""
+        values = np.empty(numel, np.float32)
+        decode(values)
+        if not np.isfinite(values).all():
+            raise PayloadError(f"{self}: payload holds a value that is not finite")
+
     def _payload(self, x: Array, v: Array, step: int, out: Tensor | None) -> Tensor:
         buffer = buffer_for(self, v.size, out)
         nbytes = self.max_nbytes(v.size)
@@ -72,3 +95,12 @@ class KernelCodec(Codec):
 
     def _restore(self, payload: Tensor, out: Array, add: bool) -> None:
         self.decode_body(unseal(payload, self.wire_name, out.size, nbytes=self.max_nbytes(out.size)), out, add)
+
+
+@njit(nogil=True, cache=True)
+def _state(scales: Array) -> int:
+    good, small = True, True
+    for i in range(scales.size):
+        good &= scales[i] >= 0 and scales[i] < np.inf
+        small &= scales[i] < _ROOM
+    return _BAD if not good else _GOOD if small else _LARGE

@@ -25,7 +25,7 @@ from laconic.codecs import planes, random, threads
 from laconic.codecs.frame import HEADER_NBYTES
 from laconic.codecs.kernel import KernelCodec
 from laconic.codecs.planes import Array
-from laconic.errors import BadInput, PayloadError
+from laconic.errors import BadInput
 from laconic.kernels import njit
 
 TRITS = planes.TRITS
@@ -112,8 +112,11 @@ class LevelsCodec(KernelCodec):
 
     def decode_body(self, body: Array, out: Array, add: bool) -> None:
         scales, words = self._parts(body, out.size)
-        if not (np.isfinite(scales) & (scales >= 0)).all():
-            raise PayloadError(f"{self}: a payload's scale is negative or not finite")
+        if self.are_large(scales):
+            self.check_decoded(lambda values: self._unpack(scales, words, values, False), out.size)
+        self._unpack(scales, words, out, add)
+
+    def _unpack(self, scales: Array, words: Array, out: Array, add: bool) -> None:
         bucket, whole = self._stride, self.bucket is None
         threads.run(
             lambda start, stop: _decode(scales, words, out, add, bucket, whole, self._top, self._places, start, stop),

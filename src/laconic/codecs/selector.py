@@ -193,7 +193,14 @@ class Selector(Sparse):
 
     def unpack_values(self, section: Array, count: int) -> Array:
         self.check_section(section, 4 * count, count)
-        return section.copy().view(np.float32)
+        values = section.copy().view(np.float32)
+        self.check_finite(values)
+        return values
+
+    def check_finite(self, values: Array) -> None:
+        """Raise PayloadError if a value that was sent is NaN or infinite, which no selector sends."""
+        if not _are_finite(values):
+            raise PayloadError(f"{self}: payload holds a value that is not finite")
 
     def check_section(self, section: Array, nbytes: int, count: int) -> None:
         """Raise PayloadError unless the section of `count` values has `nbytes`."""
@@ -286,6 +293,15 @@ def _collect(
                     found[count] = first + start + i  # without a branch: the next hit overwrites what was not one
                     count += np.int64(flags[i])
     return count, largest
+
+
+@njit(nogil=True, cache=True)
+@no_type_check
+def _are_finite(values: Array) -> bool:
+    good = True
+    for i in range(values.size):
+        good &= abs(values[i]) < np.inf
+    return good
 
 
 @njit(nogil=True, cache=True)
