@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from laconic.consistency.distill import distill as distill
     from laconic.consistency.distribute import distribute as distribute
     from laconic.consistency.elastic import elastic as elastic
+    from laconic.consistency.gossip.graphs import contraction as contraction
+    from laconic.consistency.gossip.graphs import mixing_matrix as mixing_matrix
     from laconic.consistency.robust.rules import aggregate as aggregate
     from laconic.errors import LaconicError as LaconicError
     from laconic.exchange.checkpoints import Checkpoints as Checkpoints
