@@ -14,8 +14,8 @@ from torch import Tensor
 
 from laconic.consistency.averaging import OwnWeights
 from laconic.consistency.base import Setup
-from laconic.consistency.churn.mean import weighted_mean
 from laconic.consistency.churn.messages import Kind, Message, address, blank, pack, unpack, values_of
+from laconic.consistency.churn.wire import weighted_mean
 from laconic.consistency.side import open_mesh
 from laconic.errors import CollectiveTimeout, PayloadError, PeerLost
 

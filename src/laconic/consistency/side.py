@@ -23,40 +23,18 @@ from laconic.transports.zeromq_mesh import Patience
 ADDRESS_NBYTES = 256
 
 
-def open_mesh(world: World, *, offset: int = 0, silence_s: float | None = None) -> ZmqTransport:
+def open_mesh(world: World) -> ZmqTransport:
     """A mesh of all ranks of `world`, each under its own rank; all must call it, and each closes its own.
-
-    Args:
-        offset: added to every rank, for a second mesh whose members are told apart in messages (servers).
-        silence_s: without a sign of life for so long a peer counts as lost; None: the transport's default.
 
     Raises:
         CollectiveTimeout: not all ranks could be reached within the world's time-out.
     """
-    mesh = _new_member(world, world.rank + offset, world.world_size, _host_and_key(world), silence_s=silence_s)
-    try:
-        introduce(mesh, world, offset)
-    except BaseException:
-        mesh.close()
-        raise
-    return mesh
-
-
-def introduce(mesh: ZmqTransport, world: World, offset: int = 0) -> list[str]:
-    """Tell all ranks every rank's address, connect to them, and wait until all are reachable; returns the addresses."""
-    addresses = [row[0] for row in _exchange_addresses(world, [mesh], 1)]
-    others = {rank + offset: addresses[rank] for rank in range(world.world_size) if rank != world.rank}
-    meet((mesh, others))
-    return addresses
+    everyone = range(world.world_size)
+    return open_members(world, everyone, lambda one, other: True, linger_s=5.0)[world.rank]
 
 
 def open_members(
-    world: World,
-    homes: Sequence[int],
-    linked: Callable[[int, int], bool],
-    *,
-    silence_s: float | None = None,
-    linger_s: float = 1.0,
+    world: World, homes: Sequence[int], linked: Callable[[int, int], bool], linger_s: float = 1.0
 ) -> dict[int, ZmqTransport]:
     """A mesh with members of its own, of which a rank may have several or none: workers and servers, or leaders.
 
@@ -70,12 +48,15 @@ def open_members(
     Returns:
         This rank's members by number.
     """
-    place = _host_and_key(world)
+    host, key = _host_and_key(world)
+    timeout_s, patience = world.transport.timeout_s, Patience(0.5, None, linger_s)
     mine = [member for member, home in enumerate(homes) if home == world.rank]
     opened: dict[int, ZmqTransport] = {}
     try:
         for member in mine:
-            opened[member] = _new_member(world, member, len(homes), place, silence_s=silence_s, linger_s=linger_s)
+            opened[member] = ZmqTransport(
+                None, member, len(homes), timeout_s, bind=host, key=key, insecure=True, patience=patience
+            )
         most = max([homes.count(rank) for rank in range(world.world_size)])
         told = _exchange_addresses(world, list(opened.values()), most)
         seen = dict.fromkeys(range(world.world_size), 0)
@@ -90,17 +71,6 @@ def open_members(
             each.close()
         raise
     return opened
-
-
-def _new_member(
-    world: World, number: int, size: int, place: tuple[str, bytes | None], *, silence_s: float | None = None,
-    linger_s: float = 5.0,
-) -> ZmqTransport:  # fmt: skip
-    host, key = place
-    timeout_s = world.transport.timeout_s
-    return ZmqTransport(
-        None, number, size, timeout_s, bind=host, key=key, insecure=True, patience=Patience(0.5, silence_s, linger_s)
-    )
 
 
 def _exchange_addresses(world: World, meshes: list[ZmqTransport], most: int) -> list[list[str]]:

@@ -12,11 +12,10 @@ from __future__ import annotations
 import time
 
 from laconic.consistency.churn.line import NewView
-from laconic.consistency.churn.mean import Mean
 from laconic.consistency.churn.membership import Membership
 from laconic.consistency.churn.messages import Kind, Message, address, pack
 from laconic.consistency.churn.watch import TICK_S
-from laconic.consistency.churn.wire import Occasion, Offer, Unreadable
+from laconic.consistency.churn.wire import Mean, Occasion, Offer, Unreadable
 from laconic.errors import PayloadError
 
 

@@ -16,11 +16,10 @@ from torch import Tensor
 from laconic.consistency.churn.deadline import Deadline
 from laconic.consistency.churn.group import Group
 from laconic.consistency.churn.joining import Fenced, Finished
-from laconic.consistency.churn.mean import Mean
 from laconic.consistency.churn.meeting import Meeting
 from laconic.consistency.churn.options import ElasticOptions
 from laconic.consistency.churn.replica import Replica, digest
-from laconic.consistency.churn.wire import Wire
+from laconic.consistency.churn.wire import Mean, Wire
 from laconic.consistency.churn.work import Work
 from laconic.errors import BadInput
 from laconic.exchange.job import Job

@@ -14,9 +14,8 @@ from laconic.codecs import Codec
 from laconic.consistency.base import Mode, build
 from laconic.consistency.blocks import BlockMode
 from laconic.consistency.churn.coded import Coded
-from laconic.consistency.churn.mean import weighted_mean
 from laconic.consistency.churn.replica import Replica
-from laconic.consistency.churn.wire import Exact, Rule, Wire
+from laconic.consistency.churn.wire import Exact, Rule, Wire, weighted_mean
 from laconic.consistency.churn.work import BlockWork, Gradients, Work
 from laconic.consistency.modes.block_momentum import BlockMomentum
 from laconic.consistency.modes.local import Local

@@ -13,11 +13,33 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from laconic.consistency.churn.mean import weighted_mean
 from laconic.consistency.churn.messages import blank, values_of
 from laconic.errors import PayloadError
 
 Rule = Callable[[Sequence[tuple[int, Tensor]], Tensor], None]  # one vector of (samples, vector) of each
+
+
+class Mean(NamedTuple):
+    """What a step applies: the mean gradient, and the places of those in it; who has no samples is not."""
+
+    values: Tensor
+    included: tuple[int, ...]
+
+
+def weighted_mean(parts: Sequence[tuple[int, Tensor]], out: Tensor) -> None:
+    """out = Σ nᵢ·gᵢ / Σ nᵢ over (nᵢ, gᵢ) in the order given; of one alone, its own bits.
+
+    >>> out = torch.empty(2)
+    >>> weighted_mean([(1, torch.tensor([0.0, 4.0])), (3, torch.tensor([4.0, 0.0])), (0, torch.ones(2))], out)
+    >>> out
+    tensor([3., 1.])
+    """
+    total = sum(count for count, _ in parts)
+    counted = [(count / total, values) for count, values in parts if count]
+    weight, values = counted[0]
+    torch.mul(values, weight, out=out)
+    for weight, values in counted[1:]:
+        out.add_(values, alpha=weight)
 
 
 class Offer(NamedTuple):

@@ -37,7 +37,7 @@ class Gaia(Mode):
     (selective barrier; as every step reads all weights, it waits as a whole).
 
     Cost: inside a site an all-reduce of n float32; across, for each significant value about 1 + log₂(n/k)/8 bytes of
-    index when k of n are sent, and the value through the codec, 4 bytes by default; 64 bytes a step in any case.
+    index when k of n are sent, and the value through the codec; 64 bytes a step in any case.
 
     Args:
         threshold: v, the relative change that is significant at the first step.
