@@ -128,7 +128,6 @@ UNFINISHED = {
     "import workload → task",
     "methods of MpiTransport",
     "methods of ZmqTransport",
-    "parameters of ZmqTransport",
     "parameters of sparse_all_reduce",
 }
 Function = ast.FunctionDef | ast.AsyncFunctionDef
