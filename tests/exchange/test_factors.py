@@ -17,9 +17,9 @@ import laconic
 from laconic.codecs.factors import Factors
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.exact import LayerForm, Route
-from laconic.exchange.factors import FactorsBucket
 from laconic.exchange.layout import BucketInfo, Entry
-from laconic.exchange.linear_watch import LinearWatch
+from laconic.exchange.matrices.factors import FactorsBucket
+from laconic.exchange.matrices.linear_watch import LinearWatch
 from laconic.exchange.message import max_nbytes
 from laconic.exchange.residuals import Residuals
 from laconic.transports.base import Transport

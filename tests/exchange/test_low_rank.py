@@ -15,7 +15,7 @@ from laconic.codecs.powersgd import PowerSGD
 from laconic.errors import BadInput
 from laconic.exchange.exact import Route, wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry
-from laconic.exchange.low_rank import LowRankBucket
+from laconic.exchange.matrices.low_rank import LowRankBucket
 from laconic.exchange.merge import merge_state_dicts
 from laconic.exchange.message import max_nbytes
 from laconic.exchange.residuals import Residuals
@@ -234,12 +234,13 @@ def _ddp() -> dict[str, Any]:
             found["sent"] = sum(r.sent_nbytes for r in state.records if r.step == 30)
             found["layers"] = state.layers
             found["state"] = state.state_dict()
-            assert set(found["state"]["residuals"]) == set(found["state"]["warm"]) == {"0.weight", "2.weight"}
+            kept, warm = found["state"]["residuals"], found["state"]["warm"]["powersgd"]
+            assert set(kept) == set(warm) == {"0.weight", "2.weight"}
             again = CompressionState(spec, model.named_parameters())
             again.load_state_dict(state.state_dict())
-            for kind in ("residuals", "warm"):
-                for name, value in again.state_dict()[kind].items():
-                    assert torch.equal(value, found["state"][kind][name])
+            loaded = again.state_dict()
+            assert all(torch.equal(loaded["residuals"][name], value) for name, value in kept.items())
+            assert all(torch.equal(loaded["warm"]["powersgd"][name], value) for name, value in warm.items())
             again.close()
         state.close()
 
@@ -289,7 +290,8 @@ def test_ddp_and_another_world_size() -> None:
         after = torch.stack([s["residuals"][name] for s in merged]).mean(0)
         assert float(before.abs().sum()) > 0
         torch.testing.assert_close(after, before)
-        assert all(torch.equal(s["warm"][name], states[0]["warm"][name]) for s in [*states, *merged])
+        first = states[0]["warm"]["powersgd"][name]
+        assert all(torch.equal(s["warm"]["powersgd"][name], first) for s in [*states, *merged])
     for found in run_local(2, _go_on, (states,), timeout_s=110):
         assert found["same"]
         assert found["step"] == 70

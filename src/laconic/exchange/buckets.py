@@ -11,16 +11,18 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from laconic.codecs import Codec
+from laconic.errors import BadInput
 from laconic.exchange.bucket import Bucket
 from laconic.exchange.bucket_group import BucketGroup
 from laconic.exchange.dgc import MomentumCorrection
 from laconic.exchange.exact import LayerForm, Route
-from laconic.exchange.forms import AnyBucket, Forms
 from laconic.exchange.layout import BucketInfo
+from laconic.exchange.matrices import Matrices, MatrixBucket
 from laconic.exchange.residuals import Residuals
 from laconic.transports.call import Timings
 from laconic.transports.rounds import Pausing
 
+AnyBucket = Bucket | MatrixBucket
 _log = logging.getLogger("laconic.exchange")
 
 
@@ -33,7 +35,7 @@ class Buckets:
     """
 
     def __init__(self, residuals: Residuals, correction: MomentumCorrection | None) -> None:
-        self.forms = Forms()
+        self.matrices = Matrices()
         self._residuals, self._correction = residuals, correction
         self._buckets: dict[int, AnyBucket] = {}
         self._groups: dict[tuple[int, ...], BucketGroup] = {}
@@ -44,14 +46,21 @@ class Buckets:
     def at(self, index: int, info: BucketInfo, chosen: Codec) -> AnyBucket:
         """The bucket of this number with this codec; all are made anew when DDP has rebuilt them."""
         found = self._buckets.get(index)
-        if found is not None and not (found.info == info and self.forms.suits(found, chosen)):
+        if found is not None and not (found.info == info and _suits(found, chosen)):
             _log.info("bucket %d holds %d parameters now: all buckets are made anew", index, len(info.entries))
             self.clear()
             found = None
         if found is None:
-            found = self._buckets[index] = self.forms.bucket(chosen, info, self._residuals, self._correction)
+            found = self._buckets[index] = self._new(info, chosen)
         found.use(chosen)
         return found
+
+    def _new(self, info: BucketInfo, chosen: Codec) -> AnyBucket:
+        if chosen.kind != "matrix":
+            return Bucket(info, self._residuals, self._correction)
+        if self._correction is not None:
+            raise BadInput(f"momentum is corrected for flat vectors, not for {chosen}; leave it to the optimiser")
+        return self.matrices.of(chosen.name).bucket(info, self._residuals)
 
     def steps(
         self, buckets: Sequence[AnyBucket], buffers: Sequence[Tensor], route: Route
@@ -70,9 +79,17 @@ class Buckets:
 
     def layers(self, world_size: int) -> list[LayerForm]:
         """How each parameter of a matrix codec's buckets travels."""
-        return self.forms.layers(self._buckets.values(), world_size)
+        matrices = [bucket for bucket in self._buckets.values() if isinstance(bucket, MatrixBucket)]
+        return [layer for bucket in matrices for layer in bucket.layers(world_size)]
 
     def clear(self) -> None:
         """Make all buckets anew at the next step."""
         self._buckets.clear()
         self._groups.clear()
+
+
+def _suits(bucket: AnyBucket, chosen: Codec) -> bool:
+    """Whether this bucket can go on with `chosen`."""
+    if isinstance(bucket, Bucket):
+        return chosen.kind != "matrix"
+    return bucket.codec is not None and bucket.codec.name == chosen.name

@@ -1,6 +1,6 @@
 """The exact part of a bucket that is otherwise exchanged by a matrix codec, and what each parameter cost.
 
-Callers: `low_rank.py` and `factors.py`. Sums go through the codec `none`, so that messages are framed and checked as
+Callers: matrix codecs (`matrices/`). Sums go through the codec `none`, so that messages are framed and checked as
 those of every compressed exchange, and bytes are counted.
 """
 

@@ -23,11 +23,15 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]], world_size: int) -> l
     return [
         {
             "step": states[0]["step"],
-            "warm": {name: q.clone() for name, q in states[0].get("warm", {}).items()},
-            **{kind: {name: value.clone() for name, value in share.items()} for kind, share in shares.items()},
+            "warm": {codec: _cloned(kept) for codec, kept in states[0].get("warm", {}).items()},
+            **{kind: _cloned(share) for kind, share in shares.items()},
         }
         for _ in range(world_size)
     ]
+
+
+def _cloned(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in values.items()}
 
 
 def _mean_by_name(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

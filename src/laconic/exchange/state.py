@@ -88,9 +88,9 @@ class CompressionState(Job):
         return self.buckets.layers(self.world.world_size)
 
     def observe(self, model: nn.Module) -> None:
-        """Catch what codec "factors" sends of this model's layers, if it is planned."""
-        if self.choice.names("factors"):
-            self.buckets.forms.observe(model, self.parameters.names)
+        """Let the matrix codecs that are planned look at this model, where gradients are not enough for them."""
+        for name in filter(self.choice.names, self.buckets.matrices.names()):
+            self.buckets.matrices.of(name).observe(model, self.parameters.names)
 
     def submit(self, buffer: Tensor, index: int, parameters: Sequence[Tensor], *, last: bool) -> Any:
         """Start the exchange of one bucket beside backward; returns a future of the buffer.
@@ -134,7 +134,7 @@ class CompressionState(Job):
         values = [_on_cpu(each.buffer, plain) for each in held]
         if self.correction is not None:
             for bucket, part in zip(buckets, values, strict=True):
-                self.correction.apply(bucket.entries, part, world.world_size)
+                self.correction.apply(bucket.info.entries, part, world.world_size)
         link = world.profile.link if world.profile is not None else None
         route = Route(world.transport, options.algorithm, options.hosts, first.step, link)
         timings, algorithm = yield from self.buckets.steps(buckets, values, route)
@@ -164,7 +164,7 @@ class CompressionState(Job):
         self.choice.note_exchange(record.bucket, record.numel, record.seconds)
         if last.last:
             self.step = last.step + 1
-            self.buckets.forms.end_of_step()
+            self.buckets.matrices.end_of_step()
 
     def explain(self) -> str:
         """How the gradients travel, by bucket, why where the codec is "auto", and by layer for matrix codecs."""
@@ -177,7 +177,7 @@ class CompressionState(Job):
 
         Survives new buckets, codecs and, through `merge_state_dicts`, world sizes.
         """
-        warm = self.buckets.forms.state_dict()
+        warm = self.buckets.matrices.state_dict()
         state = {"step": self.step, "residuals": self.residuals.state_dict(), "warm": warm}
         return state if self.correction is None else {**state, "velocity": self.correction.state_dict()}
 
@@ -189,7 +189,7 @@ class CompressionState(Job):
             raise BadInput("the state holds momentum, and this one has none: give momentum=…, or remove 'velocity'")
         self.step = int(state["step"])
         self.choice = self.choice.restarted(self.step)
-        self.buckets.forms.load_state_dict(state.get("warm", {}))
+        self.buckets.matrices.load_state_dict(state.get("warm", {}))
         self.buckets.clear()
         self.overlap.restart()
         self.residuals.load_state_dict(residuals)
@@ -201,7 +201,7 @@ class CompressionState(Job):
     def close(self) -> None:
         """Join the exchange thread; safe to call twice."""
         self.overlap.close()
-        self.buckets.forms.close()
+        self.buckets.matrices.close()
         if self._watch is not None:
             self._watch.remove()
 

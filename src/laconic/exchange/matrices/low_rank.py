@@ -19,7 +19,7 @@ the same sum over ranks, but the latter also keeps every rank's distance from th
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -29,12 +29,31 @@ from laconic.codecs.powersgd import PowerSGD
 from laconic.errors import BadInput
 from laconic.exchange.exact import ExactSum, LayerForm, Route, wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry
+from laconic.exchange.matrices.base import MatrixBucket, MatrixMethod, register
 from laconic.exchange.residuals import Residuals
 from laconic.transports.call import Timings
 from laconic.transports.rounds import Pausing
 
 
-class LowRankBucket:
+@register("powersgd")
+class LowRank(MatrixMethod):
+    """PowerSGD's last Q by parameter name, the same on every rank."""
+
+    def __init__(self) -> None:
+        self.warm: dict[str, Tensor] = {}
+
+    def bucket(self, info: BucketInfo, residuals: Residuals) -> MatrixBucket:
+        return LowRankBucket(info, residuals, self.warm)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: q.clone() for name, q in self.warm.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.warm.clear()
+        self.warm.update({name: q.clone() for name, q in state.items()})
+
+
+class LowRankBucket(MatrixBucket):
     """The state of one bucket that is exchanged by PowerSGD, kept from step to step.
 
     Exempt parameters, and matrices for which r·(rows + columns) floats are not fewer than rows·columns, are summed

@@ -13,11 +13,11 @@ so no condition on the model or the loop need be known here, and the result is t
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from laconic.codecs import Codec, codec
 from laconic.codecs.factors import Factors
@@ -25,7 +25,8 @@ from laconic.errors import BadInput, PayloadError
 from laconic.exchange.auto import GUESS
 from laconic.exchange.exact import ExactSum, LayerForm, Route, wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry
-from laconic.exchange.linear_watch import Linear, LinearWatch
+from laconic.exchange.matrices.base import MatrixBucket, MatrixMethod, register
+from laconic.exchange.matrices.linear_watch import Linear, LinearWatch
 from laconic.exchange.message import max_nbytes, pack, unpack
 from laconic.exchange.residuals import Residuals
 from laconic.schedules.link import Link
@@ -55,7 +56,39 @@ class _Layer:
         return weight, None if self.bias is None else buffer[self.bias.start : self.bias.stop]
 
 
-class FactorsBucket:
+@register("factors")
+class SufficientFactors(MatrixMethod):
+    """The weights that go by factors at the next step, the same on every rank, and what is caught of the layers."""
+
+    def __init__(self) -> None:
+        self.agreed: set[str] = set()
+        self.watch: LinearWatch | None = None
+
+    def bucket(self, info: BucketInfo, residuals: Residuals) -> MatrixBucket:
+        return FactorsBucket(info, residuals, self.watch, self.agreed)
+
+    def observe(self, model: nn.Module, names: Mapping[int, str]) -> None:
+        """Catch the factors of this model's fully connected layers from now on."""
+        self.close()
+        self.watch = LinearWatch(model, names)
+
+    def end_of_step(self) -> None:
+        """Let go of what was caught and not asked for."""
+        if self.watch is not None:
+            self.watch.clear()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """What is agreed is found anew at the first step."""
+        self.agreed.clear()
+
+    def close(self) -> None:
+        """Take the hooks off the model."""
+        if self.watch is not None:
+            self.watch.close()
+            self.watch = None
+
+
+class FactorsBucket(MatrixBucket):
     """The state of one bucket whose fully connected layers may go by factors.
 
     Args:
@@ -180,7 +213,7 @@ class FactorsBucket:
         for layer, rows, able in zip(self._layers, votes[::2], votes[1::2], strict=True):
             c_in, c_out, name = layer.linear.c_in, layer.linear.c_out, layer.weight.name
             batch = -(-int(rows) // world_size) if able == world_size else 0
-            if batch and self.codec.pays(batch, c_in, c_out, world_size):
+            if batch and Factors().pays(batch, c_in, c_out, world_size):
                 self.agreed.add(name)
             else:
                 self.agreed.discard(name)

@@ -1,0 +1,107 @@
+"""What a matrix codec must do, and the registry of those that do.
+
+Callers: `buckets.py`. DDP rebuilds its buckets after the first step, so what must last is kept by parameter name in a
+MatrixMethod, one a model and codec, which makes the buckets.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from laconic.codecs import Codec
+from laconic.exchange.exact import LayerForm, Route
+from laconic.exchange.layout import BucketInfo
+from laconic.exchange.residuals import Residuals
+from laconic.registry import Registry
+from laconic.transports.call import Timings
+from laconic.transports.rounds import Pausing
+
+
+class MatrixBucket(ABC):
+    """One bucket that is exchanged by a matrix codec, kept from step to step."""
+
+    info: BucketInfo
+    codec: Codec | None
+
+    @abstractmethod
+    def use(self, chosen: Codec) -> None:
+        """Let `chosen` be the codec from now on. Raises BadInput for a codec of another name."""
+
+    @abstractmethod
+    def steps(self, buffer: Tensor, route: Route) -> Pausing[tuple[Timings, str]]:
+        """Average `buffer` over all ranks, in place, in one call, pausing where there is nothing to do but wait.
+
+        Returns:
+            Where the time went, and the algorithm that was used.
+        """
+
+    @abstractmethod
+    def layers(self, world_size: int) -> list[LayerForm]:
+        """How each parameter went at the last step, and what this rank sent for it."""
+
+
+class MatrixMethod(ABC):
+    """What a matrix codec keeps of one model, and the buckets it makes."""
+
+    @abstractmethod
+    def bucket(self, info: BucketInfo, residuals: Residuals) -> MatrixBucket:
+        """A new bucket of these parameters."""
+
+    def observe(self, model: nn.Module, names: Mapping[int, str]) -> None:  # noqa: B027
+        """Look at the model, whose parameters have these names by id, where gradients are not enough."""
+
+    def end_of_step(self) -> None:  # noqa: B027
+        """Let go of what is of one step."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What must last, by parameter name; the same on every rank."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Go on with what another kept. In place, since buckets share it."""
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of the model."""
+
+
+_METHODS: Registry[type[MatrixMethod]] = Registry("matrix codec")
+register = _METHODS.register
+
+
+class Matrices:
+    """The matrix codecs of one model, made as they are first needed."""
+
+    def __init__(self) -> None:
+        self._methods: dict[str, MatrixMethod] = {}
+
+    def of(self, name: str) -> MatrixMethod:
+        """The method of the codec of this name."""
+        if name not in self._methods:
+            self._methods[name] = _METHODS.get(name)()
+        return self._methods[name]
+
+    @staticmethod
+    def names() -> list[str]:
+        """The codecs that are known."""
+        return _METHODS.names()
+
+    def end_of_step(self) -> None:
+        for method in self._methods.values():
+            method.end_of_step()
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """What each codec keeps, by its name."""
+        return {name: kept for name, method in self._methods.items() if (kept := method.state_dict())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what another kept; codecs that it says nothing of begin anew."""
+        for name in {*state, *self._methods}:
+            self.of(name).load_state_dict(state.get(name, {}))
+
+    def close(self) -> None:
+        for method in self._methods.values():
+            method.close()
