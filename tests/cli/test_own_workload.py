@@ -1,0 +1,118 @@
+"""A workload of the user's own, module:factory: in the spawned ranks, elastic, compared, resumed and in the record."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from laconic.cli import main
+from laconic.lab.records.record import Record
+
+MODULE = '''
+from dataclasses import replace
+
+from torch import nn
+
+from laconic.workloads import get
+from laconic.workloads.models.registry import network
+
+
+@network("own-net")
+def own_net(width=16):
+    """A small network."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+def small(width=16, epochs=1):
+    return replace(get("digits-mlp"), model=f"own-net({width})", epochs=epochs)
+
+
+def number():
+    return 3
+
+
+constant = 3
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "own_workloads.py").write_text(MODULE)
+    (tmp_path / "broken_workloads.py").write_text("import not_there\n")
+    return tmp_path
+
+
+def _laconic(folder: Path, *words: str) -> str:
+    command = [sys.executable, "-c", "from laconic.cli import main; main()", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.processes
+def test_compared(folder: Path) -> None:
+    said = _laconic(folder, "compare", "own_workloads:small(8)", "-n", "2", "--configs", "ddp,dynamic8", "--seeds", "1")
+    assert "compress:dynamic8" in said
+    record = Record.load(folder / "runs" / "latest")
+    assert [trial.failed for trial in record.trials] == [None, None]
+    assert (record.workload.name, record.workload.model) == ("own_workloads:small(8)", "own-net(8)")
+    assert record.id.endswith("own-workloads-small-8")
+
+
+@pytest.mark.processes
+def test_trained_elastic(folder: Path) -> None:
+    _laconic(folder, "train", "own_workloads:small", "-n", "2", "--elastic")
+    assert Record.load(folder / "runs" / "latest").finished
+
+
+@pytest.mark.processes
+def test_stopped_and_resumed(folder: Path) -> None:
+    words = ["train", "own_workloads:small(epochs=9)", "-n", "2"]
+    command = [sys.executable, "-c", "from laconic.cli import main; main()", *words]
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 90
+    while not list(folder.glob("runs/2*/checkpoints/*-rank1.ckpt")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "weights sha256" in _laconic(folder, "train", "--resume", "runs/latest")
+    record = Record.load(folder / "runs" / "latest")
+    assert (record.finished, record.starts) == (True, 2)
+    assert record.workload.epochs == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nowhere:small", "module 'nowhere' cannot be imported: ModuleNotFoundError"),
+        ("broken_workloads:small", "module 'broken_workloads' cannot be imported: ModuleNotFoundError: No"),
+        ("own_workloads:large", "module 'own_workloads' has no 'large'"),
+        ("own_workloads:constant", "'constant' is a int, not a function that makes a Workload"),
+        ("own_workloads:number", "'number' made a int, not a laconic.workloads.Workload"),
+        ("own_workloads:small(depth=3)", "depth"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_what_is_none_is_one_sentence(
+    folder: Path, command: str, name: str, says: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    for module in ("own_workloads", "broken_workloads"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    before = os.listdir(folder)
+    with pytest.raises(SystemExit) as ended:
+        main([command, name])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert len(error.strip().splitlines()) == 1
+    assert set(os.listdir(folder)) - set(before) <= {"__pycache__"}
