@@ -31,10 +31,10 @@ def own_net(width=16):
 
 def small(width=16, epochs=1):
     return replace(get("digits-mlp"), model=f"own-net({width})", epochs=epochs)
-
-
-def number():
-    return 3
+'''
+NONE = '''
+def number(width=16):
+    return width
 
 
 constant = 3
@@ -44,6 +44,7 @@ constant = 3
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "own_workloads.py").write_text(MODULE)
+    (tmp_path / "no_workloads.py").write_text(NONE)
     (tmp_path / "broken_workloads.py").write_text("import not_there\n")
     return tmp_path
 
@@ -93,10 +94,10 @@ def test_stopped_and_resumed(folder: Path) -> None:
     [
         ("nowhere:small", "module 'nowhere' cannot be imported: ModuleNotFoundError"),
         ("broken_workloads:small", "module 'broken_workloads' cannot be imported: ModuleNotFoundError: No"),
-        ("own_workloads:large", "module 'own_workloads' has no 'large'"),
-        ("own_workloads:constant", "'constant' is a int, not a function that makes a Workload"),
-        ("own_workloads:number", "'number' made a int, not a laconic.workloads.Workload"),
-        ("own_workloads:small(depth=3)", "depth"),
+        ("no_workloads:large", "module 'no_workloads' has no 'large'"),
+        ("no_workloads:constant", "'constant' is a int, not a function that makes a Workload"),
+        ("no_workloads:number", "'number' made a int, not a laconic.workloads.Workload"),
+        ("no_workloads:number(depth=3)", "depth"),
     ],
 )
 @pytest.mark.parametrize("command", ["train", "compare"])
@@ -106,7 +107,7 @@ def test_what_is_none_is_one_sentence(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
-    for module in ("own_workloads", "broken_workloads"):
+    for module in ("no_workloads", "broken_workloads"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     before = os.listdir(folder)
     with pytest.raises(SystemExit) as ended:

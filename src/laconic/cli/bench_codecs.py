@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,12 +11,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
+from laconic.cli.run_options import Json
+from laconic.cli.tables import echo_json, echo_table
 from laconic.lab.bench import approximation as approximation_lab
 from laconic.lab.bench import codec_speed
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def codecs(
@@ -34,10 +32,10 @@ def codecs(
             codec or None, numel=numel, threads=threads, repeats=repeats, peers=peers, progress=progress
         )
     if json:
-        typer.echo(json_module.dumps(record, indent=2, ensure_ascii=False))
+        echo_json(record)
         return
     headings = ["codec", *codec_speed.OPERATIONS, "bits", "mean rel. error", "mean abs. error"]
-    _show(headings, [_codec_cells(row) for row in [*record["results"], *record["peers"]]])
+    echo_table(headings, [_codec_cells(row) for row in [*record["results"], *record["peers"]]])
     typer.echo(f"ns per element (multiple of memcpy); memcpy of {numel:,} floats: {record['memcpy_ns']:.3f} ns")
     for sentence in codec_speed.missed_targets(record) if numel >= codec_speed.TARGET_NUMEL else ():
         typer.echo(f"target missed: {sentence}")
@@ -53,10 +51,10 @@ def approximation(
         record = approximation_lab.run(samples, progress=progress)
     approximation_lab.write_plot(record, plot)
     if json:
-        typer.echo(json_module.dumps({**record, "plot": str(plot)}, indent=2, ensure_ascii=False))
+        echo_json({**record, "plot": str(plot)})
         return
     headings = ["distribution", "codec", "rel. error %", "paper's", "abs. error", "paper's"]
-    _show(headings, [_approximation_cells(row) for row in record["results"]])
+    echo_table(headings, [_approximation_cells(row) for row in record["results"]])
     typer.echo(record["caution"])
     typer.echo(f"plot: {plot}")
 
@@ -85,20 +83,6 @@ def _approximation_cells(row: dict[str, Any]) -> list[str]:
         f"{row['mean_abs_error']:.2g}",
         f"{row['paper_mean_abs_error']:.2g}",
     ]
-
-
-def _show(headings: list[str], rows: list[list[str]]) -> None:
-    """A table on a terminal, tab-separated lines when piped."""
-    if not sys.stdout.isatty():
-        for row in [headings, *rows]:
-            typer.echo("\t".join(row))
-        return
-    table = Table(box=None, header_style="bold")
-    for position, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if position == 0 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
 
 
 @contextmanager

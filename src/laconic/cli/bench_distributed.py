@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json as json_module
 from typing import Annotated, Any
 
 import typer
 
+from laconic.cli.tables import echo_json
 from laconic.errors import BadInput
 from laconic.lab.bench.distributed import measure
 from laconic.lab.clusters.launch import run_job
@@ -26,7 +26,7 @@ def distributed(
     if record is None:
         return
     if json:
-        typer.echo(json_module.dumps(record, indent=1))
+        echo_json(record)
     else:
         for line in table(record):
             typer.echo(line)

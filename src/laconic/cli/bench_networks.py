@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json as json_module
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from laconic.cli.tables import echo_json
 from laconic.lab.bench.networks import FORWARD_TOLERANCE, GRADIENT_TOLERANCE, Checked, check, small_names
 
 
@@ -25,7 +25,7 @@ def networks(
     found = [check(name, batch, directions, repeats) for name in names or small_names()]
     if json:
         rows = [{**asdict(each), "passed": each.passed} for each in found]
-        typer.echo(json_module.dumps({"results": rows}, indent=1))
+        echo_json({"results": rows})
     else:
         for line in table(found):
             typer.echo(line)

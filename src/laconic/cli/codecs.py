@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json as json_module
-import sys
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from laconic.cli.tables import echo_json, echo_table
 from laconic.codecs import codec, get, names
 from laconic.lab.bench.codec_speed import simplest_spec
 
+HEADINGS = ("codec", "per element", "bias", "rounding", "source", "what it does")
 NUMEL = 1_000_000  # bits per element are those of a tensor of this length, header and scales included
 
 
@@ -20,12 +18,9 @@ def codecs(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
     """List every codec: bits per element, bias, stochastic or not, source paper, one line on what it does."""
     entries = [_entry(name) for name in names()]
     if json:
-        typer.echo(json_module.dumps({"codecs": entries}, indent=2, ensure_ascii=False))
-    elif sys.stdout.isatty():
-        Console().print(_table(entries))
+        echo_json({"codecs": entries})
     else:
-        for entry in entries:
-            typer.echo("\t".join(_cells(entry)))
+        echo_table(HEADINGS, [_cells(entry) for entry in entries], left=HEADINGS[2:], named=False)
 
 
 def _entry(name: str) -> dict[str, Any]:
@@ -55,12 +50,3 @@ def _cells(entry: dict[str, Any]) -> list[str]:
         entry["source"],
         entry["summary"],
     ]
-
-
-def _table(entries: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, header_style="bold")
-    for heading in ("codec", "per element", "bias", "rounding", "source", "what it does"):
-        table.add_column(heading, justify="right" if heading == "per element" else "left", overflow="fold")
-    for entry in entries:
-        table.add_row(*_cells(entry))
-    return table

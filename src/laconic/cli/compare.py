@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +25,7 @@ from laconic.cli.run_options import (
     named,
     show_warnings_as_sentences,
 )
+from laconic.cli.tables import echo_json
 from laconic.consistency import names as mode_names
 from laconic.lab.lint import counts, failures
 from laconic.lab.records.record import Record
@@ -88,7 +88,7 @@ def show(record: Record, folder: Path, *, json: bool) -> None:
     if json:
         lint = [asdict(finding) for finding in record.lint]
         body = {"results": results(record), "lint": lint, "report": report}
-        typer.echo(json_module.dumps(body, indent=2, ensure_ascii=False))
+        echo_json(body)
         return
     for line in table(record):
         typer.echo(line)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_module
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from laconic.cli.tables import echo_json
 from laconic.lab.lint import counts
 from laconic.lab.lint import lint as check
 from laconic.lab.records.record import Record
@@ -23,7 +23,7 @@ def lint(
     found = counts(findings)
     if json:
         body = {"lint": [asdict(finding) for finding in findings], "counts": found}
-        typer.echo(json_module.dumps(body, indent=2, ensure_ascii=False))
+        echo_json(body)
     else:
         for finding in findings:
             typer.echo(f"{finding.verdict:<11}  {finding.rule:<9}  {finding.title}: {finding.evidence}")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from laconic.cli.tables import echo_json
 from laconic.errors import BadInput
 from laconic.lab.bench.link import measure
 from laconic.lab.clusters.launch import run_job
@@ -30,7 +31,7 @@ def probe(
     profile = Profile.from_json(text)
     profile.save(output)
     if json:
-        typer.echo(json_module.dumps(json_module.loads(text), indent=2))
+        echo_json(json_module.loads(text))
         return
     link = profile.link
     bandwidth = f"{1e-9 / link.s_per_byte:.3g} GB/s" if link.s_per_byte else "no limit seen"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 from typing import Annotated
 
 import typer
@@ -23,6 +22,7 @@ from laconic.cli.run_options import (
     named,
     show_warnings_as_sentences,
 )
+from laconic.cli.tables import echo_json
 from laconic.lab.records.summary import results
 from laconic.lab.report import words
 from laconic.lab.runs.configurations import with_mode
@@ -71,7 +71,7 @@ def train(
     trial, report = done.record.trials[0], done.folder / "report.html"
     if json:
         body = {"results": results(done.record), "weights_sha256": trial.weights_sha256, "report": str(report)}
-        typer.echo(json_module.dumps(body, indent=2, ensure_ascii=False))
+        echo_json(body)
         return
     quality = f"test loss {trial.test_loss:.4g}" if trial.test_accuracy is None else words.percent(trial.test_accuracy)
     reached = "target not reached" if trial.seconds_to_target is None else (

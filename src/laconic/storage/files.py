@@ -9,7 +9,7 @@ import contextlib
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -74,11 +74,26 @@ def create(path: Path, text: str) -> bool:
             os.unlink(temporary)
 
 
-def append(path: Path, text: str, mode: int = 0o644) -> None:
-    """Append `text` in one write: that of several processes does not mix. The file is made when it is not there."""
-    descriptor = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, mode)
+def append(path: Path, lines: Iterable[str], mode: int = 0o644) -> None:
+    """Append lines in one write: those of several processes do not mix. The file is made when it is not there.
+
+    What a killed process left of a line stays by itself: the first line begins on a fresh one.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "rows"
+    ...     _ = path.write_text("cut o")
+    ...     append(path, ["whole"])
+    ...     path.read_text()
+    'cut o\\nwhole\\n'
+    """
+    text = "".join(f"{line}\n" for line in lines).encode()
+    if not text:
+        return
+    descriptor = os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, mode)
     try:
-        os.write(descriptor, text.encode())
+        size = os.fstat(descriptor).st_size
+        is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        os.write(descriptor, b"\n" + text if is_torn else text)
     finally:
         os.close(descriptor)
 

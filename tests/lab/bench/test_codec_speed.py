@@ -12,13 +12,14 @@ import torch
 from laconic.codecs import codec
 from laconic.errors import BadInput
 from laconic.lab.bench import approximation, codec_speed
-from laconic.lab.bench.codec_speed import Timing
 
 
 def test_median_interval_follows_the_ranks():
     """n = 100, z = 1.96: ranks ⌊40.2⌋ = 40 and ⌈60.8⌉ = 61, of the values 1 … 100."""
-    assert Timing.of([float(v) for v in range(100, 0, -1)]) == Timing(50.5, 40.0, 61.0, 1.0)
-    assert Timing.of([2.0]) == Timing(2.0, 2.0, 2.0, 2.0)
+    names = ("x_ns", "x_ns_interval", "x_ns_least")
+    found = codec_speed._timing("x", [v * 1e-9 for v in range(100, 0, -1)], 1)
+    assert [found[name] for name in names] == [pytest.approx(v) for v in (50.5, [40.0, 61.0], 1.0)]
+    assert codec_speed._timing("x", [8e-9], 4) == dict(zip(names, (2.0, [2.0, 2.0], 2.0), strict=True))
 
 
 def test_mean_errors_skip_zeros_in_the_relative_one_only():

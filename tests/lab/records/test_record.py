@@ -122,13 +122,10 @@ def test_environment_knows_this_machine():
 
 def test_metrics_are_appended_and_a_torn_line_is_left_out(tmp_path: Path):
     assert list(metrics.read(tmp_path)) == []
-    with metrics.Metrics(tmp_path) as log:
-        log.add(trial=0, step=1, train_loss=2.5)
-        log.add(trial=0, step=2, train_loss=math.nan)
-        assert len(list(metrics.read(tmp_path))) == 2  # flushed while open
+    metrics.add(tmp_path, trial=0, step=1, train_loss=2.5)
+    metrics.add(tmp_path, trial=0, step=2, train_loss=math.nan)
     path = tmp_path / metrics.FILE
     path.write_text(path.read_text() + '{"trial": 0, "st')
     assert [line["step"] for line in metrics.read(tmp_path)] == [1, 2]
-    with metrics.Metrics(tmp_path) as log:
-        log.add(trial=0, step=3)
+    metrics.add(tmp_path, trial=0, step=3)
     assert [line["step"] for line in metrics.read(tmp_path)] == [1, 2, 3]

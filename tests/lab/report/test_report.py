@@ -364,11 +364,10 @@ def test_tensorboard_gets_every_number(tmp_path: Path):
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with metrics.Metrics(tmp_path) as log:
-        for step in (1, 2, 3):
-            log.add(trial="topk(0.01)/0", step=step, train_loss=1 / step, what="step")
-        log.add(trial="ddp/0", step=1, train_loss=5.0, seconds=0.5)
-        log.add(event="no step")
+    for step in (1, 2, 3):
+        metrics.add(tmp_path, trial="topk(0.01)/0", step=step, train_loss=1 / step, what="step")
+    metrics.add(tmp_path, trial="ddp/0", step=1, train_loss=5.0, seconds=0.5)
+    metrics.add(tmp_path, event="no step")
     assert tensorboard.export(tmp_path, tmp_path / "board") == 5
     events = EventAccumulator(str(tmp_path / "board" / "topk(0.01)_0")).Reload()
     assert [(s.step, s.value) for s in events.Scalars("train_loss")] == [

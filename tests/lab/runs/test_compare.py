@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from laconic.errors import BadInput
-from laconic.lab.records.metrics import Metrics
+from laconic.lab.records import metrics
 from laconic.lab.records.record import Record
 from laconic.lab.runs.compare import compare, resume
 from laconic.lab.runs.shares import shares_file
@@ -89,7 +89,7 @@ def test_a_trial_that_fails_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     def run(self: Workers, trial: TrialSpec) -> Ended:
         if trial.configuration.name == "compress:none":
-            Metrics(folder_of(trial)).add(trial=trial.order, step=7)
+            metrics.add(folder_of(trial), trial=trial.order, step=7)
             raise RankFailed("rank 1: RuntimeError: out of memory\nTraceback …")
         return real(self, trial)
 
@@ -157,7 +157,7 @@ def test_a_comparison_that_was_cut_off_goes_on_with_the_trial_it_was_in(
         assert not shares.exists()  # what another start had spent of it does not count
         if trial.order == 1 and not list(tmp_path.glob("b/*/report.html")):
             shares.touch()
-            Metrics(trial.folder).add(trial=trial.order, step=7)
+            metrics.add(trial.folder, trial=trial.order, step=7)
             raise KeyboardInterrupt
         if trial.order == 2 and not list(tmp_path.glob("killed")):
             (tmp_path / "killed").touch()

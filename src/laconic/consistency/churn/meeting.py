@@ -132,10 +132,8 @@ class Meeting:
         return (self.folder / "finished.json").exists()
 
     def record(self, events: Iterable[dict[str, Any]]) -> None:
-        """Append events, one JSON object a line, in one write: lines of several workers do not mix."""
-        text = "".join(json.dumps(event) + "\n" for event in events)
-        if text:
-            append(self.folder / "events.jsonl", text, mode=0o600)
+        """Append events, one JSON object a line."""
+        append(self.folder / "events.jsonl", [json.dumps(event) for event in events], mode=0o600)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"view-{number:08d}.json"

@@ -15,13 +15,12 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from laconic import codecs
+from laconic import codecs, statistics
 from laconic.codecs import Codec
 from laconic.errors import BadInput, LaconicError
 from laconic.lab.bench import codec_peers
@@ -43,31 +42,6 @@ TARGETS: dict[str, dict[str, float]] = {
 COMPOSITIONS = ("topk(0.01)+qsgd(4)", "dynamic8+entropy")
 ON_NORMAL = {"threshold": "threshold(2.5)"}  # its default suits gradients; of N(0,1) it would select nearly all
 OPERATIONS = ("encode", "decode", "decode_add", "encode_feedback")
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Nanoseconds per element over the repeats: median, its 95 % rank interval, and the least."""
-
-    median: float
-    low: float
-    high: float
-    least: float
-
-    @classmethod
-    def of(cls, samples: Sequence[float]) -> Timing:
-        """Summarise samples; the interval is from ranks ⌊(n − z√n)/2⌋ and ⌈1 + (n + z√n)/2⌉, z = 1.96.
-
-        >>> Timing.of([3.0, 1.0, 2.0])
-        Timing(median=2.0, low=1.0, high=3.0, least=1.0)
-        """
-        ordered = sorted(samples)
-        n = len(ordered)
-        half_width = 1.96 * math.sqrt(n)
-        low = max(math.floor((n - half_width) / 2), 1)
-        high = min(math.ceil(1 + (n + half_width) / 2), n)
-        median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-        return cls(median, ordered[low - 1], ordered[high - 1], ordered[0])
 
 
 def default_specs() -> list[str]:
@@ -139,16 +113,15 @@ def run(
                     memcpy_samples.append(memcpy_s)
             if progress is not None:
                 progress(repeat + 2, repeats + 1)
-        memcpy = Timing.of([s * 1e9 / numel for s in memcpy_samples] or [math.nan])
+        memcpy = _timing("memcpy", memcpy_samples or [math.nan], numel)
+        base_ns = memcpy["memcpy_ns"]
         results = [
-            {"codec": c.label, **_row(c, numel, memcpy), **bench.quality(codec)}
+            {"codec": c.label, **_row(c, numel, base_ns), **bench.quality(codec)}
             for c, codec in zip(contenders, chosen, strict=True)
         ]
-        rival_rows = [{"peer": r.label, "installed": True, **r.about, **_row(r, numel, memcpy)} for r in rivals]
+        rival_rows = [{"peer": r.label, "installed": True, **r.about, **_row(r, numel, base_ns)} for r in rivals]
     return {
-        "memcpy_ns": memcpy.median,
-        "memcpy_ns_interval": [memcpy.low, memcpy.high],
-        "memcpy_ns_least": memcpy.least,
+        **memcpy,
         "results": results,
         "peers": [*rival_rows, *absent],
         "configuration": {
@@ -214,21 +187,29 @@ class _Bench:
         }
 
 
-def _row(contender: _Contender, numel: int, memcpy: Timing) -> dict[str, Any]:
+def _row(contender: _Contender, numel: int, memcpy_ns: float) -> dict[str, Any]:
     """Times, ratios to memcpy and, where there is one, the target of each operation."""
     row: dict[str, Any] = {}
     targets = next((t for spec, t in TARGETS.items() if contender.label in (spec, _spec(spec))), {})
     for operation in OPERATIONS:
         if operation not in contender.seconds:
             continue
-        timing = Timing.of([s * 1e9 / numel for s in contender.seconds[operation]])
-        row[f"{operation}_ns"] = timing.median
-        row[f"{operation}_ns_interval"] = [timing.low, timing.high]
-        row[f"{operation}_ns_least"] = timing.least
-        row[f"{operation}_ratio"] = timing.median / memcpy.median
+        row |= _timing(operation, contender.seconds[operation], numel)
+        row[f"{operation}_ratio"] = row[f"{operation}_ns"] / memcpy_ns
         if operation in targets:
             row[f"{operation}_target"] = targets[operation]
     return row
+
+
+def _timing(name: str, samples: Sequence[float], numel: int) -> dict[str, Any]:
+    """Nanoseconds per element over the repeats: median, its 95 % rank interval, and the least.
+
+    >>> _timing("encode", [3e-9, 1e-9, 2e-9], 1)
+    {'encode_ns': 2.0, 'encode_ns_interval': [1.0, 3.0], 'encode_ns_least': 1.0}
+    """
+    ns = [seconds * 1e9 / numel for seconds in samples]
+    found = statistics.median(ns)
+    return {f"{name}_ns": found.value, f"{name}_ns_interval": [*found.interval], f"{name}_ns_least": min(ns)}
 
 
 def _spec(spec: str) -> str:

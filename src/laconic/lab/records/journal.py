@@ -1,7 +1,6 @@
 """Rows that several processes append to one file, and that outlive whoever is killed while writing.
 
-Callers: elastic training. A row is one line of JSON, written at once after a line break of its own: of a writer that
-dies in the middle only its own row is lost, and never the next one.
+Callers: elastic training. A row is one line of JSON: of a writer that dies in the middle only its own row is lost.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Journal(Generic[Row]):
 
     def add(self, row: Row) -> None:
         """Append a row; whoever reads afterwards sees it, also when this process is killed."""
-        append(self.path, "\n" + json.dumps(asdict(row), ensure_ascii=False))  # type: ignore[call-overload]
+        append(self.path, [json.dumps(asdict(row), ensure_ascii=False)])  # type: ignore[call-overload]
 
     def read(self) -> list[Row]:
         """All whole rows, in the order they were written."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from laconic.errors import BadInput
 from laconic.lab.clusters.cluster import INTERFACE
-from laconic.lab.records.metrics import Metrics
+from laconic.lab.records import metrics
 from laconic.lab.runs.trial import StepFigures
 
 EVERY_S = 0.2  # how often a line of metrics is written
@@ -30,7 +30,6 @@ class Monitor:
     def __init__(self, folder: Path | None, trial: int, samples_per_step: float) -> None:
         self._folder, self._trial, self._samples = folder, trial, samples_per_step
         self._recent: deque[StepFigures] = deque(maxlen=RECENT)
-        self._metrics: Metrics | None = None
         self._shown_s = 0.0
 
     def note(self, figures: StepFigures) -> None:
@@ -46,11 +45,9 @@ class Monitor:
         if self._folder is None or not self._recent:
             return
         self._shown_s = time.monotonic()
-        if self._metrics is None:
-            self._metrics = Metrics(self._folder)
         recent_s = max(1e-9, sum(each.seconds for each in self._recent))
-        self._metrics.add(
-            trial=self._trial, step=step, train_loss=self._recent[-1].loss,
+        metrics.add(
+            self._folder, trial=self._trial, step=step, train_loss=self._recent[-1].loss,
             samples_per_s=self._samples * len(self._recent) / recent_s,
             sent_Bps=sum(each.sent for each in self._recent) / recent_s, **values,
         )  # fmt: skip

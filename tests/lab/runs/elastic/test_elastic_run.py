@@ -62,7 +62,7 @@ def test_a_row_cut_off_by_a_kill_costs_no_other_row(tmp_path: Path) -> None:
     assert journal.last() is None
     journal.add(_row(1))
     with open(journal.path, "a") as file:
-        file.write('\n{"step": 2, "start"')
+        file.write('{"step": 2, "start"')
     journal.add(_row(3, loss=float("nan")))
     assert [row.step for row in journal.read()] == [1, 3]
     last = journal.last()

@@ -1,0 +1,39 @@
+"""What commands print: JSON for machines, a table on a terminal, tab-separated lines when piped."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+
+def echo_json(record: Any) -> None:
+    """Print a record as JSON."""
+    typer.echo(json.dumps(record, indent=2, ensure_ascii=False))
+
+
+def echo_table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[str] = (), named: bool = True
+) -> None:
+    """Print a table.
+
+    Args:
+        left: columns aligned to the left, besides the first.
+        named: print the headings when piped, too.
+    """
+    if not sys.stdout.isatty():
+        for row in [headings, *rows] if named else rows:
+            typer.echo("\t".join(row))
+        return
+    table = Table(box=None, header_style="bold")
+    for position, heading in enumerate(headings):
+        is_left = position == 0 or heading in left
+        table.add_column(heading, justify="left" if is_left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
