@@ -151,7 +151,7 @@ def _ranks(algorithm: str) -> dict[str, Any]:
         "gradients": gradients,
         "algorithms": {record.algorithm for record in state.records},
         "buckets": len({record.bucket for record in state.records}),
-        "text": laconic.explain(ddp),
+        "text": state.explain(),
     }
     state.close()
     dist.destroy_process_group()
