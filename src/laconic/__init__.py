@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from laconic import codecs as codecs
     from laconic import consistency as consistency
     from laconic import errors as errors
+    from laconic import operators as operators
     from laconic import schedules as schedules
     from laconic import workloads as workloads
     from laconic.codecs import Codec as Codec
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from laconic.exchange.sparse import sparse_all_reduce as sparse_all_reduce
     from laconic.exchange.state import CompressionState as CompressionState
     from laconic.exchange.warm_up import sparsity_warm_up as sparsity_warm_up
+    from laconic.operators.tuning import tune as tune
+    from laconic.operators.tuning import untune as untune
     from laconic.schedules.link import Link as Link
     from laconic.transports.faults import Faulty as Faulty
     from laconic.transports.launcher import run_local as run_local

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from laconic import codecs
+from laconic import codecs, operators
 from laconic.codecs.powersgd import PowerSGD
 from laconic.consistency.robust import rules
 from laconic.exchange.dgc import accelerate
@@ -46,6 +46,10 @@ def compile_all() -> Iterator[str]:
     for algorithm in _SPARSE:
         run_threads(2, lambda transport, algorithm=algorithm: _add_sparse(transport, algorithm))  # type: ignore[misc]
         yield algorithm
+    for method in operators.names():
+        for kernel in (3, 5):
+            operators.convolve(torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, kernel, kernel), method=method)
+        yield method
     simulate(ring(2, 4), Link(latency_s=1e-6, s_per_byte=1e-9))
     yield "simulator"
 

@@ -4,6 +4,9 @@
     method.py       what a method is; the registry
     methods/        native, direct, im2col, fft, winograd, prepacked: a file each
     convolve.py     a convolution by named methods, with gradients
+    tuning.py       `tune` and `untune`: which layers of a model gain by which methods
+    search.py       the quickest admitted method of one convolution; timing.py, numerics.py, micro_batch.py, cache.py
+    tuned.py, plan.py    the layers that follow a plan, and the plan as a table
 
 Callers: `laconic.tune`, `laconic bench operators`, the planner's costs.
 """
@@ -14,5 +17,20 @@ from laconic.operators import methods  # noqa: F401  (registers them)
 from laconic.operators.convolve import convolve
 from laconic.operators.method import Cost, Method, build, candidates, examples, get, names, register
 from laconic.operators.shape import Convolution
+from laconic.operators.tuning import plan_of, tune, untune
 
-__all__ = ["Convolution", "Cost", "Method", "build", "candidates", "convolve", "examples", "get", "names", "register"]
+__all__ = [
+    "Convolution",
+    "Cost",
+    "Method",
+    "build",
+    "candidates",
+    "convolve",
+    "examples",
+    "get",
+    "names",
+    "plan_of",
+    "register",
+    "tune",
+    "untune",
+]

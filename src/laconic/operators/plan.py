@@ -1,0 +1,83 @@
+"""What a tuner decided, as a table.
+
+Callers: `tuning.py`; users print `model.plan`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from laconic.operators.search import Choice
+from laconic.operators.shape import Convolution
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layer for one shape of input: the choices, or why it was left alone."""
+
+    layer: str
+    convolution: Convolution | None
+    choices: tuple[Choice, ...] = ()
+    left_alone: str = ""
+
+    @property
+    def gains(self) -> bool:
+        """Whether any role is computed otherwise than by torch."""
+        return any(choice.method != "native" or len(choice.pieces) > 1 for choice in self.choices)
+
+    @property
+    def error(self) -> float:
+        """The largest of the roles that are not torch's own."""
+        return max((choice.error for choice in self.choices if choice.method != "native"), default=0.0)
+
+
+@dataclass
+class Plan:
+    """The rows of a tuned model, in the order of its layers.
+
+    Attributes:
+        rows: one a layer and shape.
+        error: of the whole model's output on the example, against torch's; None when it came from the cache.
+        from_cache: nothing was measured.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    error: float | None = None
+    from_cache: bool = False
+
+    def __str__(self) -> str:
+        head = ("layer", "convolution", "role", "method", "micro-batches", "ms native", "→ tuned", "×", "error")
+        lines = [head]
+        for row in self.rows:
+            if row.left_alone:
+                lines.append((row.layer, row.left_alone, "", "", "", "", "", "", ""))
+            for choice in row.choices:
+                numbers = (f"{1e3 * choice.native_s:.3f}", f"{1e3 * choice.tuned_s:.3f}", f"{choice.speedup:.2f}")
+                names = (row.layer, str(row.convolution), choice.role, choice.method, _pieces(choice.pieces))
+                lines.append((*names, *numbers, f"{choice.error:.1e}"))
+        # What is left alone has a sentence instead of cells, which widens no column.
+        cells = [line for line in lines if any(line[2:])]
+        widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
+        text = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        ]
+        before, after = self.seconds
+        if before:
+            text.append(
+                f"convolutions: {1e3 * before:.1f} ms → {1e3 * after:.1f} ms, {before / after:.2f} times as fast"
+            )
+        return "\n".join(text)
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Of all convolutions, native and tuned."""
+        every = [choice for row in self.rows for choice in row.choices]
+        return sum(c.native_s for c in every), sum(c.tuned_s for c in every)
+
+
+def _pieces(pieces: tuple[int, ...]) -> str:
+    """(4, 4, 1) → "2×4 + 1"."""
+    if len(pieces) == 1:
+        return "undivided"
+    counts = {size: pieces.count(size) for size in dict.fromkeys(pieces)}
+    return " + ".join(f"{count}×{size}" if count > 1 else str(size) for size, count in counts.items())

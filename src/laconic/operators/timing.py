@@ -1,0 +1,71 @@
+"""Which of several functions is quicker, on a machine that does other things as well.
+
+Callers: the tuner, benchmarks. The contenders take turns, so that what disturbs one disturbs the others; what counts is
+the median of the ratios to the first of them within a turn. On one thread the clock is the thread's processor time,
+which leaves out the time that other processes had the core.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+_HOPELESS = 1.6  # slower than the best by this in the first turn: out
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Median seconds of a contender, and the median over turns of (first contender's time / its own)."""
+
+    seconds: float
+    speedup: float
+    turns: int
+
+
+def clock() -> Callable[[], float]:
+    """Processor time of this thread if torch computes on it alone, else the clock on the wall."""
+    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
+def race(contenders: Mapping[str, Callable[[], object]], turns: int = 9, budget_s: float = 2.0) -> dict[str, Timed]:
+    """Time functions in turns.
+
+    Args:
+        contenders: the first is what the others are compared with, and is never dropped.
+        turns: at most, after a first one that warms up and drops what is hopelessly slow.
+        budget_s: by the clock on the wall; three turns are made in any case.
+
+    Returns:
+        Those that were not dropped.
+    """
+    now = clock()
+
+    def timed(function: Callable[[], object]) -> float:
+        start = now()
+        function()
+        return now() - start
+
+    first, *_ = contenders
+    warm = {name: min(timed(function), timed(function)) for name, function in contenders.items()}
+    limit = _HOPELESS * min(warm.values())
+    left = {name: f for name, f in contenders.items() if name == first or warm[name] <= limit}
+    seconds: dict[str, list[float]] = {name: [] for name in left}
+    start = time.perf_counter()
+    for turn in range(turns):
+        for name, function in left.items():
+            seconds[name].append(timed(function))
+        if turn >= 2 and time.perf_counter() - start > budget_s:
+            break
+    base = seconds[first]
+    return {
+        name: Timed(
+            statistics.median(found),
+            statistics.median(b / max(s, 1e-9) for b, s in zip(base, found, strict=True)),
+            len(found),
+        )
+        for name, found in seconds.items()
+    }

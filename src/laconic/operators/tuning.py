@@ -1,0 +1,318 @@
+"""`laconic.tune` and `laconic.untune`: compute a model's convolutions by the quickest methods that are near enough.
+
+Callers: users, `laconic bench operators`. Nothing is replaced that does not gain; what is replaced keeps its
+parameters and the keys of its state dict; what has hooks, parametrisations or a class of its own is left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from laconic.errors import BadInput
+from laconic.operators.cache import Cache, default_folder
+from laconic.operators.micro_batch import sizes
+from laconic.operators.numerics import checked_tolerance, relative_error
+from laconic.operators.plan import Plan, Row
+from laconic.operators.search import Choice, Limits, choose, least_workspace
+from laconic.operators.shape import Convolution, of_tensors
+from laconic.operators.tuned import TUNED, TunedLayer, tuned_layer
+
+log = logging.getLogger("laconic.operators")
+_PLANS: WeakKeyDictionary[nn.Module, Plan] = WeakKeyDictionary()
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+Seen = dict[str, dict[Convolution, Tensor]]
+
+
+def tune(model: nn.Module, example: Any, tolerance: float | str = 1e-5, workspace: str | int = "64MiB",
+         train: bool = False, policy: str = "powers", cache: str | Path | None = "default") -> nn.Module:  # fmt: skip
+    """Let the convolutions of a model be computed by the quickest methods that are near enough.
+
+    The model is changed in place and returned, with the table of what was decided as `model.plan`. On this thread
+    denormal numbers are flushed to zero from here on, as they slow arithmetic down a hundredfold.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    >>> tuned = tune(model, torch.zeros(1, 3, 16, 16), cache=None)
+    >>> list(tuned.state_dict()) == ["0.weight", "0.bias"], tuned.plan.rows[0].layer
+    (True, '0')
+    >>> type(untune(tuned)[0]).__name__
+    'Conv2d'
+
+    Args:
+        model: on the CPU.
+        example: an input, or a tuple of inputs; other shapes than its run as before.
+        tolerance: largest error of a layer and of the model's output, relative to the largest value; "native" admits
+            what is no worse than the plain sum in float32.
+        workspace: most memory a layer may use beside its input, weights and output, "64MiB" or bytes.
+        train: tune the gradients too, with weights that change in every step.
+        policy: how a layer's batch may be divided: "undivided", "powers" of two, "all".
+        cache: folder of measurements; "default" is the user's cache folder, None measures and keeps nothing.
+
+    Raises:
+        BadInput: an example that does not run, a tolerance that nothing meets, a workspace below the least.
+    """
+    limits = Limits(checked_tolerance(tolerance), _nbytes(workspace), policy, train)
+    sizes(policy, 1)
+    inputs = example if isinstance(example, tuple) else (example,)
+    untune(model)
+    torch.set_flush_denormal(True)
+    kept = Cache(default_folder() if cache == "default" else None if cache is None else Path(cache))
+    key = _signature(model, inputs, limits)
+    plan = _from_cache(kept, key, model)
+    if plan is None:
+        model, plan = _measured(model, inputs, limits, kept)
+        kept.put(key, [_row_json(row) for row in plan.rows])
+        kept.save()
+    else:
+        model = _apply(model, plan, train)
+    _PLANS[model] = plan
+    if not hasattr(type(model), "plan"):
+        model.plan = plan  # type: ignore[assignment]
+    return model
+
+
+def untune(model: nn.Module) -> nn.Module:
+    """Restore torch's own layers, with the parameters as they are now; returns the model."""
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if isinstance(child, TunedLayer):
+                parent._modules[name] = _restored(child)
+    model.__dict__.pop("plan", None)
+    return _restored(model) if isinstance(model, TunedLayer) else model
+
+
+def _restored(layer: TunedLayer) -> nn.Module:
+    original = layer.original[0]
+    original.training = layer.training
+    return original
+
+
+def plan_of(model: nn.Module) -> Plan | None:
+    """The plan of a tuned model."""
+    return _PLANS.get(model)
+
+
+def _measured(model: nn.Module, inputs: tuple[Any, ...], limits: Limits, kept: Cache) -> tuple[nn.Module, Plan]:
+    """Tune every layer that the example passes, and check the model as a whole; the tuned model and its plan."""
+    seen, native = _observe(model, inputs)
+    every = [(name, conv) for name, convs in seen.items() for conv in convs]
+    least = min((least_workspace(conv) for _, conv in every), default=0)
+    if limits.workspace_nbytes < least < float("inf"):
+        raise BadInput(
+            f"a workspace of {limits.workspace_nbytes} bytes is below the least that any method needs here, {least}"
+        )
+    named, plan = dict(model.named_modules()), Plan()
+    with _progress(len(every)) as step:
+        for name, module in named.items():
+            why = _left_alone(module)
+            if why:
+                plan.rows.append(Row(name, None, left_alone=why))
+            for conv, x in seen.get(name, {}).items():
+                step(name)
+                plan.rows.append(Row(name, conv, tuple(_choices(module, conv, x, limits, kept))))
+    while True:
+        tuned = _apply(model, plan, limits.train)
+        plan.error = _model_error(tuned, inputs, native, limits)
+        gaining = [row for row in plan.rows if row.gains]
+        if not gaining or limits.tolerance == "native" or plan.error <= float(limits.tolerance):
+            return tuned, plan
+        worst = max(gaining, key=lambda row: row.error)
+        log.info("the model is off by %.1e: layer %s runs native", plan.error, worst.layer)
+        untune(tuned)
+        plan.rows[plan.rows.index(worst)] = Row(
+            worst.layer, worst.convolution, left_alone="native: the whole would be off"
+        )
+
+
+def _choices(module: nn.Module, conv: Convolution, x: Tensor, limits: Limits, kept: Cache) -> list[Choice]:
+    key = f"layer {conv} {conv.dtype} {limits}"
+    found = kept.get(key, lambda entry: all(Choice.from_json(each) for each in entry))
+    if found is not None:
+        return [Choice.from_json(each) for each in found]
+    chosen = choose(conv, x, module.weight, module.bias, limits)  # type: ignore[arg-type]
+    kept.put(key, [choice.as_json() for choice in chosen])
+    return chosen
+
+
+def _left_alone(module: nn.Module) -> str:
+    """Why a convolution is not touched; empty for those that may be, and for other modules."""
+    if not isinstance(module, (nn.Conv1d, nn.Conv2d)):
+        return ""
+    if type(module) not in TUNED:
+        return f"left alone: it is a {type(module).__name__}, not torch's own class"
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    if any(getattr(module, name) for name in hooks):
+        return "left alone: it has hooks"
+    if "forward" in module.__dict__:
+        return "left alone: its forward was replaced"
+    if module.padding_mode != "zeros" or module.weight.dtype not in (torch.float32, torch.float64):
+        return f"left alone: {module.padding_mode} padding, {module.weight.dtype}"
+    return "" if _padding(module) is not None else "left alone: padding that differs between the sides"
+
+
+def _padding(module: nn.Conv1d | nn.Conv2d) -> tuple[int, ...] | None:
+    """What is added on both sides; None where "same" is not the same on both."""
+    if not isinstance(module.padding, str):
+        return module.padding
+    if module.padding == "valid":
+        return (0,) * len(module.kernel_size)
+    both = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+    return None if any(n % 2 for n in both) else tuple(n // 2 for n in both)
+
+
+def _observe(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Seen, Any]:
+    """The convolutions that an example meets, with a sample of each input, and the model's output."""
+    seen: Seen = {}
+
+    def look(name: str, module: nn.Conv2d, x: Tensor) -> None:
+        if x.dim() == module.weight.dim() and x.dtype == module.weight.dtype and x.device.type == "cpu" and x.numel():
+            padding = _padding(module)
+            assert padding is not None
+            conv = of_tensors(x, module.weight, (module.stride, padding, module.dilation, module.groups))
+            seen.setdefault(name, {}).setdefault(conv, x.detach()[:1].clone())
+
+    handles = []
+    for name, module in model.named_modules():
+        if type(module) in TUNED and not _left_alone(module):
+            hook = lambda m, args, name=name: look(name, m, args[0])  # noqa: E731
+            handles.append(module.register_forward_pre_hook(hook))
+    try:
+        with _evaluating(model), torch.no_grad():
+            output = model(*inputs)
+    except Exception as error:
+        raise BadInput(f"the example does not run through the model: {error}") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen, output
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while, so that no statistics of batches change."""
+    before = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training
+
+
+def _apply(model: nn.Module, plan: Plan, train: bool) -> nn.Module:
+    """Put tuned layers where they gain; a layer used in several places is one tuned layer."""
+    named: dict[str, nn.Module] = dict(model.named_modules())
+    made: dict[nn.Module, TunedLayer] = {}
+    for name in dict.fromkeys(row.layer for row in plan.rows if row.gains):
+        plans = [(row.convolution, list(row.choices)) for row in plan.rows if row.layer == name and row.gains]
+        made[named[name]] = tuned_layer(named[name], plans, train)  # type: ignore[arg-type]
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child in made:
+                parent._modules[name] = made[child]
+    return made.get(model, model)
+
+
+def _model_error(model: nn.Module, inputs: tuple[Any, ...], native: Any, limits: Limits) -> float:
+    """How far the output is from torch's own, and with training the gradients too."""
+    with _evaluating(model), torch.no_grad():
+        found = model(*inputs)
+    worst = max((relative_error(a, b) for a, b in zip(_tensors(found), _tensors(native), strict=True)), default=0.0)
+    if not limits.train:
+        return worst
+    tuned = gradients_of(model, inputs)
+    for layer in (m for m in model.modules() if isinstance(m, TunedLayer)):
+        layer.trains = False
+    plain = gradients_of(model, inputs)
+    for layer in (m for m in model.modules() if isinstance(m, TunedLayer)):
+        layer.trains = True
+    return max([worst, *(relative_error(tuned[name], plain[name]) for name in plain)])
+
+
+def gradients_of(model: nn.Module, inputs: tuple[Any, ...]) -> dict[str, Tensor]:
+    """Gradients of a fixed random combination of the outputs, by parameter."""
+    rng = torch.Generator().manual_seed(0)
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    with _evaluating(model), torch.enable_grad():
+        outputs = [y for y in _tensors(model(*inputs)) if y.requires_grad]
+        if not outputs or not named:
+            return {}
+        loss = torch.stack([(y * torch.randn(y.shape, generator=rng, dtype=y.dtype)).sum() for y in outputs]).sum()
+        found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    return {name: grad for name, grad in zip(named, found, strict=True) if grad is not None}
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    """The floating tensors in an output, in order."""
+    if isinstance(output, Tensor):
+        return [output] if output.is_floating_point() else []
+    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else []
+    return [tensor for value in values for tensor in _tensors(value)]
+
+
+def _signature(model: nn.Module, inputs: tuple[Any, ...], limits: Limits) -> str:
+    """What a model's plan depends on, without running it."""
+    parts = [f"{name} {type(m).__name__} {_left_alone(m)} {m.extra_repr()}" for name, m in model.named_modules()]
+    parts += [f"{name} {tuple(p.shape)} {p.dtype}" for name, p in model.named_parameters()]
+    parts += [f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else repr(x) for x in inputs]
+    return f"model {hashlib.sha256(json.dumps([*parts, repr(limits)]).encode()).hexdigest()}"
+
+
+def _from_cache(kept: Cache, key: str, model: nn.Module) -> Plan | None:
+    layers = dict(model.named_modules())
+
+    def valid(entry: Any) -> bool:
+        return all(_row(each).layer in layers for each in entry)
+
+    found = kept.get(key, valid)
+    return None if found is None else Plan([_row(each) for each in found], from_cache=True)
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    conv = None if row.convolution is None else dict(row.convolution.__dict__)
+    return {
+        "layer": row.layer,
+        "convolution": conv,
+        "choices": [c.as_json() for c in row.choices],
+        "left_alone": row.left_alone,
+    }
+
+
+def _row(found: dict[str, Any]) -> Row:
+    fields = found["convolution"]
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in (fields or {}).items()}
+    conv = Convolution(**values) if fields else None
+    return Row(found["layer"], conv, tuple(Choice.from_json(each) for each in found["choices"]), found["left_alone"])
+
+
+def _nbytes(text: str | int) -> int:
+    """Bytes of "64MiB", "1GB" or a number."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
+    if not match or match[2].upper() not in _UNITS:
+        raise BadInput(f"workspace is a size such as '64MiB' or a number of bytes, not {text!r}")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Any]:
+    """A bar on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty() or total == 0:
+        yield lambda name: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("tuning", total=total)
+        yield lambda name: bar.update(task, advance=1, description=f"tuning {name}")
