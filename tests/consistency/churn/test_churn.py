@@ -18,7 +18,7 @@ from laconic.consistency.churn.meeting import read_events
 from laconic.errors import BadInput
 from laconic.transports.launcher import LocalJob, run_local
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from churn_party import counts
 from churn_verdict import verdict
 from soak_churn import Soak, soak
