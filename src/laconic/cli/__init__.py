@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
         "collectives": "laconic.cli.bench_collectives:collectives",
         "distributed": "laconic.cli.bench_distributed:distributed",
         "networks": "laconic.cli.bench_networks:networks",
+        "operators": "laconic.cli.bench_operators:operators",
     },
     "codecs": "laconic.cli.codecs:codecs",
     "compare": "laconic.cli.compare:compare",

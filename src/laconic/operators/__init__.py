@@ -6,6 +6,8 @@
     convolve.py     a convolution by named methods, with gradients
     tuning.py       `tune` and `untune`: which layers of a model gain by which methods
     search.py       the quickest admitted method of one convolution; timing.py, numerics.py, micro_batch.py, cache.py
+    recurrent.py    LSTM and GRU whose backward pass keeps as much as one allows; bptt.py plans what
+    ladder.py       one convolution from three loops to Winograd
     tuned.py, plan.py    the layers that follow a plan, and the plan as a table
 
 Callers: `laconic.tune`, `laconic bench operators`, the planner's costs.
@@ -16,10 +18,13 @@ from __future__ import annotations
 from laconic.operators import methods  # noqa: F401  (registers them)
 from laconic.operators.convolve import convolve
 from laconic.operators.method import Cost, Method, build, candidates, examples, get, names, register
+from laconic.operators.recurrent import GRU, LSTM
 from laconic.operators.shape import Convolution
 from laconic.operators.tuning import plan_of, tune, untune
 
 __all__ = [
+    "GRU",
+    "LSTM",
     "Convolution",
     "Cost",
     "Method",

@@ -53,7 +53,7 @@ class Fft:
     tile: int = 0
     name: ClassVar[str]
     examples: ClassVar[tuple[str, ...]] = ("fft", "fft(8)", "fft(12)")
-    candidates: ClassVar[tuple[str, ...]] = ("fft", "fft(16)", "fft(32)", "fft(8192)")
+    candidates: ClassVar[tuple[str, ...]] = ("fft", "fft(16)", "fft(32)", "fft(2048)", "fft(8192)")
 
     def __post_init__(self) -> None:
         if self.tile < 0 or self.tile % 2:
