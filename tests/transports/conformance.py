@@ -61,25 +61,25 @@ def check_other_collectives(transport: Transport) -> None:
     edges = schedules.bounds(numel, size)
     for name in schedules.names("broadcast"):
         x = contribution(rank, numel)
-        run(schedules.broadcast(size, numel, root, name), x, transport)
+        run(schedules.build("broadcast", name, size, numel, root=root), x, transport)
         assert torch.equal(x, contribution(root, numel)), name
     for name in schedules.names("reduce"):
         x = contribution(rank, numel)
-        run(schedules.reduce(size, numel, root, name), x, transport)
+        run(schedules.build("reduce", name, size, numel, root=root), x, transport)
         assert rank != root or torch.equal(x, total(size, numel)), name
     for name in schedules.names("reduce_scatter"):
         x = contribution(rank, numel)
-        run(schedules.reduce_scatter(size, numel, name), x, transport)
+        run(schedules.build("reduce_scatter", name, size, numel), x, transport)
         mine = slice(int(edges[rank]), int(edges[rank + 1]))
         assert torch.equal(x[mine], total(size, numel)[mine]), name
     for name in schedules.names("all_gather"):
         x = contribution(rank, numel)
-        run(schedules.all_gather(size, numel, name), x, transport)
+        run(schedules.build("all_gather", name, size, numel), x, transport)
         parts = [contribution(r, numel)[int(edges[r]) : int(edges[r + 1])] for r in range(size)]
         assert torch.equal(x, torch.cat(parts)), name
     for name in schedules.names("all_to_all"):
         x = torch.arange(3 * size) + 1000 * rank
-        run(schedules.all_to_all(size, 3 * size, name), x, transport)
+        run(schedules.build("all_to_all", name, size, 3 * size), x, transport)
         assert torch.equal(x, torch.cat([torch.arange(3 * rank, 3 * rank + 3) + 1000 * r for r in range(size)])), name
     gossip = schedules.one_peer_exponential(size, numel, round=0)
     x = contribution(rank, numel)

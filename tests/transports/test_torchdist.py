@@ -51,7 +51,7 @@ def _disagree(what: str) -> tuple[str, str]:
         if what == "segment":
             schedule = schedules.ring(size, numel, segment=2 if odd else 1)
         if what == "root":
-            schedule = schedules.broadcast(size, numel, root=transport.rank)
+            schedule = schedules.build("broadcast", "tree", size, numel, root=transport.rank)
         try:
             run(schedule, x, transport)
         except TransportError as error:

@@ -369,7 +369,7 @@ def _talk_and_go() -> int:
             x = torch.full((20_000,), float(number if transport.rank == 0 else -1))
             if transport.rank == 1 and number == 0:
                 time.sleep(1.5)
-            run(schedules.broadcast(2, x.numel(), 0, "tree"), x, transport)
+            run(schedules.build("broadcast", "tree", 2, x.numel()), x, transport)
             assert x[0] == x[-1] == number
         return count
 

@@ -30,7 +30,7 @@ def schedule(
         collective = "neighbourhood"
     values = ranks if numel is None else numel
     check_size(ranks, fewest_places(ranks, values))  # at once, not after it was built
-    built = schedules.build(collective, algorithm, ranks, values, **parameters).validate()
+    built = schedules.validate(schedules.build(collective, algorithm, ranks, values, **parameters))
     if not json:
         typer.echo(str(built))
         return

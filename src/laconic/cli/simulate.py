@@ -104,7 +104,7 @@ def _simulated(
     result = run(schedule, link, itemsize)
     return {
         "seconds": result.seconds,
-        "closed_form_seconds": schedule.cost(link, itemsize),
+        "closed_form_seconds": schedules.cost(schedule, link, itemsize),
         "lower_bound_seconds": lower_bound_s(schedule, link, itemsize) if collective == "all_reduce" else None,
         "rounds": result.rounds,
         "messages": result.messages,

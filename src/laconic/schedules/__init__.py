@@ -1,7 +1,7 @@
 """TO WHOM: collectives as data. Pure functions `(world_size, numel) -> Schedule`, any world size, any numel.
 
     >>> from laconic import schedules
-    >>> print(schedules.butterfly(4, 10).validate())
+    >>> print(schedules.validate(schedules.butterfly(4, 10)))
     butterfly all_reduce: 4 ranks, 10 values, 2 rounds, 8 messages, 80 values sent
     round   1  0⇄1  2⇄3   adds everything
     round   2  0⇄2  1⇄3   adds everything
@@ -9,7 +9,6 @@
 
 from laconic.registry import discover
 from laconic.schedules.butterfly import butterfly
-from laconic.schedules.collectives import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter
 from laconic.schedules.direct import direct
 from laconic.schedules.hierarchical import hierarchical
 from laconic.schedules.link import Link
@@ -21,10 +20,11 @@ from laconic.schedules.neighbourhood import (
     ring_graph,
 )
 from laconic.schedules.rabenseifner import rabenseifner
-from laconic.schedules.registry import Algorithm, algorithm, build, collectives, get, names
+from laconic.schedules.registry import Algorithm, algorithm, build, collectives, cost, get, names
 from laconic.schedules.ring import ring
 from laconic.schedules.schedule import Messages, Recv, Schedule, Send, bounds
 from laconic.schedules.tree import tree
+from laconic.schedules.validate import validate
 
 __all__ = [
     "Algorithm",
@@ -34,14 +34,11 @@ __all__ = [
     "Schedule",
     "Send",
     "algorithm",
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
     "bounds",
-    "broadcast",
     "build",
     "butterfly",
     "collectives",
+    "cost",
     "direct",
     "exponential_graph",
     "get",
@@ -51,11 +48,10 @@ __all__ = [
     "one_peer_exponential",
     "rabenseifner",
     "random_pairs",
-    "reduce",
-    "reduce_scatter",
     "ring",
     "ring_graph",
     "tree",
+    "validate",
 ]
 
 discover(__name__, __path__)  # an algorithm is known as soon as its file exists

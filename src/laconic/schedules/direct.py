@@ -12,21 +12,22 @@ import numpy as np
 
 from laconic.errors import BadInput
 from laconic.schedules.link import Link
-from laconic.schedules.registry import algorithm
+from laconic.schedules.registry import algorithm, in_turn
 from laconic.schedules.schedule import Ints, Messages, Op, Schedule, bounds
 from laconic.schedules.tree import check_root
 
 
-def _one_round(world_size: int, **_: Any) -> int:
-    return 1 if world_size > 1 else 0
+def _one_round(reduced: bool, share: bool) -> dict[str, Any]:
+    """The closed forms of one round in which ranks send a share of the buffer to each other, or all of it."""
 
+    def seconds(world_size: int, nbytes: float, link: Link, **_: Any) -> float:
+        return link.burst_s(world_size - 1, nbytes / world_size if share else nbytes, reduced)
 
-def _half_sent(world_size: int, numel: int, **_: Any) -> int:
-    return (world_size - 1) * numel
-
-
-def _half_seconds(world_size: int, nbytes: float, link: Link, *, reduced: bool) -> float:
-    return link.burst_s(world_size - 1, nbytes / world_size, reduced)
+    return {
+        "rounds": lambda world_size, **_: int(world_size > 1),
+        "sent_numel": lambda world_size, numel, **_: (world_size - 1) * numel,
+        "seconds": seconds,
+    }
 
 
 def _everyone(world_size: int, numel: int, op: Op, chunk_of: str) -> Messages:
@@ -41,44 +42,21 @@ def _everyone(world_size: int, numel: int, op: Op, chunk_of: str) -> Messages:
     return Messages.join(parts)
 
 
-@algorithm(
-    "direct",
-    "reduce_scatter",
-    rounds=_one_round,
-    sent_numel=_half_sent,
-    seconds=lambda world_size, nbytes, link, **_: _half_seconds(world_size, nbytes, link, reduced=True),
-    dense=True,
-)
+@algorithm("direct", "reduce_scatter", **_one_round(reduced=True, share=True), dense=True)
 def reduce_scatter_direct(world_size: int, numel: int) -> Schedule:
     """Every rank sends each chunk straight to its owner: one round, (P−1)m values, time L + mG(P−1)/P."""
     messages = _everyone(world_size, numel, "add", "receiver")
     return Schedule("reduce_scatter", "direct", world_size, numel, messages)
 
 
-@algorithm(
-    "direct",
-    "all_gather",
-    rounds=_one_round,
-    sent_numel=_half_sent,
-    seconds=lambda world_size, nbytes, link, **_: _half_seconds(world_size, nbytes, link, reduced=False),
-    dense=True,
-)
+@algorithm("direct", "all_gather", **_one_round(reduced=False, share=True), dense=True)
 def all_gather_direct(world_size: int, numel: int) -> Schedule:
     """Every owner sends its chunk straight to all: one round, (P−1)m values, time L + mG(P−1)/P."""
     messages = _everyone(world_size, numel, "copy", "sender")
     return Schedule("all_gather", "direct", world_size, numel, messages)
 
 
-@algorithm(
-    "direct",
-    "all_reduce",
-    rounds=lambda world_size, **_: 2 * _one_round(world_size),
-    sent_numel=lambda world_size, numel, **_: 2 * (world_size - 1) * numel,
-    seconds=lambda world_size, nbytes, link, **_: (
-        _half_seconds(world_size, nbytes, link, reduced=True) + _half_seconds(world_size, nbytes, link, reduced=False)
-    ),
-    dense=True,
-)
+@algorithm("direct", "all_reduce", **in_turn("direct", "reduce_scatter", "all_gather"), dense=True)
 def direct(world_size: int, numel: int) -> Schedule:
     """Reduce-scatter and all-gather by direct sends: two rounds whatever P, least bytes, many messages.
 
@@ -89,21 +67,11 @@ def direct(world_size: int, numel: int) -> Schedule:
     """
     scatter = reduce_scatter_direct(world_size, numel).messages
     gather = all_gather_direct(world_size, numel).messages
-    messages = Messages.join([scatter, gather.placed(rounds=_one_round(world_size))])
+    messages = Messages.join([scatter, gather.placed(rounds=scatter.rounds)])
     return Schedule("all_reduce", "direct", world_size, numel, messages)
 
 
-def _star_seconds(world_size: int, nbytes: float, link: Link, *, reduced: bool) -> float:
-    return link.burst_s(world_size - 1, nbytes, reduced)
-
-
-@algorithm(
-    "direct",
-    "reduce",
-    rounds=_one_round,
-    sent_numel=_half_sent,
-    seconds=lambda world_size, nbytes, link, **_: _star_seconds(world_size, nbytes, link, reduced=True),
-)
+@algorithm("direct", "reduce", **_one_round(reduced=True, share=False))
 def reduce_direct(world_size: int, numel: int, root: int = 0) -> Schedule:
     """Everyone sends to `root` at once: one round, (P−1)m values, time L + (P−1)mG."""
     check_root(root, world_size)
@@ -113,13 +81,7 @@ def reduce_direct(world_size: int, numel: int, root: int = 0) -> Schedule:
     )
 
 
-@algorithm(
-    "direct",
-    "broadcast",
-    rounds=_one_round,
-    sent_numel=_half_sent,
-    seconds=lambda world_size, nbytes, link, **_: _star_seconds(world_size, nbytes, link, reduced=False),
-)
+@algorithm("direct", "broadcast", **_one_round(reduced=False, share=False))
 def broadcast_direct(world_size: int, numel: int, root: int = 0) -> Schedule:
     """`root` sends to everyone: one round, (P−1)m values, time L + (P−1)mG."""
     check_root(root, world_size)
@@ -129,14 +91,7 @@ def broadcast_direct(world_size: int, numel: int, root: int = 0) -> Schedule:
     )
 
 
-@algorithm(
-    "direct",
-    "all_to_all",
-    rounds=_one_round,
-    sent_numel=_half_sent,
-    seconds=lambda world_size, nbytes, link, **_: _half_seconds(world_size, nbytes, link, reduced=False),
-    dense=True,
-)
+@algorithm("direct", "all_to_all", **_one_round(reduced=False, share=True), dense=True)
 def all_to_all_direct(world_size: int, numel: int) -> Schedule:
     """Block j of rank i changes places with block i of rank j: one round, (P−1)m values, time L + mG(P−1)/P.
 

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec
 
 from laconic.errors import BadInput, UnknownName
 from laconic.registry import Registry, summary_of
+from laconic.schedules.link import Link
 from laconic.schedules.schedule import Schedule, check_sizes
 
 P = ParamSpec("P")
@@ -79,6 +80,16 @@ def algorithm(
     return add
 
 
+def in_turn(name: str, first: str, second: str) -> dict[str, Any]:
+    """The closed forms of an algorithm that runs two collectives of the same name in turn: the sums of theirs."""
+    one, two = get(first, name), get(second, name)
+
+    def total(form: str) -> Callable[..., Any]:
+        return lambda *sizes, **parameters: sum(getattr(part, form)(*sizes, **parameters) for part in (one, two))
+
+    return {form: total(form) for form in ("rounds", "sent_numel", "seconds")}
+
+
 def names(collective: str = "all_reduce") -> list[str]:
     """The registered algorithms of a collective, sorted."""
     return _REGISTRIES[collective].names() if collective in _REGISTRIES else []
@@ -94,6 +105,12 @@ def get(collective: str, name: str) -> Algorithm:
     if collective not in _REGISTRIES:
         raise UnknownName("collective", collective, _REGISTRIES)
     return _REGISTRIES[collective].get(name)
+
+
+def cost(schedule: Schedule, link: Link, itemsize: int = 4) -> float:
+    """The closed-form time of a schedule on `link` in seconds (see each algorithm for its formula)."""
+    seconds = get(schedule.collective, schedule.algorithm).seconds
+    return seconds(schedule.world_size, schedule.numel * itemsize, link, **schedule.parameters)
 
 
 @functools.lru_cache(maxsize=256)

@@ -12,39 +12,25 @@ import numpy as np
 
 from laconic.errors import BadInput
 from laconic.schedules.link import Link
-from laconic.schedules.registry import algorithm
+from laconic.schedules.registry import algorithm, in_turn
 from laconic.schedules.schedule import Messages, Op, Schedule, bounds
 
 
-def _half_rounds(world_size: int, **_: Any) -> int:
-    return world_size - 1
+def _once(reduced: bool) -> dict[str, Any]:
+    """The closed forms of going round once."""
 
+    def seconds(
+        world_size: int, nbytes: float, link: Link, segment: int | None = None, itemsize: int = 4, **_: Any
+    ) -> float:
+        chunk = nbytes / world_size
+        pieces = 1 if segment is None else max(1, -(-int(chunk) // (segment * itemsize)))
+        return (world_size - 1) * link.burst_s(pieces, chunk / pieces, reduced)
 
-def _half_sent(world_size: int, numel: int, **_: Any) -> int:
-    return (world_size - 1) * numel
-
-
-def _half_seconds(
-    world_size: int,
-    nbytes: float,
-    link: Link,
-    *,
-    reduced: bool,
-    segment: int | None = None,
-    itemsize: int = 4,
-    **_: Any,
-) -> float:
-    chunk = nbytes / world_size
-    pieces = 1 if segment is None else max(1, -(-int(chunk) // (segment * itemsize)))
-    return (world_size - 1) * link.burst_s(pieces, chunk / pieces, reduced)
-
-
-def _reduce_scatter_seconds(world_size: int, nbytes: float, link: Link, **parameters: Any) -> float:
-    return _half_seconds(world_size, nbytes, link, reduced=True, **parameters)
-
-
-def _all_gather_seconds(world_size: int, nbytes: float, link: Link, **parameters: Any) -> float:
-    return _half_seconds(world_size, nbytes, link, reduced=False, **parameters)
+    return {
+        "rounds": lambda world_size, **_: world_size - 1,
+        "sent_numel": lambda world_size, numel, **_: (world_size - 1) * numel,
+        "seconds": seconds,
+    }
 
 
 def _once_round(world_size: int, numel: int, first_chunk: int, op: Op, segment: int | None) -> Messages:
@@ -64,40 +50,21 @@ def _once_round(world_size: int, numel: int, first_chunk: int, op: Op, segment: 
     return Messages.join(parts)
 
 
-@algorithm(
-    "ring",
-    "reduce_scatter",
-    rounds=_half_rounds,
-    sent_numel=_half_sent,
-    seconds=_reduce_scatter_seconds,
-    dense=True,
-)
+@algorithm("ring", "reduce_scatter", **_once(reduced=True), dense=True)
 def reduce_scatter_ring(world_size: int, numel: int, segment: int | None = None) -> Schedule:
     """Each chunk is summed on its way round and ends at its owner: P−1 rounds, (P−1)m values, time (P−1)(L + mG/P)."""
     messages = _once_round(world_size, numel, -1, "add", segment)
     return Schedule("reduce_scatter", "ring", world_size, numel, messages, {"segment": segment})
 
 
-@algorithm(
-    "ring", "all_gather", rounds=_half_rounds, sent_numel=_half_sent, seconds=_all_gather_seconds, dense=True
-)
+@algorithm("ring", "all_gather", **_once(reduced=False), dense=True)
 def all_gather_ring(world_size: int, numel: int, segment: int | None = None) -> Schedule:
     """Each rank's chunk goes once round: P−1 rounds, (P−1)m values, time (P−1)(L + mG/P)."""
     messages = _once_round(world_size, numel, 0, "copy", segment)
     return Schedule("all_gather", "ring", world_size, numel, messages, {"segment": segment})
 
 
-@algorithm(
-    "ring",
-    "all_reduce",
-    rounds=lambda world_size, **_: 2 * (world_size - 1),
-    sent_numel=lambda world_size, numel, **_: 2 * (world_size - 1) * numel,
-    seconds=lambda world_size, nbytes, link, **parameters: (
-        _reduce_scatter_seconds(world_size, nbytes, link, **parameters)
-        + _all_gather_seconds(world_size, nbytes, link, **parameters)
-    ),
-    dense=True,
-)
+@algorithm("ring", "all_reduce", **in_turn("ring", "reduce_scatter", "all_gather"), dense=True)
 def ring(world_size: int, numel: int, segment: int | None = None) -> Schedule:
     """Pass chunks round a ring, adding, then round again, copying: least bytes, for large buffers and few ranks.
 

@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from laconic.errors import BadInput, ScheduleError
-from laconic.schedules.link import Link
+from laconic.errors import BadInput
 
 Ints = npt.NDArray[np.int64]
 Op = Literal["add", "copy"]
+MAX_LINES = 64  # of a drawing: a terminal screen or two
+MAX_PAIRS = 24  # conversations per round before the rest is counted, not listed
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,9 @@ class Messages(NamedTuple):
         return int(self.round.max()) + 1 if len(self.round) else 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Schedule:
-    """One collective for `world_size` ranks on buffers of `numel` values.
+    """One collective for `world_size` ranks on buffers of `numel` values; equal only to itself.
 
     Attributes:
         collective: all_reduce, reduce, broadcast, reduce_scatter, all_gather, all_to_all or neighbourhood.
@@ -139,8 +140,8 @@ class Schedule:
     algorithm: str
     world_size: int
     numel: int
-    messages: Messages = field(repr=False, compare=False)
-    parameters: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    messages: Messages = field(repr=False)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     sources: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False)
 
     @property
@@ -166,20 +167,8 @@ class Schedule:
             code = zlib.crc32(np.ascontiguousarray(column).data, code)
         return f"{code:08x}"
 
-    def cost(self, link: Link, itemsize: int = 4) -> float:
-        """The closed-form time on `link` in seconds (see each algorithm for its formula)."""
-        from laconic.schedules.registry import get
-
-        return get(self.collective, self.algorithm).seconds(
-            self.world_size, self.numel * itemsize, link, **self.parameters
-        )
-
-    def program(self, rank: int) -> tuple[Round, ...]:
-        """What one rank does: per round in which it takes part, its sends and receives, in schedule order."""
-        return tuple(ops for _, ops in self.numbered_program(rank))
-
-    def numbered_program(self, rank: int) -> tuple[tuple[int, Round], ...]:
-        """As `program`, each round with its global number."""
+    def program(self, rank: int) -> list[tuple[int, Round]]:
+        """What one rank does: each round it takes part in, by number, its sends and receives in schedule order."""
         m = self.messages
         mine = np.flatnonzero((m.src == rank) | (m.dst == rank))
         order = mine[np.argsort(m.round[mine], kind="stable")]
@@ -191,65 +180,43 @@ class Schedule:
                 ops.append(Send(int(m.dst[row]), start, stop))
             else:
                 ops.append(Recv(int(m.src[row]), at, at + stop - start, "add" if m.add[row] else "copy"))
-        return tuple((number, tuple(ops)) for number, ops in sorted(rounds.items()))
-
-    def validate(self) -> Schedule:
-        """Check ranges, ambiguity and, by symbolic execution, the result. Returns self.
-
-        Raises:
-            ScheduleError: naming the first rank, round and slice that is wrong.
-        """
-        from laconic.schedules.validate import validate
-
-        validate(self)
-        return self
+        return [(number, tuple(ops)) for number, ops in sorted(rounds.items())]
 
     def __str__(self) -> str:
-        from laconic.schedules.draw import draw
-
-        return draw(self)
-
-    @classmethod
-    def from_programs(
-        cls, collective: str, programs: Sequence[Sequence[Round]], numel: int, algorithm: str = "custom"
-    ) -> Schedule:
-        """Build a schedule from each rank's rounds; programs[r][k] is what rank r does in round k.
-
-        Raises:
-            ScheduleError: a send without its receive in the same round (or the other way round), which under
-                rendezvous would wait for ever, or a pair of different lengths.
-        """
-        table = np.array(list(_matched(programs)), dtype=np.int64).reshape(-1, 7).T
-        round_, src, dst, start, stop, at, add = table
-        messages = Messages(round_, src, dst, start, stop, at, add.astype(np.bool_))
-        return cls(collective, algorithm, len(programs), numel, messages)
+        """One line a round: `0⇄1` is an exchange, `0→1` one way, `+` adds, `=` copies, with the slice that travels."""
+        head = (
+            f"{self.algorithm} {self.collective}: {self.world_size} ranks, {self.numel} values, "
+            f"{self.rounds} rounds, {len(self.messages.round)} messages, {self.sent_numel} values sent"
+        )
+        lines = [f"round {number + 1:>3}  " + _round(self, number) for number in range(min(self.rounds, MAX_LINES))]
+        more = [f"… and {self.rounds - MAX_LINES} rounds more"] if self.rounds > MAX_LINES else []
+        return "\n".join([head, *lines, *more])
 
 
-def _matched(programs: Sequence[Sequence[Round]]) -> Iterator[tuple[int, int, int, int, int, int, bool]]:
-    """Pair every Send with its Recv: same round, same two ranks, k-th with k-th."""
-    for number in range(max((len(program) for program in programs), default=0)):
-        sends: dict[tuple[int, int], list[Send]] = {}
-        recvs: dict[tuple[int, int], list[Recv]] = {}
-        for rank, program in enumerate(programs):
-            for op in program[number] if number < len(program) else ():
-                if isinstance(op, Send):
-                    sends.setdefault((rank, op.peer), []).append(op)
-                else:
-                    recvs.setdefault((op.peer, rank), []).append(op)
-        for src, dst in sorted(sends.keys() | recvs.keys()):
-            out, into = sends.get((src, dst), []), recvs.get((src, dst), [])
-            if len(out) != len(into):
-                raise ScheduleError(
-                    f"round {number}: rank {src} sends {len(out)} messages to rank {dst}, which receives {len(into)}; "
-                    "one side would wait for ever"
-                )
-            for send, recv in zip(out, into, strict=True):
-                if send.stop - send.start != recv.stop - recv.start:
-                    raise ScheduleError(
-                        f"round {number}: rank {src} sends {send.stop - send.start} values to rank {dst}, "
-                        f"which expects {recv.stop - recv.start}"
-                    )
-                yield number, src, dst, send.start, send.stop, recv.start, recv.op == "add"
+def _round(schedule: Schedule, number: int) -> str:
+    m = schedule.messages
+    rows = np.flatnonzero(m.round == number)
+    spans: dict[tuple[int, int], list[str]] = {}
+    for row in rows.tolist():
+        key = (int(m.src[row]), int(m.dst[row]))
+        spans.setdefault(key, []).append(f"{'+' if m.add[row] else '='}[{m.start[row]}:{m.stop[row]}]")
+    whole = {f"{sign}[0:{schedule.numel}]" for sign in "+="}
+    uniform = {tuple(s) for s in spans.values()}
+    same = len(uniform) == 1 and next(iter(uniform))[0] in whole
+    talks = []
+    for (src, dst), slices in sorted(spans.items()):
+        back = spans.get((dst, src))
+        if back is not None and dst < src:
+            continue
+        arrow = "⇄" if back is not None else "→"
+        text = f"{src}{arrow}{dst}"
+        if not same:
+            text += "".join(slices) + ("/" + "".join(back) if back is not None and back != slices else "")
+        talks.append(text)
+    shown = "  ".join(talks[:MAX_PAIRS])
+    if len(talks) > MAX_PAIRS:
+        shown += f"  … and {len(talks) - MAX_PAIRS} more"
+    return shown + (f"   {'adds' if next(iter(uniform))[0][0] == '+' else 'copies'} everything" if same else "")
 
 
 def bounds(numel: int, parts: int) -> Ints:

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from laconic.errors import BadInput
-from laconic.schedules.link import Link
-from laconic.schedules.registry import algorithm
+from laconic.schedules.registry import algorithm, in_turn
 from laconic.schedules.schedule import Messages, Op, Schedule
 
 
@@ -21,20 +20,13 @@ def depth(world_size: int) -> int:
     return (world_size - 1).bit_length()
 
 
-def _one_way_rounds(world_size: int, **_: Any) -> int:
-    return depth(world_size)
-
-
-def _one_way_sent(world_size: int, numel: int, **_: Any) -> int:
-    return (world_size - 1) * numel
-
-
-def _reduce_seconds(world_size: int, nbytes: float, link: Link, **_: Any) -> float:
-    return depth(world_size) * link.exchange_s(nbytes, reduced=True)
-
-
-def _broadcast_seconds(world_size: int, nbytes: float, link: Link, **_: Any) -> float:
-    return depth(world_size) * link.exchange_s(nbytes, reduced=False)
+def _one_way(reduced: bool) -> dict[str, Any]:
+    """The closed forms of one tree."""
+    return {
+        "rounds": lambda world_size, **_: depth(world_size),
+        "sent_numel": lambda world_size, numel, **_: (world_size - 1) * numel,
+        "seconds": lambda world_size, nbytes, link, **_: depth(world_size) * link.exchange_s(nbytes, reduced),
+    }
 
 
 def check_root(root: int, world_size: int) -> None:
@@ -59,7 +51,7 @@ def _edges(world_size: int, numel: int, root: int, op: Op, towards_root: bool) -
     return Messages.join(parts if towards_root else parts[::-1])
 
 
-@algorithm("tree", "reduce", rounds=_one_way_rounds, sent_numel=_one_way_sent, seconds=_reduce_seconds)
+@algorithm("tree", "reduce", **_one_way(reduced=True))
 def reduce_tree(world_size: int, numel: int, root: int = 0) -> Schedule:
     """Sum up a binomial tree into `root`: ⌈log₂P⌉ rounds, (P−1)·m values, time ⌈log₂P⌉(L + mG)."""
     check_root(root, world_size)
@@ -67,7 +59,7 @@ def reduce_tree(world_size: int, numel: int, root: int = 0) -> Schedule:
     return Schedule("reduce", "tree", world_size, numel, messages, {"root": root})
 
 
-@algorithm("tree", "broadcast", rounds=_one_way_rounds, sent_numel=_one_way_sent, seconds=_broadcast_seconds)
+@algorithm("tree", "broadcast", **_one_way(reduced=False))
 def broadcast_tree(world_size: int, numel: int, root: int = 0) -> Schedule:
     """Copy down a binomial tree from `root`: ⌈log₂P⌉ rounds, (P−1)·m values, time ⌈log₂P⌉(L + mG)."""
     check_root(root, world_size)
@@ -75,15 +67,7 @@ def broadcast_tree(world_size: int, numel: int, root: int = 0) -> Schedule:
     return Schedule("broadcast", "tree", world_size, numel, messages, {"root": root})
 
 
-@algorithm(
-    "tree",
-    "all_reduce",
-    rounds=lambda world_size, **_: 2 * depth(world_size),
-    sent_numel=lambda world_size, numel, **_: 2 * (world_size - 1) * numel,
-    seconds=lambda world_size, nbytes, link, **_: (
-        _reduce_seconds(world_size, nbytes, link) + _broadcast_seconds(world_size, nbytes, link)
-    ),
-)
+@algorithm("tree", "all_reduce", **in_turn("tree", "reduce", "broadcast"))
 def tree(world_size: int, numel: int) -> Schedule:
     """Reduce up a binomial tree, then broadcast down it: few messages, for small buffers.
 

@@ -18,12 +18,17 @@ from laconic.schedules.schedule import Ints, Schedule, bounds
 MAX_SYMBOLS = 2**28
 
 
-def validate(schedule: Schedule) -> None:
-    """Raise ScheduleError unless `schedule` is well formed and gives every rank what its collective promises."""
+def validate(schedule: Schedule) -> Schedule:
+    """Check ranges, ambiguity and, by symbolic execution, the result; returns the schedule.
+
+    Raises:
+        ScheduleError: naming the first rank, round and slice that is wrong.
+    """
     check_size(schedule.world_size, fewest_places(schedule.world_size, schedule.numel))
     _check_ranges(schedule)
     _check_ambiguity(schedule)
     _check_result(schedule)
+    return schedule
 
 
 def fewest_places(world_size: int, numel: int) -> int:

@@ -6,7 +6,9 @@ Callers: `laconic.all_reduce` and siblings, benchmarks, tests. Python runs per m
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +21,14 @@ from laconic.transports.call import Call
 from laconic.transports.rounds import drive, finish
 
 TEXT_NBYTES = 256
-REDUCTIONS = ("sum", "mean", "max", "min", "product")
+_COMBINE: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "sum": Tensor.add_,
+    "mean": Tensor.add_,
+    "max": lambda target, data: torch.maximum(target, data, out=target),
+    "min": lambda target, data: torch.minimum(target, data, out=target),
+    "product": Tensor.mul_,
+}
+REDUCTIONS = tuple(_COMBINE)
 
 
 @dataclass(frozen=True)
@@ -37,32 +46,15 @@ class Step:
 
 
 @functools.lru_cache(maxsize=512)
-def _compiled(schedule_key: _Key) -> tuple[Step, ...]:
-    schedule, rank = schedule_key.schedule, schedule_key.rank
+def _compiled(schedule: Schedule, rank: int) -> tuple[Step, ...]:
     steps = []
-    for number, ops in schedule.numbered_program(rank):
+    for number, ops in schedule.program(rank):
         sends = tuple(op for op in ops if isinstance(op, Send))
         recvs = tuple(op for op in ops if isinstance(op, Recv))
         clash = [any(r.start < s.stop and s.start < r.stop for s in sends) for r in recvs]
         staged = tuple(r.op == "add" or c for r, c in zip(recvs, clash, strict=True))
         steps.append(Step(number, sends, recvs, staged, any(clash)))
     return tuple(steps)
-
-
-class _Key:
-    """A schedule by identity with a rank, so that the cache need not compare message tables."""
-
-    __slots__ = ("rank", "schedule")
-
-    def __init__(self, schedule: Schedule, rank: int) -> None:
-        self.schedule = schedule
-        self.rank = rank
-
-    def __hash__(self) -> int:
-        return hash((id(self.schedule), self.rank))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and other.schedule is self.schedule and other.rank == self.rank
 
 
 def run(
@@ -89,15 +81,16 @@ def run(
         raise BadInput(f"the schedule is for {schedule.numel} contiguous values, the buffer is {tuple(buffer.shape)}")
     if schedule.world_size != transport.world_size:
         raise BadInput(f"the schedule is for {schedule.world_size} ranks, the transport has {transport.world_size}")
-    combine = _combiner(op)
+    if op not in _COMBINE:
+        raise UnknownName("reduction", op, REDUCTIONS)
     dtype = str(buffer.dtype).removeprefix("torch.")
     called = claim or (schedule.collective, schedule.algorithm, schedule.numel, dtype)
     with transport.call(*called, detail=_detail(schedule, op), rounds=schedule.rounds) as call:
-        for step in _compiled(_Key(schedule, transport.rank)):
-            _run_round(call, step, buffer, combine)
+        for step in _compiled(schedule, transport.rank):
+            _run_round(call, step, buffer, _COMBINE[op])
 
 
-def _run_round(call: Call, step: Step, buffer: Tensor, combine: str) -> None:
+def _run_round(call: Call, step: Step, buffer: Tensor, combine: Callable[[Tensor, Tensor], Any]) -> None:
     outgoing = [Outgoing(s.peer, buffer[s.start : s.stop]) for s in step.sends]
     incoming = [
         Incoming(r.peer, r.stop - r.start, buffer.dtype, buffer.device, None if staged else buffer[r.start : r.stop])
@@ -105,15 +98,23 @@ def _run_round(call: Call, step: Step, buffer: Tensor, combine: str) -> None:
     ]
     arrived: list[Tensor] = []
 
+    def apply(index: int, data: Tensor) -> None:
+        recv = step.recvs[index]
+        target = buffer[recv.start : recv.stop]
+        if recv.op == "add":
+            combine(target, data)
+        else:
+            target.copy_(data)
+
     def take(index: int, data: Tensor) -> None:
         if step.fenced:
             arrived.append(data)
         elif step.staged[index]:
-            _apply(buffer, step.recvs[index], data, combine)
+            apply(index, data)
 
     finish(drive(call, step.number, outgoing, incoming, take))
-    for recv, data in zip(step.recvs, arrived, strict=False):
-        _apply(buffer, recv, data, combine)
+    for index, data in enumerate(arrived):
+        apply(index, data)
 
 
 def _detail(schedule: Schedule, op: str) -> str:
@@ -152,24 +153,3 @@ def run_native(buffer: Tensor, transport: Transport, op: str = "sum") -> None:
         done = transport.native_all_reduce(buffer, op)
     if not done:
         run(build("all_reduce", "ring", transport.world_size, buffer.numel()), buffer, transport, op)
-
-
-def _apply(buffer: Tensor, recv: Recv, data: Tensor, combine: str) -> None:
-    target = buffer[recv.start : recv.stop]
-    if recv.op == "copy":
-        target.copy_(data)
-    elif combine == "add":
-        target.add_(data)
-    elif combine == "mul":
-        target.mul_(data)
-    elif combine == "maximum":
-        torch.maximum(target, data, out=target)
-    else:
-        torch.minimum(target, data, out=target)
-
-
-def _combiner(op: str) -> str:
-    table = {"sum": "add", "mean": "add", "product": "mul", "max": "maximum", "min": "minimum"}
-    if op not in table:
-        raise UnknownName("reduction", op, REDUCTIONS)
-    return table[op]

@@ -8,6 +8,7 @@ Messages arrive in time order whatever their round; a rank enters its next round
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -70,7 +71,7 @@ def simulate(schedule: Schedule, link: Link | Network, itemsize: int = 4) -> Sim
     if count > MAX_MESSAGES:
         raise BadInput(
             f"{schedule.algorithm} on {schedule.world_size} ranks has {count} messages, more than the {MAX_MESSAGES} "
-            "the simulator takes; its closed form is schedule.cost(link)"
+            "the simulator takes; its closed form is schedules.cost(schedule, link)"
         )
     network = link if isinstance(link, Network) else Network(link)
     latency, per_byte, gap = _per_message(schedule, network)
@@ -156,42 +157,6 @@ def _slots(
 
 
 @njit(cache=True, nogil=True)
-def _push(heap_time: Floats, heap_row: Ints, size: int, time: float, row: int) -> int:
-    place = size
-    while place > 0:
-        parent = (place - 1) >> 1
-        if heap_time[parent] < time or (heap_time[parent] == time and heap_row[parent] <= row):
-            break
-        heap_time[place], heap_row[place] = heap_time[parent], heap_row[parent]
-        place = parent
-    heap_time[place], heap_row[place] = time, row
-    return size + 1
-
-
-@njit(cache=True, nogil=True)
-def _pop(heap_time: Floats, heap_row: Ints, size: int) -> int:
-    size -= 1
-    time, row = heap_time[size], heap_row[size]
-    place = 0
-    while True:
-        child = 2 * place + 1
-        if child >= size:
-            break
-        other = child + 1
-        if other < size and (
-            heap_time[other] < heap_time[child]
-            or (heap_time[other] == heap_time[child] and heap_row[other] < heap_row[child])
-        ):
-            child = other
-        if time < heap_time[child] or (time == heap_time[child] and row <= heap_row[child]):
-            break
-        heap_time[place], heap_row[place] = heap_time[child], heap_row[child]
-        place = child
-    heap_time[place], heap_row[place] = time, row
-    return size
-
-
-@njit(cache=True, nogil=True)
 def _events(
     world_size: int,
     order: Ints,
@@ -212,9 +177,7 @@ def _events(
 ) -> Floats:
     """The event loop: one event per message, its arrival at the receiver's port."""
     count = len(order)
-    heap_time = np.empty(count + 1)
-    heap_row = np.empty(count + 1, np.int64)
-    size = 0
+    flying = [(0.0, 0) for _ in range(0)]  # a heap of (arrival, row)
     slot = first_slot[:-1].copy()  # each rank's present round, an index into round_of_slot
     next_send = first_send[:-1].copy()
     processor = np.zeros(world_size)  # when each rank's processor is free
@@ -222,7 +185,7 @@ def _events(
     out_port = np.zeros(world_size)
     in_port = np.zeros(world_size)
     finish = np.full(world_size, np.nan)
-    # Messages that came before their round: a linked list per slot, in order of arrival.
+    # Messages that came and are not yet handled: a linked list per slot, in order of arrival.
     head = np.full(len(round_of_slot), -1, np.int64)
     tail = np.full(len(round_of_slot), -1, np.int64)
     follows = np.full(count, -1, np.int64)
@@ -246,7 +209,7 @@ def _events(
                     occupied = nbytes[row] * per_byte[row]
                     out_port[rank] = start + max(gap[row], occupied)
                     leaves[rank] = max(leaves[rank], start + occupied)
-                    size = _push(heap_time, heap_row, size, start + latency[row], row)
+                    heapq.heappush(flying, (start + latency[row], row))
                 row = head[here]
                 while row >= 0:
                     work = overhead + (nbytes[row] * reduce_per_byte if add[row] else 0.0)
@@ -260,29 +223,21 @@ def _events(
                 slot[rank] += 1
             if slot[rank] == first_slot[rank + 1]:
                 finish[rank] = processor[rank]
-        if size == 0:
+        if len(flying) == 0:
             break
-        time, row = heap_time[0], heap_row[0]
-        size = _pop(heap_time, heap_row, size)
+        time, row = heapq.heappop(flying)
         rank = dst[row]
         start = max(time, in_port[rank])
         occupied = nbytes[row] * per_byte[row]
         in_port[rank] = start + max(gap[row], occupied)
         came[row] = start + occupied
         here = arrives[row]
-        if here == slot[rank]:
-            work = overhead + (nbytes[row] * reduce_per_byte if add[row] else 0.0)
-            processor[rank] = max(processor[rank], came[row]) + work
-            left[here] -= 1
-            if left[here] == 0:
-                processor[rank] = max(processor[rank], leaves[rank])
-                slot[rank] += 1
-                todo[0] = rank
-                todo_size = 1
+        if head[here] < 0:
+            head[here] = row
         else:
-            if head[here] < 0:
-                head[here] = row
-            else:
-                follows[tail[here]] = row
-            tail[here] = row
+            follows[tail[here]] = row
+        tail[here] = row
+        if here == slot[rank]:
+            todo[0] = rank
+            todo_size = 1
     return finish

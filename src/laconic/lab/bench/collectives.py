@@ -99,7 +99,7 @@ def _row(world: World, name: str, numel: int, times: list[float]) -> dict[str, A
     if name != auto.NATIVE:
         schedule = schedules.build("all_reduce", name, world.world_size, numel)
         row["sent_nbytes"], row["rounds"] = 4 * schedule.sent_numel, schedule.rounds
-        row["model_seconds"] = schedule.cost(world.profile.link)
+        row["model_seconds"] = schedules.cost(schedule, world.profile.link)
     return row
 
 
