@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from laconic.consistency.robust.rules import aggregate as aggregate
     from laconic.errors import LaconicError as LaconicError
     from laconic.exchange.checkpoints import Checkpoints as Checkpoints
+    from laconic.exchange.checkpoints import Cursor as Cursor
     from laconic.exchange.collectives import all_gather as all_gather
     from laconic.exchange.collectives import all_reduce as all_reduce
     from laconic.exchange.collectives import all_to_all as all_to_all
@@ -44,17 +45,16 @@ if TYPE_CHECKING:
     from laconic.exchange.collectives import broadcast as broadcast
     from laconic.exchange.collectives import reduce as reduce
     from laconic.exchange.collectives import reduce_scatter as reduce_scatter
-    from laconic.exchange.cursor import Cursor as Cursor
     from laconic.exchange.dgc import DeepGradientCompression as DeepGradientCompression
     from laconic.exchange.hook import compress as compress
     from laconic.exchange.hook import hook as hook
     from laconic.exchange.job import Job as Job
-    from laconic.exchange.merge import merge_state_dicts as merge_state_dicts
+    from laconic.exchange.layout import Exemptions as Exemptions
     from laconic.exchange.options import Options as Options
-    from laconic.exchange.policy import Exemptions as Exemptions
+    from laconic.exchange.options import sparsity_warm_up as sparsity_warm_up
+    from laconic.exchange.residuals import merge_state_dicts as merge_state_dicts
     from laconic.exchange.sparse import sparse_all_reduce as sparse_all_reduce
     from laconic.exchange.state import CompressionState as CompressionState
-    from laconic.exchange.warm_up import sparsity_warm_up as sparsity_warm_up
     from laconic.operators.tuning import tune as tune
     from laconic.operators.tuning import untune as untune
     from laconic.schedules.link import Link as Link

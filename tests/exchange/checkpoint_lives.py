@@ -24,8 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laconic.exchange.checkpoints import Checkpoints
-from laconic.exchange.cursor import Cursor
+from laconic.exchange.checkpoints import Checkpoints, Cursor
 from laconic.storage import tree
 from laconic.transports.threads import Hub, ThreadTransport
 from laconic.transports.world import World

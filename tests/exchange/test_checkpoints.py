@@ -18,8 +18,7 @@ from torch import nn
 
 import laconic
 from laconic.errors import BadInput, CheckpointError
-from laconic.exchange.checkpoints import Checkpoints
-from laconic.exchange.cursor import Cursor
+from laconic.exchange.checkpoints import Checkpoints, Cursor
 from laconic.storage import checkpoints as module
 from laconic.transports.launcher import run_local
 from tests.exchange import checkpoint_lives

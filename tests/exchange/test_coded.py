@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 import laconic
 from laconic import schedules
 from laconic.errors import BadInput, PayloadError, UnknownName
-from laconic.exchange.channel import Channel
 from laconic.exchange.coded import run_coded
-from laconic.exchange.message import pack, unpack
+from laconic.exchange.message import Channel, pack, unpack
 from laconic.exchange.residuals import Residual, mode_for
 from laconic.transports.base import Transport
 from laconic.transports.threads import run_threads

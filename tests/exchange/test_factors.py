@@ -16,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.codecs.factors import Factors
 from laconic.errors import BadInput, PayloadError
-from laconic.exchange.exact import LayerForm, Route
+from laconic.exchange.auto import Route
+from laconic.exchange.job import LayerForm
 from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.matrices.factors import FactorsBucket
 from laconic.exchange.matrices.linear_watch import LinearWatch

@@ -14,10 +14,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 import laconic
 from laconic.errors import BadInput
-from laconic.exchange.channel import Channel
 from laconic.exchange.fsdp import ShardedCompression
-from laconic.exchange.merge import merge_state_dicts
-from laconic.exchange.residuals import Residual
+from laconic.exchange.message import Channel
+from laconic.exchange.residuals import Residual, merge_state_dicts
 from laconic.exchange.scatter import reduce_scatter_coded
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local

@@ -14,15 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.errors import BadInput, UnknownName
-from laconic.exchange.bucket import Bucket
-from laconic.exchange.bucket_group import BucketGroup
-from laconic.exchange.exact import Route
+from laconic.exchange.auto import Route
+from laconic.exchange.buckets import Bucket, BucketGroup
 from laconic.exchange.exchange_thread import ExchangeThread
-from laconic.exchange.layout import BucketInfo, Entry
-from laconic.exchange.merge import merge_state_dicts
-from laconic.exchange.options import Options
-from laconic.exchange.policy import Exemptions, PlannedCodec
-from laconic.exchange.residuals import Residuals
+from laconic.exchange.layout import BucketInfo, Entry, Exemptions
+from laconic.exchange.options import Options, PlannedCodec
+from laconic.exchange.residuals import Residuals, merge_state_dicts
 from laconic.exchange.state import CompressionState
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local

@@ -13,12 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.codecs.powersgd import PowerSGD
 from laconic.errors import BadInput
-from laconic.exchange.exact import Route, wire_nbytes
+from laconic.exchange.auto import Route
+from laconic.exchange.job import wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.matrices.low_rank import LowRankBucket
-from laconic.exchange.merge import merge_state_dicts
 from laconic.exchange.message import max_nbytes
-from laconic.exchange.residuals import Residuals
+from laconic.exchange.residuals import Residuals, merge_state_dicts
 from laconic.exchange.state import CompressionState
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local

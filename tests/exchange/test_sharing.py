@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.errors import BadInput
 from laconic.exchange.chooser import WARM_STEPS
+from laconic.exchange.layout import exemptions
 from laconic.exchange.options import Options
-from laconic.exchange.policy import exemptions
 from laconic.exchange.state import CompressionState
 from laconic.transports.launcher import run_local
 

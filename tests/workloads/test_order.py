@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laconic.errors import BadInput
-from laconic.exchange.cursor import Cursor
+from laconic.exchange.checkpoints import Cursor
 from laconic.workloads.order import EpochOrder, SampleLedger, permutation
 
 # What a block meets: how many workers there are, which of them are dropped, whether it is lost, and how many steps.

@@ -21,10 +21,8 @@ from torch import nn
 
 from laconic import specs
 from laconic.errors import BadInput
-from laconic.exchange.job import Job
-from laconic.exchange.options import Options
-from laconic.exchange.policy import CodecPlan
-from laconic.exchange.record import StepRecord
+from laconic.exchange.job import Job, StepRecord
+from laconic.exchange.options import CodecPlan, Options
 from laconic.registry import Registry
 from laconic.transports.world import World
 

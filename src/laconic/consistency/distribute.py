@@ -9,8 +9,7 @@ from torch import nn
 
 from laconic.consistency.base import INSTALLED, Agreement, Mode, Setup, build
 from laconic.errors import BadInput
-from laconic.exchange.options import DEFAULT_CODEC, Options
-from laconic.exchange.policy import CodecPlan
+from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options
 from laconic.transports.world import World, current
 
 

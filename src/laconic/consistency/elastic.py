@@ -20,8 +20,8 @@ from laconic.consistency.churn.replica import Replica
 from laconic.consistency.churn.ways import parts_of, way_for
 from laconic.consistency.modes.sync import Sync
 from laconic.errors import BadInput
-from laconic.exchange.options import DEFAULT_CODEC
-from laconic.exchange.policy import Exemptions, flat_codec
+from laconic.exchange.layout import Exemptions
+from laconic.exchange.options import DEFAULT_CODEC, flat_codec
 
 
 def elastic(

@@ -11,8 +11,8 @@ from torch import nn
 from laconic.consistency.averaging import exchange_of
 from laconic.consistency.base import Agreement, Setup
 from laconic.consistency.weights import trained_parameters
-from laconic.exchange.flat import FlatGradients
-from laconic.exchange.record import StepRecord
+from laconic.exchange.job import StepRecord
+from laconic.exchange.layout import FlatGradients
 from laconic.exchange.state import CompressionState
 
 # A message should carry about this much: below, it costs mostly its latency, above, encoding waits for the wire.

@@ -7,9 +7,10 @@ every rank picks the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from laconic.exchange.channel import Channel
 from laconic.exchange.coded import GATHER, CodedExchange
+from laconic.exchange.message import Channel
 from laconic.exchange.sparse_choice import MERGE_S, SPARSE, UNPACK_S, cheapest_sparse
 from laconic.exchange.sparse_exchange import SparseExchange, counts, is_sparse
 from laconic.schedules import registry
@@ -81,7 +82,7 @@ def cheapest_coded(channels: Sequence[Channel], world_size: int, link: Link, *, 
     >>> def cheapest(spec, world_size, once=False):
     ...     return cheapest_coded([Channel(torch.empty(10**6), codec(spec))], world_size, GUESS, once=once)
     >>> cheapest("topk(0.001)", 4), cheapest("dynamic8", 4), cheapest("topk(0.25)", 16, once=True)
-    ('gather', 'direct', 'ssar_split_allgather')
+    ('gather', 'direct', 'dsar')
     """
     nbytes = sum(channel.codec.max_nbytes(channel.buffer.numel()) for channel in channels)
     # a peer's share of a float32 ring
@@ -97,3 +98,14 @@ def cheapest_coded(channels: Sequence[Channel], world_size: int, link: Link, *, 
         if seconds + ROUND_S < SURELY * ((one_round + work_s) if gathers else two_rounds):
             return name
     return GATHER if gathers else "direct"
+
+
+@dataclass(frozen=True)
+class Route:
+    """How the messages of one exchange go: the algorithm that was asked for, and the step."""
+
+    transport: Transport
+    algorithm: str = "auto"
+    hosts: tuple[int, ...] | None = None
+    step: int = 0
+    link: Link | None = None

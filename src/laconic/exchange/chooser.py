@@ -22,9 +22,9 @@ from torch import Tensor
 from laconic.codecs import Codec, codec
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.auto import cheapest_coded, profile_of
-from laconic.exchange.channel import Channel
 from laconic.exchange.coded import GATHER
-from laconic.exchange.policy import CodecPlan, PlannedCodec
+from laconic.exchange.message import Channel
+from laconic.exchange.options import CodecPlan, PlannedCodec
 from laconic.exchange.sparse_choice import SPARSE, cheapest_sparse
 from laconic.exchange.sparse_exchange import counts
 from laconic.schedules.link import Link

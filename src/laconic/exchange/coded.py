@@ -27,8 +27,7 @@ from torch import Tensor
 from laconic.codecs import Codec, codec
 from laconic.codecs.selector import Sparse
 from laconic.errors import PayloadError
-from laconic.exchange.channel import Channel, decode, detail
-from laconic.exchange.message import Writer, max_nbytes, unpack
+from laconic.exchange.message import Channel, Writer, decode, detail, max_nbytes, unpack
 from laconic.exchange.pieces import CodedStep, Encoding, Parcel, Piece, PlanKey, coded_program
 from laconic.schedules.registry import build
 from laconic.transports.base import Incoming, Outgoing, Transport

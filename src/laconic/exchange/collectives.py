@@ -17,8 +17,8 @@ from laconic.codecs import Codec
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange import auto
 from laconic.exchange.auto import GUESS, cheapest_coded, coded_names, plan_coded
-from laconic.exchange.channel import Channel
-from laconic.exchange.policy import flat_codec
+from laconic.exchange.message import Channel
+from laconic.exchange.options import flat_codec
 from laconic.schedules import registry
 from laconic.schedules.schedule import bounds
 from laconic.transports.executor import REDUCTIONS, agree, run, run_native

@@ -21,13 +21,11 @@ from torch import Tensor, nn
 
 from laconic.codecs import Codec, codec
 from laconic.errors import BadInput
-from laconic.exchange.channel import Channel
 from laconic.exchange.collectives import world_of
-from laconic.exchange.explain import bucket_table
-from laconic.exchange.job import Job
-from laconic.exchange.options import DEFAULT_CODEC, Options
-from laconic.exchange.policy import CodecPlan, Exemptions, PlannedCodec
-from laconic.exchange.record import BucketRecord, keep
+from laconic.exchange.job import BucketRecord, Job, bucket_table, keep
+from laconic.exchange.layout import Exemptions
+from laconic.exchange.message import Channel
+from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options, PlannedCodec
 from laconic.exchange.residuals import Residual, Residuals, kept_residuals
 from laconic.exchange.scatter import reduce_scatter_coded
 from laconic.transports.base import Transport

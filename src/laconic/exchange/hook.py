@@ -20,8 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from laconic.errors import BadInput
 from laconic.exchange.collectives import world_of
 from laconic.exchange.fsdp import ShardedCompression
-from laconic.exchange.options import Options
-from laconic.exchange.policy import CodecPlan
+from laconic.exchange.options import CodecPlan, Options
 from laconic.exchange.state import CompressionState
 from laconic.transports.world import current
 

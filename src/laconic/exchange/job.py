@@ -1,13 +1,158 @@
-"""The handle that `compress`, `distribute` and `elastic` return: what a training shows, keeps, and how it ends."""
+"""The handle that `compress`, `distribute` and `elastic` return, what it records, and shows as tables."""
 
 from __future__ import annotations
 
+import statistics
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
-from laconic.exchange.explain import step_table
-from laconic.exchange.record import BucketRecord, StepRecord
+
+@dataclass(frozen=True)
+class BucketRecord:
+    """One bucket of one step: what was sent, how, and where the time went (on the exchange thread).
+
+    Buckets that travelled together have one record, under the first one's number.
+    """
+
+    step: int
+    bucket: int
+    numel: int
+    codec: str
+    algorithm: str
+    seconds: float
+    encode_s: float
+    wait_s: float
+    decode_s: float
+    sent_nbytes: int
+    messages: int
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one `step()` cost and met on this worker.
+
+    Attributes:
+        step: from 0.
+        seconds: spent in agreeing, of the whole step().
+        wait_s: of these, waiting for others.
+        sent_nbytes: payload bytes this worker sent.
+        staleness: how many updates of others the weights it computed with had not seen; None where it has no meaning.
+    """
+
+    step: int
+    seconds: float
+    wait_s: float
+    sent_nbytes: int
+    staleness: int | None = None
+
+
+KEPT_STEPS = 100
+
+
+def keep(records: deque[BucketRecord], record: BucketRecord) -> None:
+    """Add a record; those of more than KEPT_STEPS steps ago are dropped."""
+    records.append(record)
+    while records and records[0].step < record.step - KEPT_STEPS:
+        records.popleft()
+
+
+@dataclass(frozen=True)
+class LayerForm:
+    """How one parameter travelled at the last step, and what this rank sent for it.
+
+    Attributes:
+        form: "exact", "powersgd(4)", "factors", or "with weight" for a bias that needed no bytes of its own.
+        raw_nbytes: what this rank would send in an all-reduce of float32 that sends the least, 2·(P−1)/P·4·numel.
+        sent_nbytes: what it sent, without heads and padding.
+    """
+
+    name: str
+    form: str
+    raw_nbytes: int
+    sent_nbytes: int
+
+
+def wire_nbytes(numel: int, world_size: int, algorithm: str = "direct", itemsize: int = 4) -> int:
+    """What one rank sends to sum n float32: (P−1)·4n by gather, else 2·(P−1)/P·4n, the least that is possible.
+
+    >>> wire_nbytes(1000, 4), wire_nbytes(1000, 4, "gather")
+    (6000, 12000)
+    """
+    if algorithm == "gather":
+        return itemsize * numel * (world_size - 1)
+    return 2 * itemsize * numel * (world_size - 1) // world_size
+
+
+def bucket_table(records: Sequence[BucketRecord], rank: int, world_size: int, *, of_all_reduce: float = 1.0) -> str:
+    """The last steps' medians, a row a bucket.
+
+    Args:
+        of_all_reduce: what float32 would send, as a share of an all-reduce: FSDP's reduce-scatter is half of one.
+    """
+    if not records:
+        return "nothing was exchanged yet"
+    now = {record.bucket for record in records if record.step == records[-1].step}
+    latest: dict[int, list[BucketRecord]] = {bucket: [] for bucket in sorted(now)}
+    for record in records:
+        if record.bucket in now:
+            latest[record.bucket].append(record)
+    width = max(8, *(len(records[-1].algorithm) for records in latest.values()))
+    lines = [
+        f"the last steps of rank {rank} of {world_size}, medians",
+        f"{'bucket':>6} {'values':>10} {'codec':22} {'by':{width}} {'sent':>10} {'of fp32':>8} "
+        f"{'encode':>8} {'wait':>8} {'decode':>8} {'all':>8} ms",
+    ]
+    for bucket, rows in latest.items():
+        last = rows[-1]
+        alike = [r for r in rows[-20:] if (r.codec, r.numel) == (last.codec, last.numel)]
+        times = " ".join(
+            f"{1e3 * statistics.median(getattr(r, name) for r in alike):8.2f}"
+            for name in ("encode_s", "wait_s", "decode_s", "seconds")
+        )
+        share = last.sent_nbytes / max(1.0, of_all_reduce * wire_nbytes(last.numel, world_size))
+        lines.append(
+            f"{bucket:6} {last.numel:10} {last.codec:22} {last.algorithm:{width}} "
+            f"{last.sent_nbytes:10} {share:8.1%} {times}"
+        )
+    return "\n".join(lines)
+
+
+def layer_table(layers: Sequence[LayerForm]) -> str:
+    """How each parameter of a matrix codec's buckets travels; nothing where there is none."""
+    if not layers:
+        return ""
+    lines = [f"{'parameter':32} {'form':16} {'sent':>10} {'of fp32':>8}"]
+    for row in layers:
+        share = row.sent_nbytes / max(1, row.raw_nbytes)
+        lines.append(f"{row.name:32} {row.form:16} {row.sent_nbytes:10} {share:8.1%}")
+    return "\n".join(lines)
+
+
+def step_table(records: Sequence[StepRecord]) -> str:
+    """The medians of the last steps.
+
+    >>> print(step_table([StepRecord(7, 0.25, 0.125, 1024, 0)]))
+    the last 1 of 8 steps of this worker, medians
+        agreeing      waiting         sent   staleness
+       250.00 ms    125.00 ms       1024 B           0
+    """
+    if not records:
+        return "nothing was exchanged yet"
+    last = records[-100:]
+    seconds, wait_s = (1e3 * statistics.median(getattr(r, name) for r in last) for name in ("seconds", "wait_s"))
+    sent_nbytes = int(statistics.median(record.sent_nbytes for record in last))
+    known = [record.staleness for record in last if record.staleness is not None]
+    staleness = f"{statistics.median_low(known)}" if known else "-"
+    return "\n".join(
+        [
+            f"the last {len(last)} of {records[-1].step + 1} steps of this worker, medians",
+            f"{'agreeing':>12} {'waiting':>12} {'sent':>12} {'staleness':>11}",
+            f"{seconds:9.2f} ms {wait_s:9.2f} ms {sent_nbytes:10} B {staleness:>11}",
+        ]
+    )
 
 
 class Job(ABC):
@@ -48,4 +193,3 @@ class Job(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-

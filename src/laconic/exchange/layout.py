@@ -1,19 +1,66 @@
-"""What a bucket of gradients holds: the records that travel with its buffer, and how the model's parameters make them.
+"""What a bucket of gradients holds, which parameters a codec may touch, and gradients laid out in flat buffers.
 
-Callers: `state.py`, and every kind of bucket. Everything is known by parameter name, since DDP rebuilds its buckets
-after the first step.
+Callers: `state.py`, every kind of bucket, and `consistency`. Everything is known by parameter name, since DDP rebuilds
+its buckets after the first step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from laconic.errors import BadInput
-from laconic.exchange.policy import Exemptions
+
+
+@dataclass(frozen=True)
+class Exemptions:
+    """A parameter is exempt, i.e. sent in float32, when it is a vector, small, or its name matches.
+
+    Args:
+        vectors: exempt parameters with fewer than two dimensions (biases, norms).
+        smaller_than: exempt parameters with fewer values than this.
+        names: regular expressions; a parameter is exempt when one of them is found anywhere in its name, as the model
+            itself (ddp.module) names it.
+    """
+
+    vectors: bool = True
+    smaller_than: int = 1024
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for pattern in self.names:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise BadInput(f"exempt: '{pattern}' is not a regular expression: {error}") from error
+
+    def check(self, parameters: Iterable[str]) -> None:
+        """Refuse a pattern that finds none of these names: a slip of the pen would compress what was to be exact."""
+        known = list(parameters)
+        for pattern in self.names:
+            if not any(re.search(pattern, name) for name in known):
+                shown = ", ".join(known[:6]) + (", …" if len(known) > 6 else "")
+                raise BadInput(f"exempt: '{pattern}' is found in no parameter's name; the names: {shown}")
+
+    def covers(self, name: str, parameter: Tensor) -> bool:
+        """Whether this parameter is sent exactly."""
+        if (self.vectors and parameter.dim() < 2) or parameter.numel() < self.smaller_than:
+            return True
+        return any(re.search(pattern, name) for pattern in self.names)
+
+
+def exemptions(exempt: Exemptions | Sequence[str] | None) -> Exemptions:
+    """Exemptions from what a user gives: None for the defaults, a list of names to add to them, or the whole."""
+    if isinstance(exempt, Exemptions):
+        return exempt
+    if isinstance(exempt, str):
+        return Exemptions(names=(exempt,))
+    return Exemptions(names=tuple(exempt or ()))
 
 
 @dataclass(frozen=True)
@@ -96,3 +143,75 @@ class Parameters:
             entries.append(Entry(name, at, stop, exempt, tuple(parameter.shape)))
             at = stop
         return BucketInfo(tuple(entries), gradients.buffer.numel())
+
+
+@dataclass(frozen=True)
+class FlatBuffer:
+    """One buffer and the parameters whose gradients lie in it, in order."""
+
+    values: Tensor
+    parameters: tuple[nn.Parameter, ...]
+    views: tuple[Tensor, ...]
+
+
+class FlatGradients:
+    """Flat buffers for the gradients of these parameters, in the order backward makes them: the last layers first.
+
+    Args:
+        parameters: in the model's order; those that need no gradient are left out.
+        nbytes: a buffer is closed when it holds at least this much.
+        exempt: whether a parameter is sent exactly, and so lies at the end of its buffer.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], nbytes: int, exempt: Callable[[nn.Parameter], bool]) -> None:
+        groups: list[list[nn.Parameter]] = [[]]
+        for parameter in reversed([p for p in parameters if p.requires_grad]):
+            alike = not groups[-1] or _kind(groups[-1][0]) == _kind(parameter)
+            if not alike or sum(4 * p.numel() for p in groups[-1]) >= nbytes:
+                groups.append([])
+            groups[-1].append(parameter)
+        self.buffers = [_flat(sorted(group, key=exempt)) for group in groups if group]
+        places = [pair for buffer in self.buffers for pair in zip(buffer.parameters, buffer.views, strict=True)]
+        self._places = {id(parameter): view for parameter, view in places}
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(self._place)  # type: ignore[no-untyped-call]
+            for parameter, _ in places
+        ]
+
+    def _place(self, parameter: Tensor) -> None:
+        """Move a new gradient to its place."""
+        view, gradient = self._places[id(parameter)], parameter.grad
+        if gradient is not None and gradient.data_ptr() != view.data_ptr():
+            view.copy_(gradient)
+            parameter.grad = view
+
+    def holds(self, parameter: Tensor) -> bool:
+        """Whether this parameter's gradient has a place."""
+        return id(parameter) in self._places
+
+    def complete(self) -> None:
+        """Zeros where this rank has made no gradient: another may have."""
+        for buffer in self.buffers:
+            for parameter, view in zip(buffer.parameters, buffer.views, strict=True):
+                if parameter.grad is None:
+                    view.zero_()
+                    parameter.grad = view
+                else:
+                    self._place(parameter)
+
+    def close(self) -> None:
+        """Take the hooks off the parameters."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device]:
+    return parameter.dtype, parameter.device
+
+
+def _flat(parameters: Sequence[nn.Parameter]) -> FlatBuffer:
+    like = parameters[0]
+    values = torch.zeros(sum(p.numel() for p in parameters), dtype=like.dtype, device=like.device)
+    parts = torch.split(values, [p.numel() for p in parameters])
+    views = tuple(part.view(p.shape) for part, p in zip(parts, parameters, strict=True))
+    return FlatBuffer(values, tuple(parameters), views)

@@ -1,19 +1,23 @@
-"""The message of a compressed exchange: a row of uint32 lengths, one a piece, then the pieces' payloads.
+"""Channels, and the message they share: a row of uint32 lengths, one a piece, then the pieces' payloads.
 
-Callers: `coded.py`, `scatter.py` and `factors.py`. Payloads begin at multiples of 16 bytes and are encoded where they
-lie in the message, which is kept from step to step. The length POISON stands for a piece that held NaN or infinity and
-has no payload.
+Callers: every exchange through codecs. Payloads begin at multiples of 16 bytes and are encoded where they lie in the
+message, which is kept from step to step. The length POISON stands for a piece that held NaN or infinity and has no
+payload.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from laconic.errors import PayloadError
+from laconic.codecs import Codec
+from laconic.errors import NonFiniteError, PayloadError
+from laconic.exchange.residuals import Site
 
 POISON = 0xFFFFFFFF
 ALIGN = 16
@@ -103,3 +107,55 @@ def unpack(data: Tensor, count: int) -> tuple[list[Tensor | None], int]:
         found.append(data[at : at + length])
         at += aligned(length)
     return found, at
+
+
+class Feeds(Protocol):
+    """A `Residual`, or what wraps one."""
+
+    def encode(self, codec: Codec, x: Tensor, site: Site, *, step: int, out: Tensor, copies: int = 1) -> Tensor: ...
+
+    def carry(self, x: Tensor) -> Tensor: ...
+
+
+@dataclass
+class Channel:
+    """A float32 buffer, its codec, and its residual; None feeds nothing back."""
+
+    buffer: Tensor
+    codec: Codec
+    residual: Feeds | None = None
+
+    def carry(self) -> None:
+        """Add to the buffer what a former schedule, world or codec left to be sent."""
+        if self.residual is not None:
+            self.residual.carry(self.buffer)
+
+    def encode(self, values: Tensor, site: Site, draws: int, room: Tensor, copies: int = 1) -> Tensor | None:
+        """The payload of `values`, a part of the buffer, in `room`; None (poison) where they hold NaN or infinity.
+
+        Args:
+            site: whose residual is added, and keeps what the codec leaves out.
+            draws: makes the draws of stochastic codecs differ.
+            copies: how many ranks encode the same values, each keeping the same residual.
+        """
+        try:
+            if self.residual is None:
+                return self.codec.encode(values, step=draws, out=room)
+            return self.residual.encode(self.codec, values, site, step=draws, out=room, copies=copies)
+        except NonFiniteError:
+            return None
+
+
+def decode(coder: Codec, payload: Tensor | None, values: Tensor, *, add: bool) -> None:
+    """Add a payload to `values`, or put it in their place; poison makes them NaN."""
+    if payload is None:
+        values.fill_(float("nan"))
+    elif add:
+        coder.decode_add(payload, values)
+    else:
+        coder.decode(payload, values.numel(), out=values)
+
+
+def detail(channels: Sequence[Channel]) -> str:
+    """What ranks compare of the channels they exchange."""
+    return " and ".join(f"{channel.buffer.numel()} through {channel.codec}" for channel in channels)

@@ -1,16 +1,100 @@
-"""The options of an exchange, which `compress`, `distribute` and `elastic` share, and the codec where none is named."""
+"""The options of an exchange, which `compress`, `distribute` and `elastic` share, and its codec at each step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from laconic.codecs import Codec, codec
+from laconic.codecs.compose import Selected
+from laconic.codecs.entropy import Entropy
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.auto import coded_names
 from laconic.exchange.dgc import DeepGradientCompression
-from laconic.exchange.policy import Exemptions, exemptions
+from laconic.exchange.layout import Exemptions, exemptions
 from laconic.transports.world import World
+
+CodecPlan = str | Codec | Mapping[int, str | Codec] | Callable[[int], str | Codec]
+
+
+class PlannedCodec:
+    """The codec of each step: one for all, a table {first step: codec}, or a function of the step.
+
+    It has the interface of `chooser.AutoCodec`, and learns nothing from what it is told.
+
+    Args:
+        plan: the codecs.
+        matrices: whether codecs for matrices are taken too.
+
+    >>> plan = PlannedCodec({0: "none", 100: "dynamic8"})
+    >>> str(plan.at(99)), str(plan.at(100))
+    ('none', 'dynamic8')
+    """
+
+    def __init__(self, plan: CodecPlan, *, matrices: bool = False) -> None:
+        self._codec = codec if matrices else flat_codec
+        self._function: Callable[[int], str | Codec] | None = None
+        self._table: list[tuple[int, Codec]] = []
+        if callable(plan) and not isinstance(plan, Codec):
+            self._function = plan
+        elif isinstance(plan, Mapping):
+            if not plan or min(plan) != 0:
+                raise BadInput("a codec plan needs an entry for step 0, e.g. {0: 'none', 100: 'dynamic8'}")
+            self._table = [(step, self._codec(spec)) for step, spec in sorted(plan.items())]
+        else:
+            self._table = [(0, self._codec(plan))]
+
+    def at(self, step: int) -> Codec:
+        """The codec in force at `step`."""
+        if self._function is not None:
+            return self._codec(self._function(step))
+        return [entry for first, entry in self._table if first <= step][-1]
+
+    def matrix_codec(self) -> Codec | None:
+        """The first codec for matrices in the table, if there is one; what a function will choose is not known."""
+        return next((entry for _, entry in self._table if entry.kind == "matrix"), None)
+
+    def names(self, name: str) -> bool:
+        return any(entry.name == name for _, entry in self._table)
+
+    def codec_for(self, bucket: int, step: int) -> Codec:
+        """The codec of a bucket at a step: the same for all buckets."""
+        return self.at(step)
+
+    def alike(self, bucket: int, other: int, step: int) -> bool:
+        """Whether two buckets have the same codec at a step."""
+        return True
+
+    def is_exact(self, step: int) -> bool:
+        """Whether every bucket is exact at a step."""
+        return self.at(step).exact
+
+    def wants(self, step: int) -> bool:
+        """There is nothing to decide."""
+        return False
+
+    def before_step(self, step: int, world: World) -> None:
+        """There is nothing to decide."""
+
+    def note_ready(self, bucket: int, step: int) -> None:
+        """There is nothing to learn."""
+
+    def note_exchange(self, bucket: int, numel: int, seconds: float) -> None:
+        """There is nothing to learn."""
+
+    def restarted(self, step: int) -> PlannedCodec:
+        """The plan of a training that goes on from `step`."""
+        return self
+
+
+def flat_codec(spec: str | Codec) -> Codec:
+    """A codec for flat vectors; matrix codecs need an exchange of their own."""
+    built = codec(spec)
+    if built.kind == "matrix":
+        raise BadInput(f"codec '{built}' works on matrices: it goes with laconic.compress and laconic.distribute")
+    return built
+
 
 DEFAULT_CODEC = "dynamic8"  # why: docs/exchange.md
 MESSAGE_NBYTES = 1 << 18  # a message of less costs mostly its latency on gigabit links and slower ones
@@ -90,3 +174,57 @@ algorithm, exempt, feedback, hosts, message_nbytes, momentum, quality, world
         if self.hosts is not None and len(self.hosts) != world.world_size:
             raise BadInput(f"hosts names the host of {len(self.hosts)} ranks, the world has {world.world_size}")
         return world
+
+
+PAPER = (0.25, 0.0625, 0.015625, 0.00390625)  # sparsity 75 %, 93.75 %, 98.4375 %, 99.6 %
+
+
+def sparsity_warm_up(
+    final: str | Codec = "topk(0.001)", *, steps_per_epoch: int, fractions: Sequence[float] = PAPER
+) -> dict[int, str]:
+    """The codec of each step: `final` with one of `fractions` in each of the first epochs, then `final` itself.
+
+    The defaults are the paper's: 75 %, 93.75 %, 98.4375 %, 99.6 % kept back in the first four epochs, then 99.9 %.
+    Fractions that are not above `final`'s are left out, and their epochs with them.
+
+    Args:
+        final: a selector that takes a fraction, alone or composed, such as "topk(0.001)+qsgd(4)".
+        steps_per_epoch: the steps each fraction is used for.
+        fractions: the share of elements sent in each epoch.
+
+    Raises:
+        BadInput: steps_per_epoch is below 1, a fraction out of range, or `final` takes none.
+
+    >>> sparsity_warm_up(steps_per_epoch=100)
+    {0: 'topk(0.25)', 100: 'topk(0.0625)', 200: 'topk(0.015625)', 300: 'topk(0.00390625)', 400: 'topk(0.001)'}
+    >>> sparsity_warm_up("topk(0.02)+qsgd(2)", steps_per_epoch=10, fractions=(0.1,))
+    {0: 'topk(0.1)+qsgd(2)', 10: 'topk(0.02)+qsgd(2)'}
+
+    Source: Lin et al., Deep Gradient Compression, ICLR 2018, §3.3.
+    """
+    if isinstance(steps_per_epoch, bool) or not isinstance(steps_per_epoch, int) or steps_per_epoch < 1:
+        raise BadInput(f"steps_per_epoch must be a whole number of at least 1, got {steps_per_epoch!r}")
+    last = codec(final)
+    least = _fraction(last)
+    chosen = [_with_fraction(last, fraction) for fraction in fractions if fraction > least]
+    return {epoch * steps_per_epoch: str(entry) for epoch, entry in enumerate([*chosen, last])}
+
+
+def _fraction(chosen: Codec) -> float:
+    """The share of elements that a selector sends, below 1."""
+    selector: Any = chosen
+    while isinstance(selector, Entropy | Selected):
+        selector = selector.coded if isinstance(selector, Entropy) else selector.selector
+    fraction = getattr(selector, "fraction", None)
+    if fraction is None or fraction >= 1:
+        raise BadInput(f"a warm-up needs a selector that takes a fraction below 1, such as topk(0.001); got '{chosen}'")
+    return float(fraction)
+
+
+def _with_fraction(chosen: Any, fraction: float) -> Any:
+    """The same codec with another fraction; the selector itself refuses one out of range."""
+    if isinstance(chosen, Entropy):
+        return replace(chosen, inner=_with_fraction(chosen.coded, fraction))
+    if isinstance(chosen, Selected):
+        return replace(chosen, selector=_with_fraction(chosen.selector, fraction))
+    return replace(chosen, fraction=fraction)

@@ -1,20 +1,101 @@
 """Beside backward: a step's buckets as they come, held until they make a message, then off to the exchange thread.
 
-Caller: `state.py`, for the DDP hook. Exact buckets take the float32 shortcut where it is open.
+Callers: the DDP hook, by `state.py`. Exact buckets take the float32 shortcut where it is open. The first error is kept
+until backward ends: DDP would make a RuntimeError of it.
 """
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
 from typing import Any, Protocol
+
+from torch import Tensor
 
 from laconic.exchange.chooser import AutoCodec
 from laconic.exchange.exchange_thread import ThreadShare
-from laconic.exchange.failure import Failure
 from laconic.exchange.layout import Gradients
-from laconic.exchange.policy import PlannedCodec
-from laconic.exchange.shortcut import Float32Shortcut
+from laconic.exchange.options import PlannedCodec
+from laconic.transports.base import Transport
 from laconic.transports.rounds import Pausing
 from laconic.transports.world import World
+
+_log = logging.getLogger("laconic.exchange")
+
+
+class Failure:
+    """What went wrong first, if anything did; a bucket that was under way too fails because of the first."""
+
+    def __init__(self) -> None:
+        self._error: Exception | None = None
+
+    def note(self, error: Exception) -> None:
+        """Keep the first error."""
+        if self._error is None:
+            self._error = error
+            _log.error("the exchange of gradients failed: %s: %s", type(error).__name__, error)
+
+    def __bool__(self) -> bool:
+        return self._error is not None
+
+    def marked(self, buffer: Tensor) -> Tensor:
+        """The buffer; of NaN after a failure: whoever steps all the same, steps nowhere unnoticed."""
+        return buffer.fill_(float("nan")) if self else buffer
+
+    def raise_first(self) -> None:
+        """Raise what went wrong, if anything did."""
+        if self._error is not None:
+            raise self._error
+
+
+class Float32Shortcut:
+    """Which buckets went as float32, all ranks in the same call, and whether this step may go so too."""
+
+    def __init__(self) -> None:
+        self._layouts: dict[int, object] = {}
+        self._open = False
+
+    def begin_step(self, *, possible: bool) -> None:
+        """Open or close the shortcut for a step."""
+        self._open = possible
+
+    def takes(self, gradients: Gradients) -> bool:
+        """Whether this bucket goes by the shortcut."""
+        self._open = self._open and self._layouts.get(gradients.index) == gradients.layout
+        return self._open
+
+    def note(self, gradients: Gradients, *, plain: bool) -> None:
+        """Remember whether this bucket went as float32, with no residual left."""
+        self._layouts.pop(gradients.index, None)
+        if plain:
+            self._layouts[gradients.index] = gradients.layout
+
+    def clear(self) -> None:
+        """Forget all buckets."""
+        self._layouts.clear()
+
+    @staticmethod
+    def submit(
+        gradients: Gradients,
+        transport: Transport,
+        done: Callable[[Gradients, float], None],
+        failed: Callable[[Exception], None],
+    ) -> Any:
+        """Start the engine's all-reduce; returns a future of the mean. `done` is told how many seconds it took."""
+        begun, buffer = time.perf_counter(), gradients.buffer
+
+        def finish(future: Any) -> Tensor:
+            try:
+                future.value()
+            except RuntimeError as error:
+                failed(transport.explain(error))  # type: ignore[attr-defined]
+                return buffer.fill_(float("nan"))
+            buffer.div_(transport.world_size)
+            done(gradients, time.perf_counter() - begun)
+            return buffer
+
+        return transport.native_future(buffer).then(finish)
 
 
 class Exchanger(Protocol):

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from laconic.exchange.channel import Channel, decode, detail
-from laconic.exchange.message import Writer, max_nbytes, unpack
+from laconic.exchange.message import Channel, Writer, decode, detail, max_nbytes, unpack
 from laconic.transports.base import Incoming, Outgoing, Transport
 from laconic.transports.call import Timings
 from laconic.transports.rounds import drive, finish

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from laconic.codecs.base import Codec
 from laconic.errors import BadInput, NonFiniteError, PayloadError, UnknownName
-from laconic.exchange import sparse_kernels as kernels
 from laconic.exchange import sparse_stream as wire
 from laconic.exchange.sparse_choice import ALGORITHMS, choose, predicted
 from laconic.exchange.sparse_stream import SparseStream
@@ -202,7 +201,7 @@ def _dsar(rounds: _Rounds, stream: SparseStream, codec: Codec | None, step: int)
         if part is not None and part.indices is None:
             total.numpy()[:] += part.values
         elif part is not None:
-            kernels.add_pairs(total.numpy(), part.indices, part.values)
+            wire.add_pairs(total.numpy(), part.indices, part.values)
     if rounds.failure is not None:
         message = wire.empty_message(wire.SPOILT, mine)
     elif codec is None:

@@ -18,7 +18,7 @@ import torch
 
 from laconic.codecs.selector import Sparse
 from laconic.errors import BadInput
-from laconic.exchange.channel import Channel
+from laconic.exchange.message import Channel
 from laconic.exchange.sparse import Memory, SparseStream, sparse_steps
 from laconic.exchange.sparse_choice import SPARSE
 from laconic.exchange.sparse_stream import Array

@@ -21,7 +21,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, no_type_check
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from laconic.codecs import frame, indices
 from laconic.errors import BadInput, PayloadError
-from laconic.exchange import sparse_kernels as kernels
+from laconic.kernels import njit
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -108,7 +108,7 @@ class SparseStream:
         if numel < 0:
             raise BadInput(f"sparse: numel must be 0 or more, got {numel}")
         where = np.ascontiguousarray(where, np.int64)
-        if not kernels.is_increasing(where, numel):
+        if not is_increasing(where, numel):
             raise BadInput(f"sparse: indices must be increasing, each once, from 0 to {numel - 1}; sort them first")
         return cls(where, np.ascontiguousarray(what, np.float32), numel)._smaller()
 
@@ -139,7 +139,7 @@ class SparseStream:
             out.numpy()[:] = self.values
         else:
             out.zero_()
-            kernels.put_pairs(out.numpy(), self.indices, self.values)
+            put_pairs(out.numpy(), self.indices, self.values)
         return out
 
     def pack(self) -> Tensor:
@@ -179,11 +179,11 @@ def merge(low: SparseStream, high: SparseStream) -> SparseStream:
     if low.indices is None or high.indices is None:
         dense, sparse = (low, high) if low.indices is None else (high, low)
         total = dense.values.copy()
-        kernels.add_pairs(total, sparse.indices, sparse.values)
+        add_pairs(total, sparse.indices, sparse.values)
         return SparseStream(None, total, low.numel)
     union = np.empty(low.count + high.count, np.int64)
     sums = np.empty(low.count + high.count, np.float32)
-    count = kernels.merge_pairs(low.indices, low.values, high.indices, high.values, union, sums)
+    count = merge_pairs(low.indices, low.values, high.indices, high.values, union, sums)
     return SparseStream(union[:count], sums[:count], low.numel)._smaller()
 
 
@@ -283,3 +283,67 @@ def _padded(nbytes: int) -> int:
 
 def _array(values: Any) -> Array:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+@njit(nogil=True, cache=True)
+@no_type_check
+def is_increasing(indices: Array, numel: int) -> bool:
+    """Whether 0 ≤ indices[0] < indices[1] < … < numel."""
+    previous = np.int64(-1)
+    good = True
+    for j in range(indices.size):
+        good &= indices[j] > previous
+        previous = np.int64(indices[j])
+    return good and previous < numel
+
+
+@njit(nogil=True, cache=True)
+@no_type_check
+def merge_pairs(
+    low_indices: Array, low_values: Array, high_indices: Array, high_values: Array, indices: Array, values: Array
+) -> int:
+    """Write the union of two streams, low + high where both have an index; returns how many pairs it has.
+
+    `indices` and `values` have room for both. Every step writes one pair and moves one or both readers on by the
+    outcome of two comparisons. No branch depends on the data, which random patterns would mispredict every other time:
+    who has no value to add takes −0, which changes no number, from a table, since a conditional value becomes a branch
+    (7 instead of 3 ns per pair at 1 %, 16 instead of 6 at 10 %).
+    """
+    low, high = np.full(2, np.float32(-0.0)), np.full(2, np.float32(-0.0))
+    i, j, count = 0, 0, 0
+    while i < low_indices.size and j < high_indices.size:
+        x, y = low_indices[i], high_indices[j]
+        from_low, from_high = np.int64(x <= y), np.int64(y <= x)
+        low[1], high[1] = low_values[i], high_values[j]
+        indices[count] = y ^ ((x ^ y) & -from_low)
+        values[count] = low[from_low] + high[from_high]
+        i += from_low
+        j += from_high
+        count += 1
+    while i < low_indices.size:
+        indices[count] = low_indices[i]
+        values[count] = low_values[i]
+        i += 1
+        count += 1
+    while j < high_indices.size:
+        indices[count] = high_indices[j]
+        values[count] = high_values[j]
+        j += 1
+        count += 1
+    return count
+
+
+@njit(nogil=True, cache=True)
+@no_type_check
+def add_pairs(dense: Array, indices: Array, values: Array) -> None:
+    """dense[indices] += values."""
+    for j in range(indices.size):
+        dense[indices[j]] += values[j]
+
+
+@njit(nogil=True, cache=True)
+@no_type_check
+def put_pairs(dense: Array, indices: Array, values: Array) -> None:
+    """dense[indices] = values."""
+    for j in range(indices.size):
+        dense[indices[j]] = values[j]

@@ -15,18 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from laconic.errors import BadInput
+from laconic.exchange.auto import Route
 from laconic.exchange.buckets import Buckets
 from laconic.exchange.chooser import AutoCodec, choice_for
 from laconic.exchange.dgc import correction_for, refuse_second_momentum
-from laconic.exchange.exact import LayerForm, Route, wire_nbytes
 from laconic.exchange.exchange_thread import depth_of, interleave
-from laconic.exchange.explain import bucket_table, layer_table
-from laconic.exchange.job import Job
+from laconic.exchange.job import BucketRecord, Job, LayerForm, bucket_table, keep, layer_table, wire_nbytes
 from laconic.exchange.layout import Gradients, Parameters
-from laconic.exchange.options import DEFAULT_CODEC, Options
+from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options
 from laconic.exchange.overlap import Overlap
-from laconic.exchange.policy import CodecPlan
-from laconic.exchange.record import BucketRecord, keep
 from laconic.exchange.residuals import Residuals, kept_residuals
 from laconic.transports.call import Timings
 from laconic.transports.rounds import Pausing

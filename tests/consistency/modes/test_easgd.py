@@ -12,7 +12,7 @@ from torch import nn
 import laconic
 from laconic.consistency import build
 from laconic.errors import BadInput
-from laconic.exchange.policy import Exemptions
+from laconic.exchange.layout import Exemptions
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads

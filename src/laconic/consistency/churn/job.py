@@ -22,8 +22,7 @@ from laconic.consistency.churn.replica import Replica, digest
 from laconic.consistency.churn.wire import Mean, Wire
 from laconic.consistency.churn.work import Work
 from laconic.errors import BadInput
-from laconic.exchange.job import Job
-from laconic.exchange.record import StepRecord
+from laconic.exchange.job import Job, StepRecord
 
 
 class ElasticJob(Job):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from laconic.consistency.weights import FlatWeights, trained_parameters
 from laconic.errors import PayloadError
-from laconic.exchange.policy import Exemptions
+from laconic.exchange.layout import Exemptions
 from laconic.storage import tree
 from laconic.workloads.order import SampleLedger
 

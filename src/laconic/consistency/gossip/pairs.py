@@ -25,7 +25,7 @@ from laconic.consistency.gossip.edges import Edges, trust
 from laconic.consistency.side import open_mesh
 from laconic.errors import CollectiveTimeout, PeerLost
 from laconic.exchange.collectives import barrier
-from laconic.exchange.policy import flat_codec
+from laconic.exchange.options import flat_codec
 from laconic.transports.zeromq import ZmqTransport
 
 ASK, ANSWER = 1, 2

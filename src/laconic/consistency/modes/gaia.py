@@ -19,7 +19,7 @@ from laconic.consistency.sites import Site, site_numbers
 from laconic.consistency.weights import average_buffers
 from laconic.errors import BadInput, PeerLost
 from laconic.exchange.collectives import all_reduce
-from laconic.exchange.policy import PlannedCodec
+from laconic.exchange.options import PlannedCodec
 from laconic.transports.zeromq import ZmqTransport
 
 

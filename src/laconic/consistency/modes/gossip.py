@@ -18,7 +18,7 @@ from laconic.consistency.gossip.graphs import acquaintances, neighbours
 from laconic.consistency.gossip.pairs import PairsAgreement
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.message import unpack
-from laconic.exchange.policy import PlannedCodec
+from laconic.exchange.options import PlannedCodec
 from laconic.transports.base import Incoming, Outgoing
 from laconic.transports.rounds import drive, finish
 

@@ -23,9 +23,9 @@ from laconic.consistency.vectors import NAME, CodedVector
 from laconic.consistency.weights import start_alike, trained_parameters
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.collectives import all_gather
-from laconic.exchange.flat import FlatGradients
+from laconic.exchange.layout import FlatGradients
 from laconic.exchange.message import max_nbytes, pack, unpack
-from laconic.exchange.policy import PlannedCodec
+from laconic.exchange.options import PlannedCodec
 from laconic.exchange.residuals import Residuals
 
 

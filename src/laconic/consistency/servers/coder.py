@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from laconic.exchange.policy import CodecPlan, PlannedCodec
+from laconic.exchange.options import CodecPlan, PlannedCodec
 from laconic.exchange.residuals import Residuals
 from laconic.transports.world import World
 

@@ -23,7 +23,7 @@ from laconic.consistency.servers.server import Server
 from laconic.consistency.servers.shards import Shard, ShardOptimizer, changed_options, plain_options
 from laconic.consistency.side import open_members
 from laconic.errors import BadInput
-from laconic.exchange.policy import CodecPlan
+from laconic.exchange.options import CodecPlan
 from laconic.transports.world import World
 from laconic.transports.zeromq import ZmqTransport
 

@@ -10,15 +10,40 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from laconic.codecs import Codec
-from laconic.exchange.exact import LayerForm, Route
+from laconic.codecs import Codec, codec
+from laconic.exchange.auto import GUESS, Route, cheapest_coded
+from laconic.exchange.coded import CodedExchange
+from laconic.exchange.job import LayerForm
 from laconic.exchange.layout import BucketInfo
+from laconic.exchange.message import Channel
 from laconic.exchange.residuals import Residuals
 from laconic.registry import Registry
 from laconic.transports.call import Timings
 from laconic.transports.rounds import Pausing
+
+
+class ExactSum:
+    """Sums float32 vectors over all ranks; keeps plan and memory while length and route stay the same."""
+
+    def __init__(self) -> None:
+        self._channel = Channel(torch.empty(0), codec("none"))
+        self._key: object = None
+        self._exchange: CodedExchange | None = None
+
+    def planned(self, values: Tensor, route: Route) -> CodedExchange:
+        """The exchange that sums `values` in place, the same bits on every rank."""
+        self._channel.buffer = values
+        name = route.algorithm
+        if name == "auto":
+            name = cheapest_coded([self._channel], route.transport.world_size, route.link or GUESS)
+        key = (values.numel(), id(route.transport), name, route.hosts)
+        if self._exchange is None or self._key != key:
+            self._key = key
+            self._exchange = CodedExchange([self._channel], route.transport, algorithm=name, hosts=route.hosts)
+        return self._exchange
 
 
 class MatrixBucket(ABC):

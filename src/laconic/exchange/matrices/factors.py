@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from laconic.codecs import Codec, codec
 from laconic.codecs.factors import Factors
 from laconic.errors import BadInput, PayloadError
-from laconic.exchange.auto import GUESS
-from laconic.exchange.exact import ExactSum, LayerForm, Route, wire_nbytes
+from laconic.exchange.auto import GUESS, Route
+from laconic.exchange.job import LayerForm, wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry
-from laconic.exchange.matrices.base import MatrixBucket, MatrixMethod, register
+from laconic.exchange.matrices.base import ExactSum, MatrixBucket, MatrixMethod, register
 from laconic.exchange.matrices.linear_watch import Linear, LinearWatch
 from laconic.exchange.message import max_nbytes, pack, unpack
 from laconic.exchange.residuals import Residuals

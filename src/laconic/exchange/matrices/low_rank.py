@@ -27,9 +27,10 @@ from torch import Tensor
 from laconic.codecs import Codec
 from laconic.codecs.powersgd import PowerSGD
 from laconic.errors import BadInput
-from laconic.exchange.exact import ExactSum, LayerForm, Route, wire_nbytes
+from laconic.exchange.auto import Route
+from laconic.exchange.job import LayerForm, wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry
-from laconic.exchange.matrices.base import MatrixBucket, MatrixMethod, register
+from laconic.exchange.matrices.base import ExactSum, MatrixBucket, MatrixMethod, register
 from laconic.exchange.residuals import Residuals
 from laconic.transports.call import Timings
 from laconic.transports.rounds import Pausing

@@ -25,7 +25,7 @@ from laconic.consistency import build as build_mode
 from laconic.consistency.churn.ways import way_for
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.auto import coded_names
-from laconic.exchange.policy import flat_codec
+from laconic.exchange.options import flat_codec
 from laconic.lab.records.record import DOORS, Configuration, Door
 from laconic.lab.runs.strategies.peer import PEERS
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from laconic.exchange.policy import Exemptions, flat_codec
+from laconic.exchange.layout import Exemptions
+from laconic.exchange.options import flat_codec
 from laconic.lab.records.interruptions import marks
 from laconic.lab.records.record import Clock, Event, Record, Trial
 from laconic.lab.runs.elastic.journals import EvaluationRow, Journals, StepRow
