@@ -53,8 +53,7 @@ from laconic.lab.clusters.cluster import Cluster, Link
 from laconic.lab.environment import environment
 from laconic.lab.runs.configurations import SINGLE, configuration
 from laconic.lab.runs.monitor import interface_nbytes
-from laconic.lab.runs.strategies import make_trainee
-from laconic.lab.runs.strategies.base import Trainee
+from laconic.lab.runs.strategies import Trainee, make_trainee
 from laconic.statistics import median, ratio_interval
 from laconic.transports.profile import Profile
 from laconic.transports.world import World

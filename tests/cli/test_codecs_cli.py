@@ -7,14 +7,14 @@ import json
 import typer
 from typer.testing import CliRunner
 
-from laconic.cli import bench_codecs
+from laconic.cli import bench
 from laconic.cli import codecs as codecs_command
 from laconic.codecs import names
 
 app = typer.Typer()
 app.command("list")(codecs_command.codecs)
-app.command("speed")(bench_codecs.codecs)
-app.command("approximation")(bench_codecs.approximation)
+app.command("speed")(bench.codecs)
+app.command("approximation")(bench.approximation)
 
 
 def run(*arguments: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from laconic.cli import main
-from laconic.lab.runs import demo
+from laconic.cli.compare import CONFIGS
 from laconic.transports.mpi_launcher import find_mpiexec
 
 
@@ -118,5 +118,5 @@ def test_demo_ends_with_a_table_and_a_report(capsys: pytest.CaptureFixture[str],
     assert "emulated hosts" in said.err or "loopback" in said.err
     *_, report = said.out.strip().splitlines()
     assert Path(report.removeprefix("report: ")).exists()
-    for name in demo.CONFIGS:
+    for name in CONFIGS.split(","):
         assert any(line.startswith(name + " ") for line in said.out.splitlines())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from laconic.lab.records.claims import make_claims
 from laconic.lab.records.record import (
     Breakdown,
     Clock,
@@ -20,6 +19,7 @@ from laconic.lab.records.record import (
     Record,
     Trial,
 )
+from laconic.lab.records.summary import make_claims
 from laconic.statistics import median
 from laconic.workloads.description import Description
 

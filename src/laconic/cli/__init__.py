@@ -1,6 +1,6 @@
 """The command line: thin commands, no logic. `laconic --help` lists them.
 
-Each command is a function in a module of its own, imported only when it is called, so that `laconic simulate` does not
+A command's module is imported only when it is called, so that `laconic simulate` does not
 wait for torch. Bad input ends in exit code 2 and one sentence.
 """
 
@@ -18,22 +18,22 @@ from laconic.errors import LaconicError, UnknownName
 
 COMMANDS: Mapping[str, str | Mapping[str, str]] = {
     "bench": {
-        "approximation": "laconic.cli.bench_codecs:approximation",
-        "codecs": "laconic.cli.bench_codecs:codecs",
-        "collectives": "laconic.cli.bench_collectives:collectives",
-        "distributed": "laconic.cli.bench_distributed:distributed",
-        "networks": "laconic.cli.bench_networks:networks",
+        "approximation": "laconic.cli.bench:approximation",
+        "codecs": "laconic.cli.bench:codecs",
+        "collectives": "laconic.cli.bench:collectives",
+        "distributed": "laconic.cli.bench:distributed",
+        "networks": "laconic.cli.bench:networks",
         "operators": "laconic.cli.bench_operators:operators",
     },
     "codecs": "laconic.cli.codecs:codecs",
     "compare": "laconic.cli.compare:compare",
-    "demo": "laconic.cli.demo:demo",
+    "demo": "laconic.cli.compare:demo",
     "key": "laconic.cli.key:key",
-    "lint": "laconic.cli.lint:lint",
+    "lint": "laconic.cli.report:lint",
     "probe": "laconic.cli.probe:probe",
     "report": "laconic.cli.report:report",
     "schedule": "laconic.cli.schedule:schedule",
-    "simulate": "laconic.cli.simulate:simulate",
+    "simulate": "laconic.cli.schedule:simulate",
     "train": "laconic.cli.train:train",
     "warm": "laconic.cli.warm:warm",
 }

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from laconic.cli.tables import echo_json, echo_table
+from laconic.cli.shared import Json, echo_json, echo_table
 from laconic.codecs import codec, get, names
 from laconic.lab.bench.codec_speed import simplest_spec
 
@@ -14,7 +12,7 @@ HEADINGS = ("codec", "per element", "bias", "rounding", "source", "what it does"
 NUMEL = 1_000_000  # bits per element are those of a tensor of this length, header and scales included
 
 
-def codecs(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def codecs(json: Json = False) -> None:
     """List every codec: bits per element, bias, stochastic or not, source paper, one line on what it does."""
     entries = [_entry(name) for name in names()]
     if json:

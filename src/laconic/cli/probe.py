@@ -8,16 +8,16 @@ from typing import Annotated
 
 import typer
 
-from laconic.cli.tables import echo_json
+from laconic.cli.shared import Engine, Ranks, echo_json
 from laconic.errors import BadInput
-from laconic.lab.bench.link import measure
+from laconic.lab.bench.collectives import measure_link
 from laconic.lab.clusters.launch import run_job
 from laconic.transports.profile import Profile
 
 
 def probe(
-    ranks: Annotated[int, typer.Option("-n", "--ranks", help="Local ranks; ignored under torchrun or mpiexec.")] = 4,
-    engine: Annotated[str | None, typer.Option(help="gloo, mpi or zmq.")] = None,
+    ranks: Ranks = 4,
+    engine: Engine = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to save the profile.")] = Path("link.json"),
     quick: Annotated[bool, typer.Option("--quick", help="About 2 s instead of 15.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
@@ -25,7 +25,7 @@ def probe(
     """Measure and fit L, o, g, G and the cost of adding, and save them for auto, the simulator and the planner."""
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise BadInput(f"the profile cannot be saved as {output}: name a file in a folder that exists")
-    text = run_job(ranks, engine, measure, (quick,))
+    text = run_job(ranks, engine, measure_link, (quick,))
     if text is None:
         return
     profile = Profile.from_json(text)

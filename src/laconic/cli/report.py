@@ -1,16 +1,37 @@
-"""`laconic report`: make a run's report again, and its figures as CSV, PNG or for TensorBoard."""
+"""`laconic lint` and `laconic report`: is a run's record honest, and what does it show?"""
 
 from __future__ import annotations
 
 import json as json_module
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from laconic.cli.shared import Json, echo_json
+from laconic.lab.lint import counts
+from laconic.lab.lint import lint as check
 from laconic.lab.records.record import Record
 from laconic.lab.report import FILE, write_report
-from laconic.lab.report.export import find_browser, write_csv, write_png, write_svg
+from laconic.lab.report.export import find_browser, write_csv, write_png, write_svg, write_tensorboard
+
+
+def lint(
+    run: Annotated[Path, typer.Argument(help="A run's folder, runs/<id>, or its run.json.")],
+    json: Json = False,
+) -> None:
+    """Check a run against both lists of honest benchmarking; ends with code 1 if a rule fails."""
+    findings = check(Record.load(run))
+    found = counts(findings)
+    if json:
+        echo_json({"lint": [asdict(finding) for finding in findings], "counts": found})
+    else:
+        for finding in findings:
+            typer.echo(f"{finding.verdict:<11}  {finding.rule:<9}  {finding.title}: {finding.evidence}")
+        typer.echo(", ".join(f"{count} {verdict}" for verdict, count in found.items()))
+    if found["fail"]:
+        raise typer.Exit(1)
 
 
 def report(
@@ -35,9 +56,7 @@ def report(
         if browser is None:
             note = "no Chromium was found to draw PNG (name one by LACONIC_CHROMIUM), so the charts are written as SVG"
     if tensorboard is not None:
-        from laconic.lab.report.tensorboard import export
-
-        note = f"{export(source, tensorboard)} scalars are in {tensorboard}" + (f"; {note}" if note else "")
+        note = f"{write_tensorboard(source, tensorboard)} scalars are in {tensorboard}" + (f"; {note}" if note else "")
     if json:
         typer.echo(json_module.dumps({"report": str(files[0]), "files": [str(file) for file in files], "note": note}))
         return

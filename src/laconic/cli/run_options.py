@@ -23,7 +23,6 @@ Batch = Annotated[int | None, typer.Option(help="Samples a step, of all workers.
 TuningRuns = Annotated[int | None, typer.Option(help="How many runs it took to choose these settings.")]
 Resume = Annotated[Path | None, typer.Option(help="Go on with this run, runs/<id>; other options are its own.")]
 Runs = Annotated[Path, typer.Option(help="Where runs are kept.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TrialWorkers = Annotated[int, typer.Option("-n", "--workers", help="Workers of each trial.")]
 
 

@@ -6,23 +6,8 @@ from typing import Annotated
 
 import typer
 
-from laconic.cli.run_options import (
-    RUNS,
-    Batch,
-    Epochs,
-    Hosts,
-    Json,
-    LearningRate,
-    Link,
-    Resume,
-    Runs,
-    TuningRuns,
-    WorkloadName,
-    command,
-    named,
-    show_warnings_as_sentences,
-)
-from laconic.cli.tables import echo_json
+from laconic.cli import run_options as options
+from laconic.cli.shared import Json, echo_json
 from laconic.lab.records.summary import results
 from laconic.lab.report import words
 from laconic.lab.runs.configurations import with_mode
@@ -34,32 +19,32 @@ from laconic.workloads import Changes
 
 
 def train(
-    workload: WorkloadName = None,
+    workload: options.WorkloadName = None,
     workers: Annotated[int, typer.Option("-n", "--workers", help="Workers; ignored under torchrun or mpiexec.")] = 4,
     codec: Annotated[str, typer.Option(help="What is sent: a codec, none or auto; or compress:CODEC, …")] = "none",
     algorithm: Annotated[str, typer.Option(help="To whom: auto, gather or an all-reduce algorithm.")] = "auto",
     consistency: Annotated[str, typer.Option(help="When workers agree, such as local(8).")] = "sync",
     elastic: Annotated[bool, typer.Option("--elastic", help="Train on when workers die, and replace them.")] = False,
-    link: Link = None,
-    hosts: Hosts = None,
+    link: options.Link = None,
+    hosts: options.Hosts = None,
     seed: Annotated[int, typer.Option(help="Of weights, data order and dropout.")] = 0,
-    epochs: Epochs = None,
-    learning_rate: LearningRate = None,
-    batch: Batch = None,
-    tuning_runs: TuningRuns = None,
-    resume: Resume = None,
-    runs: Runs = RUNS,
+    epochs: options.Epochs = None,
+    learning_rate: options.LearningRate = None,
+    batch: options.Batch = None,
+    tuning_runs: options.TuningRuns = None,
+    resume: options.Resume = None,
+    runs: options.Runs = options.RUNS,
     json: Json = False,
 ) -> None:
     """Train a workload on N local workers (or under torchrun, mpiexec); Ctrl-C leaves a checkpoint to resume from."""
-    show_warnings_as_sentences()
+    options.show_warnings_as_sentences()
     if resume is not None:
         done = go_on(resume, workload)
     else:
         name = with_mode(codec, consistency, "elastic" if elastic else None)
         done = start(RunSpec(
-            named(workload), workers, [name], [seed], algorithm=algorithm, link=link, hosts=hosts,
-            changes=Changes(epochs, learning_rate, batch), tuning_runs=tuning_runs, runs=runs, command=command(),
+            options.named(workload), workers, [name], [seed], algorithm, link, hosts,
+            Changes(epochs, learning_rate, batch), tuning_runs=tuning_runs, runs=runs, command=options.command(),
         ))  # fmt: skip
     if done is None:
         return
@@ -70,9 +55,8 @@ def train(
         raise typer.Exit(130)
     trial, report = done.record.trials[0], done.folder / "report.html"
     if json:
-        body = {"results": results(done.record), "weights_sha256": trial.weights_sha256, "report": str(report)}
-        echo_json(body)
-        return
+        digest = trial.weights_sha256
+        return echo_json({"results": results(done.record), "weights_sha256": digest, "report": str(report)})
     quality = f"test loss {trial.test_loss:.4g}" if trial.test_accuracy is None else words.percent(trial.test_accuracy)
     reached = "target not reached" if trial.seconds_to_target is None else (
         f"target reached after {trial.seconds_to_target:.1f} s")  # fmt: skip

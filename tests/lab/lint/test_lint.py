@@ -10,8 +10,8 @@ import pytest
 
 from laconic.lab.lint import RULES, counts, failures, lint
 from laconic.lab.lint.rules import rule
-from laconic.lab.records.claims import make_claims
 from laconic.lab.records.record import Clock, LinkSetting, Record
+from laconic.lab.records.summary import make_claims
 from tests.lab.sample_records import compare_record
 
 DOCS = Path(__file__).parents[3] / "docs" / "honesty.md"

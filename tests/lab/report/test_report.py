@@ -19,10 +19,9 @@ import pytest
 from laconic.cli import main
 from laconic.errors import BadInput, MissingExtra
 from laconic.lab.records import metrics
-from laconic.lab.records.claims import make_claims
 from laconic.lab.records.record import Event, Record
-from laconic.lab.records.summary import summarise
-from laconic.lab.report import export, tensorboard, words, write_report
+from laconic.lab.records.summary import make_claims, summarise
+from laconic.lab.report import export, words, write_report
 from laconic.lab.report.charts import NARROW, WIDE, Axis, Series, Target, curves, marker, ticks
 from laconic.lab.report.figures import figures
 from laconic.lab.report.style import DARK, DASHES, LIGHT, SERIES
@@ -357,7 +356,7 @@ def test_lint_command_says_and_ends(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_tensorboard_missing_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(MissingExtra, match=r"laconic\[tensorboard\]"):
-        tensorboard.export(tmp_path, tmp_path / "board")
+        export.write_tensorboard(tmp_path, tmp_path / "board")
 
 
 def test_tensorboard_gets_every_number(tmp_path: Path):
@@ -368,7 +367,7 @@ def test_tensorboard_gets_every_number(tmp_path: Path):
         metrics.add(tmp_path, trial="topk(0.01)/0", step=step, train_loss=1 / step, what="step")
     metrics.add(tmp_path, trial="ddp/0", step=1, train_loss=5.0, seconds=0.5)
     metrics.add(tmp_path, event="no step")
-    assert tensorboard.export(tmp_path, tmp_path / "board") == 5
+    assert export.write_tensorboard(tmp_path, tmp_path / "board") == 5
     events = EventAccumulator(str(tmp_path / "board" / "topk(0.01)_0")).Reload()
     assert [(s.step, s.value) for s in events.Scalars("train_loss")] == [
         (1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3)),

@@ -18,7 +18,7 @@ from laconic.errors import BadInput
 from laconic.lab.records import metrics
 from laconic.lab.records.record import Record
 from laconic.lab.runs.compare import compare, resume
-from laconic.lab.runs.shares import shares_file
+from laconic.lab.runs.free import shares_file
 from laconic.lab.runs.spec import RunSpec, TrialSpec
 from laconic.lab.runs.trainer import Ended
 from laconic.lab.runs.trial import evened

@@ -1,13 +1,13 @@
 """Measures every all-reduce algorithm beside the engine's own, and what `auto` would have picked.
 
-Callers: `laconic bench collectives`. Repeats of all algorithms are interleaved, so that drift hits all alike;
- a time is the largest over the ranks; results are medians with a 95 % interval by ranks.
+Callers: `laconic bench collectives` and `laconic probe`; every rank runs these. Repeats of all algorithms are
+interleaved, so that drift hits all alike; a time is the largest over the ranks; results are medians with a 95 %
+interval by ranks.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 import time
 from typing import Any
 
@@ -16,12 +16,20 @@ import torch
 from laconic import schedules
 from laconic.exchange import auto
 from laconic.exchange.collectives import all_reduce
+from laconic.lab.environment import environment
 from laconic.statistics import median
 from laconic.transports.probe import probe
 from laconic.transports.world import World, init
 
 NUMELS = (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 CLOSE = 1.15  # `auto` is near enough when it takes at most this many times the best
+
+
+def measure_link(quick: bool) -> str:
+    """Join the job, probe its link, and return the profile as JSON text."""
+    os.environ.pop("LACONIC_LINK", None)  # a probe makes a profile and needs none
+    with init() as world:
+        return probe(world.transport, quick=quick).to_json()
 
 
 def measure(numels: list[int], seconds_per_size: float, quick_probe: bool) -> dict[str, Any]:
@@ -43,12 +51,7 @@ def measure(numels: list[int], seconds_per_size: float, quick_probe: bool) -> di
             "results": results,
             "auto": picks,
             "summary": _summary(picks),
-            "environment": {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "machine": platform.machine(),
-                "cores": os.cpu_count(),
-            },
+            "environment": environment(),
         }
 
 

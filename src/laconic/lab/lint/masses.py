@@ -10,8 +10,8 @@ import math
 import re
 
 from laconic.lab.lint.rules import Outcome, by_loss, ended, failed, named, pairs, passed, percent, rule, spoken, unknown
-from laconic.lab.records import claims
 from laconic.lab.records.record import DOORS, Record, Trial
+from laconic.lab.records.summary import COSTS, accuracy
 
 LOST = 0.02  # a quicker configuration may be less accurate by this share of the baseline's accuracy, not more
 _OPERATIONS = re.compile(r"flop|\bops\b|operations", re.IGNORECASE)
@@ -89,9 +89,9 @@ def same_hardware(record: Record) -> Outcome:
 @rule("masses-5", "Whole training steps are compared, not their quickest part")
 def whole_steps(record: Record) -> Outcome:
     """A claim about a part of the step (wire, encoding) has a claim about the whole beside it."""
-    whole = {(c.configuration, c.baseline) for c in record.claims if c.what in claims.COSTS}
+    whole = {(c.configuration, c.baseline) for c in record.claims if c.what in COSTS}
     for claim in record.claims:
-        part = claim.what not in claims.COSTS and not _OPERATIONS.search(claim.what)
+        part = claim.what not in COSTS and not _OPERATIONS.search(claim.what)
         if part and (claim.configuration, claim.baseline) not in whole:
             return failed(f"{spoken(claim)} is of a part of the step, and the whole is not compared")
     if not record.claims:
@@ -130,7 +130,7 @@ def same_options(record: Record) -> Outcome:
             (claim.configuration, claim.accuracy, trials),
             (claim.baseline, claim.baseline_accuracy, base),
         ):
-            measured = claims.accuracy(own)
+            measured = accuracy(own)
             if quoted is not None and measured is not None and not math.isclose(quoted, measured, abs_tol=5e-4):
                 return failed(f"the accuracy beside {name}'s {claim.what}, {percent(quoted)}, is not that of the "
                               f"trials that were timed, {percent(measured)}")  # fmt: skip

@@ -11,9 +11,8 @@ from itertools import pairwise
 
 from laconic import statistics
 from laconic.lab.lint.rules import Outcome, ended, failed, named, pairs, passed, rule, spoken, unknown
-from laconic.lab.records import claims
 from laconic.lab.records.record import Record
-from laconic.lab.records.summary import summarise, wire_bound
+from laconic.lab.records.summary import COSTS, costs_of, summarise, wire_bound
 
 FACTORS = ("cpu", "cores", "memory_nbytes", "os", "python", "torch", "laconic", "blas_threads")
 STALLED = 1.5  # mean over median of the step times, above which the median hides what the user waits for
@@ -28,7 +27,7 @@ def base_is_named(record: Record) -> Outcome:
             return failed(f"{spoken(claim)} has a base that was not measured in this run")
     if not record.claims:
         return passed("no speed-up is quoted")
-    bases = {claim.baseline: claims.costs_of(record.trials_of(claim.baseline), "step time") for claim in record.claims}
+    bases = {claim.baseline: costs_of(record.trials_of(claim.baseline), "step time") for claim in record.claims}
     times = [f"{name}, {1e3 * statistics.median([s for s in s_list if s]).value:.3g} ms a step"
              for name, s_list in bases.items()]  # fmt: skip
     return passed(f"the base is {'; '.join(times)}")
@@ -75,10 +74,10 @@ def ratio_of_medians(record: Record) -> Outcome:
     """A claim's ratio is the baseline's median cost over the configuration's, recomputed from the trials."""
     seen = 0
     for claim, trials, base in pairs(record):
-        if claim.what not in claims.COSTS:
+        if claim.what not in COSTS:
             continue
-        own = [c for c in claims.costs_of(trials, claim.what) if c is not None]
-        other = [c for c in claims.costs_of(base, claim.what) if c is not None]
+        own = [c for c in costs_of(trials, claim.what) if c is not None]
+        other = [c for c in costs_of(base, claim.what) if c is not None]
         if not own or not other:
             continue
         seen += 1

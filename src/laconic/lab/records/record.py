@@ -177,7 +177,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Claim:
-    """"`configuration` is `ratio` times as quick as `baseline`": above 1 is quicker. See `claims.py`."""
+    """"`configuration` is `ratio` times as quick as `baseline`": above 1 is quicker. See `summary.py`."""
 
     what: str
     configuration: str

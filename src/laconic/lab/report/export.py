@@ -1,11 +1,12 @@
-"""The report's figures for other programs: tables as CSV, charts as PNG or SVG.
+"""The report's figures for other programs: tables as CSV, charts as PNG or SVG, metrics for TensorBoard.
 
-Callers: `laconic report --csv --png`. PNG needs a Chromium or Chrome on the PATH (or named by LACONIC_CHROMIUM), which
-draws the SVG; without one the SVG files are written, which every browser and most editors open.
+Callers: `laconic report --csv --png --tensorboard`. PNG needs a Chromium or Chrome on the PATH (or named by
+LACONIC_CHROMIUM), which draws the SVG; without one the SVG files are written, which every browser and editors open.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
@@ -18,7 +19,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from laconic.errors import BadInput
+from laconic.errors import BadInput, MissingExtra
+from laconic.lab.records import metrics
 from laconic.lab.records.record import Breakdown, Layer, Point, Record
 from laconic.lab.records.summary import results, summarise
 from laconic.lab.report.figures import figures
@@ -147,3 +149,30 @@ def _draw(browser: str, page: Path, target: Path, width: int, height: int, scrat
 def _is_root() -> bool:
     """Chromium's sandbox refuses to work for root."""
     return hasattr(os, "geteuid") and os.geteuid() == 0
+
+
+def write_tensorboard(run: str | os.PathLike[str], folder: str | os.PathLike[str]) -> int:
+    """Write the metrics of a run for TensorBoard; returns how many scalars there were.
+
+    Raises:
+        MissingExtra: tensorboard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise MissingExtra("tensorboard", "tensorboard") from error
+    writers: dict[str, Any] = {}
+    scalars = 0
+    with contextlib.ExitStack() as stack:
+        for line in metrics.read(run):
+            step, trial = line.pop("step", None), str(line.pop("trial", "run"))
+            if not isinstance(step, int):
+                continue
+            if trial not in writers:
+                safe = "".join(c if c.isalnum() or c in "+-_.()," else "_" for c in trial)
+                writers[trial] = stack.enter_context(SummaryWriter(str(Path(folder) / safe)))
+            for name, value in line.items():
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    writers[trial].add_scalar(name, value, step)
+                    scalars += 1
+    return scalars

@@ -21,9 +21,9 @@ from laconic.lab.records.interruptions import first_line
 from laconic.lab.records.record import Configuration, Record, Trial
 from laconic.lab.report import words
 from laconic.lab.runs.configurations import combined
+from laconic.lab.runs.free import shares_file
 from laconic.lab.runs.progress import Progress
 from laconic.lab.runs.run import Run
-from laconic.lab.runs.shares import shares_file
 from laconic.lab.runs.spec import RunSpec
 from laconic.lab.runs.stopping import only_one
 from laconic.lab.runs.trial import failed_trial

@@ -27,7 +27,7 @@ from laconic.errors import BadInput, UnknownName
 from laconic.exchange.auto import coded_names
 from laconic.exchange.options import flat_codec
 from laconic.lab.records.record import DOORS, Configuration, Door
-from laconic.lab.runs.strategies.peer import PEERS
+from laconic.lab.runs.strategies import PEERS
 
 SINGLE = "single"
 _NAME = re.compile(r"(?:([a-z]+):)?([^@:]+)(?:@(.+))?")

@@ -1,8 +1,8 @@
 """Training in which no worker waits for another: each takes the next share of a batch as soon as it is ready.
 
-Callers: `ranks.py`, in comparisons, for modes that are not in lockstep (asynchronous servers, Hogwild). All shares of
+Callers: `workers.py`, in comparisons, for modes that are not in lockstep (asynchronous servers, Hogwild). All shares of
 all batches of all epochs are used exactly once, so the number of samples is that of every other mode; a slow worker
-does fewer of them.
+does fewer of them. They are counted in a file: the workers are processes of one machine, on emulated hosts too.
 
 Rank 0 keeps a copy of its weights whenever an epoch's shares have been handed out, and evaluates the copies when all is
 over: an evaluation during the training would stop its clock while the others train on. A step in the record is P
@@ -11,16 +11,56 @@ shares, whoever did them, and takes from the end of the one before to its own.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from laconic.exchange.collectives import all_gather, barrier
-from laconic.lab.runs.shares import Shares, shares_file
 from laconic.lab.runs.trainer import Ended, RankTraining
 from laconic.lab.runs.trial import Figures, StepFigures
+
+
+def shares_file(folder: Path, order: int) -> Path:
+    """The file of a run's `order`-th trial."""
+    return folder / f".shares-{order}"
+
+
+class Shares:
+    """Shares 0, 1, … total − 1, each handed out once.
+
+    Args:
+        path: the file; whoever comes first makes it.
+        total: how many there are.
+    """
+
+    def __init__(self, path: Path, total: int) -> None:
+        self.path, self.total = path, total
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+
+    def take(self) -> int | None:
+        """The next share, or None when all have been handed out."""
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            taken = int.from_bytes(os.pread(self._file, 8, 0), "little")
+            if taken >= self.total:
+                return None
+            os.pwrite(self._file, (taken + 1).to_bytes(8, "little"), 0)
+            return taken
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Let go of the file, which stays until `remove`."""
+        os.close(self._file)
+
+    def remove(self) -> None:
+        """Delete the file; once, after all have closed it."""
+        self.path.unlink(missing_ok=True)
 
 
 class FreeTraining(RankTraining):

@@ -17,8 +17,8 @@ from laconic.errors import BadInput
 from laconic.lab.environment import run_environment
 from laconic.lab.lint import lint
 from laconic.lab.records import interruptions
-from laconic.lab.records.claims import make_claims
 from laconic.lab.records.record import FILE, Configuration, Record, make_id
+from laconic.lab.records.summary import make_claims
 from laconic.lab.report import write_report
 from laconic.lab.runs import stopping
 from laconic.lab.runs.elastic.trial import CLOCK as ELASTIC_CLOCK

@@ -26,12 +26,11 @@ from laconic.lab.runs import stopping
 from laconic.lab.runs.configurations import SINGLE, configuration
 from laconic.lab.runs.elastic.driver import Elastic
 from laconic.lab.runs.progress import Progress
-from laconic.lab.runs.ranks import TIMEOUT_S
 from laconic.lab.runs.run import Run
 from laconic.lab.runs.spec import RunSpec, TrialSpec
-from laconic.lab.runs.strategies.peer import PEERS
+from laconic.lab.runs.strategies import PEERS
 from laconic.lab.runs.trainer import Ended
-from laconic.lab.runs.workers import Workers
+from laconic.lab.runs.workers import TIMEOUT_S, Workers
 from laconic.storage.checkpoints import newest
 from laconic.transports.launcher import RankFailed
 from laconic.transports.world import World, init

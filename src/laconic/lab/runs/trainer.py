@@ -27,8 +27,7 @@ from laconic.lab.records.record import Clock, Trial
 from laconic.lab.runs.monitor import Monitor, SentCounter
 from laconic.lab.runs.spec import Prepared, TrialSpec, load_software
 from laconic.lab.runs.stopping import Stopping
-from laconic.lab.runs.strategies import make_trainee
-from laconic.lab.runs.strategies.base import Times, Trainee, layers
+from laconic.lab.runs.strategies import Times, Trainee, layers, make_trainee
 from laconic.lab.runs.trial import Evaluation, Figures, Outcome, StepFigures, assemble
 from laconic.storage.checkpoints import CheckpointFiles
 from laconic.transports.world import World

@@ -6,15 +6,76 @@
     starts.jsonl         the starts of the run
     exits.jsonl          processes that ended too early
 
-Invariant: a row of a later start or view replaces those of the same step from earlier ones: that step was made again.
+A row is one line of JSON: of a writer that dies in the middle only its own row is lost. Invariant: a row of a later
+start or view replaces those of the same step from earlier ones: that step was made again.
+
+`losses` tells which workers were lost, from two sources: what the workers saw of each other (members/events.jsonl), and
+how the processes ended, which only the command that started them knows (exits.jsonl).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from laconic.lab.records.journal import Journal
+from laconic.consistency.churn.meeting import Meeting, read_events
+from laconic.lab.records.interruptions import count
+from laconic.lab.records.record import Interruption
+from laconic.storage.files import append
+from laconic.storage.json_text import parse_lines
+
+Row = TypeVar("Row")
+_TAIL_NBYTES = 4096
+
+
+class Journal(Generic[Row]):
+    """The rows of one kind in one file; it is made by the first row.
+
+    Args:
+        path: the file.
+        kind: the rows' dataclass, of plain values.
+    """
+
+    def __init__(self, path: Path, kind: type[Row]) -> None:
+        self.path, self._kind = path, kind
+
+    def add(self, row: Row) -> None:
+        """Append a row; whoever reads afterwards sees it, also when this process is killed."""
+        append(self.path, [json.dumps(asdict(row), ensure_ascii=False)])  # type: ignore[call-overload]
+
+    def read(self) -> list[Row]:
+        """All whole rows, in the order they were written."""
+        try:
+            return self._rows(self.path.read_bytes())
+        except FileNotFoundError:
+            return []
+
+    def last(self) -> Row | None:
+        """The newest whole row."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(max(0, self.nbytes - _TAIL_NBYTES))
+                rows = self._rows(file.read())
+        except FileNotFoundError:
+            return None
+        return rows[-1] if rows else None
+
+    @property
+    def nbytes(self) -> int:
+        """The file's size: it grows with every row."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def _rows(self, text: bytes) -> list[Row]:
+        rows = []
+        for values in parse_lines(text):
+            with contextlib.suppress(TypeError):  # another kind of row
+                rows.append(self._kind(**values))
+        return rows
 
 
 @dataclass(frozen=True)
@@ -94,3 +155,78 @@ class Journals:
     def meeting(self, start: int) -> Path:
         """Where the workers of a start meet."""
         return self.folder / ("members" if start == 1 else f"members-{start}")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A worker was lost, in seconds since 1970; at most `lost` steps had to be made again."""
+
+    when: float
+    step: int
+    worker: int | None
+    what: str
+    lost: int = 0
+
+    @property
+    def sentence(self) -> str:
+        """In words, with what was lost."""
+        return f"{self.what}; at most {count(self.lost, 'step')} done again" if self.lost else self.what
+
+
+def losses(journals: Journals) -> list[Loss]:
+    """Every loss of a worker so far, in order, each once."""
+    workers, exits = journals.workers.read(), journals.exits.read()
+    found: list[Loss] = []
+    for begun in journals.starts.read():
+        own = [row for row in workers if row.start == begun.start]
+        found += _of_start(journals, begun, own, [row for row in exits if row.start == begun.start])
+    return sorted(found, key=lambda each: each.when)
+
+
+def _of_start(
+    journals: Journals, begun: StartRow, workers: Sequence[WorkerRow], exits: Sequence[ExitRow]
+) -> list[Loss]:
+    meeting = journals.meeting(begun.start)
+    view, events = Meeting(meeting).newest(), read_events(meeting)
+    numbers = {row.pid: row.worker for row in workers}  # the last number that a process had
+    how = {numbers[each.pid]: each.how for each in exits if each.pid in numbers}
+    joined = {event["rank"]: begun.resume + event["step"] for event in events if event["what"] == "joined"}
+    found, seen = [], set()
+    for event in events if view is not None else ():
+        assert view is not None
+        worker, what = event["rank"], event["what"]
+        if what.startswith("lost"):
+            seen.add(worker)
+            why = how.get(worker, f"was given up: {what.removeprefix('lost: ')}")
+            text = f"worker {worker} {why}{_after(worker, workers, joined)}"
+            when, step = view.begun + event["seconds"], begun.resume + event["step"]
+            found.append(Loss(when, step, worker, text, int(event["lost"])))
+    for each in exits:
+        worker = numbers.get(each.pid)
+        if worker is None or worker not in seen:
+            name = f"worker {worker}" if worker is not None else "a worker that had not joined yet"
+            found.append(Loss(each.when, each.step, worker, f"{name} {each.how}"))
+    return found
+
+
+def _after(worker: int, workers: Sequence[WorkerRow], joined: dict[int, int]) -> str:
+    """Who has come in a lost worker's place, or as whom it has come back."""
+    mine = next((row for row in workers if row.worker == worker), None)
+    if mine is None:
+        return ""
+    next_one = next((row for row in workers if row.index == mine.index and row.worker > worker), None)
+    if next_one is None or next_one.worker not in joined:
+        return ""
+    how = "it came back as" if next_one.pid == mine.pid else "its place was taken by"
+    return f"; {how} worker {next_one.worker} after step {joined[next_one.worker]}"
+
+
+def as_interruptions(found: Sequence[Loss]) -> list[Interruption]:
+    """The losses, for the record."""
+    return [
+        Interruption(
+            datetime.fromtimestamp(each.when, UTC).isoformat(timespec="seconds"), each.step, each.worker, each.what,
+            each.lost, ended=False,
+        )
+        for each in found
+    ]  # fmt: skip

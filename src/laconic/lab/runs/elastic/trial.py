@@ -19,11 +19,10 @@ from laconic.exchange.layout import Exemptions
 from laconic.exchange.options import flat_codec
 from laconic.lab.records.interruptions import marks
 from laconic.lab.records.record import Clock, Event, Record, Trial
-from laconic.lab.runs.elastic.journals import EvaluationRow, Journals, StepRow
-from laconic.lab.runs.elastic.timeline import Loss, losses
+from laconic.lab.runs.elastic.journals import EvaluationRow, Journals, Loss, StepRow, losses
 from laconic.lab.runs.elastic.worker import WorkerEnded
 from laconic.lab.runs.spec import TrialSpec
-from laconic.lab.runs.strategies.base import coded_nbytes, layers
+from laconic.lab.runs.strategies import coded_nbytes, layers
 from laconic.lab.runs.trial import Array, Evaluation, Figures, Outcome, StepFigures, assemble
 from laconic.workloads import Workload
 

@@ -1,15 +1,19 @@
-"""What commands print: JSON for machines, a table on a terminal, tab-separated lines when piped."""
+"""What commands share: options, JSON for machines, tables on a terminal that are tab-separated lines when piped."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Ranks = Annotated[int, typer.Option("-n", "--ranks", help="Local ranks; ignored under torchrun or mpiexec.")]
+Engine = Annotated[str | None, typer.Option(help="gloo, mpi or zmq.")]
 
 
 def echo_json(record: Any) -> None:

@@ -1,0 +1,206 @@
+"""`laconic bench codecs | approximation | collectives | distributed | networks`: measure and check, with a table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from laconic.cli.shared import Engine, Json, Ranks, echo_json, echo_table
+from laconic.errors import BadInput
+from laconic.lab.bench import approximation as approximation_lab
+from laconic.lab.bench import codec_speed
+from laconic.lab.bench import collectives as collectives_lab
+from laconic.lab.bench import distributed as distributed_lab
+from laconic.lab.bench import networks as network_lab
+from laconic.lab.clusters.launch import run_job
+
+
+def codecs(
+    numel: Annotated[int, typer.Option(help="Elements of the tensor.")] = codec_speed.TARGET_NUMEL,
+    threads: Annotated[int, typer.Option(help="Threads of torch and of the kernels.")] = 1,
+    repeats: Annotated[int, typer.Option(help="Timed repeats, after one untimed.")] = 9,
+    codec: Annotated[list[str] | None, typer.Option(help="A codec spec; repeat it for more. Default: all.")] = None,
+    peers: Annotated[bool, typer.Option(help="Measure other packages too.")] = True,
+    json: Json = False,
+) -> None:
+    """Time every codec beside memcpy and its peers, on N(0,1) values."""
+    with _progress("codecs", quiet=json) as progress:
+        record = codec_speed.run(
+            codec or None, numel=numel, threads=threads, repeats=repeats, peers=peers, progress=progress
+        )
+    if json:
+        return echo_json(record)
+    headings = ["codec", *codec_speed.OPERATIONS, "bits", "mean rel. error", "mean abs. error"]
+    echo_table(headings, [_codec_cells(row) for row in [*record["results"], *record["peers"]]])
+    typer.echo(f"ns per element (multiple of memcpy); memcpy of {numel:,} floats: {record['memcpy_ns']:.3f} ns")
+    for sentence in codec_speed.missed_targets(record) if numel >= codec_speed.TARGET_NUMEL else ():
+        typer.echo(f"target missed: {sentence}")
+
+
+def _codec_cells(row: dict[str, Any]) -> list[str]:
+    if "codec" not in row and "encode_ns" not in row:
+        return [row["peer"], row.get("error", "not installed"), *[""] * 6]
+    times = []
+    for operation in codec_speed.OPERATIONS:
+        if f"{operation}_ns" not in row:
+            times.append("")
+            continue
+        ratio, target = row[f"{operation}_ratio"], row.get(f"{operation}_target")
+        goal = "" if target is None else f" ≤ {target:g}×" if ratio <= target else f" > {target:g}×"
+        times.append(f"{row[f'{operation}_ns']:.3f} ({ratio:.2f}×{goal})")
+    errors = [f"{row[key]:.3g}" if key in row else "" for key in ("mean_rel_error", "mean_abs_error")]
+    return [row.get("codec") or f"peer: {row['peer']}", *times, f"{row['bits_per_element']:.3f}", *errors]
+
+
+def approximation(
+    samples: Annotated[int, typer.Option(help="Values per distribution.")] = approximation_lab.PAPER_SAMPLES,
+    plot: Annotated[Path, typer.Option(help="Where the HTML plot is written.")] = Path("approximation.html"),
+    json: Json = False,
+) -> None:
+    """Measure the four 8-bit types' errors beside Table 1 of their paper."""
+    with _progress("distributions", quiet=json) as progress:
+        record = approximation_lab.run(samples, progress=progress)
+    approximation_lab.write_plot(record, plot)
+    if json:
+        return echo_json({**record, "plot": str(plot)})
+    echo_table(
+        ["distribution", "codec", "rel. error %", "paper's", "abs. error", "paper's"],
+        [
+            [row["distribution"], row["codec"], f"{100 * row['mean_rel_error']:.2f}",
+             f"{100 * row['paper_mean_rel_error']:.2f}", f"{row['mean_abs_error']:.2g}",
+             f"{row['paper_mean_abs_error']:.2g}"]
+            for row in record["results"]
+        ],
+    )  # fmt: skip
+    typer.echo(record["caution"])
+    typer.echo(f"plot: {plot}")
+
+
+def collectives(
+    ranks: Ranks = 4,
+    engine: Engine = None,
+    numels: Annotated[str | None, typer.Option(help="Sizes, e.g. 100,1e4,1e6; default 1e2 to 1e7.")] = None,
+    seconds: Annotated[float, typer.Option(help="Time to spend on each size.")] = 4.0,
+    quick_probe: Annotated[bool, typer.Option("--quick-probe", help="Let auto know only what a short probe tells.")] = (
+        False
+    ),
+    json: Json = False,
+) -> None:
+    """Measure every all-reduce algorithm and the engine's own, and judge what auto picks from a fresh probe."""
+    if not seconds > 0:
+        raise BadInput(f"--seconds must be above zero, got {seconds}")
+    sizes = list(collectives_lab.NUMELS) if numels is None else _sizes(numels)
+    record = run_job(ranks, engine, collectives_lab.measure, (sizes, seconds, quick_probe), timeout_s=3600)
+    if record is None:
+        return
+    if json:
+        return echo_json(record)
+    fit = f"fit residual {100 * record['fit_relative_rms']:.0f} %"
+    typer.echo(f"{record['engine']}, {record['world_size']} ranks; {fit}")
+    headings = ["algorithm", "numel", "measured", "predicted", "model", "sent", "rounds"]
+    echo_table(headings, [_collective_cells(row) for row in record["results"]])
+    for pick in record["auto"]:
+        native = "" if pick["ratio_to_native"] is None else f", {pick['ratio_to_native']:.2f} × native"
+        best = f"{pick['ratio_to_best']:.2f} × the best, {pick['best']}{native}"
+        typer.echo(f"auto at {pick['numel']}: {pick['pick']} ({best})")
+
+
+def _collective_cells(row: dict[str, Any]) -> list[str]:
+    times = [row[name] for name in ("seconds", "predicted_seconds", "model_seconds")]
+    shown = ["" if seconds is None else f"{seconds * 1e3:.3f} ms" for seconds in times]
+    sent = "" if row["sent_nbytes"] is None else str(row["sent_nbytes"])
+    return [row["algorithm"], str(row["numel"]), *shown, sent, str(row["rounds"] or "")]
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        sizes = [int(float(part)) for part in text.split(",")]
+    except (ValueError, OverflowError) as error:
+        raise BadInput(f"--numels '{text}': expected numbers with commas, such as 100,1e4,1e6") from error
+    if any(size < 1 for size in sizes):
+        raise BadInput(f"--numels '{text}': every size must be at least 1")
+    return sizes
+
+
+def distributed(
+    ranks: Ranks = 4,
+    engine: Engine = None,
+    steps: Annotated[int, typer.Option(help="Steps of training for each exchange.")] = 10,
+    seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0,
+    json: Json = False,
+) -> None:
+    """Train on N ranks by every exchange; compare weights with one process alone, and bytes with those predicted."""
+    if steps < 1:
+        raise BadInput(f"--steps must be at least 1, got {steps}")
+    record = run_job(ranks, engine, distributed_lab.measure, (steps, seed), timeout_s=600)
+    if record is None:
+        return
+    if json:
+        echo_json(record)
+    else:
+        unit = record["sequential_error"]
+        typer.echo(
+            f"{record['workload']}, {record['steps']} steps, {record['world_size']} ranks on {record['engine']}; "
+            f"one process in float32 ends {unit:.1e} from float64, relatively"
+        )
+        headings = ["codec", "algorithm", "times as far", "sent by a rank", "predicted", "replicas"]
+        echo_table(headings, [_distributed_cells(row, unit) for row in record["results"]], left=["algorithm"])
+    if not all(row["passed"] for row in record["results"]):
+        raise typer.Exit(1)
+
+
+def _distributed_cells(row: dict[str, Any], unit: float) -> list[str]:
+    """Distances are in units of what float32 costs a single process."""
+    counted, expected = row["counted_nbytes"], row["predicted_nbytes"]
+    sent = "not counted" if counted is None else f"{max(counted):,} B"
+    told = "" if expected is None else ("the same" if counted == expected else f"{max(expected):,} B")
+    same = "identical" if row["replicas_identical"] else "DIFFER"
+    end = same if row["passed"] else f"{same}  FAILS"
+    return [row["codec"], row["algorithm"], f"{row['error'] / unit:.3g}", sent, told, end]
+
+
+def networks(
+    names: Annotated[list[str] | None, typer.Argument(help="Networks; default: those with small inputs.")] = None,
+    batch: Annotated[int, typer.Option(help="Samples.")] = 4,
+    directions: Annotated[int, typer.Option(help="Random directions to differentiate along.")] = 2,
+    repeats: Annotated[int, typer.Option(help="Of the timing.")] = 5,
+    json: Json = False,
+) -> None:
+    """Check networks against float64 and against differences of their loss, and time them, on one thread."""
+    torch.set_num_threads(1)
+    found = [network_lab.check(name, batch, directions, repeats) for name in names or network_lab.small_names()]
+    if json:
+        echo_json({"results": [{**asdict(each), "passed": each.passed} for each in found]})
+    else:
+        tolerances = f"{network_lab.FORWARD_TOLERANCE:g}, gradient {network_lab.GRADIENT_TOLERANCE:g}"
+        typer.echo(f"tolerances: forward {tolerances}, both relative")
+        headings = ["network", "parameters", "forward error", "gradient error", "forward", "backward", ""]
+        echo_table(headings, [_network_cells(each) for each in found])
+    if not all(each.passed for each in found):
+        raise typer.Exit(1)
+
+
+def _network_cells(each: network_lab.Checked) -> list[str]:
+    errors = [f"{each.forward_error:.1e}", f"{each.gradient_error:.1e}"]
+    times = [f"{1e3 * each.forward_seconds:.2f} ms", f"{1e3 * each.backward_seconds:.2f} ms"]
+    return [each.name, f"{each.parameters:,}", *errors, *times, "" if each.passed else "FAILS"]
+
+
+@contextmanager
+def _progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar on standard error when it is a terminal; nothing otherwise."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,309 @@
+"""How a trial trains: a peer, one process alone, `laconic.compress` on DDP, or `laconic.distribute`.
+
+Callers: the trainer, for each step, each checkpoint and the trial's figures. A strategy is a subclass of Trainee, found
+by the configuration's kind. The fifth, `laconic.elastic`, has workers that come and go, and so a driver of its own
+(`runs/elastic/`).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from laconic.codecs import Codec
+from laconic.consistency.distribute import distribute
+from laconic.consistency.modes.sync import SyncAgreement
+from laconic.exchange.hook import compress
+from laconic.exchange.state import CompressionState
+from laconic.lab.records.record import Configuration, Layer
+from laconic.transports.world import World
+
+
+class Times(NamedTuple):
+    """When a step began, when its forward, its backward and its optimiser ended."""
+
+    begun: float
+    forward: float
+    backward: float
+    ended: float
+
+
+class Parts(NamedTuple):
+    """Where a step's seconds went, and what it sent, as far as that can be told."""
+
+    compute: float
+    encode: float = 0.0
+    wait: float = 0.0
+    decode: float = 0.0
+    sent: float = 0.0
+
+
+class Trainee(ABC):
+    """A model made to train by a configuration: call `model`, then backward, then `optimizer.step()`.
+
+    Attributes:
+        model: what is called.
+        module: the network itself.
+        counts: whether the strategy counts the bytes it sends.
+    """
+
+    counts: ClassVar[bool] = True
+
+    def __init__(self, chosen: Configuration, model: nn.Module, module: nn.Module, optimizer: Optimizer) -> None:
+        self.chosen, self.model, self.module, self.optimizer = chosen, model, module, optimizer
+
+    @abstractmethod
+    def parts(self, times: Times) -> Parts:
+        """The parts of the step that has just ended; called once a step."""
+
+    @abstractmethod
+    def payload(self, name: str, parameter: nn.Parameter) -> tuple[str, float]:
+        """By what codec a parameter's gradient goes, and how many bytes a worker sends for it."""
+
+    def rehearse(self, loss: Callable[[], Tensor]) -> None:  # noqa: B027 - most have nothing to rehearse
+        """Do once, before a checkpoint is restored, what only a first step does."""
+
+    def staleness(self) -> list[int]:
+        """Of the steps so far; empty where it is not measured."""
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold beside module and optimiser."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most keep nothing
+        """The reverse of `state_dict`."""
+
+    def finish(self) -> None:  # noqa: B027 - most leave the same model on all workers at every step
+        """Called by all workers after the last step: leave in the module what was trained."""
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """End threads and sockets."""
+
+
+def wire_factor(world_size: int) -> float:
+    """How many times its size a worker sends of a gradient in an all-reduce of the least bytes: 2(P−1)/P."""
+    return 2 * (world_size - 1) / world_size
+
+
+def coded_nbytes(codec: Codec, numel: int) -> float:
+    """The bytes of so many values in a long message: its header is shared by all layers."""
+    whole = max(1 << 16, numel)
+    return codec.max_nbytes(whole) / whole * numel
+
+
+def layers(
+    module: nn.Module, payload: Callable[[str, nn.Parameter], tuple[str, float]], world_size: int, sent: float | None
+) -> list[Layer]:
+    """What one worker sends of each parameter in a step.
+
+    Buckets mix layers, so what was counted, `sent`, is divided among them by their payloads' sizes; where nothing was,
+    the sizes themselves stand.
+    """
+    if world_size == 1:
+        return []
+    found = {name: payload(name, parameter) for name, parameter in module.named_parameters()}
+    total = sum(nbytes for _, nbytes in found.values())
+    scale = 1.0 if sent is None or total == 0 else sent / total
+    factor = wire_factor(world_size)
+    return [
+        Layer(name, list(p.shape), p.numel(), found[name][0], 4.0 * p.numel() * factor, found[name][1] * scale)
+        for name, p in module.named_parameters()
+    ]
+
+
+# torch's default rank; its 1000 steps of plain float32 are left out, or short runs would not compress at all
+POWERSGD = {"matrix_approximation_rank": 1, "start_powerSGD_iter": 2}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A peer: how it wraps a model, and how many bytes it makes of a parameter's gradient, before the all-reduce."""
+
+    codec: str
+    wrap: Callable[[nn.Module], nn.Module]
+    nbytes: Callable[[Sequence[int]], float]
+    options: dict[str, Any]
+
+
+def _fp16(model: nn.Module) -> nn.Module:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    wrapped = DistributedDataParallel(model)
+    wrapped.register_comm_hook(dist.group.WORLD, fp16_compress_hook)
+    return wrapped
+
+
+def _powersgd(model: nn.Module) -> nn.Module:
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+    nbytes = sum(4 * parameter.numel() for parameter in model.parameters())
+    # Its second all-reduce starts in a callback: with two buckets, ranks disagree on the order and gloo aborts.
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=max(25, math.ceil(nbytes / 2**20) + 1))
+    wrapped.register_comm_hook(PowerSGDState(None, **POWERSGD), powerSGD_hook)  # type: ignore[arg-type]
+    return wrapped
+
+
+def _powersgd_nbytes(shape: Sequence[int]) -> float:
+    """The two factors of a matrix; vectors, and what would not shrink by half, whole. One column, as set above."""
+    if len(shape) < 2:
+        return 4.0 * math.prod(shape)
+    rows, columns = shape[0], math.prod(shape[1:])
+    return 4.0 * (rows + columns if 2 * (rows + columns) < rows * columns else rows * columns)
+
+
+PEERS = {
+    "ddp": Peer("none", DistributedDataParallel, lambda shape: 4.0 * math.prod(shape), {}),
+    "ddp-fp16": Peer("fp16", _fp16, lambda shape: 2.0 * math.prod(shape), {}),
+    "ddp-powersgd": Peer("powersgd", _powersgd, _powersgd_nbytes, POWERSGD),
+}
+
+
+class PeerTrainee(Trainee):
+    """A peer at work; its bytes are those of the formula."""
+
+    counts: ClassVar[bool] = False
+
+    def __init__(self, chosen: Configuration, module: nn.Module, optimizer: Optimizer, world: World) -> None:
+        super().__init__(chosen, PEERS[chosen.name].wrap(module), module, optimizer)
+
+    def parts(self, times: Times) -> Parts:
+        """DDP's backward computes and communicates at once: what it takes cannot be told apart, and is left over."""
+        return Parts(times.forward - times.begun + times.ended - times.backward)
+
+    def payload(self, name: str, parameter: nn.Parameter) -> tuple[str, float]:
+        peer = PEERS[self.chosen.name]
+        return peer.codec, peer.nbytes(list(parameter.shape)) * wire_factor(self.chosen.workers)
+
+
+class SingleTrainee(Trainee):
+    """One process with the whole batch."""
+
+    def __init__(self, chosen: Configuration, module: nn.Module, optimizer: Optimizer, world: World) -> None:
+        super().__init__(chosen, module, module, optimizer)
+
+    def parts(self, times: Times) -> Parts:
+        return Parts(times.ended - times.begun)
+
+    def payload(self, name: str, parameter: nn.Parameter) -> tuple[str, float]:
+        return "none", 0.0
+
+
+def options_of(chosen: Configuration) -> dict[str, Any]:
+    """The options of the door: modes other than sync, and codec auto, choose the algorithm themselves."""
+    fixed = chosen.consistency == "sync" and chosen.codec != "auto"
+    return {"algorithm": chosen.algorithm} if fixed else {}
+
+
+def take_records(state: CompressionState) -> tuple[float, float, float, float]:
+    """Seconds of encoding, waiting and decoding, and bytes sent, since they were last taken."""
+    encode = wait = decode = sent = 0.0
+    while state.records:
+        record = state.records.popleft()
+        encode, wait, decode = encode + record.encode_s, wait + record.wait_s, decode + record.decode_s
+        sent += record.sent_nbytes
+    return encode, wait, decode, sent
+
+
+def payload_of(
+    state: CompressionState, chosen: Configuration, name: str, parameter: nn.Parameter
+) -> tuple[str, float]:
+    """By what codec a parameter's gradient goes, and how many bytes a worker sends for it."""
+    for form in state.layers:  # of matrix codecs, which know what each parameter becomes
+        if form.name == name:
+            return form.form, float(form.sent_nbytes)
+    codec, nbytes = "none", 4.0 * parameter.numel()
+    used = state.choice.codec_for(0, state.step) if state.auto is None else None
+    if not state.parameters.exempt.covers(name, parameter):
+        if used is None:
+            codec = chosen.codec
+        elif used.kind != "matrix" and not used.exact:
+            codec, nbytes = chosen.codec, coded_nbytes(used, parameter.numel())
+    return codec, nbytes * wire_factor(chosen.workers)
+
+
+class CompressTrainee(Trainee):
+    """A DDP model with our hook."""
+
+    def __init__(self, chosen: Configuration, module: nn.Module, optimizer: Optimizer, world: World) -> None:
+        wrapped = DistributedDataParallel(module)
+        super().__init__(chosen, wrapped, module, optimizer)
+        self._job = compress(wrapped, chosen.codec, world=world, **options_of(chosen))
+
+    def parts(self, times: Times) -> Parts:
+        """The exchange runs beside backward, on a thread of its own: what backward takes longer is left over."""
+        encode, wait, decode, sent = take_records(self._job)
+        span, busy = times.backward - times.forward, encode + wait + decode
+        share = min(1.0, span / busy) if busy else 1.0  # exchanges that overlap count the same second twice
+        compute = times.forward - times.begun + times.ended - times.backward
+        return Parts(compute, encode * share, wait * share, decode * share, sent)
+
+    def payload(self, name: str, parameter: nn.Parameter) -> tuple[str, float]:
+        return payload_of(self._job, self.chosen, name, parameter)
+
+    def rehearse(self, loss: Callable[[], Tensor]) -> None:
+        """DDP orders its buckets anew after the first backward, so that a resumed training would begin otherwise."""
+        loss().backward()  # type: ignore[no-untyped-call]
+        self.optimizer.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._job.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._job.load_state_dict(state)
+        self._job.records.clear()
+
+    def close(self) -> None:
+        self._job.close()
+
+
+class DistributeTrainee(Trainee):
+    """A model whose optimiser trains together with the others."""
+
+    def __init__(self, chosen: Configuration, module: nn.Module, optimizer: Optimizer, world: World) -> None:
+        super().__init__(chosen, module, module, optimizer)
+        self._job = distribute(module, optimizer, codec=chosen.codec, consistency=chosen.consistency, world=world,
+                               **options_of(chosen))  # fmt: skip
+        self._exchange = self._job.state if isinstance(self._job, SyncAgreement) else None
+
+    def parts(self, times: Times) -> Parts:
+        compute = times.backward - times.begun
+        if self._exchange is not None:
+            return Parts(compute, *take_records(self._exchange))
+        last = self._job.records[-1]
+        return Parts(compute, wait=last.wait_s, sent=float(last.sent_nbytes))
+
+    def payload(self, name: str, parameter: nn.Parameter) -> tuple[str, float]:
+        if self._exchange is None:
+            return "none", 4.0 * parameter.numel() * wire_factor(self.chosen.workers)
+        return payload_of(self._exchange, self.chosen, name, parameter)
+
+    def staleness(self) -> list[int]:
+        return [record.staleness for record in self._job.records if record.staleness is not None]
+
+    def finish(self) -> None:
+        self._job.finish()
+
+    def close(self) -> None:
+        self._job.close()
+
+
+STRATEGIES: dict[str, Callable[[Configuration, nn.Module, Optimizer, World], Trainee]] = {
+    "compress": CompressTrainee,
+    "distribute": DistributeTrainee,
+    "peer": PeerTrainee,
+    "single": SingleTrainee,
+}
+
+
+def make_trainee(chosen: Configuration, module: nn.Module, optimizer: Optimizer, world: World) -> Trainee:
+    """Let `module` and `optimizer` train as `chosen` says, together with all ranks of `world`."""
+    return STRATEGIES[chosen.kind](chosen, module, optimizer, world)
