@@ -18,8 +18,7 @@ from laconic.exchange.sparse import choose, predicted, sparse_all_reduce
 from laconic.exchange.sparse_choice import ALGORITHMS
 from laconic.exchange.sparse_stream import SparseStream
 from laconic.schedules import Link
-from laconic.transports.base import Incoming, Outgoing, Posted, Transport
-from laconic.transports.call import Call
+from laconic.transports.base import Call, Incoming, Outgoing, Posted, Transport
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads
 from reference import index_packing, sparse_sum

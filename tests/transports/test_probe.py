@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from laconic import schedules
 from laconic.schedules import Link
-from laconic.transports.base import Incoming, Outgoing, Posted, Transport
-from laconic.transports.call import Call
+from laconic.transports.base import Call, Incoming, Outgoing, Posted, Transport
 from laconic.transports.launcher import run_local
 from laconic.transports.probe import QUICK, fit, probe
 from laconic.transports.profile import Profile

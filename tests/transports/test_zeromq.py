@@ -54,7 +54,7 @@ def _conform(key: bytes | None) -> int:
     with _open(key=key) as transport:
         run_conformance(transport)
         _all_reduce(transport, 2 * CHUNK_NBYTES // 4 + 5, "tree")  # three chunks a message
-        assert transport.rejected == 0
+        assert transport.mesh.rejected == 0
         return transport.rank
 
 
@@ -293,12 +293,12 @@ def _strain(key: bytes | None) -> tuple[int, int, int]:
                 _all_reduce(transport, 20_000, algorithm)
                 calls += 1
             # rank 0 says when all strangers have spoken and, where they can be, were heard
-            if transport.rejected >= _FRAMES:
+            if transport.mesh.rejected >= _FRAMES:
                 store.set("heard", b"1")
             over.fill_(float(transport.rank == 0 and bool(store.check(["strangers done"]))))
             run(schedules.ring(transport.world_size, 1), over, transport)
         growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-        return calls, transport.rejected, growth
+        return calls, transport.mesh.rejected, growth
 
 
 def _raw_garbage(host: str, port: int, count: int) -> None:

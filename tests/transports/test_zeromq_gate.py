@@ -96,7 +96,7 @@ def test_whoever_has_read_an_address_but_not_the_key_cannot_end_the_job(guess: b
             spy.send(header.pack("the job is over"))
         with pytest.raises(CollectiveTimeout):
             server.recv_any(0.5)
-        assert server.rejected == 0
+        assert server.mesh.rejected == 0
         assert server.peers == [1]
         worker.send_to(0, torch.ones(3), tag=5)
         assert server.recv_any(10)[1] == 5

@@ -15,9 +15,8 @@ import torch
 
 from laconic.exchange.collectives import all_gather, broadcast
 from laconic.transports.world import World
-from laconic.transports.zeromq import ZmqTransport
+from laconic.transports.zeromq import ZmqTransport, meet
 from laconic.transports.zeromq_keys import is_loopback, new_key, read_key
-from laconic.transports.zeromq_meeting import meet
 from laconic.transports.zeromq_mesh import Patience
 
 ADDRESS_NBYTES = 256

@@ -28,8 +28,7 @@ from laconic.exchange.message import Channel, Feeds
 from laconic.exchange.residuals import Residuals, SideBySide
 from laconic.exchange.sparse_exchange import SparseExchange
 from laconic.schedules.registry import build
-from laconic.transports.base import Transport
-from laconic.transports.call import Timings
+from laconic.transports.base import Timings, Transport
 from laconic.transports.executor import agree, run
 from laconic.transports.rounds import Pausing
 

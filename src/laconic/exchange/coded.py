@@ -30,8 +30,7 @@ from laconic.errors import PayloadError
 from laconic.exchange.message import Channel, Writer, decode, detail, max_nbytes, unpack
 from laconic.exchange.pieces import CodedStep, Encoding, Parcel, Piece, PlanKey, coded_program
 from laconic.schedules.registry import build
-from laconic.transports.base import Incoming, Outgoing, Transport
-from laconic.transports.call import Call, Timings
+from laconic.transports.base import Call, Incoming, Outgoing, Timings, Transport
 from laconic.transports.rounds import Pausing, Steps, drive, finish
 
 GATHER = "gather"

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from laconic.exchange.message import Channel, Writer, decode, detail, max_nbytes, unpack
-from laconic.transports.base import Incoming, Outgoing, Transport
-from laconic.transports.call import Timings
+from laconic.transports.base import Incoming, Outgoing, Timings, Transport
 from laconic.transports.rounds import drive, finish
 
 

@@ -30,8 +30,7 @@ from laconic.schedules import registry
 from laconic.schedules.butterfly import core_size
 from laconic.schedules.link import Link
 from laconic.schedules.schedule import bounds
-from laconic.transports.base import Incoming, Outgoing, Transport
-from laconic.transports.call import Call, Timings
+from laconic.transports.base import Call, Incoming, Outgoing, Timings, Transport
 from laconic.transports.executor import agree, run, run_native
 from laconic.transports.rounds import Pausing, drive, finish
 

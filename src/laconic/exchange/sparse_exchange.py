@@ -22,8 +22,7 @@ from laconic.exchange.message import Channel
 from laconic.exchange.sparse import Memory, SparseStream, sparse_steps
 from laconic.exchange.sparse_choice import SPARSE
 from laconic.exchange.sparse_stream import Array
-from laconic.transports.base import Transport
-from laconic.transports.call import Timings
+from laconic.transports.base import Timings, Transport
 from laconic.transports.rounds import Steps, finish
 
 

@@ -25,7 +25,7 @@ from laconic.exchange.layout import Gradients, Parameters
 from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options
 from laconic.exchange.overlap import Overlap
 from laconic.exchange.residuals import Residuals, kept_residuals
-from laconic.transports.call import Timings
+from laconic.transports.base import Timings
 from laconic.transports.rounds import Pausing
 from laconic.transports.world import World, current
 

@@ -8,7 +8,9 @@ names rank, round and peer; bytes and messages are counted per peer; one thread 
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.errors import BadInput, TransportError
-from laconic.transports.call import Call
+from laconic.errors import BadInput, PayloadError, TransportError
 
 DEFAULT_TIMEOUT_S = 300.0
 POINT = 1 << 31  # sequence numbers from here on are those of messages between two ranks
@@ -51,23 +52,82 @@ class Incoming:
 class Counters:
     """Bytes and messages per peer since the transport was opened."""
 
-    sent_nbytes: dict[int, int] = field(default_factory=dict)
-    sent_messages: dict[int, int] = field(default_factory=dict)
-    received_nbytes: dict[int, int] = field(default_factory=dict)
-    received_messages: dict[int, int] = field(default_factory=dict)
+    sent_nbytes: Counter[int] = field(default_factory=Counter)
+    sent_messages: Counter[int] = field(default_factory=Counter)
+    received_nbytes: Counter[int] = field(default_factory=Counter)
+    received_messages: Counter[int] = field(default_factory=Counter)
     rounds: int = 0
 
     def count_sent(self, peer: int, nbytes: int) -> None:
-        self.sent_nbytes[peer] = self.sent_nbytes.get(peer, 0) + nbytes
-        self.sent_messages[peer] = self.sent_messages.get(peer, 0) + 1
+        self.sent_nbytes[peer] += nbytes
+        self.sent_messages[peer] += 1
 
     def count_received(self, peer: int, nbytes: int) -> None:
-        self.received_nbytes[peer] = self.received_nbytes.get(peer, 0) + nbytes
-        self.received_messages[peer] = self.received_messages.get(peer, 0) + 1
+        self.received_nbytes[peer] += nbytes
+        self.received_messages[peer] += 1
 
     @property
     def total_sent_nbytes(self) -> int:
         return sum(self.sent_nbytes.values())
+
+
+@dataclass
+class Timings:
+    """Where the time of an exchange went, in seconds, and what was sent."""
+
+    encode_s: float = 0.0
+    wait_s: float = 0.0
+    decode_s: float = 0.0
+    sent_nbytes: int = 0
+    messages: int = 0
+
+
+@dataclass(eq=False)
+class Call:
+    """A collective under way on one rank; leave it with `with`, so that the transport knows whether it was finished.
+
+    Several can be under way on one transport: every message carries its call's code, and only equal calls match.
+
+    Attributes:
+        sequence: counts the calls on one transport, so that two in a row cannot be taken for each other.
+        signature: what ranks compare: everything but the sequence number.
+        code: 31 bits of signature and sequence, which every message carries.
+        failed: it was left by an exception, and the other ranks may still wait for this one.
+    """
+
+    transport: Transport
+    sequence: int
+    collective: str
+    algorithm: str
+    numel: int
+    dtype: str
+    detail: str = ""
+    rounds: int = 0
+    timings: Timings = field(default_factory=Timings)
+    failed: bool = False
+
+    def __post_init__(self) -> None:
+        extra = f" {self.detail}" if self.detail else ""
+        self.signature = f"{self.collective} by {self.algorithm} of {self.numel} × {self.dtype}{extra}"
+        self.code = zlib.crc32(f"{self.sequence} {self.signature}".encode()) & 0x7FFFFFFF
+
+    def where(self, round: int | None = None) -> str:
+        """The beginning of every error: `[rank 3/8] ring all_reduce, round 5 of 14`."""
+        text = f"[rank {self.transport.rank}/{self.transport.world_size}] {self.algorithm} {self.collective}"
+        return text if round is None else f"{text}, round {round + 1} of {self.rounds}"
+
+    def bad_payload(self, round: int, peer: int, error: PayloadError) -> PayloadError:
+        """`error` with the rank, the round and the peer it came from."""
+        return PayloadError(f"{self.where(round)}: peer {peer} sent a bad payload: {error}")
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.transport.leave(self)
+        else:
+            self.failed = True
 
 
 class Posted(ABC):
@@ -94,6 +154,7 @@ class Transport(ABC):
         self.world_size = world_size
         self.timeout_s = timeout_s
         self.counters = Counters()
+        self.broken: TransportError | None = None  # what every later call raises
         self.calls: tuple[Call, ...] = ()  # under way, or left by an exception; replaced, never changed
         self._sequence = 0
         self._points: dict[tuple[int, int], int] = {}  # messages so far, by source and target
@@ -102,9 +163,7 @@ class Transport(ABC):
     def call(self, collective: str, algorithm: str, numel: int, dtype: str, detail: str = "", rounds: int = 0) -> Call:
         """Enter a collective, to be left by `with`; its messages carry its code, so that only equal calls match."""
         self._sequence += 1
-        call = Call(self, self._sequence, collective, algorithm, numel, dtype, detail, rounds)
-        self.enter(call)
-        return call
+        return self.enter(Call(self, self._sequence, collective, algorithm, numel, dtype, detail, rounds))
 
     def point(self, source: int, target: int, numel: int, dtype: str) -> Call:
         """Enter the next message from one rank to another: a call of those two, which the others do not count.
@@ -114,17 +173,16 @@ class Transport(ABC):
         turn = self._points[source, target] = self._points.get((source, target), 0) + 1
         sequence = POINT | ((turn * self.world_size + source) * self.world_size + target) % POINT
         route = f"from rank {source} to rank {target}"
-        call = Call(self, sequence, "message", "direct", numel, dtype, route, 1)
-        self.enter(call)
-        return call
+        return self.enter(Call(self, sequence, "message", "direct", numel, dtype, route, 1))
 
     def split(self, colours: Sequence[int]) -> Transport:
         """A transport among the ranks of this one's colour, on the same engine; `World.split` has checked the rest."""
         raise NotImplementedError(f"{self.engine} cannot be split")
 
-    def enter(self, call: Call) -> None:
-        """Let a call be under way; one that failed before it is forgotten."""
+    def enter(self, call: Call) -> Call:
+        """Let a call be under way, and return it; one that failed before it is forgotten."""
         self.calls = (*(each for each in self.calls if not each.failed), call)
+        return call
 
     def leave(self, call: Call) -> None:
         """Let a call be over."""
@@ -152,8 +210,24 @@ class Transport(ABC):
             self.close()
 
     def break_off(self, failure: TransportError) -> None:
-        """Let every later call raise `failure`; other threads may call this. For engines that meet at a store."""
-        raise NotImplementedError(f"{self.engine} has no store to lose")
+        """Let every later call raise `failure`; other threads may call this."""
+        self.broken = self.broken or failure
+
+    def check_usable(self) -> None:
+        """Raise again what broke this transport, if anything did."""
+        if (old := self.broken) is not None:
+            raise type(old)(str(old), rank=old.rank, peer=old.peer, round=old.round) from old
+
+    def failure(
+        self,
+        kind: type[TransportError],
+        text: str,
+        peer: int | None = None,
+        round: int | None = None,
+        call: Call | None = None,
+    ) -> TransportError:
+        """An error that begins with where this rank is, in `call` or the current one."""
+        return kind(f"{self.where(round, call)}: {text}", rank=self.rank, peer=peer, round=round)
 
     def native_all_reduce(self, tensor: Tensor, op: str) -> bool:
         """Reduce 1-D `tensor` in place by the engine's own all-reduce; False when the engine has none."""
@@ -169,7 +243,7 @@ class Transport(ABC):
         return lambda: None
 
     def native_future(self, tensor: Tensor) -> Any:
-        """As `start_native`, but returns a torch future, on engines that `has_futures`."""
+        """As `start_native`, but return a torch future, on engines that `has_futures`."""
         raise NotImplementedError(f"{self.engine} has no futures")
 
     @property
@@ -177,9 +251,9 @@ class Transport(ABC):
         """Whether `native_all_reduce` works on this engine."""
         return type(self).native_all_reduce is not Transport.native_all_reduce
 
-    def where(self, round: int | None = None) -> str:
-        """The beginning of every error: `[rank 3/8] ring all_reduce, round 5 of 14`, the call being the current one."""
-        call = self.current
+    def where(self, round: int | None = None, call: Call | None = None) -> str:
+        """The beginning of every error: `[rank 3/8] ring all_reduce, round 5 of 14`, in `call` or the current one."""
+        call = call or self.current
         return f"[rank {self.rank}/{self.world_size}]" if call is None else call.where(round)
 
     def __enter__(self) -> Transport:

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.transports.base import Incoming, Outgoing, Posted, Transport
-from laconic.transports.call import Call
+from laconic.transports.base import Call, Incoming, Outgoing, Posted, Transport
 
 # Payloads in a message are padded by at most 15 bytes, which nobody reads: so many in a row hit one that counts.
 DAMAGED_NBYTES = 17
@@ -82,9 +81,9 @@ class Faulty(Transport):
         self._delay = delay
         self._die = die
 
-    def enter(self, call: Call) -> None:
+    def enter(self, call: Call) -> Call:
         super().enter(call)
-        self.inner.enter(call)
+        return self.inner.enter(call)
 
     def leave(self, call: Call) -> None:
         super().leave(call)

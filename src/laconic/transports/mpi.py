@@ -12,20 +12,18 @@ Differs from the other engines: what becomes of the job when a rank dies is up t
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from laconic.errors import CollectiveTimeout, Mismatch, MissingExtra, PeerLost, TransportError
-from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Incoming, Outgoing, Posted, Transport
-from laconic.transports.call import Call
-from laconic.transports.mpi_neighbours import own_card, stopped
+from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Call, Incoming, Outgoing, Posted, Transport
+from laconic.transports.mpi_notices import Notices, own_card, stopped
 from laconic.transports.mpi_round import MpiRound, check_cpu, memory_of
 
 if TYPE_CHECKING:
@@ -89,23 +87,23 @@ class MpiTransport(Transport):
         parent = self.mpi.COMM_WORLD if comm is None else comm
         super().__init__(parent.Get_rank(), parent.Get_size(), timeout_s)
         self.arena = Arena()
-        self._failure: TransportError | None = None
         self._closed = False
-        self._left: set[int] = set()  # peers that have closed
         self._signatures: dict[int, str] = {}  # our latest calls by sequence
         self._claims: dict[int, tuple[int, str]] = {}  # what a peer says call n is, before we have come to it
-        self._announced = 0  # the last call we have told the others we are stalled in
-        self._notices: list[tuple[Any, Any]] = []  # control messages under way: request, buffer
         self._round: MpiRound | None = None
         self._abandoned: list[Any] = []  # MPI may still touch these buffers after a failure: kept alive
-        self._control: MPI.Intracomm | None = None
+        self._notices = Notices(self.mpi)
+        self._cards: list[tuple[int, int]] = []
         self.comm = self._duplicate(parent)
-        self._control = self._duplicate(parent)
-        self._cards = self._exchange_cards()
+        self._notices.comm = self._duplicate(parent)
+        cards = torch.zeros(self.world_size, 2, dtype=torch.int64)
+        cards[self.rank] = torch.tensor(own_card())
+        self._reduce(cards.view(-1), "INT64_T", "SUM")
+        self._cards = [(machine, pid) for machine, pid in cards.tolist()]
         self._tag_count = int(self.comm.Get_attr(self.mpi.TAG_UB) or 32767) + 1
 
-    def enter(self, call: Call) -> None:
-        self._refuse_if_broken()
+    def enter(self, call: Call) -> Call:
+        self.check_usable()
         super().enter(call)
         self._signatures[call.sequence] = call.signature
         self._signatures.pop(call.sequence - _CALLS_KEPT, None)
@@ -113,9 +111,10 @@ class MpiTransport(Transport):
         peer, claimed = self._claims.pop(call.sequence, (self.rank, call.signature))
         if claimed != call.signature:
             self._mismatch(peer, claimed, call.sequence, None)
+        return call
 
     def post(self, call: Call, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
-        self._refuse_if_broken()
+        self.check_usable()
         if recvs:
             self.arena.recycle()
         # A collision of tags is harmless: between two ranks MPI keeps the order, and ranks keep the order of rounds.
@@ -144,7 +143,7 @@ class MpiTransport(Transport):
             agreed = torch.tensor([call.code, -call.code])
             self._reduce(agreed, "INT64_T", "MAX")
             if agreed[0] != call.code or agreed[1] != -call.code:
-                self._announce(call)
+                self._notices.announce(call)
                 self._poll(lambda: False, "a rank that is in another call", None, 0)
             if tensor.numel():
                 self._reduce(tensor, datatype, operation)
@@ -160,16 +159,15 @@ class MpiTransport(Transport):
         self._closed = True
         if self.mpi.Is_finalized():
             return
-        self._tell(kind="left")  # also to those who have left, and wait for our word before they free
+        self._notices.tell(kind="left")  # also to those who have left, and wait for our word before they free
         deadline = time.monotonic() + min(_CLOSE_S, self.timeout_s)
-        while self._failure is None and not self._quiet() and time.monotonic() < deadline:
+        while self.broken is None and not self._quiet() and time.monotonic() < deadline:
             time.sleep(_SLEEP_S[0])
         self._give_up_round()
-        if self._failure is None and self._quiet():
-            assert self._control is not None
+        if self.broken is None and self._quiet():
             self.comm.Free()
-            self._control.Free()
-        self._failure = self._failure or PeerLost(f"{self.where()}: the transport is closed", rank=self.rank)
+            self._notices.comm.Free()
+        self.broken = self.broken or self.failure(PeerLost, "the transport is closed")
 
     def wait_for(self, request: MPI.Request, peer: int, round: int) -> int:
         """Wait for one request of a round to or from `peer`; returns the bytes that moved."""
@@ -180,14 +178,14 @@ class MpiTransport(Transport):
     def fail(self, error: TransportError, sequence: int = 0) -> NoReturn:
         """Break the transport: tell every peer why, and raise; `sequence` is the call two ranks disagree on."""
         _log.warning("%s", error)
-        self._failure = error
+        self.broken = error
         self._give_up_round()
         mismatch = [sequence, self._signatures.get(sequence, self.signature)] if isinstance(error, Mismatch) else None
-        self._tell(kind="failed", peer=error.peer, text=str(error), mismatch=mismatch)
+        self._notices.tell(kind="failed", peer=error.peer, text=str(error), mismatch=mismatch)
         raise error
 
     def abandon(self, reason: str) -> None:
-        if self.calls and self._failure is None:
+        if self.calls and self.broken is None:
             with contextlib.suppress(PeerLost):
                 self.fail(PeerLost(f"rank {self.rank} has given up: {reason}", rank=self.rank, peer=self.rank))
 
@@ -213,21 +211,19 @@ class MpiTransport(Transport):
                 # A sixteenth of the wait so far: late by at most 6 %, and an idle rank costs next to nothing.
                 time.sleep(min(_SLEEP_S[1], max(_SLEEP_S[0], waited_s / 16)))
         except self.mpi.Exception as error:
-            self.fail(self._translated(error, whom, peer, round))
+            kind: type[TransportError] = PeerLost
+            text = f"{whom}: {error}"
+            if error.Get_error_class() == self.mpi.ERR_TRUNCATE:
+                kind, text = Mismatch, f"{whom} sent more than this call of {self.signature} expects"
+            self.fail(self.failure(kind, text, peer, round))
 
     def _timed_out(self, whom: str, peer: int | None, round: int | None) -> TransportError:
-        text = f"{self.where(round)}: nothing from or for {whom} in {self.timeout_s:g} s"
+        text = f"nothing from or for {whom} in {self.timeout_s:g} s"
         lost = stopped(self._cards)
         if not lost:
-            return CollectiveTimeout(text, rank=self.rank, peer=peer, round=round)
+            return self.failure(CollectiveTimeout, text, peer, round)
         culprit = peer if peer in lost else lost[0]
-        return PeerLost(f"{text}: peer {culprit} was lost: it is stopped", rank=self.rank, peer=culprit, round=round)
-
-    def _translated(self, error: Any, whom: str, peer: int | None, round: int | None) -> TransportError:
-        if error.Get_error_class() == self.mpi.ERR_TRUNCATE:
-            text = f"{self.where(round)}: {whom} sent more than this call of {self.signature} expects"
-            return Mismatch(text, rank=self.rank, peer=peer, round=round)
-        return PeerLost(f"{self.where(round)}: {whom}: {error}", rank=self.rank, peer=peer, round=round)
+        return self.failure(PeerLost, f"{text}: peer {culprit} was lost: it is stopped", culprit, round)
 
     @property
     def signature(self) -> str:
@@ -236,37 +232,19 @@ class MpiTransport(Transport):
 
     # What ranks tell each other
 
-    def _tell(self, **notice: Any) -> None:
-        """Send a notice to every peer."""
-        if self._control is None:
-            return
-        self._notices = [(request, buffer) for request, buffer in self._notices if not request.Test()]
-        buffer = json.dumps(notice).encode()
-        for peer in set(range(self.world_size)) - {self.rank}:
-            self._notices.append((self._control.Isend([buffer, self.mpi.BYTE], peer, 0), buffer))
-
-    def _announce(self, call: Call) -> None:
-        """Tell everyone, once per call, which call we wait in."""
-        if self._announced != call.sequence:
-            self._announced = call.sequence
-            self._tell(kind="stalled", sequence=call.sequence, signature=call.signature)
-
     def _stalled(self, peer: int | None, round: int | None) -> None:
         if self.current is not None:
-            self._announce(self.current)
+            self._notices.announce(self.current)
         # The peer's data may come after its word of leaving, so that only counts once we are stalled.
-        if peer in self._left:
-            text = f"{self.where(round)}: peer {peer} has left"
-            self.fail(PeerLost(text, rank=self.rank, peer=peer, round=round))
+        if peer in self._notices.left:
+            self.fail(self.failure(PeerLost, f"peer {peer} has left", peer, round))
 
     def _listen(self, round: int | None) -> None:
-        """Read what has come on the control communicator, and raise what follows from it."""
-        for source, notice in self._arrived():
-            if notice["kind"] == "left":
-                self._left.add(source)
-            elif notice["kind"] == "failed":
+        """Read what the others have said, and raise what follows from it."""
+        for source, notice in self._notices.arrived():
+            if notice["kind"] == "failed":
                 self._heard_failure(source, notice, round)
-            else:
+            elif notice["kind"] == "stalled":
                 sequence, signature = notice["sequence"], notice["signature"]
                 ours = self._signatures.get(sequence)
                 if ours is None and sequence > self._sequence:
@@ -274,19 +252,10 @@ class MpiTransport(Transport):
                 elif ours not in (None, signature):
                     self._mismatch(source, signature, sequence, round)
 
-    def _arrived(self) -> Iterable[tuple[int, dict[str, Any]]]:
-        if self._control is None:
-            return
-        status = self.mpi.Status()
-        while (message := self._control.Improbe(status=status)) is not None:
-            buffer = bytearray(status.Get_count(self.mpi.BYTE))
-            message.Recv([buffer, self.mpi.BYTE])
-            yield status.Get_source(), json.loads(buffer)
-
     def _mismatch(self, peer: int, theirs: str, sequence: int, round: int | None) -> NoReturn:
         ours = self._signatures[sequence]
-        text = f"{self.where(round)}: this rank called {ours}, rank {peer} called {theirs} (call {sequence})"
-        self.fail(Mismatch(text, rank=self.rank, peer=peer, round=round), sequence)
+        text = f"this rank called {ours}, rank {peer} called {theirs} (call {sequence})"
+        self.fail(self.failure(Mismatch, text, peer, round), sequence)
 
     def _heard_failure(self, source: int, notice: dict[str, Any], round: int | None) -> NoReturn:
         """A peer has failed: so do we, blaming whom it blames unless that is ourselves."""
@@ -297,11 +266,9 @@ class MpiTransport(Transport):
             sequence, signature = notice["mismatch"]
             if self._signatures.get(sequence, signature) != signature:
                 peer = source  # of the two that disagree, the one that disagrees with us
-        self._left.add(source)
-        text = f"{self.where(round)}: rank {source} gave up: {notice['text']}"
-        self._failure = kind(text, rank=self.rank, peer=peer, round=round)
+        self.broken = self.failure(kind, f"rank {source} gave up: {notice['text']}", peer, round)
         self._give_up_round()
-        raise self._failure
+        raise self.broken
 
     # Housekeeping
 
@@ -310,12 +277,6 @@ class MpiTransport(Transport):
         self._poll(request.Test, "all ranks, which must open the transport together", None, None)
         new.Set_errhandler(self.mpi.ERRORS_RETURN)
         return new
-
-    def _exchange_cards(self) -> list[tuple[int, int]]:
-        cards = torch.zeros(self.world_size, 2, dtype=torch.int64)
-        cards[self.rank] = torch.tensor(own_card())
-        self._reduce(cards.view(-1), "INT64_T", "SUM")
-        return [(machine, pid) for machine, pid in cards.tolist()]
 
     def _reduce(self, tensor: Tensor, datatype: str, operation: str) -> None:
         specification = [memory_of(self.mpi, tensor), getattr(self.mpi, datatype)]
@@ -326,21 +287,13 @@ class MpiTransport(Transport):
 
     def _quiet(self) -> bool:
         """Whether all peers have left and all our notices have gone out."""
-        for source, notice in self._arrived():
-            if notice["kind"] == "failed" and self._failure is None:
-                self._failure = PeerLost(notice["text"], rank=self.rank, peer=source)
-            if notice["kind"] != "stalled":
-                self._left.add(source)
-        self._notices = [(request, buffer) for request, buffer in self._notices if not request.Test()]
-        return len(self._left) == self.world_size - 1 and not self._notices
+        for source, notice in self._notices.arrived():
+            if notice["kind"] == "failed" and self.broken is None:
+                self.broken = PeerLost(notice["text"], rank=self.rank, peer=source)
+        return len(self._notices.left) == self.world_size - 1 and self._notices.all_sent()
 
     def _give_up_round(self) -> None:
         if self._round is not None:
             self._abandoned.append(self._round)
             self._round.cancel()
             self._round = None
-
-    def _refuse_if_broken(self) -> None:
-        if self._failure is not None:
-            failed = self._failure
-            raise type(failed)(str(failed), rank=failed.rank, peer=failed.peer, round=failed.round)

@@ -42,8 +42,8 @@ class MpiRound(Posted):
         if self.recvs[index].at_most:
             return target.view(torch.uint8)[:nbytes].view(target.dtype)
         if nbytes != target.nbytes:
-            text = f"{owner.where(self.round)}: peer {peer} sent {nbytes} bytes, {owner.signature} has {target.nbytes}"
-            owner.fail(Mismatch(text, rank=owner.rank, peer=peer, round=self.round))
+            text = f"peer {peer} sent {nbytes} bytes, {owner.signature} has {target.nbytes}"
+            owner.fail(owner.failure(Mismatch, text, peer, self.round))
         return target
 
     def sent(self) -> None:

@@ -16,8 +16,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from laconic.errors import PayloadError
-from laconic.transports.base import Incoming, Outgoing, Posted
-from laconic.transports.call import Call, Timings
+from laconic.transports.base import Call, Incoming, Outgoing, Posted, Timings
 
 T = TypeVar("T")
 Pausing = Generator[None, None, T]  # work that pauses where it can only wait, and returns T

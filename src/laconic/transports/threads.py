@@ -10,24 +10,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from torch import Tensor
 
 from laconic.errors import CollectiveTimeout, Mismatch, PeerLost
-from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Incoming, Outgoing, Posted, Transport, members_of
-from laconic.transports.call import Call
+from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Call, Incoming, Outgoing, Posted, Transport, members_of
 
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class _Letter:
     """A slice on its way, and whether its receiver has taken it."""
 
-    def __init__(self, data: Tensor, call: Call) -> None:
-        self.data = data
-        self.call = call
-        self.taken = False
+    data: Tensor
+    call: Call
+    taken: bool = False
 
 
 class Hub:
@@ -84,32 +84,21 @@ class ThreadTransport(Transport):
         deadline = time.monotonic() + self.timeout_s
         while not ready():
             if peer in self.hub.gone:
-                raise PeerLost(f"{call.where(round)}: peer {peer} has left", rank=self.rank, peer=peer, round=round)
+                raise self.failure(PeerLost, f"peer {peer} has left", peer, round, call)
             left = deadline - time.monotonic()
             if left <= 0:
-                raise CollectiveTimeout(
-                    f"{call.where(round)}: nothing from or for peer {peer} in {self.timeout_s:g} s",
-                    rank=self.rank,
-                    peer=peer,
-                    round=round,
-                )
+                text = f"nothing from or for peer {peer} in {self.timeout_s:g} s"
+                raise self.failure(CollectiveTimeout, text, peer, round, call)
             self.hub.changed.wait(left)
 
 
+@dataclass(eq=False)
 class _ThreadRound(Posted):
-    def __init__(
-        self,
-        owner: ThreadTransport,
-        call: Call,
-        letters: list[tuple[int, _Letter]],
-        recvs: Sequence[Incoming],
-        round: int,
-    ) -> None:
-        self.owner = owner
-        self.call = call
-        self.letters = letters
-        self.recvs = recvs
-        self.round = round
+    owner: ThreadTransport
+    call: Call
+    letters: list[tuple[int, _Letter]]
+    recvs: Sequence[Incoming]
+    round: int
 
     def received(self, index: int) -> Tensor:
         owner, call, incoming = self.owner, self.call, self.recvs[index]
@@ -118,13 +107,8 @@ class _ThreadRound(Posted):
             owner.wait_for(lambda: bool(owner.hub.boxes.get(box_key)), incoming.peer, call, self.round)
             letter = owner.hub.boxes[box_key].popleft()
             if letter.call.code != call.code:
-                raise Mismatch(
-                    f"{call.where(self.round)}: peer {incoming.peer} is in {letter.call.signature}, "
-                    f"this rank in {call.signature}",
-                    rank=owner.rank,
-                    peer=incoming.peer,
-                    round=self.round,
-                )
+                text = f"peer {incoming.peer} is in {letter.call.signature}, this rank in {call.signature}"
+                raise owner.failure(Mismatch, text, incoming.peer, self.round, call)
             target = owner.arena.take(incoming) if incoming.into is None else incoming.into
             if incoming.at_most:
                 target = target[: letter.data.numel()]

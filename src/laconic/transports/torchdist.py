@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -19,9 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laconic.errors import CollectiveTimeout, Mismatch, PeerLost, TransportError
-from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Incoming, Outgoing, Posted, Transport, members_of
+from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Call, Incoming, Outgoing, Posted, Transport, members_of
 from laconic.transports.board import Board, Notice, StoreGone
-from laconic.transports.call import Call
 
 _log = logging.getLogger("laconic.transports")
 _NATIVE_OPS = {
@@ -31,6 +31,9 @@ _NATIVE_OPS = {
     "min": dist.ReduceOp.MIN,
     "product": dist.ReduceOp.PRODUCT,
 }
+
+
+Verdict = tuple[type[TransportError], str, int | None]  # what happened, and who is to blame
 
 
 class TorchTransport(Transport):
@@ -60,7 +63,6 @@ class TorchTransport(Transport):
         self.store = store
         self.store_host = store_host
         self.arena = Arena()
-        self.broken: TransportError | None = None
         self._last = (0, "")
         self.board = Board(dist.PrefixStore("board", store), rank, world_size, self._doing)
         try:
@@ -69,10 +71,8 @@ class TorchTransport(Transport):
                 group = dist.ProcessGroupGloo(meet, rank, world_size, timedelta(seconds=timeout_s))
         except RuntimeError as error:
             self.board.close()
-            raise CollectiveTimeout(
-                f"[rank {rank}/{world_size}]: the {world_size} ranks did not all connect in {timeout_s:g} s: {error}",
-                rank=rank,
-            ) from error
+            text = f"the {world_size} ranks did not all connect in {timeout_s:g} s: {error}"
+            raise self.failure(CollectiveTimeout, text) from error
         self.group = group
         self._is_gloo = "gloo" in str(group.name()).lower()
         if not self._is_gloo:
@@ -86,18 +86,14 @@ class TorchTransport(Transport):
         return self._last
 
     def post(self, call: Call, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
-        if self.broken is not None:
-            raise self.broken
+        self.check_usable()
         if recvs:
             self.arena.recycle()
         tag = (call.code + round * 0x9E3779B1) & 0x7FFFFFFF
         targets = [self.arena.take(r) if r.into is None else r.into for r in recvs]
         posted = _TorchRound(self, call, sends, recvs, targets, round)
         if self._is_gloo:
-            for recv, target in zip(recvs, targets, strict=True):
-                posted.start("recv", recv.peer, target, tag)
-            for send in sends:
-                posted.start("send", send.peer, send.data, tag)
+            posted.start(tag)
         else:
             posted.start_batch(tag)
         return posted
@@ -128,103 +124,70 @@ class TorchTransport(Transport):
         return self._begin_native(tensor, "sum")
 
     def native_future(self, tensor: Tensor) -> Any:
-        if self.broken is not None:
-            raise self.broken
+        self.check_usable()
         return self.group.allreduce([tensor], dist.AllreduceOptions()).get_future()
 
     def _begin_native(self, tensor: Tensor, op: str) -> Callable[[], None]:
-        if self.broken is not None:
-            raise self.broken
+        self.check_usable()
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(_NATIVE_OPS[op])
-        try:
+        with self._explained():
             work = self.group.allreduce([tensor], options)
-        except RuntimeError as error:
-            raise self.explain(error) from error
 
         def wait() -> None:
-            try:
+            with self._explained():
                 work.wait()
-            except RuntimeError as error:
-                raise self.explain(error) from error
 
         return wait
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise self.explain(error) from error
 
     def explain(
         self, error: Exception, peer: int | None = None, round: int | None = None, call: Call | None = None
     ) -> TransportError:
-        """Turn gloo's words into ours: who is to blame, by the notice board. The transport is broken afterwards.
-
-        Args:
-            call: where it happened; None: in the current one, if any.
-        """
+        """Turn gloo's words into ours: who is to blame, by the notice board. The transport is broken afterwards."""
         call = call or self.current
-        where = self.where() if call is None else call.where(round)
         try:
-            verdict = self._verdict(where, error, peer, round, call)
+            kind, text, culprit = self._verdict(error, peer, call)
         except StoreGone:
-            culprit = self.store_host if self.store_host is not None else peer
+            kind, culprit = PeerLost, self.store_host if self.store_host is not None else peer
             whose = f", and with it peer {culprit}, which holds it" if self.store_host is not None else ""
-            text = f"{where}: the store does not answer{whose}; waiting for peer {peer}"
-            verdict = PeerLost(text, rank=self.rank, peer=culprit, round=round)
+            text = f"the store does not answer{whose}; waiting for peer {peer}"
+        verdict = self.failure(kind, text, culprit, round, call)
         _log.warning("%s", verdict)
         self.broken = verdict
-        self.board.leave(str(verdict), -1 if verdict.peer is None else verdict.peer)
+        self.board.leave(str(verdict), -1 if culprit is None else culprit)
         return verdict
 
-    def _verdict(
-        self, where: str, error: Exception, peer: int | None, round: int | None, call: Call | None
-    ) -> TransportError:
+    def _verdict(self, error: Exception, peer: int | None, call: Call | None) -> Verdict:
         begun = time.monotonic()
         self.board.publish()
         first = self.board.notices()
-        mismatch = self._mismatch(where, first, round, call)
-        if mismatch is not None:
+        if (mismatch := _mismatch(first, call)) is not None:
             return mismatch
-        silent = self.board.silent(first, begun)
-        if silent:
+        if silent := self.board.silent(first, begun):
             lost = peer if peer in silent else min(silent)
-            return PeerLost(
-                f"{where}: peer {lost} was lost: it has died, stopped or been cut off", rank=self.rank, peer=lost,
-                round=round,
-            )  # fmt: skip
+            return PeerLost, f"peer {lost} was lost: it has died, stopped or been cut off", lost
         last = self.board.notices()
-        mismatch = self._mismatch(where, last, round, call)
-        if mismatch is not None:
+        if (mismatch := _mismatch(last, call)) is not None:
             return mismatch
-        blamed = next((n for r, n in last.items() if n.left and n.blames not in (-1, self.rank)), None)
+        left = {rank: notice for rank, notice in last.items() if notice.left}
+        blamed = next((notice.blames for notice in left.values() if notice.blames not in (-1, self.rank)), None)
         if blamed is not None:
-            said = last[blamed.blames].left if blamed.blames in last else ""
-            how = f"has left: {said}" if said else "was lost, as another rank found"
-            text = f"{where}: peer {blamed.blames} {how}"
-            return PeerLost(text, rank=self.rank, peer=blamed.blames, round=round)
-        gone = next((r for r, n in last.items() if n.left and r != self.rank and (peer is None or r == peer)), None)
+            how = f"has left: {left[blamed].left}" if blamed in left else "was lost, as another rank found"
+            return PeerLost, f"peer {blamed} {how}", blamed
+        gone = next((rank for rank in left if rank != self.rank and peer in (None, rank)), None)
         if gone is not None:
-            text = f"{where}: peer {gone} has left: {last[gone].left}"
-            return PeerLost(text, rank=self.rank, peer=gone, round=round)
+            return PeerLost, f"peer {gone} has left: {left[gone].left}", gone
         if "imed out" in str(error) or "timeout" in str(error).lower():
-            text = f"{where}: nothing from or for peer {peer} in {self.timeout_s:g} s, though every rank is alive"
-            return CollectiveTimeout(text, rank=self.rank, peer=peer, round=round)
-        return TransportError(f"{where}: peer {peer}: {error}", rank=self.rank, peer=peer, round=round)
-
-    def _mismatch(
-        self, where: str, notices: dict[int, Notice], round: int | None, call: Call | None
-    ) -> Mismatch | None:
-        """Another rank in the same call number with another signature."""
-        if call is None:
-            return None
-        for rank, notice in notices.items():
-            if notice.sequence == call.sequence and notice.signature != call.signature:
-                return Mismatch(
-                    f"{where}: this rank called {call.signature}, rank {rank} called {notice.signature}",
-                    rank=self.rank,
-                    peer=rank,
-                    round=round,
-                )
-        return None
-
-    def break_off(self, failure: TransportError) -> None:
-        self.broken = self.broken or failure
+            text = f"nothing from or for peer {peer} in {self.timeout_s:g} s, though every rank is alive"
+            return CollectiveTimeout, text, peer
+        return TransportError, f"peer {peer}: {error}", peer
 
     def abandon(self, reason: str) -> None:
         if self.calls:
@@ -238,37 +201,40 @@ class TorchTransport(Transport):
             with contextlib.suppress(RuntimeError):
                 self.group.shutdown()
             self.group = None
-        if self.broken is None:
-            self.broken = TransportError(f"{self.where()}: the transport is closed", rank=self.rank)
+        self.broken = self.broken or self.failure(TransportError, "the transport is closed")
 
 
+def _mismatch(notices: dict[int, Notice], call: Call | None) -> Verdict | None:
+    """Another rank in the same call number with another signature."""
+    if call is None:
+        return None
+    for rank, notice in notices.items():
+        if notice.sequence == call.sequence and notice.signature != call.signature:
+            return Mismatch, f"this rank called {call.signature}, rank {rank} called {notice.signature}", rank
+    return None
+
+
+@dataclass(eq=False)
 class _TorchRound(Posted):
-    def __init__(
-        self,
-        owner: TorchTransport,
-        call: Call,
-        sends: Sequence[Outgoing],
-        recvs: Sequence[Incoming],
-        targets: list[Tensor],
-        round: int,
-    ) -> None:
-        self.owner = owner
-        self.call = call
-        self.sends = sends
-        self.recvs = recvs
-        self.targets = targets
-        self.round = round
-        self.recv_works: list[Any] = []
-        self.send_works: list[Any] = []
+    owner: TorchTransport
+    call: Call
+    sends: Sequence[Outgoing]
+    recvs: Sequence[Incoming]
+    targets: list[Tensor]
+    round: int
+    recv_works: list[Any] = field(default_factory=list)
+    send_works: list[Any] = field(default_factory=list)
 
-    def start(self, what: str, peer: int, data: Tensor, tag: int) -> None:
-        """Post one gloo message."""
-        group = self.owner.group
+    def start(self, tag: int) -> None:
+        """Post the messages one by one, as gloo takes them."""
+        group, peer = self.owner.group, None
         try:
-            if what == "recv":
-                self.recv_works.append(group.recv([data], peer, tag))
-            else:
-                self.send_works.append(group.send([data], peer, tag))
+            for recv, target in zip(self.recvs, self.targets, strict=True):
+                peer = recv.peer
+                self.recv_works.append(group.recv([target], peer, tag))
+            for send in self.sends:
+                peer = send.peer
+                self.send_works.append(group.send([send.data], peer, tag))
         except RuntimeError as error:
             raise self.owner.explain(error, peer, self.round, self.call) from error
 

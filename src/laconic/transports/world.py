@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laconic.errors import BadInput, UnknownName
-from laconic.transports.base import DEFAULT_TIMEOUT_S, Incoming, Outgoing, Transport
-from laconic.transports.call import Call
+from laconic.transports.base import DEFAULT_TIMEOUT_S, Call, Incoming, Outgoing, Transport
 from laconic.transports.executor import agree
 from laconic.transports.launcher_watch import LauncherWatch, watch_launcher
 from laconic.transports.profile import Profile

@@ -13,24 +13,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any, NoReturn
 
 import zmq
 from torch import Tensor
 
-from laconic.errors import BadInput, CollectiveTimeout, Mismatch, NotAuthorised, PeerLost, TransportError
-from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Incoming, Outgoing, Posted, Transport, members_of
-from laconic.transports.call import Call
+from laconic.errors import BadInput, CollectiveTimeout, NotAuthorised, PeerLost, TransportError
+from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Call, Incoming, Outgoing, Posted, Transport, members_of
 from laconic.transports.executor import gather_texts
 from laconic.transports.zeromq_gate import secret_for
 from laconic.transports.zeromq_keys import KEY_VARIABLE, host_to_bind, is_loopback
-from laconic.transports.zeromq_meeting import meet, meet_at
 from laconic.transports.zeromq_mesh import PATIENCE, Mesh, Patience
-from laconic.transports.zeromq_peer import Arrival, Peer
-from laconic.transports.zeromq_round import Trackers, ZmqRound, difference
-from laconic.transports.zeromq_wire import ERRORS, FAULTS, Address, Header, Kind, dtype_code, frames
+from laconic.transports.zeromq_peer import Peer
+from laconic.transports.zeromq_round import Inbox, Trackers, ZmqRound
+from laconic.transports.zeromq_wire import FAULTS, Address, Header, Kind, dtype_code, frames
 
 _log = logging.getLogger("laconic.transports")
 
@@ -79,14 +77,13 @@ class ZmqTransport(Transport):
             )
         self._settings: dict[str, Any] = {"bind": bind, "key": key, "insecure": insecure, "patience": patience}
         self.arena = Arena()
-        self._parcels: deque[tuple[int, int, Tensor]] = deque()
-        self._failure: TransportError | None = None
-        self._bad_news: tuple[type[TransportError], str, int, bool] | None = None
-        self._mesh: Mesh | None = Mesh(rank, host, secret_for(key, host), patience.within(timeout_s), self._deliver)
+        self._inbox = Inbox(self)
+        secret = secret_for(key, host)
+        self._mesh: Mesh | None = Mesh(rank, host, secret, patience.within(timeout_s), self._inbox.deliver)
         self.address = str(self._mesh.address)
         try:
             if store is not None:
-                meet_at(store, self)
+                _meet_at(store, self)
         except BaseException:
             self.close()
             raise
@@ -108,11 +105,8 @@ class ZmqTransport(Transport):
         if mesh is not None:
             mesh.close()
 
-    def break_off(self, failure: TransportError) -> None:
-        self._failure = self._failure or failure
-
     def abandon(self, reason: str) -> None:
-        if self.calls and self._failure is None:
+        if self.calls and self.broken is None:
             with contextlib.suppress(PeerLost):
                 self.fail(PeerLost, f"rank {self.rank} has given up: {reason}", self.rank, None)
 
@@ -121,13 +115,8 @@ class ZmqTransport(Transport):
     @property
     def peers(self) -> list[int]:
         """The ranks that can be reached, as far as known."""
-        mesh = self._open_mesh()
-        return sorted(rank for rank, peer in mesh.peers.items() if peer.dealer is not None and not peer.left)
-
-    @property
-    def rejected(self) -> int:
-        """Messages dropped because they were malformed or not from a rank of the job."""
-        return self._open_mesh().rejected
+        peers = self.mesh.peers
+        return sorted(rank for rank, peer in peers.items() if peer.dealer is not None and not peer.left)
 
     def add_peer(self, rank: int, address: str) -> None:
         """Connect to a rank by its `address` and say hello, upon which it connects to us; does not wait.
@@ -135,7 +124,7 @@ class ZmqTransport(Transport):
         Raises:
             PayloadError: not an address.
         """
-        self._open_mesh().add(rank, Address.parse(address))
+        self.mesh.add(rank, Address.parse(address))
 
     def has_met(self, rank: int) -> bool:
         """Take in what has come, waiting a moment for more; whether this peer has said hello, so that messages flow.
@@ -143,7 +132,7 @@ class ZmqTransport(Transport):
         Raises:
             PeerLost, NotAuthorised: it never will.
         """
-        self._open_mesh().take_in()
+        self.mesh.take_in()
         peer = self.peer(rank, None)
         if not peer.greeted:
             self._check_hope(peer, None)
@@ -151,25 +140,26 @@ class ZmqTransport(Transport):
 
     def is_connected(self, rank: int) -> bool:
         """Whether a connection to this rank stands, as far as known; `peers` also lists ranks not yet reached."""
-        peer = self._open_mesh().peers.get(rank)
+        peer = self.mesh.peers.get(rank)
         return peer is not None and not peer.left and peer.established
 
     def drop_peer(self, rank: int) -> None:
         """Say goodbye to a rank and forget it; what it sent and nobody asked for is dropped."""
-        self._open_mesh().drop(rank)
+        self.mesh.drop(rank)
 
     # collectives
 
-    def enter(self, call: Call) -> None:
-        mesh = self._usable_mesh()
+    def enter(self, call: Call) -> Call:
+        self.check_usable()
         super().enter(call)
-        for peer in mesh.peers.values():
+        for peer in self.mesh.peers.values():
             if peer.queue:
-                self._compare(peer, peer.queue[0])
+                self._inbox.compare(peer, peer.queue[0])
         self._raise_bad_news(None)
+        return call
 
     def post(self, call: Call, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
-        self._usable_mesh()
+        self.check_usable()
         if recvs:
             self.arena.recycle()
         trackers: Trackers = []
@@ -192,7 +182,8 @@ class ZmqTransport(Transport):
         Raises:
             PeerLost: the peer was never added, has left or is lost; other peers can still be sent to.
         """
-        mesh = self._usable_mesh()
+        self.check_usable()
+        mesh = self.mesh
         if not 0 <= tag < 1 << 32 or payload.dim() != 1 or not payload.is_contiguous():
             raise BadInput(f"send_to wants a contiguous 1-D tensor and 0 ≤ tag < 2³², got {payload.shape} and {tag}")
         if peer not in self.peers:
@@ -213,17 +204,18 @@ class ZmqTransport(Transport):
             CollectiveTimeout: nothing came within `timeout_s` (None: the transport's own; 0: nothing is there now).
             PeerLost: nobody is left to send anything.
         """
-        mesh = self._usable_mesh()
+        self.check_usable()
+        mesh = self.mesh
         wait_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + wait_s
-        while not self._parcels:
+        while not self._inbox.parcels:
             if mesh.take_in(block=wait_s > 0):
                 continue
             if mesh.peers and all(mesh.is_over(peer) for peer in mesh.peers.values()) and not mesh.take_in():
                 raise PeerLost(f"{self.where()} recv_any: every peer has left or is lost", rank=self.rank)
             if time.monotonic() > deadline:
                 raise CollectiveTimeout(f"{self.where()} recv_any: nothing came in {wait_s:g} s", rank=self.rank)
-        peer, tag, tensor = self._parcels.popleft()
+        peer, tag, tensor = self._inbox.parcels.popleft()
         self.counters.count_received(peer, tensor.nbytes)
         return peer, tag, tensor
 
@@ -234,7 +226,7 @@ class ZmqTransport(Transport):
             deadline = time.monotonic() + self.timeout_s
             while peer.dealer is not None:
                 try:
-                    tracker = self._open_mesh().offer(peer.dealer, head, piece)
+                    tracker = self.mesh.offer(peer.dealer, head, piece)
                     break
                 except zmq.Again:  # its queue is full: take in what is under way, so that nobody waits for us
                     self.progress(peer, round, deadline)
@@ -244,33 +236,15 @@ class ZmqTransport(Transport):
                 trackers.append((peer, tracker))
         return trackers
 
-    def _deliver(self, peer: Peer, arrival: Arrival) -> None:
-        """Put a checked message where it is waited for."""
-        header = arrival.header
-        if header.kind == Kind.DATA:
-            peer.signature = arrival.text or peer.signature
-            peer.queue.append(arrival)
-            self._compare(peer, arrival)
-        elif header.kind == Kind.PARCEL:
-            tensor = peer.grow(header, arrival.payload)
-            if tensor is not None:
-                self._parcels.append((peer.rank, header.code, tensor))
-        elif header.kind == Kind.FAULT and header.code in ERRORS and self._bad_news is None:
-            error, culprit, text = ERRORS[header.code], header.round, f"{arrival.text} (told by rank {peer.rank})"
-            if culprit == self.rank:
-                culprit = peer.rank
-                text = f"rank {peer.rank} has given this rank up as lost" if error is PeerLost else text
-            self._bad_news = (error, text, culprit, False)
-
     # liveness and errors
 
     def progress(self, peer: Peer, round: int | None, deadline: float, *, block: bool = True) -> None:
         """Take in a message or wait a tick for one; raise when there is no hope for `peer`, or no time left."""
-        took = self._open_mesh().take_in(block=block)
+        took = self.mesh.take_in(block=block)
         self._raise_bad_news(round)
         if not took:
             self._check_hope(peer, round)
-            deaf = self._open_mesh().half_open()
+            deaf = self.mesh.half_open()
             if deaf is not None:
                 self.fail(PeerLost, deaf.why_gone, deaf.rank, round)
         if time.monotonic() > deadline and not peer.queue:
@@ -283,51 +257,77 @@ class ZmqTransport(Transport):
             return
         if peer.refuses:
             text = f"peer {peer.rank} refuses this rank's key; do all ranks have the same {KEY_VARIABLE} or key file?"
-            self._failure = NotAuthorised(f"{self.where(round)}: {text}", rank=self.rank, peer=peer.rank, round=round)
-            raise self._failure
-        if self._open_mesh().is_over(peer):
-            while self._open_mesh().take_in(block=False):
+            self.broken = self.failure(NotAuthorised, text, peer.rank, round)
+            raise self.broken
+        if self.mesh.is_over(peer):
+            while self.mesh.take_in(block=False):
                 self._raise_bad_news(round)
             if not peer.queue:
                 self.fail(PeerLost, peer.why_gone, peer.rank, round)
 
-    def _compare(self, peer: Peer, arrival: Arrival) -> None:
-        """Notice at once that a peer is in another call than we are with the same sequence number."""
-        header, call = arrival.header, self.current
-        if call is not None and header.sequence == call.sequence and header.code != call.code:
-            self._bad_news = self._bad_news or (Mismatch, difference(peer, arrival, call), peer.rank, True)
-
     def _raise_bad_news(self, round: int | None) -> None:
-        if self._bad_news is not None and self.calls:
-            error, reason, culprit, tell = self._bad_news
+        if self._inbox.bad_news is not None and self.calls:
+            error, reason, culprit, tell = self._inbox.bad_news
             self.fail(error, reason, culprit, round, tell=tell)
 
     def fail(
         self, error: type[TransportError], reason: str, culprit: int, round: int | None, *, tell: bool = True
     ) -> NoReturn:
         """Raise; in a collective also break this transport and tell the others why."""
-        failure = error(f"{self.where(round)}: {reason}", rank=self.rank, peer=culprit, round=round)
+        failure = self.failure(error, reason, culprit, round)
         _log.warning("%s", failure)
         if self.calls:
-            self._failure = failure
-            mesh = self._open_mesh()
-            for peer in mesh.peers.values() if tell else ():
-                mesh.say(peer, Header(Kind.FAULT, 0, FAULTS[error], culprit), reason)
+            self.broken = failure
+            for peer in self.mesh.peers.values() if tell else ():
+                self.mesh.say(peer, Header(Kind.FAULT, 0, FAULTS[error], culprit), reason)
         raise failure
 
     def peer(self, rank: int, round: int | None) -> Peer:
-        peer = self._open_mesh().peers.get(rank)
+        peer = self.mesh.peers.get(rank)
         if peer is None:
             self.fail(PeerLost, f"rank {rank} is not a peer", rank, round)
         return peer
 
-    def _open_mesh(self) -> Mesh:
+    @property
+    def mesh(self) -> Mesh:
+        """The sockets and peers."""
         if self._mesh is None:
-            raise TransportError(f"{self.where()}: this transport is closed", rank=self.rank)
+            raise self.failure(TransportError, "this transport is closed")
         return self._mesh
 
-    def _usable_mesh(self) -> Mesh:
-        if self._failure is not None:
-            old = self._failure
-            raise type(old)(str(old), rank=old.rank, peer=old.peer, round=old.round) from old
-        return self._open_mesh()
+
+def _meet_at(store: Any, transport: ZmqTransport) -> None:
+    """Exchange addresses through the store, connect to all, and wait until all have said hello."""
+    others = [peer for peer in range(transport.world_size) if peer != transport.rank]
+    store.set(f"zmq/{transport.rank}", transport.address)
+    if not others:
+        return
+    try:
+        store.wait([f"zmq/{peer}" for peer in others], timedelta(seconds=transport.timeout_s))
+    except RuntimeError as error:  # the time is up, or the store is gone
+        with contextlib.suppress(RuntimeError):
+            others = [peer for peer in others if not store.check([f"zmq/{peer}"])] or others
+        raise _absent(transport, "no address", others) from error
+    meet((transport, {rank: store.get(f"zmq/{rank}").decode() for rank in others}))
+
+
+def meet(*meetings: tuple[ZmqTransport, Mapping[int, str]]) -> None:
+    """Connect transports to their peers, by rank and address, and wait until all have said hello.
+
+    Raises:
+        CollectiveTimeout: not all did within the first transport's time-out.
+    """
+    for transport, addresses in meetings:
+        for rank, address in addresses.items():
+            transport.add_peer(rank, address)
+    deadline = time.monotonic() + max((transport.timeout_s for transport, _ in meetings), default=0.0)
+    for transport, addresses in meetings:
+        while missing := [rank for rank in addresses if not transport.has_met(rank)]:
+            if time.monotonic() > deadline:
+                raise _absent(transport, "no hello", missing)
+
+
+def _absent(transport: ZmqTransport, what: str, missing: list[int]) -> CollectiveTimeout:
+    names = ", ".join(map(str, missing))
+    text = f"{transport.where()} zmq: {what} from rank {names} in {transport.timeout_s:g} s; were all ranks started?"
+    return CollectiveTimeout(text, rank=transport.rank, peer=missing[0])

@@ -1,22 +1,22 @@
-"""What `ZmqTransport.post` and `send_to` return: messages under way, and how to wait for them."""
+"""Messages under way: what `ZmqTransport.post` and `send_to` return, and where what comes is put."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 import zmq
 from torch import Tensor
 
-from laconic.errors import Mismatch, PeerLost
-from laconic.transports.base import Incoming, Posted
-from laconic.transports.call import Call
+from laconic.errors import Mismatch, PeerLost, TransportError
+from laconic.transports.base import Call, Incoming, Posted
 from laconic.transports.zeromq_mesh import TICK_S
 from laconic.transports.zeromq_peer import Arrival, Peer
-from laconic.transports.zeromq_wire import CHUNK_NBYTES
+from laconic.transports.zeromq_wire import CHUNK_NBYTES, ERRORS, Kind
 
 if TYPE_CHECKING:
     from laconic.transports.zeromq import ZmqTransport
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 Trackers = list[tuple[Peer, zmq.MessageTracker]]
 
 
+@dataclass(eq=False)
 class ZmqRound(Posted):
     """The sends and receives of one round, or with round None a single message outside collectives."""
 
-    def __init__(self, owner: ZmqTransport, trackers: Trackers, recvs: Sequence[Incoming], round: int | None) -> None:
-        self.owner = owner
-        self.trackers = trackers
-        self.recvs = recvs
-        self.round = round
+    owner: ZmqTransport
+    trackers: Trackers
+    recvs: Sequence[Incoming]
+    round: int | None
 
     def received(self, index: int) -> Tensor:
         owner, incoming = self.owner, self.recvs[index]
@@ -80,7 +80,7 @@ class ZmqRound(Posted):
         assert round is not None
         header = arrival.header
         if header.code != call.code:
-            self.owner.fail(Mismatch, difference(peer, arrival, call), rank, round)
+            self.owner.fail(Mismatch, _difference(peer, arrival, call), rank, round)
         if (header.round, header.nbytes, header.chunk) != (round, nbytes, chunk):
             came = f"{header.nbytes} bytes in round {header.round + 1}, expected {nbytes} in round {round + 1}"
             self.owner.fail(Mismatch, f"rank {rank} sent {came}, both being in {call.signature}", rank, round)
@@ -101,7 +101,44 @@ class ZmqRound(Posted):
         self.trackers = []
 
 
-def difference(peer: Peer, arrival: Arrival, call: Call) -> str:
+class Inbox:
+    """Puts each checked message where it is waited for: in its peer's queue, among the parcels, or as bad news.
+
+    Attributes:
+        parcels: (peer, tag, tensor) of whole messages outside collectives.
+        bad_news: why this rank must fail: the error, the reason, the culprit, and whether the others must be told.
+    """
+
+    def __init__(self, owner: ZmqTransport) -> None:
+        self.owner = owner
+        self.parcels: deque[tuple[int, int, Tensor]] = deque()
+        self.bad_news: tuple[type[TransportError], str, int, bool] | None = None
+
+    def deliver(self, peer: Peer, arrival: Arrival) -> None:
+        header = arrival.header
+        if header.kind == Kind.DATA:
+            peer.signature = arrival.text or peer.signature
+            peer.queue.append(arrival)
+            self.compare(peer, arrival)
+        elif header.kind == Kind.PARCEL:
+            tensor = peer.grow(header, arrival.payload)
+            if tensor is not None:
+                self.parcels.append((peer.rank, header.code, tensor))
+        elif header.kind == Kind.FAULT and header.code in ERRORS and self.bad_news is None:
+            error, culprit, text = ERRORS[header.code], header.round, f"{arrival.text} (told by rank {peer.rank})"
+            if culprit == self.owner.rank:
+                culprit = peer.rank
+                text = f"rank {peer.rank} has given this rank up as lost" if error is PeerLost else text
+            self.bad_news = (error, text, culprit, False)
+
+    def compare(self, peer: Peer, arrival: Arrival) -> None:
+        """Notice at once that a peer is in another call than we are with the same sequence number."""
+        header, call = arrival.header, self.owner.current
+        if call is not None and header.sequence == call.sequence and header.code != call.code:
+            self.bad_news = self.bad_news or (Mismatch, _difference(peer, arrival, call), peer.rank, True)
+
+
+def _difference(peer: Peer, arrival: Arrival, call: Call) -> str:
     """In what a peer is, and in what we are."""
     theirs = arrival.text or peer.signature or "another call"
     if arrival.header.sequence != call.sequence:

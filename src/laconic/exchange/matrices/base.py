@@ -21,7 +21,7 @@ from laconic.exchange.layout import BucketInfo
 from laconic.exchange.message import Channel
 from laconic.exchange.residuals import Residuals
 from laconic.registry import Registry
-from laconic.transports.call import Timings
+from laconic.transports.base import Timings
 from laconic.transports.rounds import Pausing
 
 

@@ -30,8 +30,7 @@ from laconic.exchange.matrices.linear_watch import Linear, LinearWatch
 from laconic.exchange.message import max_nbytes, pack, unpack
 from laconic.exchange.residuals import Residuals
 from laconic.schedules.link import Link
-from laconic.transports.base import Incoming, Outgoing
-from laconic.transports.call import Call, Timings
+from laconic.transports.base import Call, Incoming, Outgoing, Timings
 from laconic.transports.rounds import Pausing, drive
 
 _EXACT = codec("none")
