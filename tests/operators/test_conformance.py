@@ -22,7 +22,7 @@ USUAL = Convolution(2, 6, 8, (13, 15), (3, 3), (1, 1), (1, 1), (1, 1), 2)
 
 @every_method
 def test_a_method_takes_its_typical_convolution(spec):
-    conv = USUAL
+    conv = fitted(USUAL, spec)
     assert not operators.build(spec).refuses(conv)  # no method passes by refusing everything
     assert str(operators.build(spec).name) in spec
     x, w, b = operands(conv, 0)
@@ -89,7 +89,7 @@ def test_gradcheck_in_float64(spec):
 
 @every_method
 def test_micro_batches_change_nothing_but_rounding(spec):
-    conv = USUAL.with_batch(5)
+    conv = fitted(USUAL, spec).with_batch(5)
     x, w, b = operands(conv, 1)
     whole = operators.convolve(x, w, b, spec, **options(conv))
     for piece in (1, 2, 4):
@@ -101,7 +101,7 @@ def test_micro_batches_change_nothing_but_rounding(spec):
 @every_method
 def test_any_strides_of_the_input(spec):
     """Views, channels-last tensors and expanded ones give what their copies give."""
-    conv = USUAL
+    conv = fitted(USUAL, spec)
     x, w, b = operands(conv, 2)
     wanted = operators.convolve(x, w, b, spec, **options(conv))
     wide = torch.stack([x, x], -1)[..., 0]
