@@ -3,7 +3,8 @@
     python examples/elastic_training.py runs/digits &        as often and whenever you like
     kill -9 <any of them>                                    the others continue
 
-torchrun --nproc-per-node=2 examples/elastic_training.py works too. A folder holds one training; name another to repeat it.
+torchrun --nproc-per-node=2 examples/elastic_training.py works, too.
+A folder holds one training; name another one to repeat it.
 """
 
 import os
