@@ -174,3 +174,14 @@ def test_what_a_tuner_tries_is_right_on_larger_inputs(spec):
         y = operators.convolve(x, w, b, spec, **options(conv)).double()
         exact = operators.convolve(x.double(), w.double(), b.double(), **options(conv))
         assert float((y - exact).abs().max()) <= allowed(conv, method.cost(conv).error_bound, x, w, b)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("spec", ["fft", "fft(1024)"])
+def test_long_signals_of_few_channels(spec, groups):
+    conv = Convolution(3, 4, 6, (3000,), (200,), (2,), (7,), (1,), groups, "float64")
+    x, w, b = (t.requires_grad_() for t in operands(conv, 0))
+    y, exact = (operators.convolve(x, w, b, method, **options(conv)) for method in (spec, "native"))
+    torch.testing.assert_close(y, exact)
+    for found, wanted in zip(*(torch.autograd.grad(z.square().sum(), [x, w, b]) for z in (y, exact)), strict=True):
+        torch.testing.assert_close(found, wanted)
