@@ -48,7 +48,7 @@ import laconic
 from laconic.errors import BadInput, LaconicError
 from laconic.lab.clusters.cluster import Cluster
 from laconic.lab.environment import environment
-from laconic.lab.runs.configurations import configuration
+from laconic.lab.runs.spec import configuration
 from laconic.lab.runs.strategies import make_trainee
 from laconic.statistics import Variance, blocked_variance, median, one_way_variance, ratio_interval
 from laconic.transports.launcher import run_local

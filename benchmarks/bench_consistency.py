@@ -20,9 +20,8 @@ from typing import Any
 from laconic.errors import LaconicError
 from laconic.lab.records.record import Record
 from laconic.lab.runs.compare import compare
-from laconic.lab.runs.configurations import split
 from laconic.lab.runs.progress import say
-from laconic.lab.runs.spec import RunSpec
+from laconic.lab.runs.spec import RunSpec, split
 from laconic.workloads import Changes
 
 MODES = "sync,stale(4),async,easgd,gossip,local(8),hogwild"

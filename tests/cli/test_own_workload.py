@@ -15,7 +15,9 @@ from laconic.cli import main
 from laconic.lab.records.record import Record
 
 MODULE = '''
+import time
 from dataclasses import replace
+from pathlib import Path
 
 from torch import nn
 
@@ -26,7 +28,16 @@ from laconic.workloads.models.registry import network
 @network("own-net")
 def own_net(width=16):
     """A small network."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+    return nn.Sequential(Slow(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+class Slow(nn.Flatten):
+    """Takes its time while there is a file `slow`."""
+
+    def forward(self, x):
+        if Path("slow").exists():
+            time.sleep(0.2)
+        return super().forward(x)
 
 
 def small(width=16, epochs=1):
@@ -74,19 +85,21 @@ def test_trained_elastic(folder: Path) -> None:
 
 @pytest.mark.processes
 def test_stopped_and_resumed(folder: Path) -> None:
-    words = ["train", "own_workloads:small(epochs=9)", "-n", "2"]
+    (folder / "slow").touch()  # a step takes longer than the signal, however starved this process is
+    words = ["train", "own_workloads:small(epochs=3)", "-n", "2"]
     command = [sys.executable, "-c", "from laconic.cli import main; main()", *words]
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 90
-    while not list(folder.glob("runs/2*/checkpoints/*-rank1.ckpt")) and time.monotonic() < deadline:
+    while not list(folder.glob("runs/2*/metrics.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
+    (folder / "slow").unlink()
     assert "weights sha256" in _laconic(folder, "train", "--resume", "runs/latest")
     record = Record.load(folder / "runs" / "latest")
     assert (record.finished, record.starts) == (True, 2)
-    assert record.workload.epochs == 9
+    assert record.workload.epochs == 3
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,8 @@ from laconic.lab.report import FILE, words
 from laconic.lab.report.tables import main_claim
 from laconic.lab.runs.compare import compare as run
 from laconic.lab.runs.compare import resume as go_on
-from laconic.lab.runs.configurations import split
 from laconic.lab.runs.progress import say
-from laconic.lab.runs.spec import RunSpec
+from laconic.lab.runs.spec import RunSpec, split
 from laconic.workloads import Changes
 
 CONFIGS = "ddp,compress:dynamic8,distribute:dynamic8,compress:topk(0.01)+qsgd(4)"

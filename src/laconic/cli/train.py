@@ -10,9 +10,8 @@ from laconic.cli import run_options as options
 from laconic.cli.shared import Json, echo_json
 from laconic.lab.records.summary import results
 from laconic.lab.report import words
-from laconic.lab.runs.configurations import with_mode
 from laconic.lab.runs.progress import say
-from laconic.lab.runs.spec import RunSpec
+from laconic.lab.runs.spec import RunSpec, with_mode
 from laconic.lab.runs.train import resume as go_on
 from laconic.lab.runs.train import train as start
 from laconic.workloads import Changes

@@ -55,14 +55,11 @@ def run_environment() -> dict[str, Any]:
     """The same for a run's record, flat, with memory, threads and load."""
     found = environment()
     return {
-        "cpu": found["cpu"],
-        "cores": found["cores"],
+        "os": found.pop("platform"),
+        **found.pop("versions"),
+        **found,
         "memory_nbytes": _memory_nbytes(),
-        "os": found["platform"],
-        **found["versions"],
-        "commit": found["commit"],
         "blas_threads": torch.get_num_threads(),
-        "omp_wait_policy": found["omp_wait_policy"],
         "load_average_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "host": platform.node(),
     }

@@ -17,8 +17,7 @@ import pytest
 from laconic.errors import BadInput
 from laconic.lab.records.metrics import read
 from laconic.lab.records.record import Record, Trial
-from laconic.lab.runs.configurations import configuration, split
-from laconic.lab.runs.spec import RunSpec, TrialSpec
+from laconic.lab.runs.spec import RunSpec, TrialSpec, configuration, split
 from laconic.lab.runs.train import resume, train
 from laconic.lab.runs.workers import Workers
 from laconic.transports.launcher import RankFailed

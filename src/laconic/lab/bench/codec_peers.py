@@ -27,21 +27,13 @@ class Peer:
 
 
 def find(x: Tensor, out: Tensor, threads: int) -> tuple[list[Peer], list[dict[str, Any]]]:
-    """The peers that run here, and a record for each that does not.
+    """The peers that run here, encoding x and decoding to `out`, and a record for each that does not.
 
-    Args:
-        x: the float32 values to encode.
-        out: where they decode to, as long as x.
-        threads: for peers with threads of their own; torch's are set by the caller.
+    `threads` are for peers with threads of their own; torch's are set by the caller.
     """
     found: list[Peer] = []
     absent: list[dict[str, Any]] = []
-    makers: dict[str, Callable[[Tensor, Tensor, int], list[Peer]]] = {
-        "torch": _torch,
-        "bitsandbytes": _bitsandbytes,
-        "piquant": _piquant,
-    }
-    for package, make in makers.items():
+    for package, make in {"torch": _torch, "bitsandbytes": _bitsandbytes, "piquant": _piquant}.items():
         try:
             peers = make(x, out, threads)
             for peer in peers:

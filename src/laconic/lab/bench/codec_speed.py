@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from laconic import codecs, statistics
 from laconic.codecs import Codec
-from laconic.errors import BadInput, LaconicError
+from laconic.errors import BadInput
 from laconic.lab.bench import codec_peers
 from laconic.lab.bench.codec_peers import Operation
 from laconic.lab.environment import environment
@@ -46,14 +46,9 @@ OPERATIONS = ("encode", "decode", "decode_add", "encode_feedback")
 
 def default_specs() -> list[str]:
     """One spec per registered vector codec, those with a target, and two compositions."""
-    specs = {str(codecs.codec(spec)): None for spec in TARGETS}
-    for name in codecs.names():
-        cls = codecs.get(name)
-        if cls.kind in ("quantiser", "selector"):
-            specs.setdefault(str(codecs.codec(ON_NORMAL.get(name) or simplest_spec(name))), None)
-    for spec in COMPOSITIONS:
-        specs.setdefault(str(codecs.codec(spec)), None)
-    return list(specs)
+    plain = [name for name in codecs.names() if codecs.get(name).kind in ("quantiser", "selector")]
+    specs = [*TARGETS, *(ON_NORMAL.get(name) or simplest_spec(name) for name in plain), *COMPOSITIONS]
+    return list(dict.fromkeys(str(codecs.codec(spec)) for spec in specs))
 
 
 def simplest_spec(name: str) -> str:
@@ -81,11 +76,7 @@ def run(
 
     Args:
         specs: codec specs; None for `default_specs()`.
-        numel: elements per tensor.
-        threads: torch and kernel threads.
         repeats: timed repeats, after one untimed.
-        seed: of the values.
-        peers: also measure torch's own casts and, where installed, bitsandbytes and piquant.
         progress: called with (repeats done, repeats in all), the untimed one included.
 
     Raises:
@@ -98,7 +89,9 @@ def run(
     if min(numel, threads, repeats) < 1:
         raise BadInput(f"numel, threads and repeats must be at least 1, got {numel}, {threads}, {repeats}")
     chosen = [codecs.codec(spec) for spec in (default_specs() if specs is None else specs)]
-    with _threads(threads):
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(threads)
         x = torch.randn(numel, generator=torch.Generator().manual_seed(seed))
         bench = _Bench(x, max((c.max_nbytes(numel) for c in chosen), default=0))
         contenders = [_Contender(str(c), bench.operations(c)) for c in chosen]
@@ -190,7 +183,7 @@ class _Bench:
 def _row(contender: _Contender, numel: int, memcpy_ns: float) -> dict[str, Any]:
     """Times, ratios to memcpy and, where there is one, the target of each operation."""
     row: dict[str, Any] = {}
-    targets = next((t for spec, t in TARGETS.items() if contender.label in (spec, _spec(spec))), {})
+    targets = next((t for spec, t in TARGETS.items() if contender.label in (spec, str(codecs.codec(spec)))), {})
     for operation in OPERATIONS:
         if operation not in contender.seconds:
             continue
@@ -210,13 +203,6 @@ def _timing(name: str, samples: Sequence[float], numel: int) -> dict[str, Any]:
     ns = [seconds * 1e9 / numel for seconds in samples]
     found = statistics.median(ns)
     return {f"{name}_ns": found.value, f"{name}_ns_interval": [*found.interval], f"{name}_ns_least": min(ns)}
-
-
-def _spec(spec: str) -> str:
-    try:
-        return str(codecs.codec(spec))
-    except LaconicError:
-        return spec
 
 
 def missed_targets(record: dict[str, Any]) -> list[str]:
@@ -249,16 +235,6 @@ def mean_errors(x: Tensor, approximation: Tensor, chunk: int = 1 << 20) -> tuple
         relative += float((error[mask] / wide[mask].abs()).sum())
         nonzero += int(mask.sum())
     return relative / max(nonzero, 1), absolute / max(x.numel(), 1)
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _seconds(operation: Operation) -> float:

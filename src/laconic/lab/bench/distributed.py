@@ -122,14 +122,9 @@ def _check(world: World, task: Task, steps: int, spec: str, algorithm: str, orac
     expected = predicted(spec, algorithm, world.world_size, world.rank, weights.numel())
     both = all_gather(torch.tensor([sent, steps * (expected or 0)]), group=world)
     known = expected is not None
-    return Row(
-        spec,
-        algorithm,
-        _distance(weights, oracle),
-        both[:, 0].tolist() if known else None,
-        both[:, 1].tolist() if known else None,
-        bool((everyone == everyone[0]).all()),
-    )
+    counted, predicted_ = (both[:, column].tolist() if known else None for column in (0, 1))
+    same = bool((everyone == everyone[0]).all())
+    return Row(spec, algorithm, _distance(weights, oracle), counted, predicted_, same)
 
 
 def _sequential(task: Task, steps: int, dtype: torch.dtype) -> Tensor:

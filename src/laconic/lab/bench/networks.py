@@ -54,7 +54,8 @@ class Checked:
 
 def small_names() -> list[str]:
     """The registered networks that take a second or so: those with small, dense inputs."""
-    return [name for name in models.names() if 0 < _numel(models.describe(name).sample) <= SMALL_SAMPLE]
+    samples = {name: models.describe(name).sample for name in models.names()}
+    return [name for name, sample in samples.items() if sample and math.prod(sample) <= SMALL_SAMPLE]
 
 
 def check(name: str, batch: int = 4, directions: int = 3, repeats: int = 5, seed: int = 0) -> Checked:
@@ -68,7 +69,6 @@ def check(name: str, batch: int = 4, directions: int = 3, repeats: int = 5, seed
         name: a registered network, with arguments if any: "cifar-resnet(20)".
         batch: samples, random; two at least, for batch normalisation.
         directions: how many random directions are differentiated along.
-        repeats: of the timing.
 
     Raises:
         BadInput: its inputs are no dense tensors, or too few samples.
@@ -93,10 +93,6 @@ def check(name: str, batch: int = 4, directions: int = 3, repeats: int = 5, seed
         name, models.parameter_count(model), batch, float((single - double).norm() / double.norm()), error, forward_s,
         backward_s,
     )  # fmt: skip
-
-
-def _numel(shape: Sequence[int]) -> int:
-    return int(torch.Size(shape).numel()) if shape else 0
 
 
 def _fill_zeros(model: nn.Module) -> None:

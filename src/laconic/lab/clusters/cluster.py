@@ -151,12 +151,7 @@ class Cluster:
         ranks_per_host: int = 1,
         environment: Mapping[str, str] | None = None,
     ) -> LocalJob[T]:
-        """Start `function(*args)` on every host; rank r runs on host ⌊r / ranks_per_host⌋.
-
-        Args:
-            function: importable (a module's top level), as for `launcher.run_local`.
-            environment: further variables for every rank.
-        """
+        """Start the importable `function(*args)` on every host; rank r runs on host ⌊r / ranks_per_host⌋."""
         if not self._descriptors:
             raise BadInput("the cluster is not open; use it in a with statement")
         if ranks_per_host < 1:

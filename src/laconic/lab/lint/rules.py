@@ -6,9 +6,8 @@ the figures in it. "Cannot know" is for what the record does not hold, never for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, get_args
 
 from laconic.lab.records.record import Claim, Finding, Record, Trial
 
@@ -17,16 +16,7 @@ Outcome = tuple[Verdict, str]
 Check = Callable[[Record], Outcome]
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A registered rule: its name ("masses-3"), what an honest record does, and the check."""
-
-    name: str
-    title: str
-    check: Check
-
-
-RULES: dict[str, Rule] = {}
+RULES: dict[str, tuple[str, Check]] = {}  # by name ("masses-3"): what an honest record does, and the check
 
 
 def rule(name: str, title: str) -> Callable[[Check], Check]:
@@ -35,7 +25,7 @@ def rule(name: str, title: str) -> Callable[[Check], Check]:
     def register(check: Check) -> Check:
         if name in RULES:
             raise RuntimeError(f"two lint rules are called {name}")
-        RULES[name] = Rule(name, title, check)
+        RULES[name] = title, check
         return check
 
     return register
@@ -56,13 +46,19 @@ def unknown(evidence: str) -> Outcome:
     return "cannot know", evidence
 
 
-def apply(record: Record) -> list[Finding]:
-    """Every registered rule's finding."""
-    findings = []
-    for each in RULES.values():
-        verdict, evidence = each.check(record)
-        findings.append(Finding(each.name, each.title, verdict, evidence))
-    return findings
+def lint(record: Record) -> list[Finding]:
+    """The finding of every rule, in the order of the lists. The record is not changed."""
+    return [Finding(name, title, *check(record)) for name, (title, check) in RULES.items()]
+
+
+def failures(findings: Sequence[Finding]) -> list[Finding]:
+    """Those that fail."""
+    return [finding for finding in findings if finding.verdict == "fail"]
+
+
+def counts(findings: Sequence[Finding]) -> dict[str, int]:
+    """How many pass, fail and cannot be known."""
+    return {verdict: sum(f.verdict == verdict for f in findings) for verdict in get_args(Verdict)}
 
 
 def ended(record: Record) -> list[Trial]:

@@ -39,10 +39,7 @@ def encode(value: Any) -> Any:
 def decode(cls: type[T], data: Any, where: str) -> T:
     """An instance of the dataclass `cls` from an object of JSON; fields with a default may be absent.
 
-    Args:
-        cls: a dataclass whose fields are numbers, texts, booleans, dicts, dataclasses, lists and tuples of those.
-        data: what `json.loads` gave.
-        where: the object's place, for messages.
+    Its fields are numbers, texts, booleans, dicts, dataclasses, lists and tuples of those. `where` begins each message.
 
     Raises:
         RecordError: a field is missing, unknown or of the wrong type; the sentence says which and what came.

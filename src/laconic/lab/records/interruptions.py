@@ -20,13 +20,7 @@ CUT_OFF = "cut off: the command ended without a word"
 
 
 def failure(error: Exception, reached: int, checkpoint: int) -> Interruption:
-    """A worker failed and took the run along.
-
-    Args:
-        error: what was raised; who, if it knows.
-        reached: the last step that is known of.
-        checkpoint: the newest step that can be gone on from.
-    """
+    """A worker failed after about `reached` steps and took the run along, which goes on from `checkpoint`."""
     step = max(reached, checkpoint)
     peer = getattr(error, "peer", None)  # who was lost, where somebody else tells of it
     rank = peer if peer is not None else getattr(error, "rank", None)
@@ -85,11 +79,6 @@ def marks(trial: Trial, interruptions: Sequence[Interruption]) -> list[Event]:
         lost = f", {count(each.lost, 'step')} done again" if each.lost else ""
         made.append(Event(clock[from_step], from_step, each.rank, f"{each.what}; {begun}{lost}"))
     return made
-
-
-def marked(trial: Trial, interruptions: Sequence[Interruption]) -> Trial:
-    """The trial with its `marks`."""
-    return replace(trial, events=marks(trial, interruptions))
 
 
 def count(number: int, what: str) -> str:

@@ -16,6 +16,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -299,8 +300,4 @@ def make_id(workload: str, runs: str | os.PathLike[str], now: datetime | None = 
         raise BadInput(f"a workload's name is letters, digits, '.', '_' and '-', got '{workload}'")
     stem = f"{(now or datetime.now(UTC)).strftime('%Y%m%d-%H%M%S')}-{workload}"
     taken = {path.name for path in Path(runs).glob(f"{stem}*")}
-    return next(name for name in _numbered(stem, len(taken)) if name not in taken)
-
-
-def _numbered(stem: str, most: int) -> list[str]:
-    return [stem, *(f"{stem}-{number}" for number in range(2, most + 3))]
+    return next(name for name in chain([stem], (f"{stem}-{n}" for n in count(2))) if name not in taken)

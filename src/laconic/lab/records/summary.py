@@ -72,8 +72,7 @@ def costs_of(trials: list[Trial], what: str) -> list[float | None]:
 
 def accuracy(trials: list[Trial]) -> float | None:
     """The median test accuracy; None where a trial has none."""
-    found = [trial.test_accuracy for trial in trials if trial.test_accuracy is not None]
-    return statistics.median(found).value if found and len(found) == len(trials) else None
+    return _value(_median(trials, lambda trial: trial.test_accuracy))
 
 
 @dataclass(frozen=True)
@@ -99,11 +98,6 @@ class Row:
     breakdown: Breakdown | None
     staleness: Median | None
     claims: dict[str, Claim]
-
-    @property
-    def is_baseline(self) -> bool:
-        """No claim is made of it: the others are compared with it."""
-        return not self.claims
 
 
 def summarise(record: Record) -> list[Row]:
@@ -166,8 +160,8 @@ def results(record: Record) -> list[dict[str, Any]]:
             "seeds": [trial.seed for trial in row.trials],
             "test_accuracy": [trial.test_accuracy for trial in row.trials],
             "seconds_to_target": [trial.seconds_to_target for trial in row.trials],
-            "step_seconds_median": None if row.step is None else row.step.value,
-            "sent_nbytes_per_step": None if row.sent is None else row.sent.value,
+            "step_seconds_median": _value(row.step),
+            "sent_nbytes_per_step": _value(row.sent),
             "wire_seconds_per_step": _value(_median(row.trials, lambda t: t.wire_seconds_per_step)),
         }
         for row in summarise(record)

@@ -6,7 +6,6 @@ well as in colour.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from laconic.lab.report.charts import WIDE, Size, marker, text_width, ticks, wra
 from laconic.lab.report.style import PARTS, SERIES
 
 ROW, BAR = 54.0, 22.0
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 LABELS = {"compute": "compute", "encode": "encode", "wire": "wire", "wait": "wait for peers", "decode": "decode",
           "other": "other"}  # fmt: skip
 _HATCH = {"encode": "M-2 10L10 -2M4 16L16 4", "decode": "M-2 2L10 14M-2 -4L16 14", "wait": "M3 3h.01M9 9h.01"}
@@ -32,11 +32,11 @@ class Stack:
 
 @dataclass(frozen=True)
 class Spread:
-    """One row of quantiles of the step time, in seconds: 5, 25, 50, 75, 95 and 99 %."""
+    """One row of `QUANTILES` of the step time, in seconds."""
 
     label: str
     style: int
-    quantiles: tuple[float, float, float, float, float, float]
+    quantiles: Sequence[float]
 
 
 def stacked(stacks: Sequence[Stack], size: Size, *, title: str) -> str:
@@ -138,8 +138,3 @@ def spreads(rows: Sequence[Spread], size: Size, *, title: str) -> str:
             f'<text class="ink" x="{q99 + 9:.1f}" y="{y + 5}">{words.text(words.seconds(row.quantiles[2]))}</text>'
         )
     return wrap("\n".join(body), size, bottom + 46, title)
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The least value that at least `share` of the values do not exceed."""
-    return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]

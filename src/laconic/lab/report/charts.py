@@ -86,18 +86,13 @@ class _Frame:
         return self.bottom - (self.bottom - self.top) * (transform(value, self.y.scale) - low) / (high - low)
 
 
-def curves(series: Sequence[Series], x: Axis, y: Axis, size: Size, *, title: str, target: Target | None = None,
-           events: Sequence[flags.Event] = ()) -> str:  # fmt: skip
-    """Lines with markers over two axes.
+def curves(
+    series: Sequence[Series], x: Axis, y: Axis, size: Size, *, title: str, target: Target | None = None,
+    events: Sequence[flags.Event] = (),
+) -> str:  # fmt: skip
+    """Lines with markers over two axes; `title` is what a screen reader says.
 
-    Args:
-        series: at least one with at least one point; points outside an axis (zero on a logarithm) are left out.
-        x: the horizontal axis.
-        y: the vertical axis.
-        size: `WIDE` or `NARROW`.
-        title: what a screen reader says.
-        target: a dotted line, or None.
-        events: flags on the x axis, by number.
+    At least one of `series` has a point; points outside an axis (zero on a logarithm) are left out.
     """
     kept = [_drawable(each, x, y) for each in series]
     points = [point for each in kept for line in (each.line, *each.thin) for point in line]

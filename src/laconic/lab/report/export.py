@@ -131,10 +131,11 @@ def write_png(record: Record, folder: str | os.PathLike[str], browser: str) -> l
 
 
 def _draw(browser: str, page: Path, target: Path, width: int, height: int, scratch: str) -> None:
+    is_root = hasattr(os, "geteuid") and os.geteuid() == 0  # for whom Chromium's sandbox refuses to work
     command = [
         browser, "--headless", "--disable-gpu", "--no-first-run", "--hide-scrollbars", "--force-device-scale-factor=2",
         "--blink-settings=preferredColorScheme=1", f"--user-data-dir={scratch}/profile", f"--screenshot={target}",
-        f"--window-size={width},{height}", *(["--no-sandbox"] if _is_root() else []), page.as_uri(),
+        f"--window-size={width},{height}", *(["--no-sandbox"] if is_root else []), page.as_uri(),
     ]  # fmt: skip
     target.unlink(missing_ok=True)
     try:
@@ -144,11 +145,6 @@ def _draw(browser: str, page: Path, target: Path, width: int, height: int, scrat
     if not target.exists():
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise BadInput(f"{browser} did not draw {target.name}: {last}")
-
-
-def _is_root() -> bool:
-    """Chromium's sandbox refuses to work for root."""
-    return hasattr(os, "geteuid") and os.geteuid() == 0
 
 
 def write_tensorboard(run: str | os.PathLike[str], folder: str | os.PathLike[str]) -> int:

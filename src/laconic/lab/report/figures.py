@@ -9,7 +9,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from laconic.lab.records.record import Point, Record, Trial
+import numpy as np
+
+from laconic.lab.records.record import Point, Record
 from laconic.lab.records.summary import Row, wire_bound
 from laconic.lab.report import bars, charts, words
 from laconic.lab.report.charts import NARROW, WIDE, Axis, Pair, Scale, Series, Size, Target
@@ -46,21 +48,33 @@ def time_to_accuracy(record: Record, rows: Sequence[Row]) -> Figure | None:
     series = _series(rows, lambda point: point.seconds, quality)
     if not series:
         return None
-    scale = _wide_enough_for_log([each.line[-1][0] for each in series])
+    ends = [each.line[-1][0] for each in series]
+    scale: Scale = "log" if min(ends) > 0 and max(ends) > 4 * min(ends) else "linear"
     x = Axis(f"training time (s{', logarithmic' if scale == 'log' else ''})", scale, lambda v: f"{v:g}")
     flags = _events(rows)
-    title = f"{_metric(record).capitalize()} against time"
-    goal = _goal(record)
-
-    def draw(size: Size) -> str:
-        return charts.curves(series, x, y, size, title=title, target=goal, events=flags)
-
+    rests = "runs" if record.clock.includes_evaluation else "stands still"
     caption = (
         "Thick: medians over the seeds at each evaluation. Thin: single seeds. Lines join evaluations of one training. "
-        f"The clock starts {record.clock.starts} and {_evaluation(record)}. {y_note(y)}"
+        f"The clock starts {record.clock.starts} and {rests} during evaluation. {y_note(y)}"
         f"{' Flags: what happened, by number.' if flags else ''}"
     )
-    return _both("time-to-accuracy", title, draw, caption, [event.label for event in flags])
+    return _curves(record, "time-to-accuracy", "time", series, (x, y), caption, flags)
+
+
+def _curves(
+    record: Record, name: str, against: str, series: Sequence[Series], axes: tuple[Axis, Axis], caption: str,
+    events: Sequence[Event] = (),
+) -> Figure:  # fmt: skip
+    """Quality against something, with the target and the events."""
+    by_loss = record.workload.judged_by_loss
+    goal = record.workload.target_loss if by_loss else record.workload.target_accuracy
+    target = None if goal is None else Target(goal, f"target {words.goal(record.workload)}")
+    title = f"Test {'loss' if by_loss else 'accuracy'} against {against}"
+
+    def draw(size: Size) -> str:
+        return charts.curves(series, *axes, size, title=title, target=target, events=events)
+
+    return _both(name, title, draw, caption, [event.label for event in events])
 
 
 def _events(rows: Sequence[Row]) -> list[Event]:
@@ -90,13 +104,8 @@ def accuracy_by_bytes(record: Record, rows: Sequence[Row]) -> Figure | None:
         for s in series
     ]
     x = Axis(f"sent by one worker ({name}, logarithmic)", "log", lambda v: f"{v:g}")
-    title, goal = f"{_metric(record).capitalize()} against bytes sent", _goal(record)
-
-    def draw(size: Size) -> str:
-        return charts.curves(scaled, x, y, size, title=title, target=goal)
-
     caption = "What one worker has put on the network when each evaluation was made; further left is less said."
-    return _both("accuracy-by-bytes", title, draw, caption)
+    return _curves(record, "accuracy-by-bytes", "bytes sent", scaled, (x, y), caption)
 
 
 def breakdown(record: Record, rows: Sequence[Row]) -> Figure | None:
@@ -124,26 +133,13 @@ def spread(rows: Sequence[Row]) -> Figure | None:
     for index, row in enumerate(rows):
         steps = [s for trial in row.trials for s in trial.step_seconds or ()]
         if steps:
-            q5, q25, q50, q75, q95, q99 = (bars.quantile(steps, q) for q in (0.05, 0.25, 0.5, 0.75, 0.95, 0.99))
-            made.append(bars.Spread(row.configuration.name, index, (q5, q25, q50, q75, q95, q99)))
+            found = np.quantile(steps, bars.QUANTILES, method="inverted_cdf").tolist()
+            made.append(bars.Spread(row.configuration.name, index, found))
     if not made:
         return None
     title = "How the steps' times are spread"
     caption = "All steps of all seeds: bar 25 to 75 %, line 5 to 95 %, tick and figure the median, dot 99 %."
     return _both("step-spread", title, lambda size: bars.spreads(made, size, title=title), caption)
-
-
-def _metric(record: Record) -> str:
-    return "test loss" if record.workload.judged_by_loss else "test accuracy"
-
-
-def _evaluation(record: Record) -> str:
-    return "runs during evaluation" if record.clock.includes_evaluation else "stands still during evaluation"
-
-
-def _goal(record: Record) -> Target | None:
-    target = record.workload.target_loss if record.workload.judged_by_loss else record.workload.target_accuracy
-    return None if target is None else Target(target, f"target {words.goal(record.workload)}")
 
 
 def _quality(record: Record, rows: Sequence[Row]) -> tuple[Callable[[Point], float | None], Axis]:
@@ -165,21 +161,13 @@ def y_note(axis: Axis) -> str:
     return "The vertical axis is logarithmic in the error, 100 % minus accuracy." if axis.scale == "error" else ""
 
 
-def _wide_enough_for_log(ends: Sequence[float]) -> Scale:
-    return "log" if min(ends) > 0 and max(ends) > 4 * min(ends) else "linear"
-
-
 def _series(rows: Sequence[Row], x: Callable[[Point], float], y: Callable[[Point], float | None]) -> list[Series]:
     made = []
     for index, row in enumerate(rows):
-        lines = [line for trial in row.trials if (line := _line(trial, x, y))]
-        if lines:
+        every = [[(x(p), value) for p in trial.curve if (value := y(p)) is not None] for trial in row.trials]
+        if lines := [line for line in every if line]:
             made.append(Series(row.configuration.name, index, _middle(lines), lines if len(lines) > 1 else []))
     return made
-
-
-def _line(trial: Trial, x: Callable[[Point], float], y: Callable[[Point], float | None]) -> list[Pair]:
-    return [(x(point), value) for point in trial.curve if (value := y(point)) is not None]
 
 
 def _middle(lines: Sequence[Sequence[Pair]]) -> list[Pair]:

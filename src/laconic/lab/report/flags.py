@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from laconic.lab.report import words
 from laconic.lab.report.style import SERIES
@@ -17,8 +18,7 @@ HEIGHT = 18  # of a flag, with its tip
 _LETTER, _GAP = 6.6, 2.0  # a bold digit's width at the flag's size; the least room between flags
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """Something at a place of the x axis, by its number in the list of events."""
 
     x: float

@@ -78,8 +78,8 @@ def _meta(record: Record) -> str:
 
 
 def _warning(record: Record, findings: Sequence[Finding]) -> str:
-    found, total = counts(list(findings)), len(findings)
-    lines = [f"<li><b>{words.text(f.title)}.</b> {_sentence(f.evidence)}</li>" for f in failures(list(findings))]
+    found, total = counts(findings), len(findings)
+    lines = [f"<li><b>{words.text(f.title)}.</b> {_sentence(f.evidence)}</li>" for f in failures(findings)]
     unfinished = "" if record.finished else "<p><strong>This run is not finished.</strong></p>"
     if lines:
         heading = f"{unfinished}<p><strong>✗ {len(lines)} of {total} honesty rules fail.</strong></p>"

@@ -41,15 +41,24 @@ def headline(record: Record, rows: Sequence[Row]) -> str:
     if base is not None:
         columns.append((f"speed-up over {base}", lambda row: _speed_up(row, base, judged_by_loss)))
         columns.append(("verdict", _verdict))
-    head = "".join(f"<th scope='col'>{words.text(title)}</th>" for title, _ in columns)
-    body = "".join(
-        f"<tr>{_name(row, index)}"
-        + "".join(_cell(title, cell(row)) for title, cell in columns)
-        + "</tr>"
+    titles = ["configuration", *(words.text(title) for title, _ in columns)]
+    body = [
+        _name(row, index) + "".join(_cell(title, cell(row)) for title, cell in columns)
         for index, row in enumerate(rows)
-    )
-    first = "<th scope='col'>configuration</th>"
-    return f"<table class='cards' id='headline'><thead><tr>{first}{head}</tr></thead><tbody>{body}</tbody></table>"
+    ]
+    return _table("class='cards' id='headline'", titles, body)
+
+
+def _table(attributes: str, titles: Sequence[str], rows: Sequence[str], left: Sequence[str] = ()) -> str:
+    """A table of rows that are cells already; the columns in `left` have their headings there."""
+    head = "".join(f"<th scope='col'{' class=left' if title in left else ''}>{title}</th>" for title in titles)
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    return f"<table {attributes}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _compact(titles: Sequence[str], rows: Sequence[str], left: Sequence[str] = ()) -> str:
+    table = _table("class='compact'", titles, rows, left)
+    return f"<div class='scroll'>{table}</div>"
 
 
 def _cell(title: str, shown: str) -> str:
@@ -128,14 +137,14 @@ def _verdict(row: Row) -> str:
 
 def parts(rows: Sequence[Row]) -> str:
     """The figures behind the bars: seconds of each part of a step."""
-    shown = [row for row in rows if row.breakdown is not None]
-    head = "".join(f"<th scope='col'>{title}</th>" for title in ("configuration", *PARTS))
-    body = "".join(
-        f"<tr><td>{words.text(row.configuration.name)}</td>"
-        + "".join(f"<td>{words.seconds(getattr(row.breakdown, f'{part}_s'))}</td>" for part in PARTS) + "</tr>"
-        for row in shown
-    )  # fmt: skip
-    return f"<details><summary>In figures</summary>{_compact(head, body)}</details>" if shown else ""
+    body = [
+        f"<td>{words.text(row.configuration.name)}</td>"
+        + "".join(f"<td>{words.seconds(getattr(row.breakdown, f'{part}_s'))}</td>" for part in PARTS)
+        for row in rows
+        if row.breakdown is not None
+    ]
+    table = _compact(("configuration", *PARTS), body)
+    return f"<details><summary>In figures</summary>{table}</details>" if body else ""
 
 
 def layers(rows: Sequence[Row]) -> str:
@@ -158,32 +167,21 @@ def layers(rows: Sequence[Row]) -> str:
 
 def _layer_table(sent: Sequence[Layer], total: float) -> str:
     ordered = sorted(sent, key=lambda layer: -layer.sent_nbytes)
-    shown, rest = ordered[:LAYERS_SHOWN], ordered[LAYERS_SHOWN:]
-    body = "".join(_layer_row(layer, total) for layer in shown)
+    body, rest = [_layer_row(layer, total) for layer in ordered[:LAYERS_SHOWN]], ordered[LAYERS_SHOWN:]
     if rest:
         left = sum(layer.sent_nbytes for layer in rest)
-        body += f"<tr><td colspan='5'>{len(rest)} smaller tensors</td><td>{words.nbytes(left)}</td><td></td></tr>"
+        body.append(f"<td colspan='5'>{len(rest)} smaller tensors</td><td>{words.nbytes(left)}</td><td></td>")
     titles = ("tensor", "shape", "values", "codec", "as float32", "sent", "share of what is sent")
-    head = "".join(f"<th scope='col'{_left(title)}>{title}</th>" for title in titles)
-    return _compact(head, body)
-
-
-def _compact(head: str, body: str) -> str:
-    table = f"<table class='compact'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f"<div class='scroll'>{table}</div>"
-
-
-def _left(title: str) -> str:
-    return " class='left'" if title in ("codec", "share of what is sent") else ""
+    return _compact(titles, body, left=("codec", "share of what is sent"))
 
 
 def _layer_row(layer: Layer, total: float) -> str:
     share = layer.sent_nbytes / total if total else 0.0
     bar = f"<span class='bar' style='width:{100 * share:.1f}px'></span> {words.percent(share)}"
     return (
-        f"<tr><td>{words.text(layer.name)}</td><td>{'×'.join(map(str, layer.shape))}</td><td>{layer.numel:,}</td>"
+        f"<td>{words.text(layer.name)}</td><td>{'×'.join(map(str, layer.shape))}</td><td>{layer.numel:,}</td>"
         f"<td class='left'>{words.text(layer.codec)}</td><td>{words.nbytes(layer.raw_nbytes)}</td>"
-        f"<td>{words.nbytes(layer.sent_nbytes)}</td><td class='left'>{bar}</td></tr>"
+        f"<td>{words.nbytes(layer.sent_nbytes)}</td><td class='left'>{bar}</td>"
     )
 
 
@@ -191,8 +189,7 @@ def trials(record: Record) -> str:
     """Every trial in the order it was run, failed ones too."""
     titles = ("trial", "configuration", "seed", "test accuracy", "test loss", "total", "to target", "steps", "step",
               "weights", "replicas")  # fmt: skip
-    head = "".join(f"<th scope='col'{' class=left' if t == 'configuration' else ''}>{t}</th>" for t in titles)
-    body = ""
+    body = []
     for trial in sorted(record.trials, key=lambda t: t.order):
         same = {True: "identical", False: "differ", None: words.NOTHING}[trial.replicas_identical]
         cells = [
@@ -204,8 +201,8 @@ def trials(record: Record) -> str:
         rest = "".join(f"<td>{cell}</td>" for cell in cells)
         if trial.failed is not None:
             rest = f"<td class='left wrap' colspan='{len(cells)}'>failed: {words.text(trial.failed)}</td>"
-        body += f"<tr><td>{trial.order + 1}</td>{name}<td>{trial.seed}</td>{rest}</tr>"
-    return _compact(head, body)
+        body.append(f"<td>{trial.order + 1}</td>{name}<td>{trial.seed}</td>{rest}")
+    return _compact(titles, body, left=("configuration",))
 
 
 def _or(value: float | None, unit: Callable[[float], str]) -> str:

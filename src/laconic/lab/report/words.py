@@ -113,7 +113,7 @@ def coverage(found: Median) -> str:
     if found.count == 1:
         return "there is one seed, so nothing is known of the spread"
     if found.coverage >= 0.95:
-        return "below each, its 95\N{NARROW NO-BREAK SPACE}% interval by ranks"
+        return f"below each, its {percent(0.95, 0)} interval by ranks"
     sure = percent(found.coverage, 0)
     return f"below each, the range of the {found.count} seeds, which holds the true median in {sure} of such runs"
 

@@ -7,11 +7,9 @@ machine falls on all alike.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from laconic.errors import BadInput, LaconicError
@@ -20,12 +18,11 @@ from laconic.lab.records import interruptions, metrics
 from laconic.lab.records.interruptions import first_line
 from laconic.lab.records.record import Configuration, Record, Trial
 from laconic.lab.report import words
-from laconic.lab.runs.configurations import combined
 from laconic.lab.runs.free import shares_file
 from laconic.lab.runs.progress import Progress
 from laconic.lab.runs.run import Run
-from laconic.lab.runs.spec import RunSpec
-from laconic.lab.runs.stopping import only_one
+from laconic.lab.runs.spec import RunSpec, combined
+from laconic.lab.runs.stopping import on_signal, only_one
 from laconic.lab.runs.trial import failed_trial
 from laconic.lab.runs.workers import Workers
 
@@ -78,7 +75,7 @@ def _run(run: Run, workers: Workers, note: Note, resumed: bool = False) -> tuple
     """The trials that are not there yet, and what they say together."""
     record, folder = run.record, run.folder
     turns = [(seed, each) for by, seed in enumerate(record.seeds) for each in _rotated(record.configurations, by)]
-    with only_one(folder), _interruptible():
+    with only_one(folder), on_signal(_interrupt, signal.SIGTERM):
         if resumed:
             interruptions.note_resumed_comparison(record, folder)
             run.save()
@@ -99,21 +96,10 @@ def _run(run: Run, workers: Workers, note: Note, resumed: bool = False) -> tuple
     return record, folder
 
 
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
+def _interrupt(number: int, frame: object) -> None:
     """SIGTERM is what Ctrl-C is, once: it may come both to the command and to its group."""
-    def interrupt(number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():  # which alone has signals
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _rotated(chosen: Sequence[Configuration], by: int) -> list[Configuration]:

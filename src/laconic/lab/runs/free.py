@@ -31,12 +31,7 @@ def shares_file(folder: Path, order: int) -> Path:
 
 
 class Shares:
-    """Shares 0, 1, … total − 1, each handed out once.
-
-    Args:
-        path: the file; whoever comes first makes it.
-        total: how many there are.
-    """
+    """Shares 0, 1, … total − 1, each handed out once, by a number in a file that whoever comes first makes."""
 
     def __init__(self, path: Path, total: int) -> None:
         self.path, self.total = path, total

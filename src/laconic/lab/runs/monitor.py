@@ -19,13 +19,7 @@ RECENT = 20  # steps that rates are over
 
 
 class Monitor:
-    """Writes the metrics of one trial.
-
-    Args:
-        folder: the run's; None to write nothing.
-        trial: its position in the run.
-        samples_per_step: over all workers.
-    """
+    """Writes the metrics of one trial, the `trial`-th of the run in `folder`; None writes nothing."""
 
     def __init__(self, folder: Path | None, trial: int, samples_per_step: float) -> None:
         self._folder, self._trial, self._samples = folder, trial, samples_per_step
@@ -54,11 +48,7 @@ class Monitor:
 
 
 class SentCounter:
-    """What this rank's network interface has sent, as the kernel counts it, headers included.
-
-    Args:
-        counted_by: "interface", or "exchange" where ranks share one: nothing is read then.
-    """
+    """What this rank's network interface has sent, as the kernel counts it; unused where the exchange counts."""
 
     def __init__(self, counted_by: str) -> None:
         self.is_used = counted_by == "interface"

@@ -10,7 +10,6 @@ import contextlib
 import sys
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -25,13 +24,9 @@ _EVERY_S = 0.2
 
 
 class Progress:
-    """The progress of one trial, while the block lasts.
+    """The progress of one trial of so many steps, while the block lasts.
 
-    Args:
-        folder: the run's.
-        label: what is trained, e.g. "digits-mlp, dynamic8, seed 0".
-        steps: how many there will be.
-        lines: whether evaluations are printed where there is no terminal.
+    `lines`: whether evaluations are printed where there is no terminal.
     """
 
     def __init__(self, folder: Path, label: str, steps: int, *, lines: bool = True) -> None:
@@ -55,9 +50,7 @@ class Progress:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
         if self._bar is not None:

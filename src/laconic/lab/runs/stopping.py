@@ -11,8 +11,10 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -24,13 +26,7 @@ CHECKPOINT_S = 60.0  # a crash costs no more than about this much work
 
 
 class Stopping:
-    """One rank's side of the agreement.
-
-    Args:
-        folder: the run's.
-        rank: who asks; rank 0 decides.
-        checkpoint_s: how long rank 0 lets pass between checkpoints.
-    """
+    """One rank's side of the agreement in a run's folder; rank 0 decides, and wants checkpoints so far apart."""
 
     def __init__(self, folder: Path, rank: int, checkpoint_s: float = CHECKPOINT_S) -> None:
         self._folder = folder / "control"
@@ -79,6 +75,19 @@ def only_one(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def on_signal(handler: Callable[[int, object], None], *signals: int) -> Iterator[None]:
+    """Let `handler` take these signals while the block lasts; in the main thread, which alone has signals."""
+    if threading.current_thread() is not threading.main_thread():
+        signals = ()
+    before = {number: signal.signal(number, handler) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handled in before.items():
+            signal.signal(number, handled)
 
 
 def request_stop(folder: Path) -> None:

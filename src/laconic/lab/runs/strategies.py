@@ -57,8 +57,8 @@ class Trainee(ABC):
 
     counts: ClassVar[bool] = True
 
-    def __init__(self, chosen: Configuration, model: nn.Module, module: nn.Module, optimizer: Optimizer) -> None:
-        self.chosen, self.model, self.module, self.optimizer = chosen, model, module, optimizer
+    def __init__(self, chosen: Configuration, module: nn.Module, optimizer: Optimizer, world: World) -> None:
+        self.chosen, self.model, self.module, self.optimizer = chosen, module, module, optimizer
 
     @abstractmethod
     def parts(self, times: Times) -> Parts:
@@ -173,7 +173,8 @@ class PeerTrainee(Trainee):
     counts: ClassVar[bool] = False
 
     def __init__(self, chosen: Configuration, module: nn.Module, optimizer: Optimizer, world: World) -> None:
-        super().__init__(chosen, PEERS[chosen.name].wrap(module), module, optimizer)
+        super().__init__(chosen, module, optimizer, world)
+        self.model = PEERS[chosen.name].wrap(module)
 
     def parts(self, times: Times) -> Parts:
         """DDP's backward computes and communicates at once: what it takes cannot be told apart, and is left over."""
@@ -186,9 +187,6 @@ class PeerTrainee(Trainee):
 
 class SingleTrainee(Trainee):
     """One process with the whole batch."""
-
-    def __init__(self, chosen: Configuration, module: nn.Module, optimizer: Optimizer, world: World) -> None:
-        super().__init__(chosen, module, module, optimizer)
 
     def parts(self, times: Times) -> Parts:
         return Parts(times.ended - times.begun)
@@ -234,8 +232,8 @@ class CompressTrainee(Trainee):
     """A DDP model with our hook."""
 
     def __init__(self, chosen: Configuration, module: nn.Module, optimizer: Optimizer, world: World) -> None:
-        wrapped = DistributedDataParallel(module)
-        super().__init__(chosen, wrapped, module, optimizer)
+        super().__init__(chosen, module, optimizer, world)
+        self.model = wrapped = DistributedDataParallel(module)
         self._job = compress(wrapped, chosen.codec, world=world, **options_of(chosen))
 
     def parts(self, times: Times) -> Parts:
@@ -269,7 +267,7 @@ class DistributeTrainee(Trainee):
     """A model whose optimiser trains together with the others."""
 
     def __init__(self, chosen: Configuration, module: nn.Module, optimizer: Optimizer, world: World) -> None:
-        super().__init__(chosen, module, module, optimizer)
+        super().__init__(chosen, module, optimizer, world)
         self._job = distribute(module, optimizer, codec=chosen.codec, consistency=chosen.consistency, world=world,
                                **options_of(chosen))  # fmt: skip
         self._exchange = self._job.state if isinstance(self._job, SyncAgreement) else None

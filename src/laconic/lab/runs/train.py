@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -23,11 +22,10 @@ from laconic.lab.clusters.launch import is_launched, launched_rank
 from laconic.lab.records import interruptions, metrics
 from laconic.lab.records.record import Record
 from laconic.lab.runs import stopping
-from laconic.lab.runs.configurations import SINGLE, configuration
 from laconic.lab.runs.elastic.driver import Elastic
 from laconic.lab.runs.progress import Progress
 from laconic.lab.runs.run import Run
-from laconic.lab.runs.spec import RunSpec, TrialSpec
+from laconic.lab.runs.spec import SINGLE, RunSpec, TrialSpec, configuration
 from laconic.lab.runs.strategies import PEERS
 from laconic.lab.runs.trainer import Ended
 from laconic.lab.runs.workers import TIMEOUT_S, Workers
@@ -35,6 +33,7 @@ from laconic.storage.checkpoints import newest
 from laconic.transports.launcher import RankFailed
 from laconic.transports.world import World, init
 
+LONGEST_PATH = 4096  # in bytes, on Linux
 _log = logging.getLogger("laconic.lab")
 
 
@@ -48,42 +47,29 @@ class Finished:
     steps: int
 
 
-class Driver(Protocol):
-    """What makes the workers of a run train."""
-
-    def saved(self) -> int:
-        """The newest step that can be gone on from; 0 without one."""
-
-    def reached(self) -> int:
-        """The last step that is known of."""
-
-    def train(self, trial: TrialSpec, progress: Progress) -> Ended:
-        """Train to the end, or to a request to stop.
-
-        Raises:
-            RankFailed: workers died, and the training with them.
-        """
-
-
 class Ranks:
-    """Ranks that live and die together."""
+    """Makes the workers of a run train: ranks that live and die together."""
 
     def __init__(self, run: Run, workers: Workers) -> None:
         self._run, self._workers = run, workers
         self._known = 0  # lines of metrics that earlier starts wrote
 
     def saved(self) -> int:
+        """The newest step that can be gone on from; 0 without one."""
         return newest(self._run.folder / "checkpoints", self._run.record.configurations[0].workers) or 0
 
     def reached(self) -> int:
+        """The last step that is known of."""
         return metrics.last_step(self._run.folder, skip=self._known) or 0
 
     def train(self, trial: TrialSpec, progress: Progress) -> Ended:
+        """Train to the end, or to a request to stop; RankFailed when workers died, and the training with them."""
         self._known = len(list(metrics.read(self._run.folder)))
         ended = self._workers.run(trial)
         if ended.trial is None:
             return ended
-        return replace(ended, trial=interruptions.marked(ended.trial, self._run.record.interruptions))
+        marks = interruptions.marks(ended.trial, self._run.record.interruptions)
+        return replace(ended, trial=replace(ended.trial, events=marks))
 
 
 def train(spec: RunSpec) -> Finished | None:
@@ -143,7 +129,7 @@ def _trial(run: Run, step: int) -> TrialSpec:
 def _train(run: Run, workers: Workers, *, resumed: bool = False) -> Finished:
     """Train from the newest checkpoint, if any; the record tells how it ended, whatever that is."""
     record, folder, (chosen,) = run.record, run.folder, run.record.configurations
-    driver: Driver = Elastic(run, workers) if chosen.kind == "elastic" else Ranks(run, workers)
+    driver: Ranks | Elastic = Elastic(run, workers) if chosen.kind == "elastic" else Ranks(run, workers)
     with stopping.only_one(folder):
         step = driver.saved()
         stopping.forget(folder)
@@ -187,20 +173,13 @@ def _asking_to_stop(folder: Path) -> Iterator[None]:
         elif time.monotonic() > asked + 1.0:
             raise KeyboardInterrupt
 
-    if launched_rank() is not None:  # the trainer listens itself
+    signals = () if is_launched() else (signal.SIGINT, signal.SIGTERM)  # a launched trainer listens itself
+    with stopping.on_signal(ask, *signals):
         yield
-        return
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _shared_folder(folder: Path | None, world: World) -> Path:
     """Rank 0's folder, on every rank of a launched job."""
-    text = b"" if folder is None else str(folder.absolute()).encode()
-    length = int(broadcast(torch.tensor([len(text)]), root=0, group=world).item())
-    values = torch.tensor(list(text or bytes(length)), dtype=torch.uint8)
-    return Path(bytes(broadcast(values, root=0, group=world).tolist()).decode())
+    text = (b"" if folder is None else str(folder.absolute()).encode()).ljust(LONGEST_PATH, b"\0")
+    values = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return Path(bytes(broadcast(values, root=0, group=world).tolist()).rstrip(b"\0").decode())

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from laconic.exchange.collectives import all_gather, barrier
 from laconic.lab.records.record import Clock, Trial
 from laconic.lab.runs.monitor import Monitor, SentCounter
-from laconic.lab.runs.spec import Prepared, TrialSpec, load_software
+from laconic.lab.runs.spec import Prepared, TrialSpec
 from laconic.lab.runs.stopping import Stopping
 from laconic.lab.runs.strategies import Times, Trainee, layers, make_trainee
 from laconic.lab.runs.trial import Evaluation, Figures, Outcome, StepFigures, assemble
@@ -57,7 +57,6 @@ class RankTraining(ABC):
         self.trial, self.world = trial, world
         workload = trial.changes.of(trial.workload)
         self.folder = Path(trial.folder) if trial.folder is not None else None
-        load_software(workload)
         self._warm_up(workload)
         barrier(group=world)
         self.prepared = Prepared(trial, workload)
@@ -216,7 +215,7 @@ class LockstepTraining(RankTraining):
             "step": self.step, "model": self.trainee.module.state_dict(), "exchange": self.trainee.state_dict(),
             "optimizer": self.trainee.optimizer.state_dict(), "random": torch.get_rng_state(),
             "rows": torch.tensor(self.rows, dtype=torch.float64).reshape(-1, len(StepFigures._fields)),
-            "evaluations": [each.as_tuple() for each in self.evaluations], "loading_s": self.loading_s,
+            "evaluations": [tuple(each) for each in self.evaluations], "loading_s": self.loading_s,
         })  # fmt: skip
         stopping.saved()
         return self.step

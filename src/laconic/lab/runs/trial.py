@@ -7,8 +7,8 @@ mean of so many; bytes are the mean over the ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,13 +43,8 @@ class Figures:
         """One figure, rank × step; a view."""
         return self.values[:, :, StepFigures._fields.index(name)]
 
-    def evened(self, period: int) -> Figures:
-        """See `evened`."""
-        return Figures(evened(self.values, 1, period))
 
-
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """A test on rank 0: after how many steps, what reading the data had taken by then, and the scores."""
 
     step: int
@@ -57,10 +52,6 @@ class Evaluation:
     accuracy: float | None
     loss: float
     reached: bool
-
-    def as_tuple(self) -> tuple[Any, ...]:
-        """For a checkpoint."""
-        return astuple(self)
 
 
 @dataclass(frozen=True)
@@ -98,7 +89,7 @@ def assemble(configuration: Configuration, seed: int, order: int, figures: Figur
     period = int(getattr(mode, "period", 1))
     evened_s = evened(seconds, 0, period)
     centre = statistics.median(evened_s.tolist())
-    breakdown = _breakdown(figures.evened(period), centre.value)
+    breakdown = _breakdown(Figures(evened(figures.values, 1, period)), centre.value)
     curve = _curve(figures, outcome, clock, sent)
     reached = [point.seconds for point, each in zip(curve, evaluations, strict=True) if each.reached]
     return Trial(
@@ -158,14 +149,10 @@ def _breakdown(figures: Figures, step_s: float) -> Breakdown:
     What the others wait longer is for their peers.
     """
     names = ("compute", "encode", "wait", "decode")
-    parts = {name: float(np.median(figures.column(name).mean(axis=0))) for name in names}
-    wire_s = float(np.median(figures.column("wait").min(axis=0)))
-    parts["wait"] = max(0.0, parts["wait"] - wire_s)
-    other_s = max(0.0, step_s - sum(parts.values()) - wire_s)
-    return Breakdown(
-        compute_s=parts["compute"], encode_s=parts["encode"], wire_s=wire_s, wait_s=parts["wait"],
-        decode_s=parts["decode"], other_s=other_s,
-    )  # fmt: skip
+    parts = {f"{name}_s": float(np.median(figures.column(name).mean(axis=0))) for name in names}
+    parts["wire_s"] = float(np.median(figures.column("wait").min(axis=0)))
+    parts["wait_s"] = max(0.0, parts["wait_s"] - parts["wire_s"])
+    return Breakdown(**parts, other_s=max(0.0, step_s - sum(parts.values())))
 
 
 def failed_trial(configuration: str, seed: int, order: int, why: str) -> Trial:

@@ -6,7 +6,6 @@ Callers: `train` and `compare`. Each trial has processes of its own, so that one
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -127,13 +126,6 @@ class Workers:
         if self.cluster is not None:
             self.cluster.close()
 
-    @property
-    def slowest_bps(self) -> float | None:
-        """The rate of the slowest emulated link; None where there is no limit."""
-        link = None if self.cluster is None else self.cluster.link
-        rates = [] if link is None else [link.rate_bps, link.between_sites_bps]
-        return min((rate for rate in rates if rate is not None), default=None)
-
     def counted_by(self, workers: int) -> str:
         """How bytes are counted: a host's interface tells one worker's bytes only when it serves one worker."""
         return "interface" if self.cluster is not None and 1 < workers == self.hosts else "exchange"
@@ -152,14 +144,18 @@ class Workers:
             job = LocalJob(workers, run_rank, (trial,))
         else:
             job = self.cluster.start(run_rank, (trial,), workers // self.hosts)
-        with contextlib.ExitStack() as stack:
-            stack.callback(job.kill)
+        try:
             return job.results(LONGEST_S)[0]
+        finally:
+            job.kill()
 
     def told(self, trial: TrialSpec) -> TrialSpec:
         """The trial with what its workers must know of where they are."""
+        link = None if self.cluster is None else self.cluster.link
         counted_by = self.counted_by(trial.configuration.workers)
-        return replace(trial, link_bps=self.slowest_bps, counted_by=counted_by, launched=self.launched)
+        rates = [link.rate_bps, link.between_sites_bps] if link is not None else []
+        slowest_bps = min((rate for rate in rates if rate is not None), default=None)
+        return replace(trial, link_bps=slowest_bps, counted_by=counted_by, launched=self.launched)
 
     def start_one(self, index: int, function: Callable[..., T], args: tuple[Any, ...]) -> LocalJob[T]:
         """Start `function(*args)` in a process of its own, where the `index`-th worker belongs."""

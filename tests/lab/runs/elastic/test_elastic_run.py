@@ -22,14 +22,13 @@ from laconic.consistency.churn.meeting import Meeting, View, event
 from laconic.errors import BadInput, PeerLost
 from laconic.lab.records import interruptions
 from laconic.lab.records.record import Interruption, Record
-from laconic.lab.runs.configurations import configuration, with_mode
 from laconic.lab.runs.elastic import driver as pool_module
 from laconic.lab.runs.elastic import worker as worker_module
 from laconic.lab.runs.elastic.driver import WorkerPool
 from laconic.lab.runs.elastic.journals import EvaluationRow, ExitRow, Journals, StartRow, StepRow, WorkerRow, losses
 from laconic.lab.runs.elastic.trial import _newest, _seconds, elastic_trial, steps_made
 from laconic.lab.runs.elastic.worker import ElasticWorker, WorkerEnded
-from laconic.lab.runs.spec import RunSpec, TrialSpec
+from laconic.lab.runs.spec import RunSpec, TrialSpec, configuration, with_mode
 from laconic.lab.runs.train import Finished, resume, train
 from laconic.lab.runs.workers import Workers
 from laconic.transports.launcher import RankFailed

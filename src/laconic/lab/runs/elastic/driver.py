@@ -40,11 +40,7 @@ LEAST_PATIENCE = 3  # workers that may die in a row without a step in between
 class WorkerPool:
     """The processes of one start; a context manager.
 
-    Args:
-        trial: what each is told, but for its index.
-        workers: where they run.
-        tick: called about every LOOK_S.
-        note: given a sentence when somebody was lost, or is waited for.
+    `tick` is called about every LOOK_S; `note` is given a sentence when somebody was lost, or is waited for.
     """
 
     def __init__(

@@ -34,12 +34,7 @@ _TAIL_NBYTES = 4096
 
 
 class Journal(Generic[Row]):
-    """The rows of one kind in one file; it is made by the first row.
-
-    Args:
-        path: the file.
-        kind: the rows' dataclass, of plain values.
-    """
+    """The rows of one kind, a dataclass of plain values, in one file; it is made by the first row."""
 
     def __init__(self, path: Path, kind: type[Row]) -> None:
         self.path, self._kind = path, kind
@@ -50,19 +45,11 @@ class Journal(Generic[Row]):
 
     def read(self) -> list[Row]:
         """All whole rows, in the order they were written."""
-        try:
-            return self._rows(self.path.read_bytes())
-        except FileNotFoundError:
-            return []
+        return self._rows(0)
 
     def last(self) -> Row | None:
         """The newest whole row."""
-        try:
-            with open(self.path, "rb") as file:
-                file.seek(max(0, self.nbytes - _TAIL_NBYTES))
-                rows = self._rows(file.read())
-        except FileNotFoundError:
-            return None
+        rows = self._rows(max(0, self.nbytes - _TAIL_NBYTES))
         return rows[-1] if rows else None
 
     @property
@@ -70,11 +57,14 @@ class Journal(Generic[Row]):
         """The file's size: it grows with every row."""
         return self.path.stat().st_size if self.path.exists() else 0
 
-    def _rows(self, text: bytes) -> list[Row]:
+    def _rows(self, begin: int) -> list[Row]:
+        """The whole rows from a byte of the file on."""
         rows = []
-        for values in parse_lines(text):
-            with contextlib.suppress(TypeError):  # another kind of row
-                rows.append(self._kind(**values))
+        with contextlib.suppress(FileNotFoundError), open(self.path, "rb") as file:
+            file.seek(begin)
+            for values in parse_lines(file.read()):
+                with contextlib.suppress(TypeError):  # another kind of row
+                    rows.append(self._kind(**values))
         return rows
 
 

@@ -35,12 +35,7 @@ CLOCK = Clock(
 
 
 def elastic_trial(record: Record, trial: TrialSpec, workload: Workload, ended: Sequence[WorkerEnded]) -> Trial:
-    """The trial of a training that has come to its end.
-
-    Args:
-        workload: with the epochs that were trained.
-        ended: of the workers; one or more hold the final model.
-    """
+    """The trial of a training that has come to its end; one or more of those that `ended` hold the final model."""
     assert trial.folder is not None
     journals, chosen = Journals(Path(trial.folder)), trial.configuration
     made = steps_made(journals.steps.read())

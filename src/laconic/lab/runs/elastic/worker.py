@@ -28,7 +28,7 @@ from laconic.errors import BadInput
 from laconic.lab.runs import stopping
 from laconic.lab.runs.elastic.journals import EvaluationRow, Journals, StepRow, WorkerRow
 from laconic.lab.runs.monitor import Monitor, SentCounter
-from laconic.lab.runs.spec import Prepared, TrialSpec, load_software
+from laconic.lab.runs.spec import Prepared, TrialSpec
 from laconic.lab.runs.trainer import compute_repeatably, weights_digest
 from laconic.lab.runs.trial import StepFigures
 from laconic.storage.checkpoints import CheckpointFiles
@@ -75,7 +75,6 @@ class ElasticWorker:
         self.trial, self.folder = trial, Path(trial.folder)
         self.journals, self.checkpoints = Journals(self.folder), CheckpointFiles(self.folder / "checkpoints")
         self.workload = trial.changes.of(trial.workload)
-        load_software(self.workload)
         self.prepared = Prepared(trial, self.workload)
         self.task, self.steps_per_epoch = self.prepared.task, self.prepared.steps_per_epoch
         self.optimizer = self.task.optimizer(self.task.model.parameters())
