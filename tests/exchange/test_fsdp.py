@@ -14,10 +14,10 @@ from torch.distributed.tensor import DTensor, Shard
 
 import laconic
 from laconic.errors import BadInput
+from laconic.exchange.coded import reduce_scatter_coded
 from laconic.exchange.fsdp import ShardedCompression
 from laconic.exchange.message import Channel
 from laconic.exchange.residuals import Residual, merge_state_dicts
-from laconic.exchange.scatter import reduce_scatter_coded
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads

@@ -16,9 +16,9 @@ import laconic
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.auto import Route
 from laconic.exchange.buckets import Bucket, BucketGroup
-from laconic.exchange.exchange_thread import ExchangeThread
 from laconic.exchange.layout import BucketInfo, Entry, Exemptions
 from laconic.exchange.options import Options, PlannedCodec
+from laconic.exchange.overlap import ExchangeThread
 from laconic.exchange.residuals import Residuals, merge_state_dicts
 from laconic.exchange.state import CompressionState
 from laconic.transports.base import Transport

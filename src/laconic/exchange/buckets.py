@@ -37,13 +37,7 @@ FEW = 1 / 64  # exempt parameters up to this share of a bucket are blanked out r
 
 
 class Bucket:
-    """The state of one bucket of gradients, kept from step to step.
-
-    Args:
-        info: the parameters in the order they lie in the bucket.
-        residuals: where the residuals of all parameters are.
-        correction: the momentum of the gradients, which was applied to them; None for plain gradients.
-    """
+    """The state of one bucket of gradients, kept from step to step; `correction` is what was applied to them."""
 
     def __init__(
         self, info: BucketInfo, residuals: Residuals, correction: MomentumCorrection | None = None
@@ -148,11 +142,7 @@ class BucketGroup:
         self._agreed: set[tuple[Transport, int]] = set()  # which float32 all-reduces everyone is known to be in
 
     def steps(self, buffers: Sequence[Tensor], route: Route) -> Pausing[tuple[Timings, str]]:
-        """Average each bucket's buffer over all ranks, in place, pausing where there is nothing to do but wait.
-
-        Returns:
-            Where the time went, and the algorithm that was used.
-        """
+        """Average each bucket's buffer over all ranks, in place; returns where the time went, and the algorithm."""
         transport, algorithm = route.transport, route.algorithm
         if algorithm in ("auto", "native") and all(b.codec is not None and b.codec.exact for b in self.buckets):
             return (yield from self._plain(buffers, transport))
@@ -161,20 +151,14 @@ class BucketGroup:
         if algorithm == "auto":
             once = any(bucket.must_gather for bucket in self.buckets)
             algorithm = cheapest_coded(channels, transport.world_size, route.link or GUESS, once=once)
-        timings = yield from self._planned(channels, transport, algorithm, route.hosts).steps(route.step)
+        key = (*map(id, channels), id(transport), algorithm, route.hosts)
+        if self._exchange is None or self._key != key:
+            self._exchange = plan_coded(channels, transport, algorithm, route.hosts, transport.world_size)
+            self._key = key
+        timings = yield from self._exchange.steps(route.step)
         for bucket, buffer in pairs:
             bucket.store(buffer)
         return timings, algorithm
-
-    def _planned(
-        self, channels: list[Channel], transport: Transport, algorithm: str, hosts: tuple[int, ...] | None
-    ) -> CodedExchange | SparseExchange:
-        key = (*map(id, channels), id(transport), algorithm, hosts)
-        if self._exchange is None or self._key != key:
-            divisor = transport.world_size
-            self._exchange = plan_coded(channels, transport, algorithm, hosts, divisor)
-            self._key = key
-        return self._exchange
 
     def _plain(self, buffers: Sequence[Tensor], transport: Transport) -> Pausing[tuple[Timings, str]]:
         """float32 by the engine's own all-reduce; all make sure once that they are in the same call."""
@@ -209,12 +193,7 @@ _log = logging.getLogger("laconic.exchange")
 
 
 class Buckets:
-    """Buckets by number, each of the kind its codec needs.
-
-    Args:
-        residuals: of all parameters; a new layout or codec takes them along.
-        correction: the momentum of the gradients; None for plain gradients.
-    """
+    """Buckets by number, each of the kind its codec needs; a new layout or codec takes the residuals along."""
 
     def __init__(self, residuals: Residuals, correction: MomentumCorrection | None) -> None:
         self.matrices = Matrices()
@@ -247,7 +226,7 @@ class Buckets:
     def steps(
         self, buckets: Sequence[AnyBucket], buffers: Sequence[Tensor], route: Route
     ) -> Pausing[tuple[Timings, str]]:
-        """Average the buffers of these buckets in the same messages, pausing where there is nothing to do but wait."""
+        """Average the buffers of these buckets in the same messages."""
         plain = [bucket for bucket in buckets if isinstance(bucket, Bucket)]
         if len(plain) < len(buckets):
             matrices = buckets[0]

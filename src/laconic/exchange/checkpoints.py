@@ -32,13 +32,7 @@ BEGINNING = 2  # by how many checkpoints one worker can be ahead of one that has
 
 @dataclass(frozen=True)
 class Restored:
-    """What a checkpoint held beside model, optimiser and random state.
-
-    Attributes:
-        step: as given to `save`.
-        cursor: the data cursor's state, for one that was not given to `restore`.
-        extra: as given to `save`.
-    """
+    """What a checkpoint held beside model, optimiser and random state, as given to `save`; of the cursor, its state."""
 
     step: int
     cursor: Any
@@ -172,10 +166,8 @@ class Checkpoints:
         Returns None, and changes nothing, where there is no checkpoint. Later files than the one taken are removed,
         for the training that wrote them is given up.
 
-        Args:
-            model: what `save` was given, or one of the same shape.
-            optimizer: likewise; distributed in the same mode when it was.
-            cursor: an object with `load_state_dict()`.
+        What is given has the shape of what `save` was given, an optimiser also the mode; a cursor has
+        `load_state_dict()`.
 
         Raises:
             CheckpointError: as `latest`; or the checkpoint holds no such part.
@@ -286,11 +278,7 @@ class Cursor:
         return {"epoch": self.epoch, "position": self.position, "numel": self.numel, "seed": self.seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved place.
-
-        Raises:
-            BadInput: it is a place in other data, or in another order.
-        """
+        """Go to a saved place; BadInput for one in other data, or in another order."""
         if (state["numel"], state["seed"]) != (self.numel, self.seed):
             theirs = f"{state['numel']} samples by seed {state['seed']}"
             raise BadInput(f"the cursor was saved in {theirs}; this one reads {self.numel} by seed {self.seed}")

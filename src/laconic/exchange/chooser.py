@@ -24,7 +24,7 @@ from laconic.errors import BadInput, UnknownName
 from laconic.exchange.auto import cheapest_coded, profile_of
 from laconic.exchange.coded import GATHER
 from laconic.exchange.message import Channel
-from laconic.exchange.options import CodecPlan, PlannedCodec
+from laconic.exchange.options import CodecChoice, CodecPlan, PlannedCodec
 from laconic.exchange.sparse_choice import SPARSE, cheapest_sparse
 from laconic.exchange.sparse_exchange import counts
 from laconic.schedules.link import Link
@@ -69,7 +69,7 @@ class Choice:
     chosen: str
 
 
-class AutoCodec:
+class AutoCodec(CodecChoice):
     """The choice for all buckets of one model.
 
     Args:
@@ -98,49 +98,33 @@ class AutoCodec:
             self._settle("quality 'exact' allows only none")
 
     def codec_for(self, bucket: int, step: int) -> Codec:
-        """The codec of this bucket at this step."""
         return self._plan(step).get(bucket, _NONE)
 
     def _plan(self, step: int) -> dict[int, Codec]:
         return next((codecs for first, codecs in reversed(self._plans) if first <= step), {})
 
     def note_ready(self, bucket: int, step: int) -> None:
-        """A bucket's gradients are there: its exchange could begin now."""
         if not self._settled:
             self._ready.setdefault(step, {})[bucket] = time.perf_counter()
 
     def note_exchange(self, bucket: int, numel: int, seconds: float) -> None:
-        """How long a bucket's exchange took, of which only the exact ones are of interest."""
-        if not self.choices:
+        if not self.choices:  # only the exact ones are of interest
             found = self._plain.get(bucket)
             times = found[1] if found is not None and found[0] == numel else []  # a new layout starts anew
             self._plain[bucket] = (numel, [*times, seconds])
 
-    def wants(self, step: int) -> bool:
-        """Whether `before_step` has something to do before this step."""
-        return not self._settled and step - self._first in (WARM_STEPS, WARM_STEPS + 1 + TRIAL_STEPS)
-
     def is_exact(self, step: int) -> bool:
-        """Whether every bucket is exact at this step."""
-        return all(each.exact for each in self._plan(step).values())
+        due = step - self._first in (WARM_STEPS, WARM_STEPS + 1 + TRIAL_STEPS)
+        decides = due and not self._settled
+        return not decides and all(each.exact for each in self._plan(step).values())
 
     def alike(self, bucket: int, other: int, step: int) -> bool:
-        """Whether two buckets have the same codec at this step."""
         return self.codec_for(bucket, step) == self.codec_for(other, step)
 
-    def names(self, name: str) -> bool:
-        """No codec is planned: all are chosen."""
-        return False
-
-    def matrix_codec(self) -> None:
-        """None of QUALITIES is for matrices."""
-
     def restarted(self, step: int) -> AutoCodec:
-        """The choice of a training that goes on from `step`: what was measured elsewhere does not hold here."""
-        return AutoCodec(self.quality, step)
+        return AutoCodec(self.quality, step)  # what was measured elsewhere does not hold here
 
     def before_step(self, step: int, world: World) -> None:
-        """Decide, or look back, where it is time to; all ranks call it before the same step."""
         if self._settled:
             return
         if world.world_size == 1:
@@ -214,12 +198,8 @@ class AutoCodec:
         return "\n".join(lines)
 
 
-def choice_for(codec: CodecPlan, quality: str | None = None) -> PlannedCodec | AutoCodec:
-    """What a user's `codec` and `quality` ask for.
-
-    Raises:
-        BadInput: a quality without codec "auto".
-    """
+def choice_for(codec: CodecPlan, quality: str | None = None) -> CodecChoice:
+    """What a user's `codec` and `quality` ask for; BadInput for a quality without codec "auto"."""
     if codec == "auto":
         return AutoCodec(quality or "8bit")
     if quality is not None:

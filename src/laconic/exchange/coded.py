@@ -1,6 +1,6 @@
 """A compressed all-reduce over any schedule: encode per slice, decode_add into float32, feedback on every leg.
 
-Callers: `collectives.all_reduce(codec=…)` and bucket groups.
+Callers: `collectives.all_reduce(codec=…)`, bucket groups and `fsdp.py`.
 
     direct        two encodings whatever P: the contribution to each chunk, and each chunk's sum
     hierarchical  float32 inside a host, the codec between hosts
@@ -8,6 +8,8 @@ Callers: `collectives.all_reduce(codec=…)` and bucket groups.
     butterfly     one encoding a level; both partners add decoded values, so they agree
     gather        one encoding: every rank sends its whole payload to every other, in one round, and all add up all of
                   them in order of rank. (P−1) payloads a rank: for few ranks or very small payloads (top-k)
+    scatter       reduce-scatter: one encoding, straight to the owner of each chunk, who adds it to its own part, which
+                  is never encoded. (P−1)/P of the payload a rank
 
 What is sent and received in every round is worked out once (`pieces.py`), and the messages' memory is kept: a step
 encodes into the messages and decodes out of them. A piece that holds NaN or infinity travels as poison (see
@@ -19,7 +21,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,12 +30,12 @@ from laconic.codecs import Codec, codec
 from laconic.codecs.selector import Sparse
 from laconic.errors import PayloadError
 from laconic.exchange.message import Channel, Writer, decode, detail, max_nbytes, unpack
-from laconic.exchange.pieces import CodedStep, Encoding, Parcel, Piece, PlanKey, coded_program
+from laconic.exchange.pieces import CodedStep, Encoding, Parcel, Piece, coded_program
 from laconic.schedules.registry import build
 from laconic.transports.base import Call, Incoming, Outgoing, Timings, Transport
 from laconic.transports.rounds import Pausing, Steps, drive, finish
 
-GATHER = "gather"
+GATHER, SCATTER = "gather", "scatter"
 _EXACT = codec("none")
 _IDLE = CodedStep()
 SMALL = 1 / 16  # of all values, times the world size: an exact channel up to this is sent whole
@@ -55,6 +57,17 @@ def run_coded(
         step: draws of stochastic codecs differ by step, rank and round.
     """
     return CodedExchange(channels, transport, algorithm=algorithm, hosts=hosts).run(step)
+
+
+def reduce_scatter_coded(channels: Sequence[Channel], transport: Transport, *, step: int = 0) -> Timings:
+    """Sum over all ranks row r of every channel into rank r's row r; the other rows are scratch afterwards.
+
+    Args:
+        channels: their buffers are P × n float32, with residuals over P·n values or none; all share one message a peer.
+        step: draws of stochastic codecs differ by step, rank and destination.
+    """
+    flat = [replace(channel, buffer=channel.buffer.view(-1)) for channel in channels]
+    return CodedExchange(flat, transport, algorithm=SCATTER).run(step * transport.world_size + transport.rank)
 
 
 @dataclass(frozen=True)
@@ -119,10 +132,7 @@ class CodedExchange:
         self._gathered: dict[int, dict[int, Tensor | None]] = {i: {} for i in self.whole}  # by channel and rank
 
     def _whole_channels(self) -> set[int]:
-        """The channels that go whole to everyone in the first round: all of `gather`, of `direct` the small exact ones.
-
-        The latter spare calls.
-        """
+        """The channels that go whole to everyone: all of `gather`, of `direct` the small exact ones, to spare calls."""
         if self.algorithm == GATHER:
             return set(range(len(self.channels)))
         if self.algorithm != "direct" or self.transport.world_size == 1:
@@ -137,10 +147,12 @@ class CodedExchange:
         numels = [channel.buffer.numel() for channel in self.channels]
         if self.algorithm == GATHER:
             return [_to_all(numel, rank, size, exact=False) for numel in numels], 1
+        if self.algorithm == SCATTER:
+            return [_to_owners(numel, rank, size) for numel in numels], 1
         parameters = {"hosts": hosts} if self.algorithm == "hierarchical" and hosts is not None else {}
         schedules = [build("all_reduce", self.algorithm, size, numel, **parameters) for numel in numels]
         programs = [
-            _to_all(numels[i], rank, size, exact=True) if i in self.whole else coded_program(PlanKey(plan, rank, hosts))
+            _to_all(numels[i], rank, size, exact=True) if i in self.whole else coded_program(plan, rank, hosts)
             for i, plan in enumerate(schedules)
         ]
         return programs, max((schedule.rounds for schedule in schedules), default=0)
@@ -150,33 +162,37 @@ class CodedExchange:
         fresh = [{encoding.piece: encoding for encoding in step.encodings} for step in steps]
         peers: dict[tuple[_Part, ...], list[int]] = {}
         for peer, parcels in _by_peer([step.sends for step in steps]):
-            parts = tuple(
-                _Part(channel, piece, self._coder(channel, piece), parcel.add, fresh[channel].get(piece))
-                for channel, parcel in parcels
-                for piece in parcel.pieces
-            )
-            peers.setdefault(parts, []).append(peer)
+            peers.setdefault(self._parts(parcels, fresh), []).append(peer)
         if not peers and any(fresh):  # a rank alone gathers what it has encoded itself
-            alone = [(i, each) for i, row in enumerate(fresh) for each in row.values()]
-            peers[tuple(_Part(i, e.piece, self._coder(i, e.piece), True, e) for i, e in alone)] = []
+            alone = [(i, Parcel(self.transport.rank, (piece,), True)) for i, row in enumerate(fresh) for piece in row]
+            peers[self._parts(alone, fresh)] = []
         messages = [
             _Message(tuple(to), parts, Writer([part.max_nbytes for part in parts])) for parts, to in peers.items()
         ]
         recvs, arrivals = [], []
         for peer, parcels in _by_peer([step.recvs for step in steps]):
-            parts = tuple(
-                _Part(channel, piece, self._coder(channel, piece), parcel.add)
-                for channel, parcel in parcels
-                for piece in parcel.pieces
-            )
+            parts = self._parts(parcels)
             most = max_nbytes([part.max_nbytes for part in parts])
             memory = torch.empty(most, dtype=torch.uint8)
             recvs.append(Incoming(peer, most, torch.uint8, memory.device, into=memory, at_most=True))
             arrivals.append(parts)
         return _Round(tuple(messages), tuple(recvs), tuple(arrivals))
 
-    def _coder(self, channel: int, piece: Piece) -> Codec:
-        return _EXACT if piece.exact else self.channels[channel].codec
+    def _parts(
+        self, parcels: list[tuple[int, Parcel]], fresh: Sequence[dict[Piece, Encoding]] = ()
+    ) -> tuple[_Part, ...]:
+        """What one message holds; `fresh` are the encodings of its round, by channel, where it is sent."""
+        return tuple(
+            _Part(
+                channel,
+                piece,
+                _EXACT if piece.exact else self.channels[channel].codec,
+                parcel.add,
+                fresh[channel].get(piece) if fresh else None,
+            )
+            for channel, parcel in parcels
+            for piece in parcel.pieces
+        )
 
     def run(self, step: int = 0) -> Timings:
         """Sum the channels' buffers over all ranks; draws of stochastic codecs differ by step, rank and round."""
@@ -184,7 +200,8 @@ class CodedExchange:
 
     def steps(self, step: int = 0) -> Steps:
         """As `run`, pausing whenever there is nothing to do but wait."""
-        claim = ("all_reduce", self.algorithm, self.numel, "float32", self.detail, len(self.rounds))
+        done = ("reduce_scatter", "direct") if self.algorithm == SCATTER else ("all_reduce", self.algorithm)
+        claim = (*done, self.numel, "float32", self.detail, len(self.rounds))
         with self.transport.call(*claim) as call:
             yield from self.steps_in(call, step)
         return call.timings
@@ -260,19 +277,16 @@ class CodedExchange:
     def _add_whole(self, call: Call, round: int) -> None:
         """Sum what everyone sent of the whole channels, in order of rank: the same bits everywhere."""
         begun = time.perf_counter()
+        for index in self.whole:
+            own = Piece(0, self.channels[index].buffer.numel(), self.algorithm != GATHER)
+            self._gathered[index][self.transport.rank] = self._payloads[index, own]
         for rank in range(self.transport.world_size):
             try:
                 for index in self.whole:
-                    self._add(self.channels[index], self._gathered_from(rank, index), first=rank == 0)
+                    self._add(self.channels[index], self._gathered[index][rank], first=rank == 0)
             except PayloadError as error:
                 raise call.bad_payload(round, rank, error) from error
         call.timings.decode_s += time.perf_counter() - begun
-
-    def _gathered_from(self, rank: int, index: int) -> Tensor | None:
-        if rank != self.transport.rank:
-            return self._gathered[index][rank]
-        numel = self.channels[index].buffer.numel()
-        return self._payloads[index, Piece(0, numel, self.algorithm != GATHER)]
 
     def _divides(self, channel: Channel) -> bool:
         """Whether the values of a channel are divided as they are added: only what was selected is touched."""
@@ -301,6 +315,17 @@ def _to_all(numel: int, rank: int, world_size: int, *, exact: bool) -> dict[int,
     others = [(rank + hop) % world_size for hop in range(1, world_size)]
     parcels = tuple(Parcel(peer, (piece,), True) for peer in others)
     return {0: CodedStep((Encoding(piece, False, rank),), parcels, parcels)}
+
+
+def _to_owners(numel: int, rank: int, world_size: int) -> dict[int, CodedStep]:
+    """A channel of P chunks, each sent to its owner alone."""
+    chunk = numel // world_size
+    others = [(rank + hop) % world_size for hop in range(1, world_size)]
+    pieces = {peer: Piece(peer * chunk, (peer + 1) * chunk, False) for peer in others}
+    mine = Piece(rank * chunk, (rank + 1) * chunk, False)
+    sends = tuple(Parcel(peer, (piece,), True) for peer, piece in pieces.items())
+    recvs = tuple(Parcel(peer, (mine,), True) for peer in pieces)
+    return {0: CodedStep(tuple(Encoding(piece, False, peer) for peer, piece in pieces.items()), sends, recvs)}
 
 
 def _by_peer(parcels: Iterable[tuple[Parcel, ...]]) -> list[tuple[int, list[tuple[int, Parcel]]]]:

@@ -123,10 +123,7 @@ def reduce_scatter(
     world = world_of(group)
     registry.get("reduce_scatter", algorithm)
     flat = _flat(tensor, op, world, fresh=True)
-    if world.world_size > 1:
-        run(_schedule("reduce_scatter", algorithm, world, flat, **parameters), flat, world.transport, op)
-        if op == "mean":
-            flat.div_(world.world_size)
+    _run("reduce_scatter", algorithm, world, flat, op, **parameters)
     edges = bounds(flat.numel(), world.world_size)
     mine = flat[int(edges[world.rank]) : int(edges[world.rank + 1])]
     return mine.clone().to(tensor.device)
@@ -139,8 +136,7 @@ def all_gather(tensor: Tensor, *, algorithm: str = "ring", group: Group = None, 
     mine = _flat(tensor, "copy", world)
     everything = torch.empty(world.world_size * mine.numel(), dtype=mine.dtype, device=mine.device)
     everything[world.rank * mine.numel() : (world.rank + 1) * mine.numel()] = mine
-    if world.world_size > 1:
-        run(_schedule("all_gather", algorithm, world, everything, **parameters), everything, world.transport)
+    _run("all_gather", algorithm, world, everything, **parameters)
     return _shaped(everything, (world.world_size, *tensor.shape), tensor)
 
 
@@ -151,8 +147,7 @@ def all_to_all(tensor: Tensor, *, algorithm: str = "direct", group: Group = None
     if tensor.dim() == 0 or tensor.shape[0] % world.world_size:
         raise BadInput(f"all_to_all: dim 0 of {tuple(tensor.shape)} is not a multiple of {world.world_size} ranks")
     flat = _flat(tensor, "copy", world, fresh=True)
-    if world.world_size > 1:
-        run(_schedule("all_to_all", algorithm, world, flat), flat, world.transport)
+    _run("all_to_all", algorithm, world, flat)
     return _shaped(flat, tuple(tensor.shape), tensor)
 
 
@@ -188,17 +183,22 @@ def _rooted(collective: str, tensor: Tensor, root: int, op: str, algorithm: str,
     if not 0 <= root < world.world_size:
         raise BadInput(f"{collective}: root must be a rank from 0 to {world.world_size - 1}, got {root}")
     flat = _flat(tensor, op if collective == "reduce" else "copy", world)
-    if world.world_size > 1:
-        run(_schedule(collective, algorithm, world, flat, root=root), flat, world.transport, op)
-        if op == "mean":
-            flat.div_(world.world_size)
+    _run(collective, algorithm, world, flat, op, root=root)
     return _restore(tensor, flat)
 
 
-def _schedule(collective: str, algorithm: str, world: World, flat: Tensor, **parameters: Any) -> Any:
+def _run(
+    collective: str, algorithm: str, world: World, flat: Tensor, op: str = "sum", **parameters: Any
+) -> None:
+    """Run a schedule on `flat`, in place; where nothing is to be sent, ranks still make sure that all are here."""
+    if world.world_size == 1:
+        return
     if flat.numel() == 0:
-        agree(world.transport, collective, algorithm, flat)
-    return registry.build(collective, algorithm, world.world_size, flat.numel(), **parameters)
+        agree(world.transport, collective, algorithm, flat, op)
+    schedule = registry.build(collective, algorithm, world.world_size, flat.numel(), **parameters)
+    run(schedule, flat, world.transport, op)
+    if op == "mean":
+        flat.div_(world.world_size)
 
 
 def _flat(tensor: Tensor, op: str, world: World, fresh: bool = False) -> Tensor:

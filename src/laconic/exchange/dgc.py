@@ -151,7 +151,6 @@ class MomentumCorrection:
             start = stop
 
     def state_dict(self) -> dict[str, Tensor]:
-        """This rank's velocities, by parameter name."""
         return {name: velocity.clone() for name, velocity in self.velocities.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -161,26 +160,18 @@ class MomentumCorrection:
 
 @dataclass(frozen=True)
 class Masking:
-    """A residual that also stops the momentum of what was sent: momentum factor masking.
-
-    Args:
-        residual: of a channel that is gathered.
-        correction: where the velocities are.
-        entries: the channel's parameters, in order.
-    """
+    """A residual that also stops the momentum of what was sent, of the parameters `entries` of a gathered channel."""
 
     residual: Residual
     correction: MomentumCorrection
     entries: Sequence[Entry]
 
     def encode(self, codec: Codec, x: Tensor, site: Site, *, step: int, out: Tensor, copies: int = 1) -> Tensor:
-        """Encode as the residual does, then mask."""
         payload = self.residual.encode(codec, x, site, step=step, out=out, copies=copies)
         self.correction.mask(self.entries, _sent(codec, payload, x.numel()) + site[1])
         return payload
 
     def carry(self, x: Tensor) -> Tensor:
-        """As the residual."""
         return self.residual.carry(x)
 
 
@@ -202,11 +193,7 @@ def _sent(codec: Codec, payload: Tensor, numel: int) -> Array:
 def correction_for(
     momentum: float | DeepGradientCompression | None, algorithm: str, feedback: bool | None, *, named: bool
 ) -> MomentumCorrection | None:
-    """What a user's `momentum` asks for, if the other options go with it.
-
-    Raises:
-        BadInput: the mask needs the gather form, selection needs feedback, velocities need names.
-    """
+    """What a user's `momentum` asks for; BadInput where the other options do not go with it."""
     if momentum is None:
         return None
     settings = momentum if isinstance(momentum, DeepGradientCompression) else DeepGradientCompression(momentum)
@@ -244,12 +231,7 @@ def refuse_second_momentum(parameters: Iterable[Tensor]) -> RemovableHandle:
 def accelerate(velocity: Tensor, gradient: Tensor, momentum: float, scale: float, nesterov: bool) -> bool:
     """u ← m·u + s·g, then g ← u, or g ← s·g + m·u for Nesterov; False where u is not finite everywhere.
 
-    Args:
-        velocity: u, contiguous float32, changed in place.
-        gradient: g, likewise.
-        momentum: m, rounded to float32.
-        scale: s, rounded to float32.
-        nesterov: which of the two forms.
+    Velocity u and gradient g are contiguous float32, changed in place; momentum m and scale s are rounded to float32.
     """
     u, g = velocity.numpy(), gradient.detach().numpy()
     m, s = np.float32(momentum), np.float32(scale)

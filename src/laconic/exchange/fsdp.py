@@ -1,7 +1,7 @@
 """`laconic.compress(model, codec)` on an FSDP2 model: the reduce-scatter of its gradients through a codec.
 
 Caller: `hook.compress`, for modules that `torch.distributed.fsdp.fully_shard` was applied to. The exchange
-itself is in `scatter.py`: one encoding whatever P, for the sums stay where they are. Parameters are gathered by torch,
+itself is in `coded.py`: one encoding whatever P, for the sums stay where they are. Parameters are gathered by torch,
 in their own type.
 
 Invariant, by parameter: Σ over ranks of (input + residual before) = what the shard's owner got + Σ residual after.
@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from laconic.codecs import Codec, codec
 from laconic.errors import BadInput
+from laconic.exchange.coded import reduce_scatter_coded
 from laconic.exchange.collectives import world_of
 from laconic.exchange.job import BucketRecord, Job, bucket_table, keep
 from laconic.exchange.layout import Exemptions
 from laconic.exchange.message import Channel
 from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options, PlannedCodec
 from laconic.exchange.residuals import Residual, Residuals, kept_residuals
-from laconic.exchange.scatter import reduce_scatter_coded
 from laconic.transports.base import Transport
 from laconic.transports.world import current
 
@@ -91,12 +91,9 @@ class _Rows:
 
 
 class CompressedReduceScatter:
-    """What `set_custom_reduce_scatter` installs for one group of parameters: torch calls it in backward.
+    """What `set_custom_reduce_scatter` installs for group `index` of parameters, DTensors in the group's order.
 
-    Args:
-        state: the settings, and where records go.
-        index: the group's number, for the records.
-        parameters: the group's parameters by name, as DTensors, in the group's order.
+    torch calls it in backward.
     """
 
     def __init__(self, state: ShardedCompression, index: int, parameters: Sequence[tuple[str, Any]]) -> None:
@@ -132,10 +129,7 @@ class CompressedReduceScatter:
             chosen, coded, exact = _EXACT, [], [Shard("", (), 0, 0, values.shape[1], True)]
         channels = []
         if coded:
-            rows = _cut(values, coded)
-            if self.residual is not None:
-                self.residual.carry(rows.view(-1))
-            channels.append(Channel(rows, chosen, self.residual))
+            channels.append(Channel(_cut(values, coded), chosen, self.residual))
         if exact:
             channels.append(Channel(_cut(values, exact), _EXACT))
         try:
@@ -151,9 +145,8 @@ class CompressedReduceScatter:
             output_tensor.div_(size)
         taken = time.perf_counter() - begun
         spec, numel = str(chosen), values.numel()
-        keep(
-            self.state.records, BucketRecord(self.step, self.index, numel, spec, "direct", taken, **vars(timings))
-        )
+        record = BucketRecord(self.step, self.index, numel, spec, "direct", taken, **vars(timings))
+        keep(self.state.records, record)
         self.step += 1
 
     def _use(self, chosen: Codec, world_size: int) -> None:

@@ -32,8 +32,9 @@ def hook(state: CompressionState, bucket: dist.GradBucket) -> Any:
     if bucket.index() == 0:  # after DDP's own last callback, which the first one runs before
         callbacks = torch.autograd.Variable._execution_engine
         with contextlib.suppress(RuntimeError):  # outside backward, where DDP.join() shadows the others' exchanges
-            callbacks.queue_callback(lambda: callbacks.queue_callback(state.overlap.failure.raise_first))
-    return state.submit(bucket.buffer(), bucket.index(), bucket.parameters(), last=bucket.is_last())
+            callbacks.queue_callback(lambda: callbacks.queue_callback(state.overlap.raise_first))
+    last = bucket.is_last()
+    return state.overlap.submit(state, bucket.buffer(), bucket.index(), bucket.parameters(), last=last)
 
 
 # DDP looks at the annotations themselves, which are strings in this file.

@@ -32,21 +32,13 @@ class BucketRecord:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one `step()` cost and met on this worker.
+    """What one `step()` cost and met on this worker."""
 
-    Attributes:
-        step: from 0.
-        seconds: spent in agreeing, of the whole step().
-        wait_s: of these, waiting for others.
-        sent_nbytes: payload bytes this worker sent.
-        staleness: how many updates of others the weights it computed with had not seen; None where it has no meaning.
-    """
-
-    step: int
-    seconds: float
-    wait_s: float
-    sent_nbytes: int
-    staleness: int | None = None
+    step: int  # from 0
+    seconds: float  # spent in agreeing, of the whole step()
+    wait_s: float  # of these, waiting for others
+    sent_nbytes: int  # payload of this worker
+    staleness: int | None = None  # how many updates of others its weights had not seen, where that has a meaning
 
 
 KEPT_STEPS = 100
@@ -61,18 +53,12 @@ def keep(records: deque[BucketRecord], record: BucketRecord) -> None:
 
 @dataclass(frozen=True)
 class LayerForm:
-    """How one parameter travelled at the last step, and what this rank sent for it.
-
-    Attributes:
-        form: "exact", "powersgd(4)", "factors", or "with weight" for a bias that needed no bytes of its own.
-        raw_nbytes: what this rank would send in an all-reduce of float32 that sends the least, 2·(P−1)/P·4·numel.
-        sent_nbytes: what it sent, without heads and padding.
-    """
+    """How one parameter travelled at the last step, and what this rank sent for it."""
 
     name: str
-    form: str
-    raw_nbytes: int
-    sent_nbytes: int
+    form: str  # "exact", "powersgd(4)", "factors", or "with weight" for a bias that needed no bytes of its own
+    raw_nbytes: int  # what this rank would send in an all-reduce of float32 that sends the least, 2·(P−1)/P·4·numel
+    sent_nbytes: int  # without heads and padding
 
 
 def wire_nbytes(numel: int, world_size: int, algorithm: str = "direct", itemsize: int = 4) -> int:
@@ -87,11 +73,7 @@ def wire_nbytes(numel: int, world_size: int, algorithm: str = "direct", itemsize
 
 
 def bucket_table(records: Sequence[BucketRecord], rank: int, world_size: int, *, of_all_reduce: float = 1.0) -> str:
-    """The last steps' medians, a row a bucket.
-
-    Args:
-        of_all_reduce: what float32 would send, as a share of an all-reduce: FSDP's reduce-scatter is half of one.
-    """
+    """The last steps' medians, a row a bucket; float32 would send `of_all_reduce`: FSDP's reduce-scatter is half."""
     if not records:
         return "nothing was exchanged yet"
     now = {record.bucket for record in records if record.step == records[-1].step}

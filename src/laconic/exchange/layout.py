@@ -104,14 +104,9 @@ class Gradients:
 
 
 class Parameters:
-    """A model's parameters: their names, and which are sent exactly.
+    """A model's parameters: their names, and which are sent exactly; BadInput for an exemption that no name matches.
 
-    Args:
-        named: the model's named_parameters(); those that are not among them are numbered as they are met.
-        exempt: which are sent exactly.
-
-    Raises:
-        BadInput: an exemption by name that no name matches.
+    Parameters that are not among `named` are numbered as they are met.
     """
 
     def __init__(self, named: Iterable[tuple[str, Tensor]], exempt: Exemptions) -> None:
@@ -124,7 +119,6 @@ class Parameters:
         self._infos: dict[int, tuple[object, BucketInfo]] = {}
 
     def covers(self, parameter: Tensor) -> bool:
-        """Whether this parameter is sent exactly."""
         return self.exempt.covers(self.names[id(parameter)], parameter)
 
     def info(self, gradients: Gradients) -> BucketInfo:

@@ -18,14 +18,47 @@ from laconic.transports.world import World
 CodecPlan = str | Codec | Mapping[int, str | Codec] | Callable[[int], str | Codec]
 
 
-class PlannedCodec:
+class CodecChoice:
+    """Which codec a bucket goes through at a step; what does not learn ignores what it is told."""
+
+    def codec_for(self, bucket: int, step: int) -> Codec:
+        """The codec of this bucket at this step."""
+        raise NotImplementedError
+
+    def alike(self, bucket: int, other: int, step: int) -> bool:
+        """Whether two buckets have the same codec at this step."""
+        return True
+
+    def is_exact(self, step: int) -> bool:
+        """Whether every bucket is exact at this step, and nothing is to be decided before it."""
+        return self.codec_for(0, step).exact
+
+    def before_step(self, step: int, world: World) -> None:
+        """Decide, or look back, where it is time to; all ranks call it before the same step."""
+
+    def note_ready(self, bucket: int, step: int) -> None:
+        """A bucket's gradients are there: its exchange could begin now."""
+
+    def note_exchange(self, bucket: int, numel: int, seconds: float) -> None:
+        """How long a bucket's exchange took."""
+
+    def matrix_codec(self) -> Codec | None:
+        """The first planned codec for matrices, if there is one; what a function will choose is not known."""
+        return None
+
+    def names(self, name: str) -> bool:
+        """Whether a codec of this name is planned."""
+        return False
+
+    def restarted(self, step: int) -> CodecChoice:
+        """The choice of a training that goes on from `step`."""
+        return self
+
+
+class PlannedCodec(CodecChoice):
     """The codec of each step: one for all, a table {first step: codec}, or a function of the step.
 
-    It has the interface of `chooser.AutoCodec`, and learns nothing from what it is told.
-
-    Args:
-        plan: the codecs.
-        matrices: whether codecs for matrices are taken too.
+    Codecs for matrices are taken where `matrices` says so.
 
     >>> plan = PlannedCodec({0: "none", 100: "dynamic8"})
     >>> str(plan.at(99)), str(plan.at(100))
@@ -51,41 +84,14 @@ class PlannedCodec:
             return self._codec(self._function(step))
         return [entry for first, entry in self._table if first <= step][-1]
 
+    def codec_for(self, bucket: int, step: int) -> Codec:
+        return self.at(step)
+
     def matrix_codec(self) -> Codec | None:
-        """The first codec for matrices in the table, if there is one; what a function will choose is not known."""
         return next((entry for _, entry in self._table if entry.kind == "matrix"), None)
 
     def names(self, name: str) -> bool:
         return any(entry.name == name for _, entry in self._table)
-
-    def codec_for(self, bucket: int, step: int) -> Codec:
-        """The codec of a bucket at a step: the same for all buckets."""
-        return self.at(step)
-
-    def alike(self, bucket: int, other: int, step: int) -> bool:
-        """Whether two buckets have the same codec at a step."""
-        return True
-
-    def is_exact(self, step: int) -> bool:
-        """Whether every bucket is exact at a step."""
-        return self.at(step).exact
-
-    def wants(self, step: int) -> bool:
-        """There is nothing to decide."""
-        return False
-
-    def before_step(self, step: int, world: World) -> None:
-        """There is nothing to decide."""
-
-    def note_ready(self, bucket: int, step: int) -> None:
-        """There is nothing to learn."""
-
-    def note_exchange(self, bucket: int, numel: int, seconds: float) -> None:
-        """There is nothing to learn."""
-
-    def restarted(self, step: int) -> PlannedCodec:
-        """The plan of a training that goes on from `step`."""
-        return self
 
 
 def flat_codec(spec: str | Codec) -> Codec:

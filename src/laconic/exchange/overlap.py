@@ -1,116 +1,182 @@
 """Beside backward: a step's buckets as they come, held until they make a message, then off to the exchange thread.
 
-Callers: the DDP hook, by `state.py`. Exact buckets take the float32 shortcut where it is open. The first error is kept
-until backward ends: DDP would make a RuntimeError of it.
+Caller: the DDP hook. The first error is kept until backward ends: DDP would make a RuntimeError of it.
+
+A bucket that no codec touches goes by the engine's own future, without the exchange thread: the float32 shortcut. gloo
+matches its own all-reduces by their order, so they must all come from one thread: the shortcut is open for a step only
+when all its buckets are exact, as in a step before, and nobody else uses the transport. Once a bucket is unlike the
+last time, it and those after it go by the exchange thread.
+
+On the exchange thread, one per transport, whoever uses it, jobs run in order while backward goes on. A job pauses
+(yields) where it has nothing to do but wait for its messages; the next one, if it is there, is begun meanwhile, so that
+it is encoded while the first is on the wire. Jobs are begun, and ended, in the order they came. After an error, jobs
+fail with the same error at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
+import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from laconic.exchange.chooser import AutoCodec
-from laconic.exchange.exchange_thread import ThreadShare
+from laconic.errors import LaconicError
 from laconic.exchange.layout import Gradients
-from laconic.exchange.options import PlannedCodec
+from laconic.exchange.options import CodecChoice
 from laconic.transports.base import Transport
 from laconic.transports.rounds import Pausing
 from laconic.transports.world import World
 
 _log = logging.getLogger("laconic.exchange")
+Work = Callable[[], Generator[None, None, Any]]
 
 
-class Failure:
-    """What went wrong first, if anything did; a bucket that was under way too fails because of the first."""
-
-    def __init__(self) -> None:
-        self._error: Exception | None = None
-
-    def note(self, error: Exception) -> None:
-        """Keep the first error."""
-        if self._error is None:
-            self._error = error
-            _log.error("the exchange of gradients failed: %s: %s", type(error).__name__, error)
-
-    def __bool__(self) -> bool:
-        return self._error is not None
-
-    def marked(self, buffer: Tensor) -> Tensor:
-        """The buffer; of NaN after a failure: whoever steps all the same, steps nowhere unnoticed."""
-        return buffer.fill_(float("nan")) if self else buffer
-
-    def raise_first(self) -> None:
-        """Raise what went wrong, if anything did."""
-        if self._error is not None:
-            raise self._error
+def interleave(jobs: Sequence[Generator[None, None, Any]], depth: int) -> None:
+    """Run jobs on this thread, at most `depth` at once: at a pause the next is begun, then the oldest goes on."""
+    waiting, active = deque(jobs), deque[Generator[None, None, Any]]()
+    while waiting or active:
+        begins = bool(waiting) and len(active) < depth
+        if begins:
+            active.append(waiting.popleft())
+        place = -1 if begins else 0
+        try:
+            next(active[place])
+        except StopIteration:
+            del active[place]
 
 
-class Float32Shortcut:
-    """Which buckets went as float32, all ranks in the same call, and whether this step may go so too."""
+class ExchangeThread:
+    """One thread that runs jobs in the order they were submitted, at most `depth` at once."""
 
-    def __init__(self) -> None:
-        self._layouts: dict[int, object] = {}
-        self._open = False
+    def __init__(self, name: str = "laconic-exchange", *, depth: int = 1) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Work, Any] | None] = queue.SimpleQueue()
+        self._depth = depth
+        self._active: deque[tuple[Generator[None, None, Any], Any]] = deque()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
-    def begin_step(self, *, possible: bool) -> None:
-        """Open or close the shortcut for a step."""
-        self._open = possible
+    def submit(self, job: Work) -> Any:
+        """Queue a job, a function that makes a generator; returns a torch future of what it returns."""
+        future: Any = torch.futures.Future()
+        if not self._thread.is_alive():
+            future.set_exception(LaconicError("the exchange thread is closed"))
+        else:
+            self._jobs.put((job, future))
+        return future
 
-    def takes(self, gradients: Gradients) -> bool:
-        """Whether this bucket goes by the shortcut."""
-        self._open = self._open and self._layouts.get(gradients.index) == gradients.layout
-        return self._open
+    def _run(self) -> None:
+        closing = False
+        while self._active or not closing:
+            if not closing and len(self._active) < self._depth:
+                with contextlib.suppress(queue.Empty):
+                    entry = self._jobs.get(block=not self._active)
+                    if entry is None:
+                        closing = True
+                    else:
+                        self._begin(*entry)
+                        del entry  # or the last job, and all it refers to, would live as long as this thread
+                    continue
+            self._advance(0)
 
-    def note(self, gradients: Gradients, *, plain: bool) -> None:
-        """Remember whether this bucket went as float32, with no residual left."""
-        self._layouts.pop(gradients.index, None)
-        if plain:
-            self._layouts[gradients.index] = gradients.layout
+    def _begin(self, job: Work, future: Any) -> None:
+        if self._failure is not None:
+            future.set_exception(self._failure)
+            return
+        self._active.append((job(), future))
+        self._advance(-1)
 
-    def clear(self) -> None:
-        """Forget all buckets."""
-        self._layouts.clear()
+    def _advance(self, place: int) -> None:
+        """Run one job up to its next pause, or to its end."""
+        steps, future = self._active[place]
+        try:
+            next(steps)
+        except StopIteration as done:
+            del self._active[place]
+            future.set_result(done.value)
+        except Exception as error:
+            self._failure = error
+            for _, each in self._active:
+                each.set_exception(error)
+            self._active.clear()
 
-    @staticmethod
-    def submit(
-        gradients: Gradients,
-        transport: Transport,
-        done: Callable[[Gradients, float], None],
-        failed: Callable[[Exception], None],
-    ) -> Any:
-        """Start the engine's all-reduce; returns a future of the mean. `done` is told how many seconds it took."""
-        begun, buffer = time.perf_counter(), gradients.buffer
+    def close(self) -> None:
+        """Finish what is queued and join the thread; safe to call twice, and on the thread itself, which then ends."""
+        if self._thread.is_alive():
+            self._jobs.put(None)
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
 
-        def finish(future: Any) -> Tensor:
-            try:
-                future.value()
-            except RuntimeError as error:
-                failed(transport.explain(error))  # type: ignore[attr-defined]
-                return buffer.fill_(float("nan"))
-            buffer.div_(transport.world_size)
-            done(gradients, time.perf_counter() - begun)
-            return buffer
 
-        return transport.native_future(buffer).then(finish)
+@dataclass
+class _Shared:
+    """The exchange thread of one transport and its users: calls on one transport come from one thread, in order."""
+
+    users: set[object] = field(default_factory=set)
+    thread: ExchangeThread | None = None
+
+
+_shared: weakref.WeakKeyDictionary[Transport, _Shared] = weakref.WeakKeyDictionary()
+
+
+class ThreadShare:
+    """One user's share of a transport's exchange thread, which the first job starts and the last user joins.
+
+    A share that is forgotten is closed.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._depth = depth_of(transport)
+        self._shared = _shared.setdefault(transport, _Shared())
+        token = object()
+        self._shared.users.add(token)
+        self.close = weakref.finalize(self, _leave, self._shared, token)
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody else uses the transport."""
+        return len(self._shared.users) == 1
+
+    def submit(self, job: Work) -> Any:
+        """Queue a job, as `ExchangeThread.submit`."""
+        if self._shared.thread is None:
+            self._shared.thread = ExchangeThread(depth=self._depth)
+        return self._shared.thread.submit(job)
+
+
+def depth_of(transport: Transport) -> int:
+    """How many exchanges may be under way at once: one is encoded while another is on the wire."""
+    return 2 if transport.interleaves else 1
+
+
+def _leave(shared: _Shared, token: object) -> None:
+    shared.users.discard(token)
+    if not shared.users and shared.thread is not None:
+        shared.thread.close()
+        shared.thread = None
 
 
 class Exchanger(Protocol):
     """Whose buckets these are."""
 
-    choice: PlannedCodec | AutoCodec
+    choice: CodecChoice
+    step: int
 
     @property
     def world(self) -> World: ...
 
-    def steps(self, held: list[Gradients]) -> Pausing[bool]:
-        """Average these buckets together; returns whether they went as float32, in place."""
+    def steps(self, held: list[Gradients]) -> Pausing[bool]: ...
 
-    def went_plain(self, gradients: Gradients, seconds: float) -> None:
-        """Record a bucket that took the shortcut."""
+    def went_plain(self, gradients: Gradients, begun: float) -> None: ...
 
 
 class Overlap:
@@ -121,39 +187,64 @@ class Overlap:
     """
 
     def __init__(self, message_nbytes: int) -> None:
-        self.failure = Failure()
         self._message_nbytes = message_nbytes
-        self._shortcut = Float32Shortcut()
+        self._error: Exception | None = None
+        self._plain: dict[int, object] = {}  # layouts of buckets that went as float32, all ranks in the same call
+        self._shortcut = False
         self._thread: ThreadShare | None = None
         self._held: list[Gradients] = []
 
-    def submit(self, gradients: Gradients, owner: Exchanger) -> Any:
-        """Start the exchange of one bucket, or hold it; returns a future of its buffer."""
-        if gradients.index == 0:
-            self._begin_step(gradients, owner)
-        if self._shortcut.takes(gradients):
-            return self._shortcut.submit(gradients, owner.world.transport, owner.went_plain, self.failure.note)
-        if self._held and not owner.choice.alike(gradients.index, self._held[0].index, gradients.step):
+    def submit(
+        self, owner: Exchanger, buffer: Tensor, index: int, parameters: Sequence[Tensor], *, last: bool
+    ) -> Any:
+        """Start the exchange of one bucket, or hold it for the next one's messages; returns a future of its buffer."""
+        owner.choice.note_ready(index, owner.step)
+        gradients = Gradients(buffer, index, parameters, owner.step, last, torch.futures.Future())
+        if index == 0:
+            self._begin_step(owner)
+        self._shortcut = self._shortcut and self._plain.get(index) == gradients.layout
+        if self._shortcut:
+            return self._take_shortcut(gradients, owner)
+        if self._held and not owner.choice.alike(index, self._held[0].index, gradients.step):
             self._let_go(owner)
         self._held.append(gradients)
-        if gradients.last or not self._may_hold(owner):
+        if last or not self._may_hold(owner):
             self._let_go(owner)
         return gradients.future
 
-    def _begin_step(self, gradients: Gradients, owner: Exchanger) -> None:
+    def _begin_step(self, owner: Exchanger) -> None:
         """Forget a backward that did not end, and decide whether the float32 shortcut is open."""
         self._held = []
         transport = owner.world.transport
         if self._thread is None:
             self._thread = ThreadShare(transport)
-        quiet = transport.has_futures and self._thread.alone and not self.failure
-        self._shortcut.begin_step(possible=quiet and _is_exact(owner.choice, gradients.step))
+        self._shortcut = transport.has_futures and self._thread.alone and self._error is None
+        try:
+            self._shortcut = self._shortcut and owner.choice.is_exact(owner.step)
+        except Exception:  # the user's function failed: it will again, on the exchange thread, which reports it
+            self._shortcut = False
+
+    def _take_shortcut(self, gradients: Gradients, owner: Exchanger) -> Any:
+        """Start the engine's all-reduce; returns a future of the mean."""
+        begun, buffer, transport = time.perf_counter(), gradients.buffer, owner.world.transport
+
+        def finish(future: Any) -> Tensor:
+            try:
+                future.value()
+            except RuntimeError as error:
+                self._note(transport.explain(error))  # type: ignore[attr-defined]
+                return buffer.fill_(float("nan"))
+            buffer.div_(transport.world_size)
+            owner.went_plain(gradients, begun)
+            return buffer
+
+        return transport.native_future(buffer).then(finish)
 
     def _may_hold(self, owner: Exchanger) -> bool:
         """Whether what is held is too little for a message of its own."""
         try:
             chosen = owner.choice.codec_for(self._held[0].index, self._held[0].step)
-        except Exception:  # the user's function failed: it will again, on the exchange thread, which reports it
+        except Exception:  # as above
             return False
         if chosen.kind == "matrix" or chosen.exact:
             return False
@@ -165,33 +256,38 @@ class Overlap:
         self._thread.submit(lambda: self._attempt(held, owner))
 
     def _attempt(self, held: list[Gradients], owner: Exchanger) -> Pausing[None]:
-        """The exchange; after an error the other ranks are told, and the gradients become NaN."""
+        """The exchange; after an error the other ranks are told, and gradients become NaN: no step goes unnoticed."""
         try:
-            if not self.failure:
+            if self._error is None:
                 plain = yield from owner.steps(held)
                 for each in held:
-                    self._shortcut.note(each, plain=plain)
+                    self._plain.pop(each.index, None)
+                    if plain:
+                        self._plain[each.index] = each.layout
         except Exception as error:
-            self.failure.note(error)
+            self._note(error)
             owner.world.transport.abandon(f"{type(error).__name__}: {error}")
         finally:
             for each in held:
-                each.future.set_result(self.failure.marked(each.buffer))
+                each.future.set_result(each.buffer if self._error is None else each.buffer.fill_(float("nan")))
+
+    def _note(self, error: Exception) -> None:
+        """Keep the first error: a bucket that was under way too fails because of it."""
+        if self._error is None:
+            self._error = error
+            _log.error("the exchange of gradients failed: %s: %s", type(error).__name__, error)
+
+    def raise_first(self) -> None:
+        """Raise what went wrong first, if anything did."""
+        if self._error is not None:
+            raise self._error
 
     def restart(self) -> None:
         """Forget what earlier steps were like."""
-        self._shortcut.clear()
+        self._plain.clear()
 
     def close(self) -> None:
         """Join the exchange thread, unless others use it; safe to call twice."""
         if self._thread is not None:
             self._thread.close()
             self._thread = None
-
-
-def _is_exact(choice: PlannedCodec | AutoCodec, step: int) -> bool:
-    """Whether all buckets of a step are exact, and nothing is to be decided before it."""
-    try:
-        return not choice.wants(step) and choice.is_exact(step)
-    except Exception:  # the user's function failed: it will again, on the exchange thread, which reports it
-        return False

@@ -67,9 +67,8 @@ class CodedStep:
 
 
 @functools.lru_cache(maxsize=128)
-def coded_program(key: PlanKey) -> dict[int, CodedStep]:
-    """The rounds of one rank, by number; the codec serves ranks of different hosts (all ranks when hosts is None)."""
-    schedule, hosts = key.schedule, key.hosts
+def coded_program(schedule: Schedule, me: int, hosts: tuple[int, ...] | None) -> dict[int, CodedStep]:
+    """The rounds of rank `me`, by number; the codec serves ranks of different hosts (all ranks when hosts is None)."""
     m = schedule.messages
     held: list[set[Piece]] = [set() for _ in range(schedule.world_size)]  # payloads each rank can pass on
     alike: list[list[Slice]] = [[] for _ in range(schedule.world_size)]  # sums that other ranks computed too
@@ -100,38 +99,17 @@ def coded_program(key: PlanKey) -> dict[int, CodedStep]:
                 for piece in fresh:
                     encodings[src, piece] = Encoding(piece, not exact, stream[src])
                 arrivals += [(src, piece) for piece in fresh] + [(dst, piece) for piece in pieces]
-            if src == key.rank:
+            if src == me:
                 sends.append(Parcel(dst, pieces, bool(m.add[row])))
-            if dst == key.rank:
+            if dst == me:
                 recvs.append(Parcel(src, pieces, bool(m.add[row])))
         stream = joined
         for rank, piece in arrivals:
             held[rank].add(piece)
-        mine = tuple(encoding for (rank, _), encoding in encodings.items() if rank == key.rank)
+        mine = tuple(encoding for (rank, _), encoding in encodings.items() if rank == me)
         if mine or sends or recvs:
             steps[number] = CodedStep(mine, tuple(sends), tuple(recvs))
     return steps
-
-
-class PlanKey:
-    """A schedule by identity, a rank and the host of each rank: what a coded program depends on."""
-
-    __slots__ = ("hosts", "rank", "schedule")
-
-    def __init__(self, schedule: Schedule, rank: int, hosts: tuple[int, ...] | None) -> None:
-        self.schedule = schedule
-        self.rank = rank
-        self.hosts = hosts
-
-    def __hash__(self) -> int:
-        return hash((id(self.schedule), self.rank, self.hosts))
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, PlanKey)
-            and other.schedule is self.schedule
-            and (other.rank, other.hosts) == (self.rank, self.hosts)
-        )
 
 
 def _by_round(schedule: Schedule) -> list[tuple[int, list[int]]]:

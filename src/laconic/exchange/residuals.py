@@ -12,6 +12,7 @@ Source: Seide et al., 1-Bit Stochastic Gradient Descent, 2014; Karimireddy et al
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -23,6 +24,7 @@ from laconic.codecs import Codec
 from laconic.codecs.compose import Selected
 from laconic.codecs.entropy import Entropy
 from laconic.errors import BadInput, NonFiniteError
+from laconic.storage.tree import map_tensors
 
 Site = tuple[int, int, int]  # where something is encoded: round, start, stop
 Mode = Literal["off", "selection", "full"]
@@ -50,21 +52,14 @@ def mode_for(codec: Codec, feedback: bool | None = None) -> Mode:
 
 
 class Layout(Protocol):
-    """Where named values lie in a vector."""
+    """Where named values lie in a vector: `cut` gives each name's, flat; `join` has zeros where a name has none."""
 
     @property
-    def numel(self) -> int:
-        """The vector's length."""
-
+    def numel(self) -> int: ...
     @property
-    def names(self) -> Sequence[str]:
-        """The names that have a residual in it."""
-
-    def cut(self, vector: Tensor) -> dict[str, Tensor]:
-        """Each name's values, flat."""
-
-    def join(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The vector of these values, with zeros where a name has none."""
+    def names(self) -> Sequence[str]: ...
+    def cut(self, vector: Tensor) -> dict[str, Tensor]: ...
+    def join(self, values: Mapping[str, Tensor]) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -239,10 +234,9 @@ class Residuals:
         self._waiting: dict[str, Tensor] = {}  # of names that lie in no vector now
 
     def lay_out(self, layout: Layout, codec: Codec) -> Residual | None:
-        """The residual of a vector that goes through `codec` from now on; what its names had before is carried over.
+        """The residual of a vector that goes through `codec` from now on, with what its names had before.
 
-        Returns:
-            None where nothing is fed back, and nothing is left from before.
+        None where nothing is fed back, and nothing is left.
         """
         return self._laid_out(layout, mode_for(codec, self.feedback))
 
@@ -257,11 +251,7 @@ class Residuals:
         return residual
 
     def encode(self, name: str, codec: Codec, x: Tensor, *, step: int, out: Tensor) -> Tensor:
-        """Encode the whole vector `name`, which lies alone, and its residual; x is left alone.
-
-        Raises:
-            NonFiniteError: from the codec; the residual is then cleared.
-        """
+        """Encode the whole vector `name`, which lies alone, and its residual; a NonFiniteError clears it."""
         if self._codecs.get(name) != codec:
             self._laid_out(SideBySide(((name, x.numel()),)), mode_for(codec, self.feedback))
             self._codecs[name] = codec
@@ -303,12 +293,10 @@ class Residuals:
         return bool(self._vectors or self._waiting)
 
     def commit(self) -> None:
-        """What was encoded and settled since the last commit has been used."""
         for _, residual in self._vectors.values():
             residual.commit()
 
     def roll_back(self) -> None:
-        """What was encoded and settled since the last commit was in vain."""
         for _, residual in self._vectors.values():
             residual.roll_back()
 
@@ -329,13 +317,8 @@ class Residuals:
         """Have nothing left."""
         self.load_state_dict({})
 
-
 def kept_residuals(state: Mapping[str, Any], known: Collection[str] | None) -> Mapping[str, Tensor]:
-    """The residuals in the state of an exchange, of this model: its names are `known`, or None where nobody says.
-
-    Raises:
-        BadInput: not such a state, or one of another model.
-    """
+    """The residuals in the state of an exchange; BadInput where it is none, or has names that are not `known`."""
     if not {"step", "residuals"} <= state.keys():
         raise BadInput(f"this is no state of an exchange: it has {', '.join(map(str, state)) or 'nothing'}")
     found: Mapping[str, Tensor] = state["residuals"]
@@ -354,24 +337,11 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]], world_size: int) -> l
         raise BadInput("merge_state_dicts needs the state of every old rank and a new world size of at least 1")
     kinds = [kind for kind in ("residuals", "velocity") if any(kind in state for state in states)]
     shares = {kind: _mean_by_name([state.get(kind, {}) for state in states]) for kind in kinds}
-    return [
-        {
-            "step": states[0]["step"],
-            "warm": {codec: _cloned(kept) for codec, kept in states[0].get("warm", {}).items()},
-            **{kind: _cloned(share) for kind, share in shares.items()},
-        }
-        for _ in range(world_size)
-    ]
-
-
-def _cloned(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in values.items()}
+    kept = {"step": states[0]["step"], "warm": states[0].get("warm", {}), **shares}
+    return [map_tensors(kept, torch.clone) for _ in range(world_size)]
 
 
 def _mean_by_name(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The mean of each name's vectors, zeros standing for those that are not there."""
-    total: dict[str, Tensor] = {}
-    for part in parts:
-        for name, value in part.items():
-            total[name] = total[name] + value if name in total else value.clone()
-    return {name: value / len(parts) for name, value in total.items()}
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: functools.reduce(torch.add, [p[name] for p in parts if name in p]) / len(parts) for name in names}

@@ -77,11 +77,6 @@ def max_nbytes(numel: int) -> int:
 class SparseStream:
     """Some values of a vector; the others are zero. Not changed once made.
 
-    Attributes:
-        indices: int64, increasing, below `numel`; None when the stream is dense.
-        values: float32, one per index, or all `numel` of them when dense.
-        numel: n, the length of the vector.
-
     Build one with `SparseStream.of`, which checks and switches to dense where that is smaller.
 
     >>> stream = SparseStream.of([1, 4], [0.5, 2.0], 6)
@@ -89,9 +84,9 @@ class SparseStream:
     (2, [0.0, 0.5, 0.0, 0.0, 2.0, 0.0])
     """
 
-    indices: Array | None
-    values: Array
-    numel: int
+    indices: Array | None  # int64, increasing, below `numel`; None when the stream is dense
+    values: Array  # float32, one per index, or all `numel` of them when dense
+    numel: int  # n, the length of the vector
 
     @classmethod
     def of(cls, indices: Any, values: Any, numel: int) -> SparseStream:
@@ -232,11 +227,7 @@ class Opened:
 
 
 def open_message(message: Tensor, numel: int) -> Opened:
-    """Check a message for `numel` values, with or without further bytes behind it.
-
-    Raises:
-        PayloadError: truncated, corrupt, for another numel, or of no kind that there is.
-    """
+    """Check a message for `numel` values, further bytes behind it allowed; PayloadError where it is not right."""
     if message.numel() < HEAD_NBYTES:
         raise PayloadError(f"{_NAME}: {message.numel()} bytes are less than a head of {HEAD_NBYTES}")
     kind, zero, count = _HEAD.unpack(message[frame.HEADER_NBYTES : HEAD_NBYTES].numpy().tobytes())

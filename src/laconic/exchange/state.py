@@ -19,11 +19,10 @@ from laconic.exchange.auto import Route
 from laconic.exchange.buckets import Buckets
 from laconic.exchange.chooser import AutoCodec, choice_for
 from laconic.exchange.dgc import correction_for, refuse_second_momentum
-from laconic.exchange.exchange_thread import depth_of, interleave
 from laconic.exchange.job import BucketRecord, Job, LayerForm, bucket_table, keep, layer_table, wire_nbytes
 from laconic.exchange.layout import Gradients, Parameters
 from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options
-from laconic.exchange.overlap import Overlap
+from laconic.exchange.overlap import Overlap, depth_of, interleave
 from laconic.exchange.residuals import Residuals, kept_residuals
 from laconic.transports.base import Timings
 from laconic.transports.rounds import Pausing
@@ -34,16 +33,11 @@ class CompressionState(Job):
     """The exchange of one model's gradients: what `compress` returns for DDP, and what a hook by hand takes.
 
     Args:
-        codec: a spec, a codec, {first step: codec}, a function of the step, or "auto" (see `chooser.py`); None is
-            DEFAULT_CODEC.
+        codec: as for `compress`; None is DEFAULT_CODEC.
         named_parameters: the model's, so that state is kept by name through DDP's rebuilding of buckets.
-        options: everything else.
 
     Attributes:
         step: the step that is under way, or comes next.
-        residuals: what the codecs left out so far, by parameter name.
-        parameters: their names, and which are sent exactly.
-        choice: which codec a bucket goes through at a step.
     """
 
     def __init__(
@@ -89,21 +83,8 @@ class CompressionState(Job):
         for name in filter(self.choice.names, self.buckets.matrices.names()):
             self.buckets.matrices.of(name).observe(model, self.parameters.names)
 
-    def submit(self, buffer: Tensor, index: int, parameters: Sequence[Tensor], *, last: bool) -> Any:
-        """Start the exchange of one bucket beside backward; returns a future of the buffer.
-
-        A bucket whose payload is small waits for the next one, to travel in the same messages.
-        """
-        self.choice.note_ready(index, self.step)
-        gradients = Gradients(buffer, index, parameters, self.step, last, torch.futures.Future())
-        return self.overlap.submit(gradients, self)
-
     def exchange(self, buckets: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> None:
-        """Average these buffers of gradients over all ranks, now: one step.
-
-        Args:
-            buckets: flat buffers, each with the parameters whose gradients lie in it, in order.
-        """
+        """Average flat buffers, each with the parameters whose gradients lie in it, over all ranks, now: one step."""
         for index in range(len(buckets)):
             self.choice.note_ready(index, self.step)
         jobs = [
@@ -139,26 +120,24 @@ class CompressionState(Job):
             if part is not each.buffer:
                 each.buffer.copy_(part)
                 plain = False
-        numel, seconds = sum(part.numel() for part in values), time.perf_counter() - begun
-        self._ended(
-            held[-1],
-            BucketRecord(first.step, first.index, numel, str(chosen), algorithm, seconds, **vars(timings)),
-        )
+        numel = sum(part.numel() for part in values)
+        self._ended(held, numel, str(chosen), algorithm, begun, timings)
         return plain and algorithm == "native"
 
-    def went_plain(self, gradients: Gradients, seconds: float) -> None:
+    def went_plain(self, gradients: Gradients, begun: float) -> None:
         """Record a bucket that took the float32 shortcut."""
         buffer = gradients.buffer
-        numel, sent = buffer.numel(), wire_nbytes(buffer.numel(), self.world.world_size, itemsize=buffer.itemsize)
-        timings = Timings(wait_s=seconds, sent_nbytes=sent)
-        self._ended(
-            gradients, BucketRecord(gradients.step, gradients.index, numel, "none", "native", seconds, **vars(timings))
-        )
+        sent = wire_nbytes(buffer.numel(), self.world.world_size, itemsize=buffer.itemsize)
+        timings = Timings(wait_s=time.perf_counter() - begun, sent_nbytes=sent)
+        self._ended([gradients], buffer.numel(), "none", "native", begun, timings)
 
-    def _ended(self, last: Gradients, record: BucketRecord) -> None:
+    def _ended(
+        self, held: list[Gradients], numel: int, spec: str, algorithm: str, begun: float, timings: Timings
+    ) -> None:
         """Keep what an exchange was like; that of a step's last bucket ends the step."""
-        keep(self.records, record)
-        self.choice.note_exchange(record.bucket, record.numel, record.seconds)
+        (first, last), seconds = (held[0], held[-1]), time.perf_counter() - begun
+        keep(self.records, BucketRecord(first.step, first.index, numel, spec, algorithm, seconds, **vars(timings)))
+        self.choice.note_exchange(first.index, numel, seconds)
         if last.last:
             self.step = last.step + 1
             self.buckets.matrices.end_of_step()
@@ -193,7 +172,7 @@ class CompressionState(Job):
 
     def finish(self) -> None:
         """Raise what went wrong in the last exchange, if anything did; the model is the same on all ranks anyway."""
-        self.overlap.failure.raise_first()
+        self.overlap.raise_first()
 
     def close(self) -> None:
         """Join the exchange thread; safe to call twice."""

@@ -49,8 +49,10 @@ class ExactSum:
 class MatrixBucket(ABC):
     """One bucket that is exchanged by a matrix codec, kept from step to step."""
 
-    info: BucketInfo
     codec: Codec | None
+
+    def __init__(self, info: BucketInfo, residuals: Residuals) -> None:
+        self.info, self.entries, self.residuals = info, info.entries, residuals
 
     @abstractmethod
     def use(self, chosen: Codec) -> None:

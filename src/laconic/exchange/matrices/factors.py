@@ -13,7 +13,7 @@ so no condition on the model or the loop need be known here, and the result is t
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -81,7 +81,6 @@ class SufficientFactors(MatrixMethod):
         self.agreed.clear()
 
     def close(self) -> None:
-        """Take the hooks off the model."""
         if self.watch is not None:
             self.watch.close()
             self.watch = None
@@ -91,7 +90,6 @@ class FactorsBucket(MatrixBucket):
     """The state of one bucket whose fully connected layers may go by factors.
 
     Args:
-        info: the parameters in the order they lie in the bucket.
         residuals: what earlier codecs left; it is sent at the next step, exactly.
         watch: what is caught of the model's layers; None sends all exactly.
         agreed: the layers that go by factors at the next step, shared by all buckets; the same on every rank.
@@ -100,9 +98,7 @@ class FactorsBucket(MatrixBucket):
     def __init__(
         self, info: BucketInfo, residuals: Residuals, watch: LinearWatch | None, agreed: set[str]
     ) -> None:
-        self.info = info
-        self.entries = info.entries
-        self.residuals = residuals
+        super().__init__(info, residuals)
         self.watch = watch
         self.agreed = agreed
         self.codec = Factors()
@@ -119,16 +115,10 @@ class FactorsBucket(MatrixBucket):
         self._signs = torch.Generator().manual_seed(0)
 
     def use(self, chosen: Codec) -> None:
-        """Only factors are exchanged by this bucket."""
         if chosen != self.codec:
             raise BadInput(f"this bucket is exchanged by factors, not by {chosen}")
 
     def steps(self, buffer: Tensor, route: Route) -> Pausing[tuple[Timings, str]]:
-        """Average `buffer` over all ranks, in place, pausing where there is nothing to do but wait.
-
-        Returns:
-            Where the time went, and the algorithm that was used.
-        """
         world_size = route.transport.world_size
         begun = time.perf_counter()
         for entry in self.entries:
@@ -136,7 +126,8 @@ class FactorsBucket(MatrixBucket):
         caught = [self._usable(layer, buffer) for layer in self._layers]
         chosen = [i for i, layer in enumerate(self._layers) if layer.weight.name in self.agreed]
         layers = [self._layers[i] for i in chosen]
-        rest = self._rest(layers)
+        covered = {e.name for layer in layers for e in (layer.weight, layer.bias) if e is not None}
+        rest = [e for e in self.entries if e.name not in covered]
         votes = [v for pair in caught for v in ((0, 0) if pair is None else (pair[0].shape[0], 1))]
         exact = torch.cat([*(buffer[e.start : e.stop] for e in rest), torch.tensor(votes, dtype=torch.float32)])
         payloads = [_payload(layer, caught[i], buffer) for i, layer in zip(chosen, layers, strict=True)]
@@ -155,17 +146,12 @@ class FactorsBucket(MatrixBucket):
         begun = time.perf_counter()
         at = 0
         for entry in rest:
-            buffer[entry.start : entry.stop] = exact[at : at + entry.stop - entry.start]
-            at += entry.stop - entry.start
+            buffer[entry.start : entry.stop] = exact[at : at + entry.numel]
+            at += entry.numel
         self._agree(exact[at:].tolist(), world_size)
         buffer.div_(world_size)
         call.timings.decode_s += time.perf_counter() - begun
         return call.timings, "gather" if plan is None else plan.algorithm
-
-    def _rest(self, layers: Sequence[_Layer]) -> list[Entry]:
-        """The parameters that do not go with `layers`."""
-        covered = {e.name for layer in layers for e in (layer.weight, layer.bias) if e is not None}
-        return [e for e in self.entries if e.name not in covered]
 
     def _usable(self, layer: _Layer, buffer: Tensor) -> tuple[Tensor, Tensor] | None:
         """What was caught of a layer, if it gives the gradients in the bucket: to rounding, tested by random signs."""
@@ -219,7 +205,7 @@ class FactorsBucket(MatrixBucket):
 
     def _note(self, layers: list[_Layer], payloads: list[Tensor], rest: list[Entry], world_size: int) -> None:
         """Keep what `layers()` tells."""
-        self._forms = {e.name: ("exact", wire_nbytes(e.stop - e.start, world_size)) for e in rest}
+        self._forms = {e.name: ("exact", wire_nbytes(e.numel, world_size)) for e in rest}
         for layer, payload in zip(layers, payloads, strict=True):
             dense = payload.numel() == _EXACT.max_nbytes(layer.numel)
             nbytes = payload.numel() * (world_size - 1)
@@ -228,10 +214,9 @@ class FactorsBucket(MatrixBucket):
                 self._forms[layer.bias.name] = ("with weight", 0)
 
     def layers(self, world_size: int) -> list[LayerForm]:
-        """How each parameter went at the last step, and what this rank sent for it."""
         forms = []
         for entry in self.entries:
-            raw = wire_nbytes(entry.stop - entry.start, world_size)
+            raw = wire_nbytes(entry.numel, world_size)
             form, sent = self._forms.get(entry.name, ("exact", raw))
             forms.append(LayerForm(entry.name, form, raw, sent))
         return forms

@@ -58,19 +58,11 @@ class LowRankBucket(MatrixBucket):
     """The state of one bucket that is exchanged by PowerSGD, kept from step to step.
 
     Exempt parameters, and matrices for which r·(rows + columns) floats are not fewer than rows·columns, are summed
-    exactly, in the messages of P.
-
-    Args:
-        info: the parameters in the order they lie in the bucket, with their shapes.
-        residuals: where the residuals of all parameters are: what the projection loses, to be added at the next step,
-            unless its `feedback` is False.
-        warm: the last step's Q by parameter name, shared by all buckets; the same on every rank.
+    exactly, in the messages of P. `warm` is the last step's Q by parameter name, shared by all buckets.
     """
 
     def __init__(self, info: BucketInfo, residuals: Residuals, warm: dict[str, Tensor]) -> None:
-        self.info = info
-        self.entries = info.entries
-        self.residuals = residuals
+        super().__init__(info, residuals)
         self.warm = warm
         self.feedback = residuals.feedback is not False
         self.codec: PowerSGD | None = None
@@ -89,11 +81,6 @@ class LowRankBucket(MatrixBucket):
             self._exact = [e for e in self.entries if e not in self._matrices]
 
     def steps(self, buffer: Tensor, route: Route) -> Pausing[tuple[Timings, str]]:
-        """Average `buffer` over all ranks, in place, pausing where there is nothing to do but wait.
-
-        Returns:
-            Where the time went, and the algorithm that was used.
-        """
         assert self.codec is not None
         begun = time.perf_counter()
         inputs = self._inputs(buffer)
@@ -114,7 +101,11 @@ class LowRankBucket(MatrixBucket):
             for e in self._exact:
                 torch.div(first[at : at + e.stop - e.start], size, out=buffer[e.start : e.stop])
                 at += e.stop - e.start
-            bases = self._bases(_cut(first[at:], projections))
+            # None where NaN or infinity came from some rank, which all ranks see in the sum
+            bases = [
+                self.codec.orthogonalise(p) if bool(torch.isfinite(p).all()) else None
+                for p in _cut(first[at:], projections)
+            ]
             own = self._own(inputs, bases, second)
             timings.encode_s += time.perf_counter() - begun
             if self._matrices:
@@ -143,11 +134,6 @@ class LowRankBucket(MatrixBucket):
         found = self.warm.get(entry.name)
         rows, columns = _shape(entry)
         return found if found is not None and found.shape == (columns, self.codec.columns((rows, columns))) else None
-
-    def _bases(self, sums: list[Tensor]) -> list[Tensor | None]:
-        """P̂ of every matrix; None where NaN or infinity came from some rank, which all ranks see in the sum."""
-        assert self.codec is not None
-        return [self.codec.orthogonalise(p) if bool(torch.isfinite(p).all()) else None for p in sums]
 
     def _own(self, inputs: list[Tensor], bases: list[Tensor | None], second: Tensor) -> list[Tensor]:
         """This rank's Q of every matrix, zeros where there is no P̂; also written to `second`, where they are summed."""
@@ -178,13 +164,11 @@ class LowRankBucket(MatrixBucket):
             self.warm[entry.name] = mean_q.clone()
 
     def layers(self, world_size: int) -> list[LayerForm]:
-        """How each parameter travels, and what a rank sends for it at a step."""
         assert self.codec is not None
         forms = []
         for entry in self.entries:
-            numel = entry.stop - entry.start
-            raw, form = wire_nbytes(numel, world_size), "exact"
-            sent = wire_nbytes(numel, world_size, self._algorithms[0])
+            raw, form = wire_nbytes(entry.numel, world_size), "exact"
+            sent = wire_nbytes(entry.numel, world_size, self._algorithms[0])
             if entry in self._matrices:
                 rows, columns = _shape(entry)
                 r, form = self.codec.columns((rows, columns)), str(self.codec)
