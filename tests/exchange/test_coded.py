@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import laconic
 from laconic import schedules
 from laconic.errors import BadInput, PayloadError, UnknownName
-from laconic.exchange.coded import run_coded
+from laconic.exchange.coded import CodedExchange
 from laconic.exchange.message import Channel, pack, unpack
 from laconic.exchange.residuals import Residual, mode_for
 from laconic.transports.base import Transport
@@ -23,9 +23,9 @@ SPECS = ["none", "dynamic8", "onebit", "qsgd(4)", "topk(0.1)+qsgd(8)", "topk(0.0
 
 def _run(channels: list[Channel], transport: Transport, form: str, step: int = 0, **options: object) -> None:
     if form == "gather":
-        run_coded(channels, transport, algorithm="gather", step=step)
+        CodedExchange(channels, transport, algorithm="gather").run(step)
     else:
-        run_coded(channels, transport, algorithm=form, step=step, **options)  # type: ignore[arg-type]
+        CodedExchange(channels, transport, algorithm=form, **options).run(step)  # type: ignore[arg-type]
 
 
 def _values(world_size: int, numel: int, seed: int = 0) -> list[torch.Tensor]:
@@ -62,7 +62,7 @@ def test_gather_is_exactly_the_sum_of_what_was_sent() -> None:
 
     def work(transport: Transport) -> torch.Tensor:
         channel = Channel(xs[transport.rank].clone(), codec)
-        run_coded([channel], transport, algorithm="gather", step=3)
+        CodedExchange([channel], transport, algorithm="gather").run(3)
         return channel.buffer
 
     assert all(torch.equal(result, expected) for result in run_threads(4, work))
@@ -114,14 +114,14 @@ def test_inside_a_host_nothing_is_lost() -> None:
 
     def work(transport: Transport) -> torch.Tensor:
         channel = Channel(xs[transport.rank].clone(), laconic.codec("topk(0.01)"))
-        run_coded([channel], transport, algorithm="hierarchical", hosts=hosts)
+        CodedExchange([channel], transport, algorithm="hierarchical", hosts=hosts).run()
         return channel.buffer
 
     one_host = tuple(0 for _ in range(4))
 
     def inside(transport: Transport) -> torch.Tensor:
         channel = Channel(xs[transport.rank].clone(), laconic.codec("topk(0.01)"))
-        run_coded([channel], transport, algorithm="hierarchical", hosts=one_host)
+        CodedExchange([channel], transport, algorithm="hierarchical", hosts=one_host).run()
         return channel.buffer
 
     assert not torch.allclose(run_threads(4, work)[0], torch.stack(xs).sum(0))

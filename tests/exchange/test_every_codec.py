@@ -15,7 +15,7 @@ import torch
 import laconic
 from laconic import codecs, schedules
 from laconic.codecs import Codec
-from laconic.exchange.coded import run_coded
+from laconic.exchange.coded import CodedExchange
 from laconic.exchange.message import Channel
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
@@ -70,9 +70,9 @@ def _values(rank: int) -> torch.Tensor:
 def _sum(coder: Codec, form: str, transport: Transport) -> torch.Tensor:
     channel = Channel(_values(transport.rank), coder)
     if form == "gather":
-        run_coded([channel], transport, algorithm="gather", step=STEP)
+        CodedExchange([channel], transport, algorithm="gather").run(STEP)
     else:
-        run_coded([channel], transport, algorithm=form, step=STEP)
+        CodedExchange([channel], transport, algorithm=form).run(STEP)
     return channel.buffer
 
 

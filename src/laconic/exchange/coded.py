@@ -41,24 +41,6 @@ _IDLE = CodedStep()
 SMALL = 1 / 16  # of all values, times the world size: an exact channel up to this is sent whole
 
 
-def run_coded(
-    channels: Sequence[Channel],
-    transport: Transport,
-    *,
-    algorithm: str = "direct",
-    hosts: tuple[int, ...] | None = None,
-    step: int = 0,
-) -> Timings:
-    """Sum every channel's buffer over all ranks, in place, through its codec, by one schedule for all channels.
-
-    Args:
-        algorithm: gather, or any all-reduce algorithm; direct and hierarchical encode twice whatever P.
-        hosts: the host of each rank, to leave messages inside a host in float32; None compresses all.
-        step: draws of stochastic codecs differ by step, rank and round.
-    """
-    return CodedExchange(channels, transport, algorithm=algorithm, hosts=hosts).run(step)
-
-
 def reduce_scatter_coded(channels: Sequence[Channel], transport: Transport, *, step: int = 0) -> Timings:
     """Sum over all ranks row r of every channel into rank r's row r; the other rows are scratch afterwards.
 
@@ -106,7 +88,8 @@ class CodedExchange:
 
     Args:
         channels: what is summed; their buffers may be replaced by others of the same length before every `run`.
-        algorithm, hosts: as for `run_coded`.
+        algorithm: gather, scatter, or any all-reduce algorithm.
+        hosts: the host of each rank, to leave messages inside a host in float32; None compresses all.
         divisor: what the sums are divided by, for means.
     """
 

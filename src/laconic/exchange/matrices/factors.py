@@ -140,7 +140,8 @@ class FactorsBucket(MatrixBucket):
             call.timings.encode_s += time.perf_counter() - begun
             if layers:
                 sent = [*payloads, _EXACT.encode(exact)] if together else payloads
-                yield from self._gather(call, _Total(layers, buffer, exact if together else None), sent)
+                sums = [_Sum(layer, buffer) for layer in layers]
+                yield from self._gather(call, sums, exact.zero_() if together else None, sent)
             if plan is not None:
                 yield from plan.steps_in(call, route.step, bool(layers))
         begun = time.perf_counter()
@@ -165,25 +166,39 @@ class FactorsBucket(MatrixBucket):
             right = right and _equal(bias, delta.sum(dim=0), delta.abs().sum(dim=0))
         return pair if right else None
 
-    def _gather(self, call: Call, total: _Total, payloads: list[Tensor]) -> Pausing[None]:
-        """One round: the payloads to every peer; the sums of all ranks' in order of rank, the same bits everywhere."""
+    def _gather(
+        self, call: Call, sums: list[_Sum], exact: Tensor | None, payloads: list[Tensor]
+    ) -> Pausing[None]:
+        """One round: the payloads to every peer; the sums of all ranks' in order of rank, the same bits everywhere.
+
+        `exact` is the exact rest where it travels along.
+        """
         rank, size = call.transport.rank, call.transport.world_size
         message = pack(payloads)
-        most = [_EXACT.max_nbytes(layer.numel) for layer in total.layers]
-        room = max_nbytes(most if total.exact is None else [*most, payloads[-1].numel()])
+        most = [_EXACT.max_nbytes(each.layer.numel) for each in sums]
+        room = max_nbytes(most if exact is None else [*most, payloads[-1].numel()])
+
+        def add(data: Tensor) -> int:
+            found, nbytes = unpack(data, len(payloads))
+            for each, payload in zip(sums, found, strict=False):
+                each.add(payload)
+            if exact is not None:
+                _EXACT.decode_add(_there(found[-1]), exact)
+            return nbytes
 
         def take(index: int, data: Tensor) -> int:
             if index == rank:
-                total.add(message)
-            return total.add(data)
+                add(message)
+            return add(data)
 
         recvs = [self._incoming(peer, room) for peer in range(size) if peer != rank]
         sends = [Outgoing((rank + hop) % size, message) for hop in range(1, size)]
         yield from drive(call, 0, sends, recvs, take)
         begun = time.perf_counter()
         if rank == size - 1:
-            total.add(message)
-        total.finish()
+            add(message)
+        for each in sums:
+            each.finish()
         call.timings.decode_s += time.perf_counter() - begun
 
     def _incoming(self, peer: int, most: int) -> Incoming:
@@ -220,28 +235,6 @@ class FactorsBucket(MatrixBucket):
             form, sent = self._forms.get(entry.name, ("exact", raw))
             forms.append(LayerForm(entry.name, form, raw, sent))
         return forms
-
-
-class _Total:
-    """What all ranks' messages add up to, in the bucket and in the exact rest that travels along, if it does."""
-
-    def __init__(self, layers: list[_Layer], buffer: Tensor, exact: Tensor | None) -> None:
-        self.layers = layers
-        self.sums = [_Sum(layer, buffer) for layer in layers]
-        self.exact = None if exact is None else exact.zero_()
-
-    def add(self, message: Tensor) -> int:
-        """Add one rank's message; returns the bytes it took."""
-        payloads, nbytes = unpack(message, len(self.sums) + (self.exact is not None))
-        for each, payload in zip(self.sums, payloads, strict=False):
-            each.add(payload)
-        if self.exact is not None:
-            _EXACT.decode_add(_there(payloads[-1]), self.exact)
-        return nbytes
-
-    def finish(self) -> None:
-        for each in self.sums:
-            each.finish()
 
 
 class _Sum:
