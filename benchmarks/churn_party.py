@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.consistency.churn.ways import way_for
-from laconic.consistency.modes.block_momentum import BlockMomentum
+from laconic.consistency.elastic import way_for
+from laconic.consistency.modes.local import BlockMomentum
 from laconic.consistency.modes.robust import Robust
 
 SAMPLES, BATCH = 2048, 32

@@ -6,7 +6,9 @@ is paid once.
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,10 +19,13 @@ from zmq.utils.garbage import GarbageCollectorThread
 import laconic
 from laconic.consistency import build, get, names
 from laconic.errors import BadInput, UnknownName
+from laconic.exchange.collectives import barrier
 from laconic.transports.launcher import run_local
 from laconic.workloads.data import load
 
 SPECS = [spec for name in names() for spec in get(name).examples]
+CASES = {spec: {"consistency": spec, "codec": "none"} for spec in SPECS} | {"by default": {"consistency": "sync"}}
+pytestmark = pytest.mark.timeout(400)  # the first test of each number of ranks trains all modes
 EPOCHS, BATCH, TARGET = 10, 64, 90.0  # the batch is that of all workers together
 
 
@@ -29,6 +34,7 @@ def _network(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10))
 
 
+@functools.cache
 def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     data = load("digits")
     train, test = (split.x.reshape(len(split), -1).float() / 16 for split in (data.train, data.test))
@@ -63,14 +69,15 @@ def _threads() -> int:
     return sum(not isinstance(each, GarbageCollectorThread) for each in threading.enumerate())
 
 
-def _one(spec: str) -> dict[str, Any]:
+def _one(case: str) -> dict[str, Any]:
     """Train by one mode as a rank of the job."""
     threads = _threads()
     with laconic.init(timeout_s=60) as world:
         model = _network(seed=world.rank)  # differs; rank 0's is what all begin with
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.5)
-        agreement = laconic.distribute(model, optimizer, consistency=spec, codec="none")
+        agreement = laconic.distribute(model, optimizer, **CASES[case])
         begun = _weights(model).clone()
+        barrier(group=world)  # with shared weights nobody may step before all have looked
         _train(model, optimizer, world.rank, world.world_size)
         before = _weights(model).clone()
         saved = optimizer.state_dict()
@@ -89,63 +96,79 @@ def _one(spec: str) -> dict[str, Any]:
     return found
 
 
-def _all(specs: list[str]) -> dict[str, dict[str, Any]]:
+def _all(cases: list[str]) -> dict[str, dict[str, Any]]:
     torch.set_num_threads(1)
     found = {}
-    for spec in specs:
+    for case in cases:
         try:
-            found[spec] = _one(spec)
+            found[case] = _one(case)
         except Exception as error:  # told by the test of this mode
-            found[spec] = {"error": f"{type(error).__name__}: {error}"}
+            found[case] = {"error": f"{type(error).__name__}: {error}"}
     return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Layers this small are slower with several threads, which wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request: pytest.FixtureRequest) -> list[dict[str, dict[str, Any]]]:
-    """What each rank found, by spec; only the modes whose tests were selected are trained."""
-    chosen = {item.callspec.params.get("spec") for item in request.session.items if "ranks" in item.fixturenames}
-    return run_local(request.param, _all, ([spec for spec in SPECS if spec in chosen],), timeout_s=400)
+    """What each rank found, by case; only the modes whose tests were selected are trained."""
+    chosen = {item.callspec.params.get("case") for item in request.session.items if "ranks" in item.fixturenames}
+    return run_local(request.param, _all, ([case for case in CASES if case in chosen],), timeout_s=400)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_workers_train_digits_to_target_and_end_with_one_model(spec: str, ranks: list[dict[str, Any]]) -> None:
-    found = [rank[spec] for rank in ranks]
+@pytest.mark.parametrize("case", CASES)
+def test_workers_train_digits_to_target_and_end_with_one_model(case: str, ranks: list[dict[str, Any]]) -> None:
+    found = [rank[case] for rank in ranks]
     for rank, each in enumerate(found):
         assert "error" not in each, f"rank {rank}: {each.get('error')}"
         assert torch.equal(each["begun"], found[0]["begun"]), "all begin with rank 0's weights"
         assert torch.equal(each["after"], found[0]["after"]), "after finish() all hold one model"
-        if build(spec).same_weights:
+        if build(CASES[case]["consistency"]).same_weights:
             assert torch.equal(each["before"], found[0]["before"]), "replicas drifted"
         assert torch.isfinite(each["after"]).all()
         assert each["accuracy"] >= TARGET
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("case", CASES)
 def test_steps_and_bytes_are_counted_state_is_saved_and_nothing_stays_behind(
-    spec: str, ranks: list[dict[str, Any]]
+    case: str, ranks: list[dict[str, Any]]
 ) -> None:
-    for each in (rank[spec] for rank in ranks):
+    for each in (rank[case] for rank in ranks):
         assert "error" not in each, each.get("error")
         assert each["saved"]
         assert each["restored"] == each["steps"] > 0
         assert len(each["records"]) == each["steps"]
         assert [record.step for record in each["records"]] == list(range(each["steps"]))
-        if not build(spec).one_host:
+        if not build(CASES[case]["consistency"]).one_host:
             assert each["sent"] > 0
         assert each["threads"] == 0
+
+
+@functools.cache
+def _plain(make: Any) -> Tensor:
+    """The weights that the optimiser leaves when it trains alone."""
+    plain = _network()
+    _train(plain, make(plain.parameters(), lr=0.01), 0, 1, epochs=1)
+    return _weights(plain)
 
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
 def test_one_worker_equals_the_plain_optimiser(spec: str, make: Any) -> None:
-    plain, ours = _network(), _network()
-    reference, optimizer = make(plain.parameters(), lr=0.01), make(ours.parameters(), lr=0.01)
+    ours = _network()
+    optimizer = make(ours.parameters(), lr=0.01)
     with laconic.init() as world:
-        job = laconic.distribute(ours, optimizer, consistency=spec, world=world, codec="none")
-        _train(plain, reference, 0, 1, epochs=1)
+        job = laconic.distribute(ours, optimizer, world=world, **CASES[spec])
         _train(ours, optimizer, 0, 1, epochs=1)
         job.finish()
-        assert torch.equal(_weights(plain), _weights(ours))
+        assert torch.equal(_plain(make), _weights(ours))
         job.close()
 
 

@@ -6,28 +6,114 @@ is the same bits on every worker. With one worker there is nobody to agree with:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from laconic.consistency.base import Agreement, Setup
-from laconic.consistency.weights import (
-    FlatWeights,
-    average_buffers,
-    check_in_place,
-    start_alike,
-    trained_parameters,
-)
 from laconic.errors import BadInput
+from laconic.exchange.collectives import all_reduce, broadcast
 from laconic.exchange.state import CompressionState
+from laconic.transports.world import World
 
 BUCKET_NBYTES = 4 << 20  # as for gradients: one bucket is encoded while another is on the wire
 # Of the exchange's options, those that weights have too: momentum is of gradients only.
 WEIGHT_OPTIONS: tuple[str, ...] = ("algorithm", "exempt", "feedback", "hosts", "message_nbytes")
+
+
+def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """The model's parameters that the optimiser trains, in the model's order."""
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    found = [p for p in model.parameters() if id(p) in trained]
+    if len(found) != len(trained):
+        raise BadInput(f"the optimiser trains {len(trained) - len(found)} parameters that are not the model's")
+    return found
+
+
+def start_alike(model: nn.Module, world: World) -> None:
+    """Everyone begins with rank 0's parameters and buffers."""
+    if world.world_size > 1 and _tensors(model):
+        from_bytes(model, broadcast(to_bytes(model), root=0, group=world))
+
+
+def to_bytes(model: nn.Module) -> Tensor:
+    """All parameters and buffers as one uint8 vector."""
+    parts = [t.detach().contiguous().reshape(-1).view(torch.uint8).cpu() for t in _tensors(model)]
+    return torch.cat([*parts, torch.empty(0, dtype=torch.uint8)])
+
+
+def from_bytes(model: nn.Module, whole: Tensor) -> None:
+    """The reverse of `to_bytes`."""
+    tensors = [tensor.detach() for tensor in _tensors(model)]
+    for tensor, part in zip(tensors, torch.split(whole, [t.nbytes for t in tensors]), strict=True):
+        tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))  # a copy is aligned for any dtype
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+class FlatWeights:
+    """The trained parameters as one flat float32 vector: each parameter is a view of `values`, nothing is copied.
+
+    What is written to `values` is in the model at once.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        for parameter in parameters:
+            if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+                text = f"{parameter.dtype} on {parameter.device}"
+                raise BadInput(f"this mode averages float32 weights on the CPU; a parameter is {text}")
+        self.parameters = parameters
+        self.values = torch.empty(sum(p.numel() for p in parameters))
+        for parameter, part in self.parts():
+            part.copy_(parameter.detach())
+            parameter.data = part
+
+    def parts(self, flat: Tensor | None = None) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Each parameter and the view of `flat`, or else of `values`, that is its own."""
+        pieces = torch.split(self.values if flat is None else flat, [p.numel() for p in self.parameters])
+        for parameter, piece in zip(self.parameters, pieces, strict=True):
+            yield parameter, piece.view(parameter.shape)
+
+    def set_gradients(self, flat: Tensor) -> None:
+        """Let the parameters' gradients be views of `flat`."""
+        for parameter, piece in self.parts(flat):
+            parameter.grad = piece
+
+    def gradients(self, out: Tensor | None = None) -> Tensor:
+        """All gradients as one flat vector, zeros where there is none; written to `out` when given."""
+        flat = torch.empty_like(self.values) if out is None else out
+        for parameter, piece in self.parts(flat):
+            if parameter.grad is None:
+                piece.zero_()
+            elif parameter.grad.is_sparse:
+                raise BadInput("this mode sends dense gradients; use sparse=False, or consistency='hogwild'")
+            else:
+                piece.copy_(parameter.grad)
+        return flat
+
+
+def check_in_place(weights: FlatWeights, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse parameters that no longer lie in `weights`: averaging would pass them by."""
+    if any(parameter.data_ptr() != part.data_ptr() for parameter, part in weights.parts()):
+        raise BadInput("the model's parameters were replaced after distribute() (model.to, .half, …); do that before")
+    count = sum(len(group["params"]) for group in optimizer.param_groups)
+    if count != len(weights.parameters):
+        text = f"{count - len(weights.parameters)} parameters were added to the optimiser after distribute()"
+        raise BadInput(f"{text}; add them before, or the workers would drift apart")
+
+
+def average_buffers(model: nn.Module, world: World) -> None:
+    """Floating buffers (running means of BatchNorm) become their mean over the workers, the others rank 0's."""
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            all_reduce(buffer, "mean", algorithm="ring", group=world)
+        else:
+            broadcast(buffer, root=0, group=world)
 
 
 def exchange_of(setup: Setup) -> CompressionState:
@@ -42,11 +128,7 @@ class Averager:
     Exchanges go through the codec with error feedback, as gradients do: biases and small parameters are exact, and what
     a codec left out of one mean is in the next. So what is averaged must be a difference whose means add up.
 
-    Raises:
-        BadInput: a codec that only gradients have.
-
     Attributes:
-        exact: the codec is "none".
         native_nbytes: what the engine's own all-reduce sent so far, which the transport does not see.
     """
 
@@ -80,11 +162,7 @@ def _buckets(parameters: list[nn.Parameter]) -> Iterator[tuple[int, list[Tensor]
 
 
 class OwnWeights(Agreement):
-    """Workers with weights of their own.
-
-    Attributes:
-        weights: the trained parameters, as one vector.
-    """
+    """Workers with weights of their own."""
 
     def __init__(self, setup: Setup) -> None:
         self.weights = FlatWeights(trained_parameters(setup.model, setup.optimizer))
@@ -116,28 +194,15 @@ class OwnWeights(Agreement):
 
 
 class Averaging(OwnWeights):
-    """Workers that average their weights, or what they make of them, through the exchange.
-
-    Attributes:
-        averager: takes means through the codec.
-    """
+    """Workers that average their weights, or what they make of them, through the exchange."""
 
     def __init__(self, setup: Setup, *, feedback: bool | None = None) -> None:
         if feedback is not None and setup.options.feedback is None:
             setup = replace(setup, options=replace(setup.options, feedback=feedback))
         super().__init__(setup)
         self.averager = Averager(setup, self.weights)
+        self.parts["exchange"] = self.averager.state
+        self.resources.callback(self.averager.state.close)
 
     def sent_nbytes(self) -> int:
         return super().sent_nbytes() + self.averager.native_nbytes
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "exchange": self.averager.state.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.averager.state.load_state_dict(state["exchange"])
-
-    def close(self) -> None:
-        self.averager.state.close()
-        super().close()

@@ -12,9 +12,9 @@ import dataclasses
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -40,7 +40,7 @@ class Setup:
     """What a mode is installed on: a model, its optimiser, and how they communicate.
 
     Attributes:
-        codec: what is sent through; "none" for modes that take no codec.
+        codec: "none" for modes that take no codec.
         options: of the exchange; `distribute` has checked that the mode has those that are given.
         own: options that only this mode has, by name.
     """
@@ -67,11 +67,7 @@ class Mode(ABC):
 
     @abstractmethod
     def install(self, setup: Setup) -> Agreement:
-        """Make `optimizer.step()` train together with the other workers of the world.
-
-        Raises:
-            BadInput: a codec or option that this mode cannot use.
-        """
+        """Make `optimizer.step()` train together with the other workers of the world."""
 
     @property
     def lockstep(self) -> bool:
@@ -92,21 +88,27 @@ def build(spec: str) -> Mode:
     return specs.build(REGISTRY, spec)
 
 
+class Stateful(Protocol):
+    """What can be saved and loaded."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> object: ...
+
+
 class Agreement(Job):
     """A mode at work on one optimiser, and the job that `distribute` returns.
 
-    It has hooks around `step()`, counters, and state in the optimiser's state_dict. A subclass sets up its own state,
-    calls this constructor, and overrides `before_step` (gradients are there), `after_step` (the inner optimiser has
-    stepped), `state_dict`, `load_state_dict`, `finish` and `close` as it needs. Each step ends in one `settle`.
-
-    >>> model, optimizer = job = agreement  # doctest: +SKIP
+    It has hooks around `step()`, counters, and state in the optimiser's state_dict. A subclass calls this constructor
+    and overrides `before_step` (gradients are there), `after_step` (the inner optimiser has stepped) and `finish` as it
+    needs. Each step ends in one `settle`.
 
     Attributes:
-        model, optimizer: those that train.
-        world: where they communicate.
         alone: there is one worker only, and nothing is ever exchanged.
         step: steps taken so far.
         records: one StepRecord per step, the last `KEPT`.
+        parts: what has a state of its own, by the name under which that is saved.
+        resources: what `close` gives back, the last first.
     """
 
     KEPT: ClassVar[int] = 10_000
@@ -116,47 +118,48 @@ class Agreement(Job):
         self.alone = setup.world.world_size == 1
         self.step = 0
         self.records: list[StepRecord] = []
+        self.parts: dict[str, Stateful] = {}
+        self.resources = ExitStack()
         self._seconds = self._wait_s = 0.0
         self._collective_nbytes = self._settled_nbytes = 0
-        self._handles: list[Any] = []
 
     def attach(self) -> None:
         """Take part in the optimiser's steps from now on, until `close`."""
         optimizer = self.optimizer
-        self._handles = [
+        for handle in (
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
             optimizer.register_state_dict_post_hook(self._save),
             optimizer.register_load_state_dict_pre_hook(self._load),
-        ]
+        ):
+            self.resources.callback(handle.remove)
         setattr(optimizer, INSTALLED, self)  # keeps the job as long as the optimiser
+        self.resources.callback(vars(optimizer).pop, INSTALLED, None)
 
     def __iter__(self) -> Iterator[Any]:
         yield self.model
         yield self.optimizer
 
     def before_step(self) -> None:
-        """Called in `step()` before the inner optimiser's own."""
+        """Do what comes before the inner optimiser's own step."""
 
     def after_step(self) -> None:
-        """Called in `step()` after the inner optimiser's own."""
+        """Do what comes after it."""
 
     def predictor(self) -> nn.Module:
         """What predicts after `finish`: the model, or what a mode made of several."""
         return self.model
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step}
+        return {"step": self.step, **{name: part.state_dict() for name, part in self.parts.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.step = int(state["step"])
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
 
     def close(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        if getattr(self.optimizer, INSTALLED, None) is self:
-            delattr(self.optimizer, INSTALLED)
+        self.resources.close()
 
     # what a step costs
 

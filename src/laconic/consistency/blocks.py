@@ -2,7 +2,7 @@
 
 A mode says in `merge` what follows from the mean of all weights, and knows no network. `Blocks` keeps what it needs
 from block to block. Who takes the mean is one of two: `BlockAgreement` here, over the fixed ranks of a world, and
-`churn/work.py`, over members that come and go. So `local` and `block_momentum` are written once for both.
+`churn/replica.py`, over members that come and go. So `local` and `block_momentum` are written once for both.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.consistency.averaging import WEIGHT_OPTIONS, Averaging
+from laconic.consistency.averaging import WEIGHT_OPTIONS, Averaging, FlatWeights, average_buffers
 from laconic.consistency.base import Mode, Setup
-from laconic.consistency.weights import FlatWeights, average_buffers
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.collectives import all_reduce
 from laconic.transports.world import World
@@ -44,13 +43,7 @@ class BlockMode(Mode):
         return {}
 
     def merge(self, start: Tensor, mean: Tensor, workers: int, held: dict[str, Tensor]) -> Tensor:
-        """Where the next block begins.
-
-        Args:
-            start: where this one began, the same on all workers.
-            mean: of all workers' weights after it.
-            held: to be brought up to date in place.
-        """
+        """Where the next block begins, when one that began at `start` ended at `mean`; brings `held` up to date."""
         return mean
 
     def model(self, start: Tensor, workers: int, held: dict[str, Tensor]) -> Tensor:
@@ -72,11 +65,9 @@ class Blocks:
     """One worker's blocks: where the present one began, and what the mode keeps.
 
     Args:
-        values: the weights, which `merge` changes.
         relative: workers offer how far their weights have moved, for a codec, not the weights themselves.
 
     Attributes:
-        made: steps made in this block.
         held: what the mode keeps; members that come later need it too.
     """
 
@@ -84,7 +75,7 @@ class Blocks:
         self.mode, self.values, self.relative = mode, values, relative
         self.start = values.clone()
         self.held = mode.held(self.start)
-        self.made = 0
+        self.made = 0  # steps made in this block
 
     def offer(self, out: Tensor | None = None) -> Tensor:
         """What this worker offers after its steps, written to `out` when given."""
@@ -131,16 +122,12 @@ class Blocks:
 
 
 class BlockAgreement(Averaging):
-    """A BlockMode at work on the fixed ranks of a world.
-
-    Attributes:
-        blocks: where this worker is.
-    """
+    """A BlockMode at work on the fixed ranks of a world."""
 
     def __init__(self, mode: BlockMode, setup: Setup) -> None:
         super().__init__(setup)
         self.mode = mode
-        self.blocks = Blocks(mode, self.weights.values, relative=not self.averager.exact)
+        self.blocks = self.parts["blocks"] = Blocks(mode, self.weights.values, relative=not self.averager.exact)
 
     def after_step(self) -> None:
         blocks = self.blocks
@@ -164,22 +151,12 @@ class BlockAgreement(Averaging):
             average_buffers(self.model, self.world)
         self.settle_finish()
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "blocks": self.blocks.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.blocks.load_state_dict(state["blocks"])
-
 
 def consolidate_state(
     rule: str, optimizer: torch.optim.Optimizer, weights: FlatWeights, world: World | None = None
 ) -> None:
-    """After weights were averaged: keep, average or forget what the optimiser remembers of each parameter.
-
-    "average" takes the exact mean over `world` of all tensors shaped like their parameter (momentum, Adam's moments),
-    which all workers must have; "forget" makes the state that of a first step.
-    """
+    """After weights were averaged: keep what the optimiser remembers, forget it, or average over `world` all tensors
+    shaped like their parameter (momentum, Adam's moments), which all workers must have."""
     if rule == "forget":
         for parameter in weights.parameters:
             optimizer.state.pop(parameter, None)

@@ -29,9 +29,6 @@ def distill_loss(
         temperature: T, above zero.
         alpha: the weight of the teacher's word, 0 to 1.
 
-    Raises:
-        BadInput: shapes that differ, a temperature of zero or less, an α that is no share.
-
     >>> logits = torch.tensor([[2.0, 0.0, -1.0]])
     >>> round(float(distill_loss(logits, logits)), 6)
     0.0
@@ -70,9 +67,6 @@ def distill(
     Args:
         batches: (x, labels), or x alone: the teacher needs no labels, so any samples will do.
         optimizer: the student's; when it is distributed, all workers train one student.
-
-    Raises:
-        BadInput: as `distill_loss`.
 
     >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
     <torch...>

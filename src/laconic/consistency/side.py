@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
+from laconic.errors import CollectiveTimeout, PeerLost
 from laconic.exchange.collectives import all_gather, broadcast
 from laconic.transports.world import World
 from laconic.transports.zeromq import ZmqTransport, meet
@@ -20,14 +23,11 @@ from laconic.transports.zeromq_keys import is_loopback, new_key, read_key
 from laconic.transports.zeromq_mesh import Patience
 
 ADDRESS_NBYTES = 256
+TICK_S = 0.02
 
 
 def open_mesh(world: World) -> ZmqTransport:
-    """A mesh of all ranks of `world`, each under its own rank; all must call it, and each closes its own.
-
-    Raises:
-        CollectiveTimeout: not all ranks could be reached within the world's time-out.
-    """
+    """A mesh of all ranks of `world`, each under its own rank; all must call it, and each closes its own."""
     everyone = range(world.world_size)
     return open_members(world, everyone, lambda one, other: True, linger_s=5.0)[world.rank]
 
@@ -37,17 +37,15 @@ def open_members(
 ) -> dict[int, ZmqTransport]:
     """A mesh with members of its own, of which a rank may have several or none: workers and servers, or leaders.
 
-    All ranks must call it with the same homes and links; each closes its own members.
+    All ranks must call it with the same homes and links; each closes its own members, which it gets by number.
 
     Args:
         homes: the rank on which each member lives, by the member's number.
         linked: whether two members speak with each other; the same both ways.
         linger_s: how long closing a member waits at most until the others have taken in what it sent.
-
-    Returns:
-        This rank's members by number.
     """
-    host, key = _host_and_key(world)
+    host = own_address()
+    key = _shared_key(world) if not is_loopback(host) else read_key()
     timeout_s, patience = world.transport.timeout_s, Patience(0.5, None, linger_s)
     mine = [member for member, home in enumerate(homes) if home == world.rank]
     opened: dict[int, ZmqTransport] = {}
@@ -82,12 +80,6 @@ def _exchange_addresses(world: World, meshes: list[ZmqTransport], most: int) -> 
     return [[row[at : at + ADDRESS_NBYTES].rstrip(b"\0").decode() for at in starts] for row in rows]
 
 
-def _host_and_key(world: World) -> tuple[str, bytes | None]:
-    """Where members listen, and the mesh's key: none on loopback unless the job has one."""
-    host = own_address()
-    return host, _shared_key(world) if not is_loopback(host) or read_key() is not None else None
-
-
 def own_address() -> str:
     """The address at which the other workers reach this one: LACONIC_BIND, else that of the way to the store."""
     if bind := os.environ.get("LACONIC_BIND"):
@@ -107,3 +99,37 @@ def _shared_key(world: World) -> bytes:
         return known
     key = torch.frombuffer(bytearray(new_key()), dtype=torch.uint8)
     return bytes(broadcast(key, root=0, group=world).tolist())
+
+
+def receive(mesh: ZmqTransport, timeout_s: float) -> tuple[int, Tensor] | None:
+    """The next message and its sender; None when none came, or nobody is left who could send one."""
+    try:
+        sender, _, data = mesh.recv_any(timeout_s)
+        return sender, data
+    except CollectiveTimeout:
+        return None
+    except PeerLost:
+        time.sleep(timeout_s)
+        return None
+
+
+def wait(
+    mesh: ZmqTransport,
+    done: Callable[[], bool],
+    take_in: Callable[[float], bool],
+    late: Callable[[], tuple[int | None, str]],
+) -> float:
+    """Take in messages until `done()`; returns the seconds it took.
+
+    Args:
+        take_in: takes in one message, waiting so many seconds at most; whether it brought anything on.
+        late: the rank to blame in the CollectiveTimeout when nothing came for the mesh's time-out, and its text.
+    """
+    begun = moved = time.monotonic()
+    while not done():
+        if take_in(TICK_S):
+            moved = time.monotonic()
+        elif time.monotonic() - moved > mesh.timeout_s:
+            peer, text = late()
+            raise CollectiveTimeout(text, rank=mesh.rank, peer=peer)
+    return time.monotonic() - begun

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import laconic
-from laconic.consistency.churn.coded import Coded
+from laconic.consistency.churn.coded import NAME, Coded
 from laconic.consistency.churn.meeting import read_events
-from laconic.consistency.churn.messages import HEADER_NBYTES
-from laconic.consistency.churn.wire import Exact, Occasion, Offer, Unreadable, Wire
-from laconic.consistency.vectors import NAME
+from laconic.consistency.churn.wire import HEADER_NBYTES, Exact, Occasion, Offer, Unreadable, Wire
 from laconic.errors import BadInput, PayloadError
 from tests.consistency.churn.trainers import Trainer, assert_alike, come_and_go, until
 

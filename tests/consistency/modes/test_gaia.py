@@ -14,10 +14,8 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.consistency.gaia.link import Link
-from laconic.consistency.gaia.significance import Significance
 from laconic.consistency.servers.wire import Kind, Message
-from laconic.consistency.sites import site_numbers
+from laconic.consistency.sites import Link, Significance, site_numbers
 from laconic.errors import BadInput, PayloadError
 from laconic.transports.launcher import run_local
 from tests.reference.significance import gaia_sender

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.consistency import shared_memory
+from laconic.consistency.modes import hogwild
 from laconic.errors import BadInput
 from laconic.transports.launcher import run_local
 from laconic.transports.world import World
@@ -89,14 +89,14 @@ def _in_turn(world: World) -> list[int | None]:
 def _elsewhere(world: World) -> str:
     """Rank 1 is on another host: it finds other processes there."""
     if world.rank == 1:
-        shared_memory.PROCESSES = "/nowhere"
+        hogwild.PROCESSES = "/nowhere"
     model = nn.Linear(8, 8)
     try:
         laconic.distribute(model, torch.optim.SGD(model.parameters(), 0.1), consistency="hogwild", world=world)
     except BadInput as error:
         return str(error)
     finally:
-        shared_memory.PROCESSES = "/proc"
+        hogwild.PROCESSES = "/proc"
     return ""
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import laconic
 from laconic.consistency import build
-from laconic.consistency.fisher import FisherFactor
+from laconic.consistency.modes.natural import FisherFactor
 from laconic.errors import BadInput
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 import laconic
 from laconic.consistency import build
+from laconic.consistency.modes.easgd import Centre
 from laconic.consistency.servers.clocks import Clocks
-from laconic.consistency.servers.layout import Layout
-from laconic.consistency.servers.served import Centre
-from laconic.consistency.servers.shards import Shard, ShardOptimizer, changed_options, cut, plain_options
+from laconic.consistency.servers.shards import Layout, Shard, ShardOptimizer, changed_options, cut, plain_options
 from laconic.consistency.servers.wire import Kind, Message, unpack, weights_in
 from laconic.errors import BadInput, PayloadError, PeerLost
 from laconic.transports.launcher import LocalJob, run_local

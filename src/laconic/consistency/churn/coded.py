@@ -1,24 +1,97 @@
-"""Vectors that travel through a codec, with error feedback on both legs: members to coordinator, and back.
+"""Vectors that travel through a codec: how they lie in a message, and error feedback on both legs of an elastic step.
 
-Caller: `group.py`, as a `Wire`. How a vector lies in a message: `consistency/vectors.py`.
+Callers: `group.py` (`Coded`, as a `Wire`), `modes/robust.py` (`CodedVector`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from laconic.codecs import Codec
-from laconic.consistency.churn.messages import HEADER_NBYTES, MAX_MEMBERS
-from laconic.consistency.churn.wire import Occasion, Offer, Rule, Unreadable
-from laconic.consistency.vectors import NAME, CodedVector
-from laconic.errors import PayloadError
+from laconic.consistency.churn.wire import HEADER_NBYTES, MAX_MEMBERS, Occasion, Offer, Rule, Unreadable, Wire
+from laconic.errors import NonFiniteError, PayloadError
+from laconic.exchange.message import aligned
 from laconic.exchange.residuals import Residuals
 
+NAME = "vector"  # of the one residual
 
-class Coded:
+
+@dataclass(frozen=True)
+class CodedVector:
+    """A vector of `numel` values, the first `coded_numel` of which go through `codec`. Its body on the wire:
+
+        values that no codec touches, float32 | to a multiple of 16 | the codec's payload, to the end
+
+    A body without a payload stands for a vector that is not finite, which codecs refuse: whoever reads it reads NaN.
+    """
+
+    codec: Codec
+    coded_numel: int
+    numel: int
+
+    @property
+    def max_nbytes(self) -> int:
+        """The most a body takes."""
+        return self._begin + (self.codec.max_nbytes(self.coded_numel) if self.coded_numel else 0)
+
+    @property
+    def _exact_nbytes(self) -> int:
+        return 4 * (self.numel - self.coded_numel)
+
+    @property
+    def _begin(self) -> int:
+        return aligned(self._exact_nbytes)
+
+    def encode(self, x: Tensor, residuals: Residuals, draw: int, head_nbytes: int = 0) -> Tensor:
+        """A message of `head_nbytes` blank bytes and the body of x, with what was left out of the one before."""
+        begin = head_nbytes + self._begin
+        message = torch.empty(head_nbytes + self.max_nbytes, dtype=torch.uint8)
+        message[:begin] = 0
+        message[head_nbytes : head_nbytes + self._exact_nbytes] = x[self.coded_numel :].view(torch.uint8)
+        if not self.coded_numel:
+            return message
+        try:
+            coded = x[: self.coded_numel]
+            payload = residuals.encode(NAME, self.codec, coded, step=draw, out=message[begin:])
+        except NonFiniteError:
+            return message[:begin]
+        return message[: begin + payload.numel()]
+
+    def decode(self, body: Tensor, out: Tensor) -> Tensor:
+        """Write the vector to `out`; PayloadError when it cannot be read."""
+        exact, payload = self._opened(body)
+        if payload is not None:
+            self.codec.decode(payload, self.coded_numel, out=out[: self.coded_numel])
+        else:
+            out[: self.coded_numel] = float("nan")
+        out[self.coded_numel :] = exact
+        return out
+
+    def decode_add(self, body: Tensor, out: Tensor) -> None:
+        """Add the vector to `out`; raises as `decode`."""
+        exact, payload = self._opened(body)
+        if payload is not None:
+            self.codec.decode_add(payload, out[: self.coded_numel])
+        else:
+            out[: self.coded_numel] = float("nan")
+        out[self.coded_numel :].add_(exact)
+
+    def _opened(self, body: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The exact values and the payload, None where there is none."""
+        begin = self._begin
+        if body.numel() < begin:
+            raise PayloadError(f"{body.numel()} bytes, of which float32 values alone take {begin}")
+        payload = body[begin:] if body.numel() > begin else None
+        if payload is not None and not self.coded_numel:
+            raise PayloadError(f"{body.numel()} bytes, where float32 values take {begin}")
+        return body[: self._exact_nbytes].clone().view(torch.float32), payload
+
+
+class Coded(Wire):
     """The first `coded_numel` values through `codec`, the others as float32.
 
     With member i's vector xᵢ over nᵢ of N samples: it sends pᵢ = C(nᵢ/N·xᵢ + eᵢ) and keeps eᵢ, what pᵢ leaves out. The
@@ -30,7 +103,6 @@ class Coded:
     four vectors of memory on members, seven on the coordinator; two and three of them less where nothing is fed back.
 
     Args:
-        numel: values of a vector.
         rule: what the coordinator makes of all vectors instead of the sum; it gets NaN for those that cannot be read,
             and vectors are then not scaled by nᵢ/N.
     """
@@ -113,9 +185,6 @@ class Coded:
         if not self._result.numel():
             self._result = torch.empty_like(self.values)
         return self._vector.decode(body, self._result)
-
-    def renew(self) -> None:
-        """Every offer has memory of its own."""
 
     def committed(self, included: bool) -> None:
         if included:

@@ -13,9 +13,8 @@ import time
 
 from laconic.consistency.churn.line import NewView
 from laconic.consistency.churn.membership import Membership
-from laconic.consistency.churn.messages import Kind, Message, address, pack
 from laconic.consistency.churn.watch import TICK_S
-from laconic.consistency.churn.wire import Mean, Occasion, Offer, Unreadable
+from laconic.consistency.churn.wire import Kind, Mean, Message, Occasion, Offer, Unreadable, address, pack
 from laconic.errors import PayloadError
 
 
@@ -27,9 +26,7 @@ class Group(Membership):
     def agree(self, samples: int, of_all: int) -> Mean | None:
         """The mean of all members' `wire.values` at this step, or None when the view changes: do the step again.
 
-        Args:
-            samples: how many samples this worker's are the mean over; 0: they count for nothing.
-            of_all: how many samples the step has over all members.
+        This worker's are the mean over `samples` samples (0: they count for nothing) of the step's `of_all`.
         """
         occasion = Occasion(self.step, self.place, of_all)
         try:
@@ -70,9 +67,8 @@ class Group(Membership):
     def _contribute(self, samples: int, occasion: Occasion) -> Mean:
         """A member's part of a step."""
         message = self.wire.offer(samples, occasion)
-        self._line.tell(
-            self.view.coordinator, address(message, Kind.GRADIENT, self.view.number, self.step, samples)
-        )
+        address(message, Kind.GRADIENT, self.view.number, self.step, samples)
+        self._line.tell(self.view.coordinator, message)
         while True:
             answer = self._hear(2 * self._limit_s)
             if answer.kind is Kind.MEAN and answer.step == self.step:
@@ -112,8 +108,7 @@ class Group(Membership):
     def commit(self) -> bool:
         """The mean has been applied here; the coordinator waits until somebody else has it too.
 
-        Returns:
-            Whether two workers hold the step, or there is only one. If not, settle: it stands unless Fenced.
+        Returns whether two workers hold the step, or there is only one. If not, settle: it stands unless Fenced.
         """
         self.step, self.at_stake = self.step + 1, 0
         now, limit_s = time.monotonic(), self._limit_s

@@ -1,7 +1,4 @@
-"""One worker's part in an elastic training.
-
-Callers: `laconic.elastic` makes it, users loop over its batches.
-"""
+"""One worker's part in an elastic training: `laconic.elastic` makes it, users loop over its batches."""
 
 from __future__ import annotations
 
@@ -13,20 +10,18 @@ from typing import Any
 
 from torch import Tensor
 
-from laconic.consistency.churn.deadline import Deadline
 from laconic.consistency.churn.group import Group
-from laconic.consistency.churn.joining import Fenced, Finished
 from laconic.consistency.churn.meeting import Meeting
-from laconic.consistency.churn.options import ElasticOptions
-from laconic.consistency.churn.replica import Replica, digest
+from laconic.consistency.churn.membership import Fenced, Finished
+from laconic.consistency.churn.options import Deadline, ElasticOptions
+from laconic.consistency.churn.replica import Replica, Work, digest
 from laconic.consistency.churn.wire import Mean, Wire
-from laconic.consistency.churn.work import Work
 from laconic.errors import BadInput
 from laconic.exchange.job import Job, StepRecord
 
 
 class ElasticJob(Job):
-    """One worker's part in an elastic training; made by `elastic`.
+    """The job that `elastic` returns.
 
     Attributes:
         finished: all epochs are done and this worker's model is the final one.
@@ -87,11 +82,8 @@ class ElasticJob(Job):
         """Agree on the mean of all workers' gradients and let the optimiser step by it; gradients are cleared.
 
         Where workers agree on blocks of steps, the optimiser steps by this worker's gradient, and the last step of a
-        block agrees on the weights.
-
-        Returns:
-            Whether the step was made. If not, the group has changed; the weights are as before, or, where workers agree
-            on blocks of steps, as before the block.
+        block agrees on the weights. Returns whether the step was made. If not, the group has changed, and the weights
+        are as before the step, or the block.
         """
         group, work = self._group, self._work
         if group is None or not self._is_due:

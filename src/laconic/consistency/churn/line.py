@@ -13,9 +13,9 @@ import time
 from torch import Tensor
 
 from laconic.consistency.churn.meeting import Meeting, View, event
-from laconic.consistency.churn.messages import Kind, Message, pack, unpack
-from laconic.consistency.churn.wire import Offer
-from laconic.errors import CollectiveTimeout, PayloadError, PeerLost
+from laconic.consistency.churn.wire import MAX_MEMBERS, Kind, Message, Offer, pack, unpack
+from laconic.consistency.side import receive
+from laconic.errors import PayloadError, PeerLost
 from laconic.transports.zeromq import ZmqTransport
 from laconic.transports.zeromq_keys import is_loopback, read_key
 from laconic.transports.zeromq_mesh import Patience
@@ -35,27 +35,17 @@ class NewView(Exception):
 
 
 class Line:
-    """One worker's ZeroMQ transport in a group.
-
-    Attributes:
-        id: this worker's number in the meeting.
-        view: whose messages are heard.
-        newcomers: who has asked to join, by number, with addresses.
-        busy: who has said so, in this view or before.
-        receiving: members that a state is on its way to.
-        finishing: members that have made their last step.
-        ignored: messages of other views, of strangers and of no known kind.
-    """
+    """One worker's ZeroMQ transport in a group."""
 
     def __init__(self, meeting: Meeting, silence_s: float) -> None:
         self.meeting = meeting
         self.id = meeting.number()
         self.view = View(0, (), "", 0.0)
-        self.newcomers: dict[int, str] = {}
-        self.busy: set[int] = set()
-        self.receiving: set[int] = set()
-        self.finishing: set[int] = set()
-        self.ignored = 0
+        self.newcomers: dict[int, str] = {}  # who has asked to join, by number, with addresses
+        self.busy: set[int] = set()  # who has said so, in this view or before
+        self.receiving: set[int] = set()  # members that a state is on its way to
+        self.finishing: set[int] = set()  # members that have made their last step
+        self.ignored = 0  # messages of other views, of strangers and of no known kind
         self._leaving: set[int] = set()
         self._holding: set[int] = set()
         self._excused_at = 0.0  # when the last of `busy` or `receiving` was over
@@ -126,16 +116,13 @@ class Line:
         self._transport.drop_peer(member)
         self._met.pop(member, None)
 
-    def propose(self, lost: dict[int, str], step: int, redo: int, most: int) -> View:
+    def propose(self, lost: dict[int, str], step: int, redo: int) -> View:
         """Publish the view after this one, without the `lost` (and why) and with newcomers; returns what is valid then.
 
-        Args:
-            step: steps made here so far.
-            redo: how many may have to be made again, at most.
-            most: members a view may have.
+        Of the `step` steps made here so far `redo` at most may have to be made again.
         """
         staying = [(member, place) for member, place in self.view.members if member not in lost]
-        coming = [(m, place) for m, place in self.newcomers.items() if self.reaches(m)][: most - len(staying)]
+        coming = [(m, place) for m, place in self.newcomers.items() if self.reaches(m)][: MAX_MEMBERS - len(staying)]
         view = View(self.view.number + 1, (*staying, *coming), self.view.job, self.view.begun)
         if not self.meeting.publish(view):
             newest = self.meeting.newest(self.view.number)
@@ -160,10 +147,7 @@ class Line:
         return member in self._transport.peers and time.monotonic() - since < self._silence_s
 
     def waited_s(self, since: float) -> float:
-        """How long a wait has lasted that began at `since`; it begins again when a member's excuse is over.
-
-        An excuse is to be busy, or to be receiving a state: past steps do not tell how long that takes.
-        """
+        """How long a wait has lasted since `since`, or since the last member was busy or receiving a state."""
         if self.receiving or not self.busy.isdisjoint(self.view.ids):
             return 0.0
         return time.monotonic() - max(since, self._excused_at)
@@ -183,11 +167,7 @@ class Line:
             self._transport.send_to(member, message, 0)
 
     def next(self, wait_s: float, *, look: bool = True) -> Message | None:
-        """The next message of the present view; None when none came within `wait_s`.
-
-        Raises:
-            NewView: there is a newer one.
-        """
+        """The next message of the present view, None when none came within `wait_s`; NewView when that is over."""
         deadline = time.monotonic() + wait_s
         while True:
             message = self._receive(max(0.0, deadline - time.monotonic()))
@@ -255,14 +235,9 @@ class Line:
             raise NewView(newest)
 
     def _receive(self, wait_s: float) -> Message | None:
+        came = receive(self._transport, wait_s)
         try:
-            sender, _, tensor = self._transport.recv_any(wait_s)
-            return unpack(sender, tensor)
-        except CollectiveTimeout:
-            return None
-        except PeerLost:  # nobody is left: somebody may come
-            time.sleep(min(wait_s, 0.01))
-            return None
+            return None if came is None else unpack(*came)
         except PayloadError:
             self.ignored += 1
             return None

@@ -35,19 +35,12 @@ _VIEW = re.compile(r"view-(\d{8})\.json")
 
 @dataclass(frozen=True)
 class View:
-    """Who trains together, by seniority: the first is the coordinator, who sums the gradients.
+    """Who trains together, by seniority: the first is the coordinator, who sums the gradients."""
 
-    Attributes:
-        number: from 1, one more than that of the view it replaces.
-        members: (id, address) of each.
-        job: what is trained, so that nobody joins with another model or other data.
-        begun: when view 1 was made, in seconds since 1970.
-    """
-
-    number: int
-    members: tuple[tuple[int, str], ...]
-    job: str
-    begun: float
+    number: int  # from 1, one more than that of the view it replaces
+    members: tuple[tuple[int, str], ...]  # (id, address) of each
+    job: str  # what is trained, so that nobody joins with another model or other data
+    begun: float  # when view 1 was made, in seconds since 1970
 
     @property
     def ids(self) -> tuple[int, ...]:

@@ -14,24 +14,62 @@ from __future__ import annotations
 
 import time
 
-from laconic.consistency.churn.deadline import Deadline
-from laconic.consistency.churn.joining import Fenced, found, join
 from laconic.consistency.churn.line import Line, NewView
 from laconic.consistency.churn.meeting import Meeting, View, event
-from laconic.consistency.churn.messages import Kind, Message, pack
-from laconic.consistency.churn.options import ElasticOptions
+from laconic.consistency.churn.options import Deadline, ElasticOptions
 from laconic.consistency.churn.replica import Replica
 from laconic.consistency.churn.watch import LOGGER, NO_MODEL, TICK_S, Watch
-from laconic.consistency.churn.wire import Wire
+from laconic.consistency.churn.wire import Kind, Message, Wire, pack
+from laconic.errors import BadInput, PeerLost
+
+LOOK_S = 0.08  # how often the meeting folder is looked into while nobody answers
+ASK_AGAIN_S = 1.0  # a coordinator may have changed its mind about us, or its role, without a new view
+
+
+class Finished(Exception):
+    """The training was over before this worker came."""
+
+
+class Fenced(Exception):
+    """The others have gone on without this worker: it is out, and may come back as a newcomer."""
+
+
+def found(line: Line, job: str) -> View | None:
+    """The first view, with this worker alone, if nobody has made one yet."""
+    alone = View(1, ((line.id, line.address),), job, time.time())
+    return alone if line.meeting.newest() is None and line.meeting.publish(alone) else None
+
+
+def join(line: Line, job: str, patience_s: float) -> View:
+    """Wait until a view holds this worker, who would train `job`; PeerLost when nobody is reached in `patience_s`."""
+    asked, asked_at, quiet_since = 0, 0.0, time.monotonic()
+    while True:
+        newest = line.meeting.newest()
+        assert newest is not None
+        if newest.job != job:
+            raise BadInput(f"the job in {line.meeting.folder} trains {newest.job}; this worker has {job}")
+        if line.id in newest.ids:
+            return newest
+        if newest.number != asked:
+            quiet_since = time.monotonic()
+        if newest.number != asked or time.monotonic() - asked_at > ASK_AGAIN_S:
+            asked, asked_at = newest.number, time.monotonic()
+            line.ask(newest)
+        view = line.invitation(LOOK_S)
+        if view is not None:
+            return view
+        if line.meeting.finished:
+            raise Finished
+        if line.has_reached(newest.coordinator):
+            quiet_since = time.monotonic()  # it lives, and answers between two steps
+        if time.monotonic() - quiet_since > patience_s:
+            where = f"[worker {line.id}] nobody of view {newest.number} in {line.meeting.folder} can be reached"
+            cure = "if all are gone, so is the model: begin in another folder"
+            raise PeerLost(f"{where} within {patience_s:g} s; {cure}", rank=line.id, peer=newest.coordinator)
 
 
 class Membership(Watch):
-    """One worker's place in a group.
-
-    Args:
-        options: how many members the first step waits for, and when a connection counts as broken.
-        period: the most steps from one agreement to the next.
-    """
+    """One worker's place in a group."""
 
     def __init__(
         self, meeting: Meeting, replica: Replica, wire: Wire, deadline: Deadline, options: ElasticOptions, period: int
@@ -79,12 +117,7 @@ class Membership(Watch):
     # views
 
     def settle(self) -> None:
-        """Enter the newest view, with the model that is right in it; called between steps.
-
-        Raises:
-            Fenced: this worker is not in it.
-            PeerLost: nobody who is left has the model.
-        """
+        """Enter the newest view, with the model that is right in it, between steps; Fenced when not in it."""
         while True:
             try:
                 if self._pending is not None:

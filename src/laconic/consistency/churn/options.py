@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from laconic.consistency.churn.messages import MAX_MEMBERS
+from laconic.consistency.churn.wire import MAX_MEMBERS
 from laconic.errors import BadInput, UnknownName
 from laconic.workloads.order import SampleLedger
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The data of an elastic job, by number.
+    """The data of an elastic job, by number."""
 
-    Args:
-        dataset_size: samples of an epoch; batches are numbers below it.
-        batch: samples of a step over all workers.
-        epochs: how often every sample is used.
-        seed: of the order.
-    """
-
-    dataset_size: int
-    batch: int
-    epochs: int = 1
-    seed: int = 0
+    dataset_size: int  # samples of an epoch; batches are numbers below it
+    batch: int  # samples of a step over all workers
+    epochs: int = 1  # how often every sample is used
+    seed: int = 0  # of the order
 
     def __post_init__(self) -> None:
         if self.epochs < 0:
@@ -63,12 +57,49 @@ class ElasticOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> ElasticOptions:
-        """The options a user gave by name.
-
-        Raises:
-            UnknownName: there is no such option; the valid ones are listed.
-        """
+        """The options a user gave by name."""
         valid = {field.name for field in fields(cls)}
         if unknown := given.keys() - valid:
             raise UnknownName("option of elastic", min(unknown), valid)
         return cls(**given)
+
+
+@dataclass
+class Deadline:
+    """A multiple of a high quantile of past steps' seconds, `factor` · q(`quantile`), and never below `floor_s`.
+
+    >>> deadline = Deadline(patience_s=10.0)
+    >>> deadline.seconds
+    10.0
+    >>> for _ in range(100):
+    ...     deadline.observe(0.5)
+    >>> deadline.seconds
+    2.0
+
+    Args:
+        patience_s: before `enough` steps have been seen.
+        floor_s: what a living process may need to be scheduled on a crowded machine.
+        factor: how much longer than almost all steps a step may take.
+        quantile: of the last `kept` steps.
+    """
+
+    patience_s: float = 5.0
+    floor_s: float = 0.5
+    factor: float = 4.0
+    quantile: float = 0.99
+    kept: int = 256
+    enough: int = 16
+
+    def __post_init__(self) -> None:
+        if self.patience_s <= 0 or self.floor_s <= 0 or self.factor < 1 or not 0 < self.quantile <= 1:
+            raise BadInput("a deadline needs positive seconds, factor ≥ 1 and 0 < quantile ≤ 1")
+        self.seconds = self.patience_s
+        self._steps: deque[float] = deque(maxlen=self.kept)
+
+    def observe(self, seconds: float) -> None:
+        """A step that nobody was missing from took so long."""
+        self._steps.append(seconds)
+        if len(self._steps) >= self.enough:
+            ordered = sorted(self._steps)
+            place = min(len(ordered) - 1, int(self.quantile * len(ordered)))
+            self.seconds = max(self.floor_s, self.factor * ordered[place])

@@ -7,6 +7,7 @@ as in `sync`.
 
 from __future__ import annotations
 
+import copy
 import json
 import zlib
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laconic.consistency.weights import FlatWeights, trained_parameters
+from laconic.consistency.averaging import FlatWeights, trained_parameters
+from laconic.consistency.blocks import BlockMode, Blocks, consolidate_state
 from laconic.errors import PayloadError
 from laconic.exchange.layout import Exemptions
 from laconic.storage import tree
@@ -25,15 +27,10 @@ class Replica:
     """A model, its optimiser, an optional scheduler and the sample ledger.
 
     Args:
-        scheduler: stepped after every committed step.
         exempt: the parameters that no codec touches, which then come last in `weights`; None: there is no codec.
         terms: what else must be equal on all workers, as the end of `signature`.
 
-    Raises:
-        BadInput: parameters that are not float32 on the CPU, or not the model's.
-
     Attributes:
-        weights: the trained parameters.
         coded_numel: how many of the weights, from the first, a codec may touch.
         extra: what else a newcomer must have, by name: numbers, lists and tensors.
     """
@@ -75,11 +72,6 @@ class Replica:
         return f"{self.numel} parameters ({crc:08x}) by {kind}, {data}{self._terms}"
 
     @property
-    def digest(self) -> int:
-        """A checksum of the weights: equal bits, equal digest."""
-        return digest(self.weights.values)
-
-    @property
     def included(self) -> tuple[int, ...]:
         """The numbers of the workers whose vectors are in the last step; only kept where there is a codec."""
         return tuple(self.extra.get("included", ()))
@@ -114,11 +106,7 @@ class Replica:
         return torch.frombuffer(block, dtype=torch.uint8)
 
     def load(self, block: Tensor) -> None:
-        """The reverse of `save`.
-
-        Raises:
-            PayloadError: not a block of this model's.
-        """
+        """The reverse of `save`; PayloadError when it is not a block of this model's."""
         state = tree.loads(block.numpy().data)
         if state["weights"].shape != self.weights.values.shape:
             raise PayloadError(f"a state of {state['weights'].numel()} weights for a model of {self.numel}")
@@ -141,3 +129,133 @@ class Replica:
 def digest(values: Tensor) -> int:
     """A checksum of a vector's bits."""
     return zlib.crc32(values.view(torch.uint8).numpy().tobytes())
+
+
+class Work:
+    """One step, by what all workers' gradients give."""
+
+    period = 1  # the most steps from one agreement to the next
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self.samples = self.of_all = 0  # this worker's and all workers', in what is agreed on next
+
+    @property
+    def made(self) -> int:
+        """Steps made here that are not agreed on yet: they are lost when somebody else is."""
+        return 0
+
+    @property
+    def committed(self) -> Tensor:
+        """The weights after the last agreement."""
+        return self._replica.weights.values
+
+    def share(self, parts: int, place: int) -> Tensor:
+        """The samples of this worker's next step, as one of `parts` members."""
+        shares = self._replica.ledger.shares(parts)
+        self.samples, self.of_all = len(shares[place]), sum(map(len, shares))
+        return shares[place]
+
+    def step(self) -> bool:
+        """Make what can be made alone of the gradients that are there; whether it is time to agree."""
+        return True
+
+    def write(self, out: Tensor) -> None:
+        """Write what this worker offers."""
+        self._replica.weights.gradients(out)
+
+    def apply(self, result: Tensor, parts: int, included: tuple[int, ...]) -> None:
+        """Go on with what was agreed on, in which the members at the places `included` have a part."""
+        self._replica.weights.set_gradients(result)
+        self._replica.step()
+        self._replica.ledger.commit(parts, included)
+
+    def abandon(self) -> None:
+        """Go back to the last agreement."""
+        self._replica.forget_gradients()
+
+
+class BlockWork(Work):
+    """A block of `period` steps, or fewer at the end of an epoch; then what `mode.merge` makes of the mean weights.
+
+    The mean counts each member by its samples: w̄ = Σᵢ nᵢ·wᵢ / N, with nᵢ of the block's N samples at member i.
+
+    Cost: a copy of the weights and of the optimiser's state a block, to go back to.
+
+    `relative`: see `Blocks`.
+    """
+
+    def __init__(self, replica: Replica, mode: BlockMode, *, relative: bool) -> None:
+        assert mode.period is not None
+        super().__init__(replica)
+        self._mode, self.period = mode, mode.period
+        self._blocks = Blocks(mode, replica.weights.values, relative=relative)
+        self._saved: tuple[Any, Any] | None = None
+        self._shares: list[list[Tensor]] = []
+        self._place = 0
+        replica.extra |= {"steps": 0, **self._blocks.held}
+
+    @property
+    def made(self) -> int:
+        return self._blocks.made
+
+    @property
+    def committed(self) -> Tensor:
+        return self._blocks.start if self.made else self._replica.weights.values
+
+    def share(self, parts: int, place: int) -> Tensor:
+        if not self.made:
+            self._begin(parts, place)
+        return self._shares[self.made][place]
+
+    def _begin(self, parts: int, place: int) -> None:
+        """Divide the next block's samples, and keep what is there to go back to."""
+        replica = self._replica
+        self._shares, self._place = replica.ledger.block(parts, self.period), place
+        self.samples = sum(len(shares[place]) for shares in self._shares)
+        self.of_all = sum(len(share) for shares in self._shares for share in shares)
+        self._blocks.begin()
+        scheduler = None if replica.scheduler is None else replica.scheduler.state_dict()
+        self._saved = copy.deepcopy((replica.optimizer.state_dict(), scheduler))
+
+    def step(self) -> bool:
+        if len(self._shares[self.made][self._place]):
+            self._replica.step()
+        else:
+            self._skip(1)
+        self._blocks.made += 1
+        return self.made == len(self._shares)
+
+    def _skip(self, steps: int) -> None:
+        """Steps without samples, or made without this worker: the learning rate goes on as for all."""
+        for _ in range(steps if self._replica.scheduler is not None else 0):
+            self._replica.scheduler.step()
+
+    def write(self, out: Tensor) -> None:
+        self._blocks.offer(out)
+
+    def apply(self, result: Tensor, parts: int, included: tuple[int, ...]) -> None:
+        replica, blocks, made = self._replica, self._blocks, self.made
+        steps = len(replica.ledger.block(parts, self.period))
+        if not made:
+            blocks.begin()  # made without this worker, which had not begun
+        blocks.held = {name: replica.extra[name] for name in blocks.held}  # a newcomer has its peer's
+        blocks.merge(result, parts)
+        if parts > 1:
+            consolidate_state(self._mode.state, replica.optimizer, replica.weights)
+        self._skip(steps - made)
+        replica.ledger.commit(parts, included, self.period)
+        replica.extra["steps"] += steps
+        self._saved = None
+
+    def abandon(self) -> None:
+        """Weights, optimiser and scheduler as they were at the block's start."""
+        replica = self._replica
+        super().abandon()
+        if self.made and self._saved is not None:
+            optimizer, scheduler = self._saved
+            self._blocks.abandon()
+            replica.optimizer.load_state_dict(optimizer)
+            if replica.scheduler is not None:
+                replica.scheduler.load_state_dict(scheduler)
+        self._blocks.made, self._saved = 0, None

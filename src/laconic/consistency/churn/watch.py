@@ -13,11 +13,11 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from laconic.consistency.churn.deadline import Deadline
 from laconic.consistency.churn.line import Line, NewView
 from laconic.consistency.churn.meeting import View
-from laconic.consistency.churn.messages import MAX_MEMBERS, Kind, Message, pack
+from laconic.consistency.churn.options import Deadline
 from laconic.consistency.churn.replica import Replica
+from laconic.consistency.churn.wire import MAX_MEMBERS, Kind, Message, pack
 from laconic.errors import PeerLost
 
 LOGGER = logging.getLogger("laconic.consistency")
@@ -28,10 +28,7 @@ SILENT = "nothing came from it for {:.3g} s"
 
 
 class Watch:
-    """One worker's eyes on the others of its view.
-
-    Args:
-        period: the most steps from one agreement to the next.
+    """One worker's eyes on the others of its view; `period` is the most steps from one agreement to the next.
 
     Attributes:
         step: agreements applied to the replica so far; NO_MODEL before the first state has come.
@@ -86,8 +83,7 @@ class Watch:
     def _hear(self, waits_s: float | None) -> Message:
         """The next message from the coordinator; when that is lost, the next in line takes over.
 
-        Args:
-            waits_s: how long it may be silent; None: as long as its connection stands.
+        It may be silent for `waits_s`; None: as long as its connection stands.
         """
         return next(message for message in self._heard(waits_s) if message is not None)
 
@@ -148,7 +144,7 @@ class Watch:
         for member, why in lost.items():
             LOGGER.warning("worker %d goes on without worker %d: %s", self.id, member, why)
         redo = self._period if self._begun and not self._ending else 0  # others may be further in it than this one
-        raise NewView(self._line.propose(lost, max(0, self.steps), redo, MAX_MEMBERS))
+        raise NewView(self._line.propose(lost, max(0, self.steps), redo))
 
     def _model_lost(self) -> PeerLost:
         return PeerLost(f"[worker {self.id}] everyone who had the model is gone", rank=self.id)

@@ -7,14 +7,100 @@ the same bits.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from laconic.consistency.churn.messages import blank, values_of
 from laconic.errors import PayloadError
+
+_HEADER = struct.Struct("<4sBBHIqQ4x")  # magic, kind, flag, version, view, step, detail, to a multiple of 16
+HEADER_NBYTES = _HEADER.size
+_MAGIC = b"LacE"
+_VERSION = 1
+MAX_MEMBERS = 64  # bits of a message's `detail`
+
+
+class Kind(IntEnum):
+    """What a message is for; M: said by a member to the coordinator, C: by the coordinator to members."""
+
+    JOIN = 1  # by a newcomer to the coordinator; body: its address
+    VIEW = 2  # C: a new view, the body, as in the meeting folder
+    REPORT = 3  # M: in this view; step: how many steps are applied here, −1 without a model; flag: was told to train
+    START = 4  # C: the view begins at `step`; flag: train (else wait for more); detail: a bit for each who gets a STATE
+    FETCH = 5  # C: send me your state
+    STATE = 6  # body: a replica after `step` steps
+    GRADIENT = 7  # M: body: the mean gradient over `detail` samples, or whatever members agree on (`wire.py`)
+    MEAN = 8  # C: body: the mean of all; detail: one bit for each member whose gradient is in it
+    HELD = 9  # M: the weights after `step` steps are here too; to all when they came as a STATE
+    BUSY = 10  # to all, in any view: flag: no step from me for a while (else: again)
+    FINISH = 11  # M: no more steps from me
+    DONE = 12  # C: nobody has any more steps
+    LEAVE = 13  # to all: I am leaving
+
+
+class Message(NamedTuple):
+    """A message taken apart."""
+
+    sender: int
+    kind: Kind
+    view: int
+    step: int
+    detail: int
+    flag: int
+    body: Tensor
+
+    @property
+    def text(self) -> str:
+        """The body as text."""
+        return bytes(self.body.numpy()).decode(errors="replace")
+
+
+def pack(kind: Kind, view: int, step: int, detail: int = 0, flag: int = 0, body: bytes | Tensor = b"") -> Tensor:
+    """A message as one uint8 tensor.
+
+    >>> unpack(3, pack(Kind.VIEW, 7, 2, body=b"abc")).text
+    'abc'
+    """
+    if not isinstance(body, Tensor):
+        body = torch.frombuffer(bytearray(body), dtype=torch.uint8) if body else torch.empty(0, dtype=torch.uint8)
+    whole = blank(body.nbytes)
+    whole[HEADER_NBYTES:] = body.view(torch.uint8)
+    return address(whole, kind, view, step, detail, flag)
+
+
+def blank(nbytes: int) -> Tensor:
+    """Memory for a message with a body of `nbytes`, to be filled before `address` completes it."""
+    return torch.empty(HEADER_NBYTES + nbytes, dtype=torch.uint8)
+
+
+def values_of(message: Tensor) -> Tensor:
+    """The body of a message as float32 values, without a copy."""
+    return message[HEADER_NBYTES:].view(torch.float32)
+
+
+def address(message: Tensor, kind: Kind, view: int, step: int, detail: int = 0, flag: int = 0) -> Tensor:
+    """Write the header of a message whose body is there."""
+    head = _HEADER.pack(_MAGIC, kind, flag, _VERSION, view, step, detail)
+    message[:HEADER_NBYTES] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    return message
+
+
+def unpack(sender: int, message: Tensor) -> Message:
+    """Take a message apart, PayloadError when it is not one of ours; the body is not copied."""
+    if message.dtype != torch.uint8 or message.numel() < HEADER_NBYTES:
+        raise PayloadError(f"a group's message has at least {HEADER_NBYTES} bytes")
+    magic, kind, flag, version, view, step, detail = _HEADER.unpack(bytes(message[:HEADER_NBYTES].numpy()))
+    if magic != _MAGIC or version != _VERSION or kind not in _KINDS:
+        raise PayloadError("not a message of a group, or of another version")
+    return Message(sender, _KINDS[kind], view, step, detail, flag, message[HEADER_NBYTES:])
+
+
+_KINDS = {int(kind): kind for kind in Kind}
+
 
 Rule = Callable[[Sequence[tuple[int, Tensor]], Tensor], None]  # one vector of (samples, vector) of each
 
@@ -67,48 +153,43 @@ class Occasion(NamedTuple):
 
 
 class Wire(Protocol):
-    """One worker's end.
+    """One worker's end."""
 
-    Attributes:
-        values: where the vector that is offered next is written.
-    """
-
-    values: Tensor
+    values: Tensor  # where the vector that is offered next is written
 
     def offer(self, samples: int, occasion: Occasion) -> Tensor:
         """The message, its header blank, in which `values` goes to the coordinator."""
 
     def combine(self, offers: Sequence[Offer], occasion: Occasion, listeners: int) -> tuple[Tensor | None, Tensor]:
-        """The message, its header blank, that tells `listeners` others the result, and the result.
-
-        Raises:
-            Unreadable: one of the offers is.
-        """
+        """The message, its header blank, that tells `listeners` others the result, and the result; or Unreadable."""
 
     def read(self, body: Tensor) -> Tensor:
         """The result from its message; PayloadError when it cannot be read."""
 
     def renew(self) -> None:
         """What was offered last may still be on its way: do not write to it again."""
+        return
 
     def committed(self, included: bool) -> None:
         """The agreement was applied here, with this worker's offer in it or not."""
+        return
 
     def resume(self, step: int, included: bool) -> None:
         """A state after `step` steps came from a peer; `included`: this worker's offer is in the last of them."""
+        return
 
     def forget(self) -> None:
         """This worker begins as a newcomer."""
+        return
 
 
-class Exact:
+class Exact(Wire):
     """Vectors of float32, without a copy on the way out.
 
     Cost: 4 bytes a value each way.
 
     Args:
-        numel: values of a vector.
-        rule: what the coordinator makes of all vectors; their mean by samples when not given.
+        rule: what the coordinator makes of all vectors.
         believes: refuse vectors of a wrong size, else the rule gets NaN for them.
     """
 
@@ -143,12 +224,3 @@ class Exact:
         if body.numel() != 4 * self._numel:
             raise PayloadError(f"{body.numel()} bytes for {self._numel} float32 values")
         return body.view(torch.float32)
-
-    def committed(self, included: bool) -> None:
-        """Nothing is kept from one agreement to the next."""
-
-    def resume(self, step: int, included: bool) -> None:
-        """Nothing is kept."""
-
-    def forget(self) -> None:
-        """Nothing is kept."""

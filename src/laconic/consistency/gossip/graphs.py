@@ -19,15 +19,10 @@ from laconic.errors import UnknownName
 
 @dataclass(frozen=True)
 class Neighbours:
-    """One rank's part of one step: its row and its column of W, without the diagonal.
+    """One rank's part of one step: its row and its column of W, without the diagonal."""
 
-    Attributes:
-        hears: Wᵢⱼ of every rank j it hears from.
-        tells: Wⱼᵢ of every rank j it tells.
-    """
-
-    hears: dict[int, float] = field(default_factory=dict)
-    tells: dict[int, float] = field(default_factory=dict)
+    hears: dict[int, float] = field(default_factory=dict)  # Wᵢⱼ of every rank j it hears from
+    tells: dict[int, float] = field(default_factory=dict)  # Wⱼᵢ of every rank j it tells
 
 
 Graph = Callable[[int, int, int, int], Neighbours]

@@ -45,9 +45,6 @@ class Async(Mode):
     Options of `distribute`:
         sites: for `hierarchical`: the site of each rank, or how many sites of neighbouring ranks (2).
 
-    Raises:
-        BadInput: a value out of range, or a combination that there is not.
-
     >>> str(Async(push=2, replicas=1))
     'async(2, replicas=1)'
 
@@ -93,17 +90,13 @@ class Async(Mode):
 
 
 class AsyncAgreement(ServedAgreement):
-    """Async at work.
-
-    Attributes:
-        accrued: gradients that have not been pushed yet.
-    """
+    """Async at work."""
 
     def __init__(self, mode: Async, setup: Setup) -> None:
         serving = Serving("async", staleness_aware=mode.staleness_aware)
         super().__init__(setup, serving, servers=mode.servers, replicas=mode.replicas)
         self.mode = mode
-        self.accrued = torch.zeros_like(self.weights.values)
+        self.accrued = torch.zeros_like(self.weights.values)  # gradients that have not been pushed yet
         self._accrues = False
 
     def exchange(self, client: Client) -> None:
@@ -128,13 +121,13 @@ class AsyncAgreement(ServedAgreement):
         if self._accrues:
             self.accrued.copy_(gradients)
             return False
-        self.push(client, gradients, wants_weights=wants_weights)
+        self.push(gradients, wants_weights=wants_weights)
         return True
 
     def finish(self) -> None:
         if self.served is not None and self._accrues:
             self._accrues = False
-            self.push(self.served.client, self.accrued, wants_weights=False)
+            self.push(self.accrued, wants_weights=False)
         super().finish()
 
     def state_dict(self) -> dict[str, Any]:
@@ -155,13 +148,14 @@ class RudraAgreement(ServedAgreement):
         numbers = site_numbers(setup.world.world_size, setup.own.get("sites", 2))
         super().__init__(setup, Serving("async", staleness_aware=mode.staleness_aware))
         self.site = Site(setup.world, numbers)
+        self.resources.callback(self.site.close)
 
     def exchange(self, client: Client) -> None:
         values = self.weights.values
         gradients = self.site.mean(self.weights.gradients())
         news = torch.empty(values.numel() + 1)  # the staleness, and the weights
         if self.site.leads:
-            self.push(client, gradients, wants_weights=True)
+            self.push(gradients, wants_weights=True)
             client.wait()
             news[0] = client.staleness
             news[1:] = values
@@ -172,7 +166,3 @@ class RudraAgreement(ServedAgreement):
 
     def sent_nbytes(self) -> int:
         return super().sent_nbytes() + (self.site.sent_nbytes if self.served is not None else 0)
-
-    def close(self) -> None:
-        self.site.close()
-        super().close()

@@ -9,11 +9,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from laconic.consistency.averaging import WEIGHT_OPTIONS, Averager, Averaging
+from laconic.consistency.averaging import WEIGHT_OPTIONS, Averager, Averaging, average_buffers
 from laconic.consistency.base import Mode, Setup, check_whole, register
-from laconic.consistency.servers.served import Centre
-from laconic.consistency.weights import average_buffers
+from laconic.consistency.servers.served import Served, Serving
+from laconic.consistency.servers.shards import Layout
+from laconic.consistency.servers.wire import Coder
 from laconic.errors import BadInput
+from laconic.exchange.options import CodecPlan
+from laconic.transports.world import World
 
 
 @register("easgd")
@@ -41,9 +44,6 @@ class Easgd(Mode):
         period: steps between two exchanges.
         momentum: δ, Nesterov's momentum; 0 for plain EASGD.
         asynchronous: each worker visits the centre in its own time.
-
-    Raises:
-        BadInput: a value out of range.
 
     >>> str(Easgd(beta=0.8, period=4))
     'easgd(beta=0.8, period=4)'
@@ -86,23 +86,18 @@ class Easgd(Mode):
 
 
 class EasgdAgreement(Averaging):
-    """Easgd at work.
-
-    Attributes:
-        alpha: α as it is used.
-        centre: w̃, and how it is moved.
-        velocity: v of EAMSGD; None without momentum.
-    """
+    """Easgd at work."""
 
     def __init__(self, mode: Easgd, setup: Setup) -> None:
         super().__init__(setup, feedback=False)
         self.mode = mode
         self.alpha = mode.beta / setup.world.world_size if mode.alpha is None else mode.alpha
         if mode.asynchronous and not self.alone:
-            served = Centre(setup.world, self.weights.values, setup.codec)
-            self.centre: _Meeting | _Visited = _Visited(served, self.alpha)
+            self.centre: _Meeting | Centre = Centre(setup.world, self.weights.values, setup.codec, self.alpha)
         else:
             self.centre = _Meeting(self.averager, self.weights.values, mode.beta)
+        self.parts["centre"] = self.centre
+        self.resources.callback(self.centre.close)
         self.velocity = torch.zeros_like(self.weights.values) if mode.momentum and not self.alone else None
         self._origin: Tensor | None = None  # the weights before this step, where they are needed after it
         self._pull: Tensor | None = None  # w − w̃ before this step, where it is one of exchange
@@ -148,18 +143,13 @@ class EasgdAgreement(Averaging):
         self.settle_finish()
 
     def state_dict(self) -> dict[str, Any]:
-        state = {**super().state_dict(), "centre": self.centre.state_dict()}
+        state = super().state_dict()
         return state if self.velocity is None else {**state, "velocity": self.velocity.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self.centre.load_state_dict(state["centre"])
         if self.velocity is not None and "velocity" in state:
             self.velocity.copy_(state["velocity"])
-
-    def close(self) -> None:
-        self.centre.close()
-        super().close()
 
 
 class _Meeting:
@@ -192,33 +182,58 @@ class _Meeting:
         """It has nothing to give back."""
 
 
-class _Visited:
-    """A centre on servers, moved by whoever visits it."""
+class Centre:
+    """A centre on servers, which every worker visits in its own time.
 
-    def __init__(self, served: Centre, alpha: float) -> None:
-        self.served, self.alpha = served, alpha
+    What a codec leaves out stays in wᵢ − w̃ and is there at the next visit, so there is no error feedback: it would
+    count twice. Additions of several workers commute, and each is applied once.
+
+    Args:
+        start: w̃ to begin with, the same on all workers; it is copied.
+    """
+
+    def __init__(self, world: World, start: Tensor, codec: CodecPlan, alpha: float = 1.0) -> None:
+        self.values, self.alpha = start.clone(), alpha
+        layout, coder = Layout(world.world_size, None, 0, start.numel()), Coder(codec, world, feedback=False)
+        self.served = Served(world, layout, self.values, Serving("easgd"), coder)
+        self._added = 0
 
     @property
     def sent_nbytes(self) -> int:
         return self.served.sent_nbytes
 
     def meet(self, values: Tensor, step: int) -> tuple[Tensor, float, int]:
-        """As for `_Meeting`."""
-        waited = self.served.wait_s
-        self.served.pull()
-        pull = values - self.served.values
-        self.served.add(self.alpha * pull, step)
-        return pull, self.served.wait_s - waited, self.served.staleness
+        """As for `_Meeting`: two messages a shard, of which one reads w̃ and one adds α(w − w̃) to it."""
+        client = self.served.client
+        waited = client.wait_s
+        self.pull()
+        pull = values - self.values
+        self.add(self.alpha * pull, step)
+        return pull, client.wait_s - waited, client.staleness
+
+    def pull(self) -> None:
+        """Bring `values` up to date."""
+        self.served.client.pull()
+        self.served.client.wait()
+
+    def add(self, difference: Tensor, step: int) -> None:
+        """Add to the centre; returns at once, having waited for the answer to the addition before."""
+        self.served.client.wait(most=1)
+        self._added += 1
+        self.served.push(difference, self._added, step, wants_weights=False)
 
     def finish(self) -> Tensor:
-        self.served.finish()
-        return self.served.values
+        """Wait until all workers have called it; w̃ is then the same on all."""
+        self.served.client.wait()
+        self._added = max(self._added, self.served.client.finish())
+        return self.values
 
     def state_dict(self) -> dict[str, Any]:
-        return self.served.state_dict()
+        return {**self.served.state_dict(), "added": self._added}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.served.load_state_dict(state)
+        self._added = int(state["added"])
 
     def close(self) -> None:
         self.served.close()

@@ -9,14 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from laconic.consistency.averaging import OwnWeights
+from laconic.consistency.averaging import OwnWeights, average_buffers
 from laconic.consistency.base import Mode, Setup, check_whole, register
-from laconic.consistency.gaia.link import Link
-from laconic.consistency.mail import receive, wait
 from laconic.consistency.servers.wire import Kind, Message, unpack
-from laconic.consistency.side import open_members
-from laconic.consistency.sites import Site, site_numbers
-from laconic.consistency.weights import average_buffers
+from laconic.consistency.side import open_members, receive, wait
+from laconic.consistency.sites import Link, Site, site_numbers
 from laconic.errors import BadInput, PeerLost
 from laconic.exchange.collectives import all_reduce
 from laconic.exchange.options import PlannedCodec
@@ -46,9 +43,6 @@ class Gaia(Mode):
 
     Options of `distribute`:
         sites: the site of each rank, such as [0, 0, 1, 1], instead of their number.
-
-    Raises:
-        BadInput: a value out of range.
 
     >>> str(Gaia(0.02))
     'gaia(0.02)'
@@ -83,9 +77,7 @@ class GaiaAgreement(OwnWeights):
     """Gaia at work.
 
     Attributes:
-        site: this rank's site.
         links: to each other site, on the site's first rank; empty on the others.
-        clock: steps that this site has taken.
         share: on a site's first rank, the start over S and all updates of this site. Σ of the sites' is the model
             that all would hold if everything had been told, whatever was under way when each of them was saved.
     """
@@ -97,6 +89,7 @@ class GaiaAgreement(OwnWeights):
         self.mode = mode
         self.plan = PlannedCodec(setup.codec)
         self.site = Site(world, numbers)
+        self.resources.callback(self.site.close)
         self.clock = 0
         self.links: dict[int, Link] = {}
         self._mesh: ZmqTransport | None = None
@@ -107,6 +100,7 @@ class GaiaAgreement(OwnWeights):
             members = open_members(world, self.site.leaders, lambda one, other: True)
             if self.site.leads:
                 self._mesh = members[self.site.number]
+                self.resources.callback(self._mesh.close)
                 numel = self.weights.values.numel()
                 others = [site for site in range(self.site.count) if site != self.site.number]
                 self.links = {site: Link(site, numel, mode.threshold) for site in others}
@@ -129,7 +123,7 @@ class GaiaAgreement(OwnWeights):
                 flat[-1] = float(any(link.incoming is not None for link in self.links.values()))
             self.site.mean(flat)
             if bool(flat[-1]):
-                self._apply_incoming()
+                self.weights.values.add_(self.site.tell(self._incoming()))
             self.weights.set_gradients(flat[:-1])
             self._base = self.weights.values.clone()
 
@@ -138,14 +132,14 @@ class GaiaAgreement(OwnWeights):
             pass
         return all(link.mirror >= self.clock - self.mode.lag and not link.barriers for link in self.links.values())
 
-    def _apply_incoming(self) -> None:
-        """Add what has come from other sites, on all ranks of this one."""
+    def _incoming(self) -> Tensor:
+        """Take the sum of what has come from other sites."""
         total = torch.zeros_like(self.weights.values)
         for link in self.links.values():
             if link.incoming is not None:
                 total += link.incoming
                 link.incoming = None
-        self.weights.values.add_(self.site.tell(total))
+        return total
 
     def after_step(self) -> None:
         if self.alone:
@@ -218,7 +212,7 @@ class GaiaAgreement(OwnWeights):
     # the end
 
     def finish(self) -> None:
-        """Leave in every model the weights that all sites would hold had everything been told.
+        """Leave the weights that all sites would hold had everything been told.
 
         Site j lacks what the others have not told it, so w = w_j + Σᵢ a(i→j) for every j, and so for their mean:
         each leader gives (w_j + Σₖ a(j→k)) / S.
@@ -228,10 +222,7 @@ class GaiaAgreement(OwnWeights):
         with self.agreeing():
             self._tell_all_restored()
             self._flush()
-            for link in self.links.values():
-                if link.incoming is not None:
-                    self.weights.values.add_(link.incoming)
-                    link.incoming = None
+            self.weights.values.add_(self._incoming())
             share = torch.zeros_like(self.weights.values)
             if self.site.leads:
                 share += self.weights.values
@@ -291,9 +282,3 @@ class GaiaAgreement(OwnWeights):
         for link in self.links.values():
             link.noise = None
         self._restored = True
-
-    def close(self) -> None:
-        self.site.close()
-        if self._mesh is not None:
-            self._mesh.close()
-        super().close()

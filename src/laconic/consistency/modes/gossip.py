@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,9 +12,8 @@ from torch import Tensor
 from laconic.codecs import Codec
 from laconic.consistency.averaging import OwnWeights
 from laconic.consistency.base import Mode, Setup, register
-from laconic.consistency.gossip.edges import EVERYONE, Edges, message_nbytes, trust
 from laconic.consistency.gossip.graphs import acquaintances, neighbours
-from laconic.consistency.gossip.pairs import PairsAgreement
+from laconic.consistency.gossip.pairs import EVERYONE, Edges, PairsAgreement, message_nbytes, trust
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.message import unpack
 from laconic.exchange.options import PlannedCodec
@@ -48,10 +46,6 @@ class Gossip(Mode):
         asynchronous: average in pairs, each worker in its own time.
         gamma: γ, how far copies are trusted; none for what `edges.trust` finds.
         seed: of random pairs.
-
-    Raises:
-        UnknownName: no such graph.
-        BadInput: gamma out of range; from install, a codec for matrices, or several for asynchronous gossip.
 
     >>> str(Gossip("random", asynchronous=True))
     'gossip(random, asynchronous=true)'
@@ -91,17 +85,13 @@ class Gossip(Mode):
 
 
 class GossipAgreement(OwnWeights):
-    """Synchronous gossip at work.
-
-    Attributes:
-        edges: what the neighbours know of this worker, and it of them.
-    """
+    """Synchronous gossip at work."""
 
     def __init__(self, mode: Gossip, setup: Setup) -> None:
         self.plan = PlannedCodec(setup.codec)
         super().__init__(setup)
         self.mode = mode
-        self.edges = Edges(self.weights.values)
+        self.edges = self.parts["edges"] = Edges(self.weights.values)
 
     def before_step(self) -> None:
         if not self.alone:
@@ -152,10 +142,3 @@ class GossipAgreement(OwnWeights):
     def finish(self) -> None:
         """The exact mean of all workers' weights and buffers."""
         self.average_all()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "edges": self.edges.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.edges.load_state_dict(state["edges"])

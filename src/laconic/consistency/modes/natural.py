@@ -11,8 +11,68 @@ from torch import Tensor, nn
 
 from laconic.consistency.base import Setup, register
 from laconic.consistency.blocks import BlockAgreement, BlockMode
-from laconic.consistency.fisher import FisherFactor
 from laconic.errors import BadInput
+
+MOST_ROWS = 256  # of one batch, that are looked at
+
+
+class FisherFactor:
+    """A running mean of xxᵀ over the rows x that come, F ← (1−η)F + η·mean(xxᵀ), cut to rank r after every batch.
+
+    F ≈ U diag(λ) Uᵀ + ρI with r columns in U, so keeping and applying it costs r·D, not D². What the cut leaves out is
+    spread over all directions, so that the trace is right.
+
+    The inverse is that of F + α·tr(F)/D·I (α: `smoothing`), between natural (0) and plain gradient (large); D is
+    `dimension`, the length of a row, r is `rank` and η is `forget`.
+
+    Source: Povey, Zhang and Khudanpur, Parallel Training of DNNs with Natural Gradient and Parameter Averaging, ICLR
+    2015 workshop, section 4 and appendix B.
+    Differs: the rank-r part is found from the batch's own Gram matrix each time, not by the paper's approximate update.
+    """
+
+    def __init__(self, dimension: int, rank: int, forget: float, smoothing: float) -> None:
+        self.rank = min(rank, dimension)
+        self.forget, self.smoothing = forget, smoothing
+        self.u = torch.zeros(dimension, self.rank)
+        self.scale = torch.zeros(self.rank)  # λ
+        self.rest = 0.0  # ρ
+        self.batches = 0
+
+    def update(self, rows: Tensor) -> None:
+        """Take in the rows (n, D) of one batch; what holds NaN or infinity is passed by."""
+        rows = rows[:MOST_ROWS]
+        if len(rows) == 0 or not bool(torch.isfinite(rows).all()):
+            return
+        new = self.forget if self.batches else 1.0
+        stacked = torch.cat([((1 - new) * self.scale).sqrt()[:, None] * self.u.T, (new / len(rows)) ** 0.5 * rows])
+        values, vectors = torch.linalg.eigh(stacked @ stacked.T)
+        top = values[-self.rank :].clamp_min(0.0)
+        self.rest = (1 - new) * self.rest + float((values.sum() - top.sum()).clamp_min(0.0)) / rows.shape[1]
+        count = len(top)
+        self.scale.zero_()
+        self.u.zero_()
+        self.scale[:count] = top
+        self.u[:, :count] = stacked.T @ vectors[:, -self.rank :] / top.clamp_min(1e-30).sqrt()
+        self.u[:, :count] *= (top > 1e-6 * top.max()).float()  # directions that were not seen
+        self.scale[:count] *= (top > 1e-6 * top.max()).float()
+        self.batches += 1
+
+    def apply(self, rows: Tensor) -> Tensor:
+        """rows·(F + α·tr(F)/D·I)⁻¹, times the identity's share of F, which the caller's scaling takes out."""
+        dimension = self.u.shape[0]
+        trace = float(self.scale.sum()) + self.rest * dimension
+        ridge = self.rest + self.smoothing * trace / dimension
+        if self.batches == 0 or ridge <= 0:
+            return rows
+        return rows - ((rows @ self.u) * (self.scale / (self.scale + ridge))) @ self.u.T
+
+    def state_dict(self) -> dict[str, Tensor | float | int]:
+        return {"u": self.u.clone(), "scale": self.scale.clone(), "rest": self.rest, "batches": self.batches}
+
+    def load_state_dict(self, state: dict[str, Tensor | float | int]) -> None:
+        self.u = torch.as_tensor(state["u"]).clone()
+        self.scale = torch.as_tensor(state["scale"]).clone()
+        self.rest, self.batches = float(state["rest"]), int(state["batches"])
 
 
 @register("natural")
@@ -34,9 +94,6 @@ class Natural(BlockMode):
         smoothing: α: factors are F + α·tr(F)/D·I.
         forget: the share of the newest batch in the factors.
         every: batches between two that are looked at.
-
-    Raises:
-        BadInput: a value out of range; from install: a model without nn.Linear.
 
     >>> str(Natural(16))
     'natural(16)'
@@ -70,11 +127,7 @@ class Natural(BlockMode):
 
 
 class NaturalAgreement(BlockAgreement):
-    """Natural at work.
-
-    Attributes:
-        layers: the layers whose gradients are made natural, by name.
-    """
+    """Natural at work."""
 
     def __init__(self, mode: Natural, setup: Setup) -> None:
         self.layers = {
@@ -86,6 +139,8 @@ class NaturalAgreement(BlockAgreement):
             raise BadInput("natural preconditions nn.Linear layers, and the model has none to train; use local")
         super().__init__(mode, setup)
         self.natural = mode
+        for layer in self.layers.values():
+            self.resources.callback(layer.handle.remove)
         self._watch(not self.alone)
 
     def before_step(self) -> None:
@@ -106,11 +161,6 @@ class NaturalAgreement(BlockAgreement):
         for name, layer in self.layers.items():
             layer.load_state_dict(state["fisher"][name])
         self._watch(not self.alone and self.step % self.natural.every == 0)
-
-    def close(self) -> None:
-        for layer in self.layers.values():
-            layer.handle.remove()
-        super().close()
 
 
 class _Layer:

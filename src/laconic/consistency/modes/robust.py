@@ -1,9 +1,9 @@
 """Synchronous training among workers of whom some may send anything: all gradients are gathered, a rule makes one.
 
-Callers: `distribute(consistency="robust(krum, f=1)")`. Every worker gets every worker's gradient and applies the same
-rule to the same bits, so nobody has to be trusted with the result. What is tolerated: up to f workers whose gradients
-are wrong, on purpose or not: NaN, infinite, huge, reversed, or chosen with knowledge of all others'. What is not: a
-worker that breaks the protocol itself, by silence (PeerLost, CollectiveTimeout) or by telling each peer something else.
+Every worker gets every worker's gradient and applies the same rule to the same bits, so nobody has to be trusted with
+the result. What is tolerated: up to f workers whose gradients are wrong, on purpose or not: NaN, infinite, huge,
+reversed, or chosen with knowledge of all others'. What is not: a worker that breaks the protocol itself, by silence
+(PeerLost, CollectiveTimeout) or by telling each peer something else.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from laconic.consistency.averaging import start_alike, trained_parameters
 from laconic.consistency.base import Agreement, Mode, Setup, check_whole, register
+from laconic.consistency.churn.coded import NAME, CodedVector
 from laconic.consistency.robust import rules
 from laconic.consistency.robust.kernels import finite_rows
-from laconic.consistency.vectors import NAME, CodedVector
-from laconic.consistency.weights import start_alike, trained_parameters
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.collectives import all_gather
 from laconic.exchange.layout import FlatGradients
@@ -43,10 +43,6 @@ class Robust(Mode):
     Args:
         rule: mean, median, trimmed_mean, krum, multi_krum, bulyan or geometric_median.
         f: how many workers may be Byzantine; none for as many as the rule tolerates among the workers there are.
-
-    Raises:
-        UnknownName: no such rule.
-        BadInput: f is no number of workers; on `install`, too few workers for f.
 
     >>> str(Robust("krum", f=1)), rules.get("krum").least(1)
     ('robust(krum, f=1)', 5)
@@ -116,6 +112,8 @@ class RobustAgreement(Agreement):
         self.left_out = [0] * setup.world.world_size
         start_alike(model, setup.world)
         super().__init__(setup)
+        self.parts["residuals"] = self.residuals
+        self.resources.callback(self.gradients.close)
 
     def before_step(self) -> None:
         trained = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -147,17 +145,12 @@ class RobustAgreement(Agreement):
         return torch.stack([_read(message, coded) for message in everyone])
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "left_out": list(self.left_out), "residuals": self.residuals.state_dict()}
+        return {**super().state_dict(), "left_out": list(self.left_out)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         if len(state["left_out"]) == self.world.world_size:
             self.left_out = [int(count) for count in state["left_out"]]
-        self.residuals.load_state_dict(state["residuals"])
-
-    def close(self) -> None:
-        self.gradients.close()
-        super().close()
 
 
 def _read(message: Tensor, coded: CodedVector) -> Tensor:

@@ -6,16 +6,75 @@ gradients may be accumulated over several backwards; all workers end every step 
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor, nn
 
-from laconic.consistency.backup import BackupAgreement
+from laconic.consistency.averaging import OwnWeights, exchange_of, start_alike, trained_parameters
 from laconic.consistency.base import EXCHANGE_OPTIONS, Agreement, Mode, Setup, register
-from laconic.consistency.exchanged import ExchangedGradients
-from laconic.consistency.weights import start_alike
-from laconic.errors import BadInput
+from laconic.consistency.churn.wire import Kind, Message, address, blank, pack, unpack, values_of, weighted_mean
+from laconic.consistency.side import open_mesh, receive, wait
+from laconic.errors import BadInput, PayloadError, PeerLost
+from laconic.exchange.job import StepRecord
+from laconic.exchange.layout import FlatGradients
+from laconic.exchange.state import CompressionState
+
+# A message should carry about this much: below, it costs mostly its latency, above, encoding waits for the wire.
+MESSAGE_NBYTES = 1 << 20
+
+
+class ExchangedGradients(Agreement):
+    """Agreements whose gradients are averaged in `step()`, through the exchange: all (sync) or a trunk's (treenet).
+
+    Attributes:
+        state: the exchange's state: records, residuals, codec plan.
+        gradients: the flat buffers the gradients lie in.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self.state = exchange_of(setup)
+        covers = self.state.parameters.covers
+        self.gradients = FlatGradients(self.exchanged(setup), _buffer_nbytes(self.state), covers)
+        super().__init__(setup)
+        self.resources.callback(self.state.close)
+        self.resources.callback(self.gradients.close)
+
+    def exchanged(self, setup: Setup) -> list[nn.Parameter]:
+        """The parameters whose gradients are averaged."""
+        return trained_parameters(setup.model, setup.optimizer)
+
+    def before_step(self) -> None:
+        begun, step = time.perf_counter(), self.state.step
+        self.gradients.complete()
+        self.state.exchange([(buffer.values, list(buffer.parameters)) for buffer in self.gradients.buffers])
+        made = [record for record in self.state.records if record.step == step]
+        wait_s, sent_nbytes = sum(record.wait_s for record in made), sum(record.sent_nbytes for record in made)
+        self.keep(StepRecord(self.step, time.perf_counter() - begun, wait_s, sent_nbytes, staleness=0))
+
+    def explain(self) -> str:
+        return self.state.explain()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.state.load_state_dict(dict(state))
+        self.step = self.state.step
+
+
+def _buffer_nbytes(state: CompressionState) -> int:
+    """Raw bytes whose payload makes a message of about MESSAGE_NBYTES."""
+    if state.auto is not None:
+        return 4 * MESSAGE_NBYTES
+    first = state.choice.codec_for(0, 0)
+    if first.kind == "matrix":
+        return 25 << 20
+    sample = 1 << 20
+    return int(MESSAGE_NBYTES * max(1.0, 4 * sample / first.max_nbytes(sample)))
 
 
 @register("sync")
@@ -24,7 +83,7 @@ class Sync(Mode):
     """Every step waits for the mean of all workers' gradients; the weights stay the same bits everywhere.
 
     Args:
-        drop_slowest: how many workers a step does not wait for (`backup.py`); gradients are then sent as they are.
+        drop_slowest: how many workers a step does not wait for (BackupAgreement); gradients are then sent as they are.
     """
 
     drop_slowest: int = 0
@@ -64,3 +123,132 @@ class SyncAgreement(ExchangedGradients):
 
     def _knows(self, parameter: torch.Tensor) -> bool:
         return parameter.grad is None or self.gradients.holds(parameter)
+
+
+class BackupAgreement(OwnWeights):
+    """Every step applies the mean of the first P − k gradients, the same bits on all workers.
+
+    Rank 0 sums: whoever sums must not be the one that is waited for, so a stopped rank 0 stops all. Of the others
+    up to `drop_slowest` may also die. For workers that come, go and take each other's place there is `laconic.elastic`.
+
+    With gₛ,ᵢ the gradient of rank i at step s and F at least the first P − `drop_slowest` ranks to reach rank 0:
+    mean = Σ_{i∈F} gₛ,ᵢ / |F|, summed in the order of ranks. A late worker applies every mean it has missed, in
+    order, and its own late gradients are not used.
+
+    Cost: rank 0 receives and sends (P − 1)·n values, the others n each way. A stopped worker's means wait in rank 0's
+    memory until its connection counts as broken.
+
+    Raises:
+        PeerLost: from step(): rank 0, or more than `drop_slowest` workers, are lost.
+
+    Source: Chen et al., Revisiting Distributed Synchronous SGD, 2016.
+    Differs: rank 0's own gradient is always used, and so are others that have come when the last needed one does.
+    """
+
+    def __init__(self, setup: Setup, drop_slowest: int) -> None:
+        super().__init__(setup)
+        self._needed = max(1, self.world.world_size - drop_slowest)
+        self._gradients: dict[int, Message] = {}
+        self._means: dict[int, Tensor] = {}  # by step
+        self._finished: set[int] = set()
+        self._done = False
+        self._mesh = open_mesh(self.world)
+        self.resources.callback(self._mesh.close)
+
+    def before_step(self) -> None:
+        with self.agreeing():
+            message = blank(4 * self.weights.values.numel())  # a new one: the last may still be on its way
+            self.weights.gradients(values_of(message))
+            begun = time.perf_counter()
+            mean = self._collect(message) if self.world.rank == 0 else self._contribute(message)
+            self.waited(time.perf_counter() - begun)
+            self.weights.set_gradients(mean)
+        self.settle(staleness=0)
+
+    def sent_nbytes(self) -> int:
+        return self._mesh.counters.total_sent_nbytes
+
+    def _collect(self, own: Tensor) -> Tensor:
+        """Rank 0's part: the mean of the first gradients, sent to all."""
+        self._drain()  # whatever has come by now counts
+        self._wait(lambda: len(self._came()) + 1 >= self._needed)
+        parts = {**self._came(), 0: values_of(own)}
+        self._gradients.clear()
+        message = blank(4 * self.weights.values.numel())
+        weighted_mean([(1, parts[rank]) for rank in sorted(parts)], values_of(message))
+        address(message, Kind.MEAN, 0, self.step)
+        for peer in self._mesh.peers:
+            self._tell(peer, message)
+        return values_of(message).clone()  # a copy: the message is on its way
+
+    def _came(self) -> dict[int, Tensor]:
+        """The gradients of this step, by rank."""
+        return {r: m.body.view(torch.float32) for r, m in self._gradients.items() if m.step == self.step}
+
+    def _contribute(self, own: Tensor) -> Tensor:
+        """The other ranks' part; a mean that is there already was made without this rank."""
+        self._drain()
+        if self.step in self._means:
+            self._tell(0, pack(Kind.HELD, 0, self.step))  # late, and on its way
+        else:
+            self._tell(0, address(own, Kind.GRADIENT, 0, self.step))
+        self._wait(lambda: self.step in self._means)
+        return self._means.pop(self.step)
+
+    def _drain(self) -> None:
+        while self._take_in(0.0):
+            pass
+
+    def _take_in(self, timeout_s: float) -> bool:
+        """File one message; whether one came."""
+        came = receive(self._mesh, timeout_s)
+        try:
+            message = None if came is None else unpack(*came)
+        except PayloadError:
+            return False
+        if message is None:
+            return False
+        whole = message.body.numel() == 4 * self.weights.values.numel()
+        if message.kind is Kind.GRADIENT and whole:
+            self._gradients[message.sender] = message
+        elif message.kind is Kind.MEAN and whole:
+            self._means[message.step] = message.body.view(torch.float32)
+        elif message.kind is Kind.FINISH:
+            self._finished.add(message.sender)
+        elif message.kind is Kind.DONE:
+            self._done = True
+        for peer in self._finished & set(self._mesh.peers):
+            self._tell(peer, pack(Kind.BUSY, 0, self.step))
+        return True
+    def _tell(self, peer: int, message: Tensor) -> None:
+        try:
+            self._mesh.send_to(peer, message, 0)
+        except PeerLost:
+            if peer == 0:
+                raise
+
+    def _wait(self, done: Callable[[], bool], *, finishing: bool = False) -> None:
+        rank, mesh = self.world.rank, self._mesh
+        where = f"[rank {rank}/{self.world.world_size}] sync, step {self.step}"
+
+        def take_in(timeout_s: float) -> bool:
+            came = self._take_in(timeout_s)
+            if not came and rank == 0 and not finishing and len(mesh.peers) + 1 < self._needed:
+                raise PeerLost(f"{where}: more workers are lost than drop_slowest allows", rank=rank)
+            if not came and rank != 0 and 0 not in mesh.peers:
+                raise PeerLost(f"{where}: rank 0 is lost", rank=rank, peer=0)
+            return came
+
+        wait(mesh, done, take_in, lambda: (None, f"{where}: not enough gradients in {mesh.timeout_s:g} s"))
+
+    def finish(self) -> None:
+        """Wait until the slowest has applied every step too: as long as it goes on, and rank 0 says so."""
+        if self.world.rank:
+            self._tell(0, pack(Kind.FINISH, 0, self.step))
+            self._wait(lambda: self._done)
+            self._done = False
+            return
+        self._wait(lambda: self._finished >= set(self._mesh.peers), finishing=True)
+        for peer in self._mesh.peers:
+            self._tell(peer, pack(Kind.DONE, 0, self.step))
+        self._finished.clear()

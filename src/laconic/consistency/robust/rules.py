@@ -27,12 +27,7 @@ NEAR = 0.1  # a row this part of the median distance away is asked whether it is
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule, and what it needs: n ≥ per_fault · f + base workers.
-
-    Attributes:
-        combine: the rule itself, for finite vectors and an f that fits.
-        believes: whether it takes every finite vector at its word, so that f counts broken workers, not lying ones.
-    """
+    """A rule, and what it needs: n ≥ per_fault · f + base workers."""
 
     name: str
     combine: Combine
@@ -40,7 +35,7 @@ class Rule:
     base: int
     summary: str
     source: str
-    believes: bool = False
+    believes: bool = False  # takes every finite vector at its word: f counts broken workers, not lying ones
 
     def least(self, f: int) -> int:
         """The fewest workers among which f may be Byzantine."""
@@ -67,11 +62,7 @@ def rule(
 
 
 def get(name: str) -> Rule:
-    """The rule of this name.
-
-    Raises:
-        UnknownName: there is none; the valid ones are listed.
-    """
+    """The rule of this name; UnknownName lists the valid ones."""
     if name not in RULES:
         raise UnknownName("robust rule", name, RULES)
     return RULES[name]
@@ -86,14 +77,9 @@ def aggregate(name: str, vectors: Array, f: int | None = None) -> Array:
     itself has overflowed): the result is zero, a step that is skipped.
 
     Args:
-        name: a rule of `RULES`.
         vectors: (n, d) float32, n ≥ 1.
         f: how many rows may be Byzantine, n ≥ `get(name).least(f)`; None for as many as the rule tolerates among n,
             with the plain mean where it says nothing about so few (Krum of two).
-
-    Raises:
-        UnknownName: no such rule.
-        BadInput: too few rows for f, or not an (n, d) matrix of float32.
 
     >>> rows = np.array([[1, 2], [3, 4], [5, 6], [float("nan"), 0], [-9e37, 9e37]], dtype=np.float32)
     >>> aggregate("median", rows, 2).tolist()
@@ -119,11 +105,7 @@ def aggregate(name: str, vectors: Array, f: int | None = None) -> Array:
 
 
 def check(chosen: Rule, n: int, f: int) -> None:
-    """Whether n workers are enough for f.
-
-    Raises:
-        BadInput: they are not; the sentence says how many are needed.
-    """
+    """Refuse n workers that are not enough for f, and say how many are."""
     if f < 0:
         raise BadInput(f"f is a number of workers, got {f}")
     if n < chosen.least(f):

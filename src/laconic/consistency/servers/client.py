@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from laconic.consistency.mail import receive, wait
-from laconic.consistency.servers.layout import Layout
+from laconic.consistency.servers.shards import Layout
 from laconic.consistency.servers.wire import Kind, Message, unpack, weights_in
+from laconic.consistency.side import receive, wait
 from laconic.errors import PeerLost
 from laconic.transports.zeromq import ZmqTransport
 
@@ -29,15 +29,12 @@ class Client:
     """One worker's requests to all servers.
 
     Args:
-        mesh: its member of the mesh.
         values: the flat weights, which pulls overwrite.
         mode: the mode's name, for messages.
         server_failure: what ended the server beside this worker, if anything did.
 
     Attributes:
         versions: of each shard's weights, as last pulled.
-        staleness: the most that any shard's server counted for the last answered push.
-        slowest: the slowest worker's clock that the weights hold, over all shards.
         sent_nbytes: payload bytes sent to other ranks.
         wait_s: seconds spent waiting for answers.
     """
@@ -64,10 +61,12 @@ class Client:
 
     @property
     def staleness(self) -> int:
+        """The most that any shard's server counted for the last answered push."""
         return max(self._staleness)
 
     @property
     def slowest(self) -> int:
+        """The slowest worker's clock that the weights hold, over all shards."""
         return min(self._slowest)
 
     def push(
@@ -79,12 +78,9 @@ class Client:
         groups: Mapping[str, Any] | None = None,
         wants_weights: bool,
     ) -> None:
-        """Send every shard's part of `values`; does not wait.
+        """Send every shard's part of `values`, as `encode` makes it a spec and a payload; does not wait.
 
-        Args:
-            encode: (shard, values) → codec's spec and payload.
-            clock: steps this worker has taken, this one included.
-            groups: options of the optimiser that have changed.
+        `clock` counts the steps of this worker, this one included; `groups` are the optimiser's options that changed.
         """
         for shard, (begin, end) in enumerate(self.edges):
             spec, payload = encode(shard, values[begin:end])
@@ -105,12 +101,7 @@ class Client:
         return max(self._slowest)
 
     def wait(self, most: int = 0) -> None:
-        """Take in answers until at most `most` requests a shard have none.
-
-        Raises:
-            PeerLost: nobody who holds a shard is left.
-            CollectiveTimeout: no progress for as long as the transport's time-out.
-        """
+        """Take in answers until at most `most` requests a shard have none; PeerLost when no holder of one is left."""
         self.wait_s += wait(
             self.mesh, lambda: not any(len(asked) > most for asked in self._unanswered), self._progress,
             lambda: self._late(most),

@@ -1,6 +1,6 @@
 """Who is how far, and who may go on: the clock table of stale-synchronous training, without any communication.
 
-Callers: `server.py` (the centralised mode), `peers.py` (the decentralised one) and the simulation in the tests.
+Callers: `server.py` (the centralised mode), `stale.py` (the decentralised one) and the simulation in the tests.
 """
 
 from __future__ import annotations
@@ -17,10 +17,6 @@ class Clocks:
     clock ever exceeds the slowest by more than bound + 1, and none computes from weights that lack an update older than
     `bound` steps.
 
-    Args:
-        workers: who takes part; they begin at clock 0.
-        bound: the staleness bound; None for none.
-
     >>> clocks = Clocks([0, 1], bound=1)
     >>> clocks.tick(0, 1), clocks.may_begin(0)
     (None, True)
@@ -34,22 +30,14 @@ class Clocks:
         self._away: set[int] = set()
 
     def hear(self, worker: int, clock: int) -> None:
-        """Word has come that `worker` has taken `clock` steps; what allowed it to may not have come here yet.
-
-        Raises:
-            StalenessError: its clock goes back.
-        """
+        """Word has come that `worker` has taken `clock` steps; what allowed it to may not have come here yet."""
         before = self.clocks.get(worker, clock)
         if clock < before:
             raise StalenessError(f"worker {worker} was at clock {before} and now says {clock}")
         self.clocks[worker] = clock
 
     def tick(self, worker: int, clock: int) -> None:
-        """`worker` has taken `clock` steps, each allowed by this table.
-
-        Raises:
-            StalenessError: it took more than it was allowed to, or its clock goes back.
-        """
+        """`worker` has taken `clock` steps; StalenessError when not each was allowed, or its clock goes back."""
         if self.bound is not None and clock - 1 - self.slowest > self.bound:
             raise StalenessError(
                 f"worker {worker} computed step {clock} while the slowest has taken {self.slowest}: the bound is "
@@ -84,15 +72,11 @@ class Clocks:
 
 
 def check_read(who: str, clock: int, slowest: int, bound: int) -> None:
-    """The reader's own assertion, whatever the server believed: raise where the bound does not hold.
+    """The reader's own assertion, whatever the server believed: StalenessError where slowest < clock − bound.
 
     Args:
-        who: the worker, as in "[rank 1/4]".
-        clock: steps it has taken.
+        who: the worker, as in "[rank 1/4]"; it has taken `clock` steps.
         slowest: steps that its weights hold of every worker.
-
-    Raises:
-        StalenessError: slowest < clock − bound.
     """
     if clock - slowest > bound:
         raise StalenessError(f"{who} stale: at clock {clock}, with weights of clock {slowest}, the bound is {bound}")

@@ -19,13 +19,12 @@ from typing import Any
 
 import torch
 
-from laconic.consistency.servers.layout import Layout
-from laconic.consistency.servers.shards import Shard
+from laconic.consistency.servers.shards import Layout, Shard
 from laconic.consistency.servers.wire import Kind, Message, raw, unpack
-from laconic.errors import BadInput, CollectiveTimeout, PeerLost
+from laconic.consistency.side import TICK_S, receive
+from laconic.errors import BadInput, PeerLost
 from laconic.transports.zeromq import ZmqTransport
 
-TICK_S = 0.02  # how long one wait for messages lasts before peers and `stop` are looked at
 OWES_S = 1.0  # how long a server that is to stop waits for its copies, before it leaves requests unanswered
 WAITING_S = 1.0  # how often those who finished hear that others have yet to
 REQUESTS = (Kind.PUSH, Kind.PULL, Kind.FINISH)
@@ -41,10 +40,9 @@ class _Held:
 
 
 class Server:
-    """One server of the mesh.
+    """One server of the mesh, whose member `mesh` it closes.
 
     Args:
-        mesh: its member of the mesh, which it closes.
         shards: those it holds, by number.
         staleness_aware: a push made with weights τ updates old is applied with 1/(1 + τ) of the learning rate.
 
@@ -52,7 +50,6 @@ class Server:
         failure: what ended it, if anything did.
         sent_nbytes: payload bytes sent to other ranks.
         lost: members that died or left, in the order noticed.
-        lock: held while a request is being handled.
     """
 
     def __init__(self, mesh: ZmqTransport, layout: Layout, shards: dict[int, Shard], *, staleness_aware: bool) -> None:
@@ -91,11 +88,7 @@ class Server:
             return {str(number): shard.state_dict() for number, shard in self.shards.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave, on every server, before training goes on.
-
-        Raises:
-            BadInput: it was saved with other servers or replicas.
-        """
+        """Take back what `state_dict` gave, on every server, before training goes on."""
         if sorted(state) != sorted(map(str, self.shards)):
             raise BadInput(f"the state holds shards {sorted(state)}, this server {sorted(map(str, self.shards))}")
         with self.lock:
@@ -114,17 +107,11 @@ class Server:
 
     def _turn(self) -> None:
         """Take in one message, or none within a tick."""
-        message = None
-        try:
-            peer, _, data = self.mesh.recv_any(TICK_S)
-            message = unpack(data)
-        except CollectiveTimeout:
-            pass
-        except PeerLost:
-            self._stop.wait(TICK_S)  # nobody is left; the owner decides
+        came = receive(self.mesh, TICK_S)
         with self.lock:
             self._look_around()
-            if message is not None:
+            if came is not None:
+                peer, message = came[0], unpack(came[1])
                 if message.kind in REQUESTS:
                     self._request(message)
                 elif message.kind == Kind.FORWARD:
@@ -148,14 +135,9 @@ class Server:
             copies = {member for member in self.layout.chain(message.shard) if member in self._live}
             for member in copies:
                 self._send(member, message.forwarded(staleness))
-        elif self._waits_for_copies(message):
-            return
+        elif any(held.request.key == message.key for held in self._held):
+            return  # the same request came before, and waits for copies
         self._held.append(_Held(message, shard.last[message.worker][1], copies))
-
-    def _waits_for_copies(self, message: Message) -> bool:
-        """Whether the same request came before and is still held."""
-        key = (message.shard, message.worker, message.sequence)
-        return any((h.request.shard, h.request.worker, h.request.sequence) == key for h in self._held)
 
     def _apply(self, shard: Shard, message: Message, kind: Kind, staleness: int) -> None:
         if kind == Kind.PUSH:
@@ -178,8 +160,7 @@ class Server:
 
     def _stored(self, peer: int, message: Message) -> None:
         for held in self._held:
-            request = held.request
-            if (request.shard, request.worker, request.sequence) == (message.shard, message.worker, message.sequence):
+            if held.request.key == message.key:
                 held.unstored.discard(peer)
 
     # answers

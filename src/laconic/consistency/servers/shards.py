@@ -8,16 +8,18 @@ most others) do on servers what they do at home, and those that look at a matrix
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from laconic.codecs import Codec, codec
+from laconic.codecs import codec
 from laconic.consistency.servers.clocks import Clocks
 from laconic.consistency.servers.wire import Message, settings
 from laconic.errors import BadInput, PayloadError
@@ -37,23 +39,15 @@ def cut(numel: int, servers: int) -> list[tuple[int, int]]:
 
 
 class Shard:
-    """One stretch of the weights with what is known about it: who holds it decides what happens to it.
-
-    Attributes:
-        values: the weights.
-        version: updates applied so far.
-        clocks: how far each worker is.
-        last: each worker's latest request and its staleness, so that none is applied twice.
-        finished: workers that wait for the others to finish.
-    """
+    """One stretch of the weights with what is known about it: who holds it decides what happens to it."""
 
     def __init__(self, values: Tensor, optimizer: ShardOptimizer | None, clocks: Clocks) -> None:
         self.values = values
         self.optimizer = optimizer
         self.clocks = clocks
-        self.version = 0
-        self.last: dict[int, tuple[int, int]] = {}
-        self.finished: set[int] = set()
+        self.version = 0  # updates applied so far
+        self.last: dict[int, tuple[int, int]] = {}  # each worker's latest request and its staleness: none applies twice
+        self.finished: set[int] = set()  # workers that wait for the others to finish
         self._sum = torch.zeros_like(values)
 
     def missing(self, message: Message) -> int:
@@ -64,8 +58,7 @@ class Shard:
     def apply(self, message: Message, staleness: int, rate: float) -> None:
         """Apply one push: a step of the optimiser with learning rate · `rate`, or without one values += payload.
 
-        Raises:
-            PayloadError: the payload is not what its codec makes of this many values; nothing is applied then.
+        Nothing is applied by a PayloadError: the payload is not what its codec makes of this many values.
         """
         told = settings(message.text)
         if message.payload is None:
@@ -81,7 +74,6 @@ class Shard:
             self.clocks.tick(message.worker, message.clock)
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, version and the optimiser's state."""
         state: dict[str, Any] = {"values": self.values.clone(), "version": self.version}
         return state if self.optimizer is None else {**state, "optimizer": self.optimizer.state_dict()}
 
@@ -102,13 +94,9 @@ class ShardOptimizer:
     """The user's optimiser made anew over one shard.
 
     Args:
-        like: the user's.
-        parameters: what it trains, in the order of the flat weights.
+        parameters: what `like`, the user's, trains, in the order of the flat weights.
         first: where the shard begins in them.
         values: the shard's weights, which it updates in place.
-
-    Raises:
-        BadInput: the optimiser cannot be made anew.
     """
 
     def __init__(
@@ -143,12 +131,10 @@ class ShardOptimizer:
         self._inner.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimiser's state, tensors copied."""
-        state: dict[str, Any] = _copied(self._inner.state_dict())
-        return state
+        return copy.deepcopy(self._inner.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._inner.load_state_dict(_copied(state))
+        self._inner.load_state_dict(copy.deepcopy(dict(state)))
 
 
 def plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,15 +188,64 @@ def _made_anew(like: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> tor
         raise BadInput(f"{cls.__name__} cannot be made anew on a server from its options: {error}") from None
 
 
-def _copied(state: Any) -> Any:
-    """A state_dict with tensors of its own."""
-    if isinstance(state, Tensor):
-        return state.clone()
-    if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
-    return type(state)(_copied(each) for each in state) if isinstance(state, list | tuple) else state
+_codec = functools.lru_cache(maxsize=64)(codec)
 
 
-@functools.lru_cache(maxsize=64)
-def _codec(spec: str) -> Codec:
-    return codec(spec)
+@dataclass(frozen=True)
+class Layout:
+    """Who serves what: workers are members 0 … P−1 of the mesh, one a rank; servers are members P, P+1, …
+
+    >>> layout = Layout(4, servers=None, replicas=1, numel=10)
+    >>> layout.homes, layout.chain(3)
+    ([0, 1, 2, 3, 0, 1, 2, 3], [7, 4])
+    """
+
+    world_size: int  # P
+    servers: int | None  # dedicated servers, the last ranks; None for one beside every worker
+    replicas: int  # further servers that hold a copy of each shard
+    numel: int  # of the flat weights
+
+    def __post_init__(self) -> None:
+        if self.servers is not None and not 0 < self.servers < self.world_size:
+            raise BadInput(
+                f"servers={self.servers} of {self.world_size} ranks leaves no worker or no server; without it every "
+                "rank serves a part"
+            )
+        if self.replicas not in (0, 1):
+            raise BadInput(f"replicas is 0 or 1: one copy of each shard on another server, got {self.replicas}")
+        if not 0 <= self.replicas < self.server_count:
+            raise BadInput(
+                f"replicas={self.replicas} needs as many servers more than one, and there are {self.server_count}"
+            )
+
+    @property
+    def server_count(self) -> int:
+        return self.world_size if self.servers is None else self.servers
+
+    @property
+    def homes(self) -> list[int]:
+        """The rank of each member."""
+        return [*range(self.world_size), *range(self.world_size - self.server_count, self.world_size)]
+
+    @property
+    def trainers(self) -> list[int]:
+        """The workers that train: all but those on dedicated servers."""
+        return list(range(self.world_size - (self.servers or 0)))
+
+    @property
+    def edges(self) -> list[tuple[int, int]]:
+        """Where each shard begins and ends."""
+        return cut(self.numel, self.server_count)
+
+    def chain(self, shard: int) -> list[int]:
+        """The members that hold a shard; the first of them that lives serves it."""
+        return [self.world_size + (shard + k) % self.server_count for k in range(self.replicas + 1)]
+
+    def held_by(self, member: int) -> list[int]:
+        """The shards that a server holds, its own and copies."""
+        return [shard for shard in range(len(self.edges)) if member in self.chain(shard)]
+
+    def linked(self, one: int, other: int) -> bool:
+        """Workers speak with servers, and servers with each other where there are replicas."""
+        is_server = [one >= self.world_size, other >= self.world_size]
+        return is_server[0] != is_server[1] or (all(is_server) and self.replicas > 0)

@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 
 from laconic.errors import PayloadError
+from laconic.exchange.options import CodecPlan, PlannedCodec
+from laconic.exchange.residuals import Residuals
+from laconic.transports.world import World
 
 _HEADER = struct.Struct("<4sBBHIIQQqd")
 HEADER_NBYTES = _HEADER.size
@@ -40,16 +43,13 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Message:
-    """One message.
+    """One message about a shard; `worker` is the rank whose request it is, or belongs to.
 
     Attributes:
-        shard: the part of the weights it is about.
-        worker: the rank whose request it is, or belongs to.
         sequence: the request's number.
-        version: the weights' version: updates applied to the shard.
+        version: of the weights: updates applied to the shard.
         clock: steps the worker has taken, this one included.
         value: see Kind.
-        wants_weights: the answer is to hold the weights.
         original: for FORWARD, the kind of the request.
         text: JSON for people and machines: the codec's spec, options of the optimiser that changed.
         payload: what the codec made, or float32 weights as bytes.
@@ -66,6 +66,11 @@ class Message:
     original: Kind = Kind.PUSH
     text: str = ""
     payload: Tensor | None = None
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """What tells a request from all others."""
+        return self.shard, self.worker, self.sequence
 
     def pack(self) -> Tensor:
         """The message as one uint8 tensor of its own.
@@ -93,10 +98,7 @@ class Message:
 
 
 def unpack(data: Tensor) -> Message:
-    """Read what `Message.pack` made; the payload is a view of `data`.
-
-    Raises:
-        PayloadError: anything else.
+    """Read what `Message.pack` made, PayloadError for anything else; the payload is a view of `data`.
 
     >>> unpack(Message(Kind.PUSH, 0, 1, payload=torch.ones(3, dtype=torch.uint8)).pack()).payload
     tensor([1, 1, 1], dtype=torch.uint8)
@@ -145,3 +147,24 @@ def weights_in(message: Message, numel: int) -> Tensor:
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+class Coder:
+    """Encodes the same parts again and again; what a codec leaves out of one message is in the next.
+
+    Args:
+        world: so that random codecs draw apart.
+        feedback: False: what a codec leaves out is not kept for the next message.
+    """
+
+    def __init__(self, plan: CodecPlan, world: World, feedback: bool | None = None) -> None:
+        self.plan = PlannedCodec(plan)
+        self.residuals = Residuals(feedback)
+        self._world = world
+
+    def encode(self, part: int, x: Tensor, step: int) -> tuple[str, Tensor]:
+        """The codec's spec and the payload of `x`, which is left alone."""
+        codec = self.plan.at(step)
+        room = torch.empty(codec.max_nbytes(x.numel()), dtype=torch.uint8)
+        draw = step * self._world.world_size + self._world.rank
+        return str(codec), self.residuals.encode(str(part), codec, x, step=draw, out=room)

@@ -26,7 +26,7 @@ from typing import cast
 from laconic.codecs import codec
 from laconic.codecs import names as codec_names
 from laconic.consistency import build as build_mode
-from laconic.consistency.churn.ways import way_for
+from laconic.consistency.elastic import way_for
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.auto import coded_names
 from laconic.exchange.options import flat_codec

@@ -21,8 +21,8 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from laconic.consistency.churn.job import ElasticJob
-from laconic.consistency.churn.messages import MAX_MEMBERS
 from laconic.consistency.churn.options import Samples
+from laconic.consistency.churn.wire import MAX_MEMBERS
 from laconic.consistency.elastic import elastic
 from laconic.errors import BadInput
 from laconic.lab.runs import stopping
