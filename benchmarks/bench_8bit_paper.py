@@ -54,7 +54,7 @@ from laconic.statistics import Variance, blocked_variance, median, one_way_varia
 from laconic.transports.launcher import run_local
 from laconic.workloads import Changes, Task, Workload
 from laconic.workloads.data import fetch
-from laconic.workloads.plans import linear_decay, warmed_up
+from laconic.workloads.optimizers import linear_decay, warmed_up
 
 FP32, TYPES = "fp32", ("dynamic8", "static8", "linear8", "mantissa8")
 RESULTS = Path(__file__).parent / "results"

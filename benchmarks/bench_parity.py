@@ -38,7 +38,7 @@ import laconic
 from laconic.lab.environment import environment
 from laconic.transports.launcher import run_local
 from laconic.workloads.data import fetch, load
-from laconic.workloads.models.mlp import mlp
+from laconic.workloads.models.small import mlp
 
 FP32 = "fp32"
 CODECS = [

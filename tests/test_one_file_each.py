@@ -135,8 +135,7 @@ WORKLOAD = '''
 """A small network on digits."""
 from laconic.workloads.inputs import Pixels
 from laconic.workloads.objective import CLASSIFICATION
-from laconic.workloads.optimizers import momentum
-from laconic.workloads.plans import linear_decay
+from laconic.workloads.optimizers import linear_decay, momentum
 from laconic.workloads.registry import declare
 from laconic.workloads.workload import Workload
 

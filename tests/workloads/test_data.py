@@ -24,7 +24,7 @@ from sklearn.datasets import load_digits
 
 from laconic.errors import BadInput, PayloadError, UnknownName
 from laconic.workloads import data
-from laconic.workloads.data import catalogue, formats, images, rcv1
+from laconic.workloads.data import catalogue, images, rcv1
 from laconic.workloads.data.collection import Collection, File
 from laconic.workloads.data.download import download, placed
 from laconic.workloads.data.split import held_out
@@ -76,7 +76,7 @@ def idx_bytes(values: np.ndarray) -> bytes:
 
 def test_idx_gives_back_what_was_written() -> None:
     values = np.arange(24).reshape(2, 3, 4)
-    assert formats.idx(idx_bytes(values), "x").tolist() == values.tolist()
+    assert images.idx(idx_bytes(values), "x").tolist() == values.tolist()
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,13 @@ def test_idx_gives_back_what_was_written() -> None:
 )
 def test_idx_refuses_anything_else(content: bytes) -> None:
     with pytest.raises(PayloadError, match="some-file"):
-        formats.idx(content, "some-file")
+        images.idx(content, "some-file")
 
 
 def test_cifar_gives_planes_and_labels() -> None:
     planes = np.random.default_rng(0).integers(0, 256, (3, 3, 32, 32), dtype=np.uint8)
     content = b"".join(bytes([label]) + image.tobytes() for label, image in zip([7, 0, 9], planes, strict=True))
-    x, y = formats.cifar(content, "batch")
+    x, y = images.cifar(content, "batch")
     assert torch.equal(x, torch.from_numpy(planes))
     assert y.tolist() == [7, 0, 9]
 
@@ -108,11 +108,11 @@ def test_cifar_gives_planes_and_labels() -> None:
 @pytest.mark.parametrize("content", [b"", b"\0" * 3072, b"\0" * 3074, b"\x0a" + b"\0" * 3072])
 def test_cifar_refuses_other_sizes_and_labels(content: bytes) -> None:
     with pytest.raises(PayloadError, match="batch"):
-        formats.cifar(content, "batch")
+        images.cifar(content, "batch")
 
 
 def test_svmlight_counts_columns_from_one() -> None:
-    rows, labels = formats.svmlight(b"-1 1:0.5 4:2\n1 3:1.5\n", "text", width=5)
+    rows, labels = rcv1.svmlight(b"-1 1:0.5 4:2\n1 3:1.5\n", "text", width=5)
     assert labels.tolist() == [-1, 1]
     batch = rows[torch.tensor([0, 1])]
     assert batch.columns.tolist() == [0, 3, 2]
@@ -122,7 +122,7 @@ def test_svmlight_counts_columns_from_one() -> None:
 @pytest.mark.parametrize("content", [b"", b"1 6:1\n", b"1 0:1\n", b"1 a:b\n", b"1 1:nan\n", b"\x00\xff\xfe"])
 def test_svmlight_refuses_what_it_cannot_hold(content: bytes) -> None:
     with pytest.raises(PayloadError, match="text"):
-        formats.svmlight(content, "text", width=5)
+        rcv1.svmlight(content, "text", width=5)
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=1, max_size=8), st.data())

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from laconic.errors import BadInput, UnknownName
 from laconic.workloads import models
-from laconic.workloads.models.cuda_convnet import LocallyConnected2d, ResponseNorm
+from laconic.workloads.models.cifar import LocallyConnected2d, ResponseNorm
 
 COUNTS = {
     "alexnet": 61_100_840,
@@ -128,7 +128,7 @@ def test_response_norm_is_torchs() -> None:
 
 def test_sparse_logistic_is_a_product_with_the_dense_rows() -> None:
     from laconic.workloads.data import SparseRows
-    from laconic.workloads.models.linear import SparseLogistic
+    from laconic.workloads.models.small import SparseLogistic
 
     torch.manual_seed(0)
     dense = torch.randn(6, 20) * (torch.rand(6, 20) < 0.2)

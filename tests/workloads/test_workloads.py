@@ -19,7 +19,7 @@ from laconic.workloads import Task
 from laconic.workloads.data import Dataset, SparseRows, Split
 from laconic.workloads.inputs import Pixels, ShiftedPixels
 from laconic.workloads.objective import CLASSIFICATION, NEXT_CHARACTER, REGRESSION
-from laconic.workloads.plans import linear_decay, steps_down, warmed_up
+from laconic.workloads.optimizers import linear_decay, steps_down, warmed_up
 
 REAL = os.environ.get("LACONIC_DATA")
 DETERMINISTIC = [  # neither dropout nor batch normalisation, by which a sample's gradient depends on more than itself

@@ -8,7 +8,8 @@ from functools import cache
 from typing import ClassVar
 
 from laconic.codecs.base import register
-from laconic.codecs.eightbit import DEFAULT_BLOCK, Levels, Tabulated, levels_table
+from laconic.codecs.eightbit import DEFAULT_BLOCK
+from laconic.codecs.tables8 import Levels, Tabulated, levels_table
 from laconic.errors import UnknownName
 
 _MANTISSA_BITS = {"e4m3": 3, "e5m2": 2}

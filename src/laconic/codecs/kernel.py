@@ -69,6 +69,11 @@ class KernelCodec(Codec):
         first = int(np.flatnonzero(~np.isfinite(v))[0])
         raise NonFiniteError(f"{self}: value {first} of {v.size} is {v[first]}; only finite values can be encoded")
 
+    def check_scales(self, scales: Array, v: Array) -> None:
+        """Refuse v if a scale shows that one of its values is not finite."""
+        if _state(scales) == _BAD:
+            self.refuse(v)
+
     def are_large(self, scales: Array) -> bool:
         """Whether a code that no encoder writes could come to infinity under these scales: then `check_decoded`.
 

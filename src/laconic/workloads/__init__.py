@@ -10,9 +10,8 @@ from __future__ import annotations
 from laconic.registry import discover
 from laconic.workloads.changes import AS_DECLARED, Changes
 from laconic.workloads.registry import get, names, register, summary
-from laconic.workloads.task import Batch, Task
-from laconic.workloads.workload import Workload, prepare
+from laconic.workloads.workload import Batch, Task, Workload
 
-__all__ = ["AS_DECLARED", "Batch", "Changes", "Task", "Workload", "get", "names", "prepare", "register", "summary"]
+__all__ = ["AS_DECLARED", "Batch", "Changes", "Task", "Workload", "get", "names", "register", "summary"]
 
 discover(__name__, __path__)

@@ -7,7 +7,7 @@ distributed run sees the same images as a sequential one and a resumed run the s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,51 +15,37 @@ from torch import Tensor
 from torch.nn import functional
 
 
-class Inputs(Protocol):
-    """Turns stored samples into a model's input."""
+@dataclass(frozen=True)
+class Inputs:
+    """Turns stored samples into a model's input: here, as they are."""
 
     def draws(self, samples: int, seed: int, epoch: int) -> Tensor | None:
         """Random numbers of an epoch, one row per sample; None where nothing is random."""
+        return None
 
     def __call__(self, x: Any, draws: Tensor | None = None) -> Any:
         """The input for samples `x`; `draws` are their rows in training, None in testing."""
-
-
-@dataclass(frozen=True)
-class AsStored:
-    """Samples as they are."""
-
-    def draws(self, samples: int, seed: int, epoch: int) -> Tensor | None:
-        return None
-
-    def __call__(self, x: Any, draws: Tensor | None = None) -> Any:
         return x
 
 
-AS_STORED = AsStored()
+AS_STORED = Inputs()
 
 
 @dataclass(frozen=True)
-class Tokens:
+class Tokens(Inputs):
     """Characters as int64, which embeddings take."""
-
-    def draws(self, samples: int, seed: int, epoch: int) -> Tensor | None:
-        return None
 
     def __call__(self, x: Tensor, draws: Tensor | None = None) -> Tensor:
         return x.long()
 
 
 @dataclass(frozen=True)
-class Pixels:
+class Pixels(Inputs):
     """(pixel / largest − mean) / deviation, per channel."""
 
     largest: float = 255.0
     mean: tuple[float, ...] = (0.0,)
     deviation: tuple[float, ...] = (1.0,)
-
-    def draws(self, samples: int, seed: int, epoch: int) -> Tensor | None:
-        return None
 
     def __call__(self, x: Tensor, draws: Tensor | None = None) -> Tensor:
         mean, deviation = (torch.tensor(values).reshape(1, -1, 1, 1) for values in (self.mean, self.deviation))
@@ -70,7 +56,7 @@ CIFAR_PIXELS = Pixels(mean=(0.4914, 0.4822, 0.4465), deviation=(0.2470, 0.2435, 
 
 
 @dataclass(frozen=True)
-class ShiftedPixels:
+class ShiftedPixels(Inputs):
     """Pixels, then a square of `size` at a random place and mirrored every other time; from the middle in testing.
 
     Attributes:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -48,10 +48,6 @@ class Objective:
         return value >= target if self.higher_is_better else value <= target
 
 
-def _entropies(output: Tensor, target: Tensor) -> Tensor:
-    return functional.cross_entropy(output, target, reduction="none")
-
-
 def _right(output: Tensor, target: Tensor) -> Tensor:
     return (output.argmax(1) == target).float()
 
@@ -65,21 +61,17 @@ def _sequence_right(output: Tensor, target: Tensor) -> Tensor:
     return (output.argmax(2) == target).float().mean(1)
 
 
-def _binary_entropies(output: Tensor, target: Tensor) -> Tensor:
-    return functional.binary_cross_entropy_with_logits(output, target, reduction="none")
-
-
 def _binary_right(output: Tensor, target: Tensor) -> Tensor:
     return ((output > 0) == (target > 0.5)).float()
 
 
-def _squares(output: Tensor, target: Tensor) -> Tensor:
-    return torch.square(output - target)
-
-
-CLASSIFICATION = Objective("cross-entropy", _entropies, _right)
+CLASSIFICATION = Objective("cross-entropy", partial(functional.cross_entropy, reduction="none"), _right)
 NEXT_CHARACTER = Objective(
     "cross-entropy", _sequence_entropies, _sequence_right, metric="bits per character", higher_is_better=False
 )
-LOGISTIC = Objective("logistic loss", _binary_entropies, _binary_right)
-REGRESSION = Objective("squared error", _squares, None, metric="loss", higher_is_better=False)
+LOGISTIC = Objective(
+    "logistic loss", partial(functional.binary_cross_entropy_with_logits, reduction="none"), _binary_right
+)
+REGRESSION = Objective(
+    "squared error", partial(functional.mse_loss, reduction="none"), None, metric="loss", higher_is_better=False
+)

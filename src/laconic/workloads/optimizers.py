@@ -1,37 +1,49 @@
-"""The optimisers workloads use, torch's own, with the settings that a record names."""
+"""How weights move: torch's optimisers with the settings that a record names, and plans of the learning rate.
+
+A plan is the factor on the learning rate at a share of the training in [0, 1): it has no state, so resuming needs none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 
 import torch
-from torch import Tensor
+
+plain = torch.optim.SGD
+momentum = partial(torch.optim.SGD, momentum=0.9)
+adam = torch.optim.Adam
+rmsprop = partial(torch.optim.RMSprop, alpha=0.9)  # the mean of squares decays as in the lecture that introduced it
 
 
-def momentum(parameters: Iterable[Tensor], rate: float) -> torch.optim.Optimizer:
-    """Stochastic gradient descent with momentum 0.9."""
-    return torch.optim.SGD(parameters, lr=rate, momentum=0.9)
+def constant(progress: float) -> float:
+    """The rate stays as it is."""
+    return 1.0
 
 
-def plain(parameters: Iterable[Tensor], rate: float) -> torch.optim.Optimizer:
-    """Stochastic gradient descent."""
-    return torch.optim.SGD(parameters, lr=rate)
+def linear_decay(progress: float) -> float:
+    """From the whole rate to none at the end."""
+    return 1.0 - progress
 
 
-def adam(parameters: Iterable[Tensor], rate: float) -> torch.optim.Optimizer:
-    """Adam with torch's settings."""
-    return torch.optim.Adam(parameters, lr=rate)
+def steps_down(*places: float, factor: float = 0.1) -> Callable[[float], float]:
+    """The rate is multiplied by `factor` at each of the given shares of the training.
+
+    >>> rate = steps_down(0.5, 0.75)
+    >>> [round(rate(progress), 3) for progress in (0.0, 0.5, 0.9)]
+    [1.0, 0.1, 0.01]
+    """
+
+    def rate(progress: float) -> float:
+        return float(factor ** sum(progress >= place for place in places))
+
+    return rate
 
 
-def rmsprop(parameters: Iterable[Tensor], rate: float) -> torch.optim.Optimizer:
-    """RMSProp whose mean of squares decays by 0.9, as in the lecture that introduced it."""
-    return torch.optim.RMSprop(parameters, lr=rate, alpha=0.9)
+def warmed_up(share: float, after: Callable[[float], float]) -> Callable[[float], float]:
+    """Grows in proportion over the first `share` of the training, then follows `after`."""
 
+    def rate(progress: float) -> float:
+        return min(1.0, (progress + 0.1 * share) / share) * after(progress)
 
-def decayed_momentum(weight_decay: float) -> Callable[[Iterable[Tensor], float], torch.optim.Optimizer]:
-    """Stochastic gradient descent with momentum 0.9 and weight decay."""
-
-    def optimizer(parameters: Iterable[Tensor], rate: float) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=rate, momentum=0.9, weight_decay=weight_decay)
-
-    return optimizer
+    return rate

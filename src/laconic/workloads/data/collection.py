@@ -20,8 +20,6 @@ from pathlib import Path
 from laconic.errors import BadInput, PayloadError
 from laconic.workloads.data.download import download, placed
 
-CHUNK_NBYTES = 1 << 20
-
 
 @dataclass(frozen=True)
 class File:
@@ -155,11 +153,9 @@ def _contents(path: Path, suffix: str) -> bytes:
     """The bytes of a file, decompressed when `suffix` is .gz."""
     try:
         content = path.read_bytes()
-        return gzip.decompress(content) if suffix else content
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise PayloadError(f"{path} is not a whole gzip file ({error}); delete it to have it downloaded") from error
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror})") from error
+    return gunzip(content, str(path)) if suffix else content
 
 
 def _check(content: bytes, file: File, path: Path) -> None:
@@ -172,8 +168,8 @@ def _check(content: bytes, file: File, path: Path) -> None:
 
 
 def gunzip(content: bytes, name: str) -> bytes:
-    """The decompressed bytes of a file whose published checksum is of the compressed one."""
+    """The decompressed bytes of a file."""
     try:
         return gzip.decompress(content)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise PayloadError(f"{name} is not a whole gzip file ({error})") from error
+        raise PayloadError(f"{name} is not a whole gzip file ({error}); delete it to have it downloaded") from error

@@ -1,11 +1,13 @@
 """The image datasets: scikit-learn's digits (the embedded default), MNIST, Fashion-MNIST and CIFAR-10.
 
-Images are uint8 tensors (N, C, H, W); labels int64. A workload scales them when it makes a batch.
+Images are uint8 tensors (N, C, H, W); labels int64. A workload scales them when it makes a batch. Bytes that are
+truncated, oversized or of another kind raise PayloadError with the file's name; nothing is read from a part of a file.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from laconic.errors import PayloadError
-from laconic.workloads.data import formats
 from laconic.workloads.data.catalogue import dataset
 from laconic.workloads.data.collection import Collection, File
 from laconic.workloads.data.split import Dataset, Split, held_out
 
 IDX_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 DIGITS_TEST_FRACTION = 0.2
+IDX_UINT8 = 0x08
+CIFAR_RECORD = 1 + 3 * 32 * 32  # a label, then the red, green and blue planes
 
 
 def _idx_files(checksums: tuple[str, ...], *addresses: str) -> tuple[File, ...]:
@@ -118,9 +121,9 @@ def fashion(contents: dict[str, bytes], source: str) -> Dataset:
 @dataset("cifar10", CIFAR10)
 def cifar10(contents: dict[str, bytes], source: str) -> Dataset:
     """CIFAR-10: 50,000 + 10,000 photographs of 32×32 colour pixels in 10 classes."""
-    batches = [formats.cifar(contents[name], name) for name in CIFAR_TRAIN]
+    batches = [cifar(contents[name], name) for name in CIFAR_TRAIN]
     images, labels = torch.cat([batch[0] for batch in batches]), torch.cat([batch[1] for batch in batches])
-    test = formats.cifar(contents[CIFAR_TEST], CIFAR_TEST)
+    test = cifar(contents[CIFAR_TEST], CIFAR_TEST)
     return Dataset("cifar10", "CIFAR-10", source, Split(images, labels.long()), Split(test[0], test[1].long()))
 
 
@@ -131,8 +134,37 @@ def _idx_dataset(name: str, title: str, contents: dict[str, bytes], source: str)
 
 
 def _idx_split(contents: dict[str, bytes], images: str, labels: str) -> Split:
-    x: Tensor = formats.idx(contents[images], images)
-    y: Tensor = formats.idx(contents[labels], labels)
+    x: Tensor = idx(contents[images], images)
+    y: Tensor = idx(contents[labels], labels)
     if x.dim() != 3 or y.shape != x.shape[:1]:
         raise PayloadError(f"{images} has shape {tuple(x.shape)} and {labels} {tuple(y.shape)}: not images and labels")
     return Split(x.unsqueeze(1), y.long())
+
+
+def idx(content: bytes, name: str) -> Tensor:
+    """A uint8 tensor from an idx file: 0, 0, type, dimensions, then each size as 4 big-endian bytes, then the values.
+
+    >>> idx(bytes([0, 0, 8, 1, 0, 0, 0, 2, 5, 7]), "labels").tolist()
+    [5, 7]
+    """
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != IDX_UINT8 or content[3] < 1:
+        raise PayloadError(f"{name} is not an idx file of bytes: it starts with {content[:4].hex(' ') or 'nothing'}")
+    header = 4 + 4 * content[3]
+    shape = tuple(int(size) for size in np.frombuffer(content[4:header], dtype=">u4"))
+    if len(shape) != content[3] or len(content) - header != math.prod(shape):
+        raise PayloadError(
+            f"{name} is truncated or has extra bytes: its header says {' × '.join(map(str, shape))} values, "
+            f"{max(len(content) - header, 0)} follow"
+        )
+    return torch.from_numpy(np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape).copy())
+
+
+def cifar(content: bytes, name: str) -> tuple[Tensor, Tensor]:
+    """Images (N, 3, 32, 32) and labels (N), both uint8, from a CIFAR-10 binary batch."""
+    if not content or len(content) % CIFAR_RECORD:
+        raise PayloadError(f"{name} has {len(content)} bytes, not a multiple of CIFAR's {CIFAR_RECORD}-byte records")
+    records = torch.from_numpy(np.frombuffer(content, dtype=np.uint8).reshape(-1, CIFAR_RECORD).copy())
+    labels = records[:, 0]
+    if int(labels.max()) > 9:
+        raise PayloadError(f"{name} holds label {int(labels.max())}; CIFAR-10 has labels 0 to 9")
+    return records[:, 1:].reshape(-1, 3, 32, 32), labels

@@ -7,12 +7,13 @@ topic file (23,149 documents), as scikit-learn's `fetch_rcv1` downloads them.
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from laconic.errors import PayloadError
-from laconic.workloads.data import formats
 from laconic.workloads.data.catalogue import dataset
 from laconic.workloads.data.collection import Collection, File, gunzip
 from laconic.workloads.data.split import Dataset, SparseRows, Split, held_out
@@ -57,7 +58,7 @@ def rcv1(contents: dict[str, bytes], source: str) -> Dataset:
         train, test = (_signed(contents[name], name) for name in (TRAIN, TEST))
         title = f"RCV1 ({len(train):,} + {len(test):,} documents)"
         return Dataset("rcv1", title, source, train, test)
-    rows, documents = formats.svmlight(gunzip(contents[VECTORS], VECTORS), VECTORS, FEATURES)
+    rows, documents = svmlight(gunzip(contents[VECTORS], VECTORS), VECTORS, FEATURES)
     labels = topic_labels(gunzip(contents[TOPICS], TOPICS), documents)
     kept = torch.nonzero(labels >= 0).reshape(-1)
     train_numbers, test_numbers = held_out(len(kept), TEST_FRACTION)
@@ -66,10 +67,29 @@ def rcv1(contents: dict[str, bytes], source: str) -> Dataset:
 
 
 def _signed(content: bytes, name: str) -> Split:
-    rows, labels = formats.svmlight(content, name, FEATURES)
+    rows, labels = svmlight(content, name, FEATURES)
     if not bool(((labels == 1) | (labels == -1)).all()):
         raise PayloadError(f"{name} has labels other than 1 and -1")
     return Split(rows, (labels > 0).float())
+
+
+def svmlight(content: bytes, name: str, width: int) -> tuple[SparseRows, Tensor]:
+    """Sparse rows and float64 labels from svmlight text, `label column:value …` with columns from 1 to `width`."""
+    from sklearn.datasets import load_svmlight_file
+
+    try:
+        matrix, labels = load_svmlight_file(io.BytesIO(content), n_features=width, dtype=np.float64, zero_based=False)
+    except (ValueError, OverflowError) as error:
+        raise PayloadError(f"{name} is not svmlight text with columns 1 to {width}: {error}") from error
+    if not np.isfinite(matrix.data).all() or not np.isfinite(labels).all() or not len(labels):
+        raise PayloadError(f"{name} holds no rows, or a value that is not finite")
+    rows = SparseRows(
+        torch.from_numpy(matrix.indptr.astype(np.int64)),
+        torch.from_numpy(matrix.indices.astype(np.int64)),
+        torch.from_numpy(matrix.data.astype(np.float32)),
+        width,
+    )
+    return rows, torch.from_numpy(labels)
 
 
 def topic_labels(topics: bytes, documents: Tensor) -> Tensor:
