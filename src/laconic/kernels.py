@@ -18,7 +18,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
+import numpy as np
 
+Array = np.ndarray[Any, np.dtype[Any]]
 F = TypeVar("F", bound=Callable[..., Any])
 CURE = "set NUMBA_CACHE_DIR to a folder that can be written, or run `laconic warm` where there is one"
 

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from typing import ClassVar, no_type_check
 
 import numpy as np
-from torch import Tensor
+import torch
 
-from laconic.codecs import frame, threads
+from laconic.codecs import threads
 from laconic.codecs.base import register
-from laconic.codecs.selector import Array, Selector, raise_non_finite
-from laconic.codecs.threshold import pack_signs, unpack_signs
+from laconic.codecs.selector import raise_non_finite
+from laconic.codecs.threshold import SignSelector
 from laconic.errors import BadInput, UnknownName
-from laconic.kernels import njit
+from laconic.kernels import Array, njit
 
 
 @register("adacomp")
 @dataclass(frozen=True)
-class AdaComp(Selector):
+class AdaComp(SignSelector):
     """Sends sign(Gᵢ)·s for the elements of every bin whose |Hᵢ| reaches the bin's maximum of |G|.
 
     G = R + ∇ is the residual after the new gradient ∇ was added, H = G + ∇ looks one such step ahead; with
@@ -32,12 +32,9 @@ class AdaComp(Selector):
     Cost: 1 + 2 + log₂(n/k) bits for each of the k selected of n, and 28 bytes; two passes. The size varies.
 
     Args:
-        bin: elements per bin; the paper takes 50 for convolutions and 500 for other layers.
+        bin: elements per bin, up to 2³¹; the paper takes 50 for convolutions and 500 for other layers.
         scale: `sent` for the mean of what is sent, which contracts; `bins` for the paper's mean of g_b, which can
             exceed what it stands for where the bins of a tensor differ in scale.
-
-    Raises:
-        BadInput: bin is not a whole number from 1 to 2³¹, or scale is neither.
 
     >>> import torch
     >>> codec = AdaComp(2)
@@ -62,26 +59,14 @@ class AdaComp(Selector):
         if self.scale not in ("sent", "bins"):
             raise UnknownName("scale of adacomp", str(self.scale), ("sent", "bins"))
 
-    def select(self, x: Tensor, *, step: int = 0) -> Array:
-        array = frame.floats(x, self)
-        return self._select(array, array)
+    def choose(self, array: Array, add: Array | None, step: int) -> Array:
+        if add is None:
+            return self._select(array, array)
+        torch.from_numpy(array).add_(torch.from_numpy(add))
+        return self._select(array, add)
 
-    def select_feedback(self, x: Tensor, residual: Tensor, step: int) -> Array:
-        residual.detach().add_(x.detach())
-        return self._select(frame.floats(residual, self), frame.floats(x, self))
-
-    def values_nbytes(self, count: int) -> int:
-        return 4 + -(-count // 8)
-
-    def pack_values(self, array: Array, chosen: Array, step: int, out: Array) -> int:
-        values = self.gather(array, chosen)
-        scale = _mean(np.abs(values) if self.scale == "sent" else self._maxima(array))
-        return pack_signs(values, np.array([scale], np.float32), out)
-
-    def unpack_values(self, section: Array, count: int) -> Array:
-        (scale,), negative = unpack_signs(self, section, 1, count)
-        values: Array = np.where(negative, -scale, scale)
-        return values
+    def scales(self, array: Array, values: Array) -> Array:
+        return np.array([_mean(np.abs(values) if self.scale == "sent" else self._maxima(array))], np.float32)
 
     def _maxima(self, array: Array) -> Array:
         maxima = np.empty(-(-array.size // self.bin), np.float32)
@@ -106,7 +91,6 @@ class AdaComp(Selector):
 
 
 @njit(nogil=True, cache=True)
-@no_type_check
 def _maxima(array: Array, bin: int, maxima: Array) -> None:
     """The largest magnitude of each bin; compared as bits, so that NaN comes out as NaN."""
     for b in range(-(-array.size // bin)):
@@ -118,7 +102,6 @@ def _maxima(array: Array, bin: int, maxima: Array) -> None:
 
 
 @njit(nogil=True, cache=True)
-@no_type_check
 def _mean(magnitudes: Array) -> float:
     """In float64 and in order, so that it does not depend on how NumPy sums."""
     total = 0.0

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from typing import ClassVar, no_type_check
 
 import numpy as np
-from torch import Tensor
+import torch
 
-from laconic.codecs import frame, threads
+from laconic.codecs import threads
 from laconic.codecs.base import register
-from laconic.codecs.selector import NEGATIVE, POSITIVE, Array, Selector, raise_non_finite
-from laconic.codecs.threshold import pack_signs, unpack_signs
+from laconic.codecs.selector import NEGATIVE, POSITIVE, raise_non_finite
+from laconic.codecs.threshold import SignSelector
 from laconic.codecs.topk import check_fraction, largest, share
-from laconic.kernels import njit
+from laconic.kernels import Array, njit
 
 
 @register("adaptive")
 @dataclass(frozen=True)
-class Adaptive(Selector):
+class Adaptive(SignSelector):
     """Sends the largest π of the positive elements as their mean, and the largest π of the negative as theirs.
 
     With n₊ elements above zero, the k₊ = max(1, round(π·n₊)) largest (0 if n₊ = 0) are sent as
@@ -30,9 +30,6 @@ class Adaptive(Selector):
 
     Args:
         fraction: the proportion π, in (0, 1).
-
-    Raises:
-        BadInput: fraction out of range.
 
     >>> import torch
     >>> codec = Adaptive(0.5)
@@ -46,6 +43,7 @@ class Adaptive(Selector):
 
     fraction: float = 0.01
 
+    scale_count: ClassVar[int] = 2
     examples: ClassVar[tuple[str, ...]] = ("adaptive", "adaptive(0.3)")
     source: ClassVar[str] = "Dryden et al. 2016"
     summary: ClassVar[str] = "a fixed share of each sign, sent as the mean of what is sent: an index and one bit"
@@ -57,8 +55,9 @@ class Adaptive(Selector):
         # round and max(1, ·) can each favour both signs.
         return min(numel, share(self.fraction, numel) + 2)
 
-    def select(self, x: Tensor, *, step: int = 0) -> Array:
-        array = frame.floats(x, self)
+    def choose(self, array: Array, add: Array | None, step: int) -> Array:
+        if add is not None:
+            torch.from_numpy(array).add_(torch.from_numpy(add))
         parts = threads.run(lambda start, stop: _count_signs(array[start:stop]), array.size)
         if not all(finite for _, _, finite in parts):
             raise_non_finite(array, self)
@@ -67,17 +66,9 @@ class Adaptive(Selector):
         below = largest(array, share(self.fraction, negative), self, keys=NEGATIVE)
         return np.sort(np.concatenate((above, below)))
 
-    def values_nbytes(self, count: int) -> int:
-        return 8 + -(-count // 8)
-
-    def pack_values(self, array: Array, chosen: Array, step: int, out: Array) -> int:
-        values = self.gather(array, chosen)
-        return pack_signs(values, _means(values), out)
-
-    def unpack_values(self, section: Array, count: int) -> Array:
-        (above, below), negative = unpack_signs(self, section, 2, count)
-        values: Array = np.where(negative, -below, above)
-        return values
+    def scales(self, array: Array, values: Array) -> Array:
+        means: Array = _means(values)
+        return means
 
 
 @njit(nogil=True, cache=True)
@@ -94,7 +85,6 @@ def _count_signs(array: Array) -> tuple[int, int, bool]:
 
 
 @njit(nogil=True, cache=True)
-@no_type_check
 def _means(values: Array) -> Array:
     """The mean magnitudes of the positive and of the negative values, 0 where there are none."""
     sums = np.zeros(2, np.float64)

@@ -29,6 +29,11 @@ class Codec(ABC):
 
     Class attributes say what a user must know before choosing one; instances may override by property where it
     depends on parameters.
+
+    Raises:
+        BadInput: an argument is not one that the codec's docstring allows.
+        NonFiniteError: on encoding NaN or infinity, unless the codec is `fine`. Where `encode_feedback` raises it, the
+            residual is spoilt: zero it.
     """
 
     name: ClassVar[str] = ""

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from laconic.codecs import threads
 from laconic.codecs.base import check_input, register
-from laconic.codecs.frame import HEADER_NBYTES, Array, buffer_for, seal
+from laconic.codecs.frame import HEADER_NBYTES, buffer_for, seal
 from laconic.codecs.kernel import KernelCodec
-from laconic.kernels import njit
+from laconic.kernels import Array, njit
 
 _FLOAT, _HALF, _BRAIN = 0, 1, 2
 _KINDS = {torch.float32: _FLOAT, torch.float16: _HALF, torch.bfloat16: _BRAIN}

@@ -15,8 +15,9 @@ import torch
 
 from laconic.codecs.base import Codec, build
 from laconic.codecs.entropy import Entropy
-from laconic.codecs.selector import Array, Selector, Sparse
+from laconic.codecs.selector import Selector, Sparse
 from laconic.errors import BadInput
+from laconic.kernels import Array
 
 _ALLOWED = "allowed are one codec, selector+quantiser, and either of these +entropy"
 

@@ -21,11 +21,11 @@ import numpy as np
 
 from laconic.codecs import threads
 from laconic.codecs.base import register
-from laconic.codecs.frame import HEADER_NBYTES, Array
+from laconic.codecs.frame import HEADER_NBYTES
 from laconic.codecs.kernel import KernelCodec
 from laconic.codecs.random import bits32, key
 from laconic.errors import BadInput
-from laconic.kernels import njit
+from laconic.kernels import Array, njit
 
 DEFAULT_BLOCK = 4096
 CHUNK = 4096  # values at a time: with its scratch 64 KB, of which each loop touches half
@@ -147,9 +147,6 @@ class Linear8(BlockScaled):
         block: how many values share a scale; None, the whole tensor (as in the paper).
         stochastic: round at random, by (seed, step, index).
         seed: of the random bits.
-
-    Raises:
-        NonFiniteError: on encoding NaN or infinity.
 
     >>> import torch
     >>> Linear8().decode(Linear8().encode(torch.tensor([0.0, 0.5, -1.0])), 3)

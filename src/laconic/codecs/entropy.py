@@ -6,8 +6,7 @@ again by the receiver. Invariant: a payload is never more than 8 bytes longer th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -85,28 +84,17 @@ class Entropy(Codec):
         return self.coded.max_nbytes(numel) + huffman.PREFIX_NBYTES
 
     def encode(self, x: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
-        frame.floats(x, self)
-        buffer = frame.buffer_for(self, x.numel(), out)
-        with self._named():
-            payload = self.coded.encode(x, step=step)
-        return self._shorten(payload, x.numel(), buffer)
+        return self._shorten(lambda: self.coded.encode(x, step=step), x, out)
 
     def encode_feedback(self, x: Tensor, residual: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
-        frame.floats(x, self)
-        buffer = frame.buffer_for(self, x.numel(), out)
-        with self._named():
-            payload = self.coded.encode_feedback(x, residual, step=step)
-        return self._shorten(payload, x.numel(), buffer)
+        return self._shorten(lambda: self.coded.encode_feedback(x, residual, step=step), x, out)
 
     def encode_selection(self, x: Tensor, residual: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
         """As the inner codec's, which must be a selector with a quantiser: only what it leaves out is kept."""
-        if not isinstance(self.coded, Sparse):
+        coded = self.coded
+        if not isinstance(coded, Sparse):
             raise BadInput(f"{self}: encode_selection needs a selector, as in 'topk(0.01)+qsgd(4)+entropy'")
-        frame.floats(x, self)
-        buffer = frame.buffer_for(self, x.numel(), out)
-        with self._named():
-            payload = self.coded.encode_selection(x, residual, step=step)
-        return self._shorten(payload, x.numel(), buffer)
+        return self._shorten(lambda: coded.encode_selection(x, residual, step=step), x, out)
 
     def decode(self, payload: Tensor, numel: int, *, out: Tensor | None = None) -> Tensor:
         result = frame.values_for(self, numel, out)
@@ -125,17 +113,16 @@ class Entropy(Codec):
         buffer.numpy()[frame.HEADER_NBYTES :] = symbols
         return frame.seal(buffer, _wire_name(self.coded), numel, buffer.numel())
 
-    def _shorten(self, inner: Tensor, numel: int, buffer: Tensor) -> Tensor:
-        written = huffman.compress(inner.numpy()[frame.HEADER_NBYTES :], buffer.numpy()[frame.HEADER_NBYTES :])
-        return frame.seal(buffer, self.wire_name, numel, frame.HEADER_NBYTES + written)
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Errors of the inner codec say that it is part of this one."""
+    def _shorten(self, encode: Callable[[], Tensor], x: Tensor, out: Tensor | None) -> Tensor:
+        """What the inner codec encodes, coded; its errors say that it is part of this one."""
+        frame.floats(x, self)
+        buffer = frame.buffer_for(self, x.numel(), out)
         try:
-            yield
+            inner = encode()
         except NonFiniteError as error:
             raise NonFiniteError(f"{self}: {error}") from error
+        written = huffman.compress(inner.numpy()[frame.HEADER_NBYTES :], buffer.numpy()[frame.HEADER_NBYTES :])
+        return frame.seal(buffer, self.wire_name, x.numel(), frame.HEADER_NBYTES + written)
 
     def __str__(self) -> str:
         return f"{self.coded}+entropy"

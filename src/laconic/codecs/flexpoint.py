@@ -12,9 +12,8 @@ from laconic.codecs import planes, threads
 from laconic.codecs.base import register
 from laconic.codecs.frame import HEADER_NBYTES
 from laconic.codecs.kernel import KernelCodec
-from laconic.codecs.planes import Array
 from laconic.errors import BadInput, PayloadError
-from laconic.kernels import njit
+from laconic.kernels import Array, njit
 
 BLOCK = 2048  # values handled while they are in the first-level cache
 LEAST_EXPONENT = -149  # the unit of float32's denormals: nothing is finer
@@ -36,10 +35,6 @@ class FlexPoint(KernelCodec):
     Args:
         bits: 8 or 16.
         exponent: e, from −149 to 129 − bits, or none to find it.
-
-    Raises:
-        BadInput: an argument is none of these.
-        NonFiniteError: from encode. From encode_feedback too, and then the residual is spoilt: zero it.
 
     >>> import torch
     >>> codec = FlexPoint(8)

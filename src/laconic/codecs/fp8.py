@@ -32,9 +32,6 @@ class Fp8(Tabulated):
         format: "e4m3" (finer) or "e5m2" (wider).
         block: how many values share a scale; None, the whole tensor.
 
-    Raises:
-        NonFiniteError: on encoding NaN or infinity.
-
     >>> import torch
     >>> Fp8().decode(Fp8().encode(torch.tensor([0.0, 0.5, 448.0])), 3)
     tensor([  0.0000,   0.5000, 448.0000])

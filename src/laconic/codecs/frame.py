@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 from laconic.codecs import threads
 from laconic.codecs.base import check_input
 from laconic.errors import BadInput, PayloadError
-from laconic.kernels import njit
+from laconic.kernels import Array, njit
 
 if TYPE_CHECKING:
     from laconic.codecs.base import Codec
@@ -36,8 +36,6 @@ _MAGIC = 0x4C
 _VERSION = 1
 _STRIDE = 0x9E3779B9  # between the positions of neighbouring words: 2³²/φ, odd
 _FIELDS = struct.Struct("<BBHQI")  # magic, version, codec id, numel, checksum
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @functools.cache

@@ -15,14 +15,12 @@ length under a limit of 11 bits. Invariant: the mode with the fewest bytes is ta
 
 from __future__ import annotations
 
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import numpy as np
 
 from laconic.errors import PayloadError
-from laconic.kernels import njit
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from laconic.kernels import Array, njit
 
 PREFIX_NBYTES = 8
 STREAMS = 4
@@ -109,7 +107,6 @@ def decompress(body: Array, room: int) -> Array:
 
 
 @njit(nogil=True, cache=True)
-@no_type_check
 def _count(symbols: Array, counts: Array) -> None:
     whole = symbols.size // 4 * 4
     for i in range(0, whole, 4):
@@ -164,7 +161,6 @@ def code_lengths(counts: Array, limit: int) -> Array:
 
 
 @njit(nogil=True, cache=True)
-@no_type_check
 def _codes(lengths: Array) -> Array:
     """The canonical codes, first bit lowest; the lengths are those of a code."""
     codes = np.zeros(256, np.uint32)
@@ -182,7 +178,6 @@ def _codes(lengths: Array) -> Array:
 
 
 @njit(nogil=True, cache=True)
-@no_type_check
 def _fill(lengths: Array, lookup: Array) -> bool:
     """Fill lookup[next 11 bits] = length·256 + symbol, 0 where no code matches; False unless these form a code."""
     used = 0

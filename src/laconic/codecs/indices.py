@@ -17,14 +17,10 @@ Fano, On the number of bits required to implement an associative memory, 1971.
 
 from __future__ import annotations
 
-from typing import Any, no_type_check
-
 import numpy as np
 
 from laconic.errors import PayloadError
-from laconic.kernels import njit
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from laconic.kernels import Array, njit
 
 BITMAP = -1
 
@@ -109,7 +105,6 @@ def unpack(section: Array, numel: int, count: int) -> Array:
 
 
 @njit(nogil=True, cache=True)
-@no_type_check
 def _pack_bitmap(indices: Array, out: Array) -> None:
     for j in range(indices.size):
         out[indices[j] >> 3] |= np.uint8(1 << (indices[j] & 7))
@@ -123,7 +118,6 @@ def _words(section: Array) -> Array:
 
 
 @njit(nogil=True, cache=True)
-@no_type_check
 def _unpack_bitmap(words: Array, numel: int, indices: Array) -> bool:
     j = 0
     for w in range(words.size):
@@ -140,7 +134,6 @@ def _unpack_bitmap(words: Array, numel: int, indices: Array) -> bool:
 
 
 @njit(nogil=True, cache=True)
-@no_type_check
 def _pack_split(indices: Array, width: int, low: Array, high: Array) -> None:
     mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
     pending = np.uint64(0)
@@ -163,7 +156,6 @@ def _pack_split(indices: Array, width: int, low: Array, high: Array) -> None:
 
 
 @njit(nogil=True, cache=True)
-@no_type_check
 def _unpack_split(low: Array, high: Array, width: int, numel: int, indices: Array) -> bool:
     mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
     previous = -1

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import numpy as np
 from torch import Tensor
 
 from laconic.codecs.base import Codec
-from laconic.codecs.frame import HEADER_NBYTES, Array, buffer_for, floats, seal, unseal, values_for
+from laconic.codecs.frame import HEADER_NBYTES, buffer_for, floats, seal, unseal, values_for
 from laconic.errors import BadInput, NonFiniteError, PayloadError
-from laconic.kernels import njit
+from laconic.kernels import Array, njit
 
 _GOOD, _LARGE, _BAD = 0, 1, 2
 _ROOM = np.float32(2.0**126)  # no code of any codec is worth as much as four times its scale
@@ -100,6 +100,35 @@ class KernelCodec(Codec):
 
     def _restore(self, payload: Tensor, out: Array, add: bool) -> None:
         self.decode_body(unseal(payload, self.wire_name, out.size, nbytes=self.max_nbytes(out.size)), out, add)
+
+
+class Bucketed(KernelCodec):
+    """A body of float32 scales for every `bucket` values, then the codes in 32-bit words, packed as in `planes.py`."""
+
+    bucket: int | None
+    scales_per_bucket: ClassVar[int] = 1
+
+    @property
+    @abstractmethod
+    def places(self) -> int:
+        """Codes per word: 32/bits, or 20 for trits."""
+
+    def __post_init__(self) -> None:
+        bucket, places = self.bucket, self.places
+        if bucket is not None and (not isinstance(bucket, int) or bucket < places or bucket % places):
+            raise BadInput(f"{self.name}: bucket must be none or a positive multiple of {places}, got {bucket}")
+
+    def max_nbytes(self, numel: int) -> int:
+        return HEADER_NBYTES + 4 * (self._scale_count(numel) + -(-numel // self.places))
+
+    def parts(self, body: Array, numel: int) -> tuple[Array, Array]:
+        """The scales and the words of a body."""
+        count = self._scale_count(numel)
+        return body[: 4 * count].view(np.float32), body[4 * count :].view(np.uint32)
+
+    def _scale_count(self, numel: int) -> int:
+        buckets = -(-numel // self.bucket) if self.bucket else min(numel, 1)
+        return buckets * self.scales_per_bucket
 
 
 @njit(nogil=True, cache=True)

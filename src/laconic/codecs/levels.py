@@ -1,4 +1,4 @@
-"""Unbiased rounding to equally spaced levels: what `qsgd`, `ternary` and `dorefa` share.
+"""Unbiased rounding to equally spaced levels: what the codecs of `rounding.py` share.
 
 A bucket of scale s (its norm) is mapped to top + 1 levels from −s to s. With u uniform in [0, 1), drawn per element,
 
@@ -22,21 +22,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from laconic.codecs import planes, random, threads
-from laconic.codecs.frame import HEADER_NBYTES
-from laconic.codecs.kernel import KernelCodec
-from laconic.codecs.planes import Array
+from laconic.codecs.kernel import Bucketed
 from laconic.errors import BadInput
-from laconic.kernels import njit
+from laconic.kernels import Array, njit
 
 TRITS = planes.TRITS
 MAX, L2, CLIPPED = 0, 1, 2  # a bucket's scale: max |x|, ‖x‖₂, or min(max |x|, clip·σ), σ² = Σx²/n
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-class LevelsCodec(KernelCodec):
+class LevelsCodec(Bucketed):
     """Base of the codecs that round to levels; subclasses have the fields `bucket` and `seed` and say the rest."""
 
-    bucket: int | None
     seed: int
 
     stochastic: ClassVar[bool] = True
@@ -47,11 +44,6 @@ class LevelsCodec(KernelCodec):
         """The highest code."""
 
     @property
-    @abstractmethod
-    def _places(self) -> int:
-        """Codes per 32-bit word; 20 for trits."""
-
-    @property
     def _norm(self) -> int:
         return MAX
 
@@ -59,30 +51,22 @@ class LevelsCodec(KernelCodec):
     def _clip(self) -> float:
         return 0.0
 
-    def _check(self) -> None:
-        bucket, places = self.bucket, self._places
-        if bucket is not None and (not isinstance(bucket, int) or bucket < places or bucket % places):
-            raise BadInput(f"{self.name}: bucket must be none or a positive multiple of {places}, got {bucket}")
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if type(self.seed) is not int:
             raise BadInput(f"{self.name}: seed must be an integer, got {self.seed!r}")
-
-    def _scale_count(self, numel: int) -> int:
-        return -(-numel // self.bucket) if self.bucket else min(numel, 1)
-
-    def max_nbytes(self, numel: int) -> int:
-        return HEADER_NBYTES + 4 * (self._scale_count(numel) + planes.words_for(numel, self._places))
 
     def encode_body(self, x: Array, v: Array, step: int, body: Array) -> None:
         numel = v.size
         key = random.key(self.seed, step)
-        scales, words = self._parts(body, numel)
+        scales, words = self.parts(body, numel)
         feedback, whole = x is not v, self.bucket is None
         if whole and numel:
             scales[0] = self._whole_scale(x, v)
         bucket, norm, clip = self._stride, self._norm, self._clip
         bad = threads.run(
             lambda start, stop: _encode(
-                x, v, feedback, bucket, whole, norm, clip, self._top, self._places, key, start, stop, scales, words
+                x, v, feedback, bucket, whole, norm, clip, self._top, self.places, key, start, stop, scales, words
             ),
             numel,
             align=bucket,
@@ -93,7 +77,7 @@ class LevelsCodec(KernelCodec):
     @property
     def _stride(self) -> int:
         """What a kernel works on at a time: a bucket, or a group where the whole tensor is one bucket."""
-        return self.bucket or planes.GROUP_WORDS * self._places
+        return self.bucket or planes.GROUP_WORDS * self.places
 
     def _whole_scale(self, x: Array, v: Array) -> Any:
         """The scale of a single bucket, after v += x where there is feedback; chunk sums are added in order."""
@@ -106,12 +90,8 @@ class LevelsCodec(KernelCodec):
             self.refuse(v)
         return _scale(stats[0].max(), np.add.accumulate(stats[1])[-1], v.size, norm, self._clip)
 
-    def _parts(self, body: Array, numel: int) -> tuple[Array, Array]:
-        count = self._scale_count(numel)
-        return body[: 4 * count].view(np.float32), body[4 * count :].view(np.uint32)
-
     def decode_body(self, body: Array, out: Array, add: bool) -> None:
-        scales, words = self._parts(body, out.size)
+        scales, words = self.parts(body, out.size)
         if self.are_large(scales):
             self.check_decoded(lambda values: self._unpack(scales, words, values, False), out.size)
         self._unpack(scales, words, out, add)
@@ -119,7 +99,7 @@ class LevelsCodec(KernelCodec):
     def _unpack(self, scales: Array, words: Array, out: Array, add: bool) -> None:
         bucket, whole = self._stride, self.bucket is None
         threads.run(
-            lambda start, stop: _decode(scales, words, out, add, bucket, whole, self._top, self._places, start, stop),
+            lambda start, stop: _decode(scales, words, out, add, bucket, whole, self._top, self.places, start, stop),
             out.size,
             align=bucket,
         )

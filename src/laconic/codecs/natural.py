@@ -11,9 +11,8 @@ from laconic.codecs import planes, random, threads
 from laconic.codecs.base import register
 from laconic.codecs.frame import HEADER_NBYTES
 from laconic.codecs.kernel import KernelCodec
-from laconic.codecs.planes import Array
 from laconic.errors import BadInput, PayloadError
-from laconic.kernels import njit
+from laconic.kernels import Array, njit
 
 WINDOW = 2048  # values that share a base: 8 kB of float32 beside its scratch fits the first-level cache
 
@@ -34,10 +33,6 @@ class Natural(KernelCodec):
 
     Args:
         seed: of the draws, one per (seed, step, index); see `random.py`.
-
-    Raises:
-        BadInput: seed is not an integer.
-        NonFiniteError: from encode. From encode_feedback too, and then the residual is spoilt: zero it.
 
     >>> import torch
     >>> codec = Natural()

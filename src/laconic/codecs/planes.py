@@ -20,20 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from laconic.kernels import njit
+from laconic.kernels import Array, njit
 
 GROUP_WORDS = 64  # 4 to 32 planes of 64 words; 32 and 128 measure the same within noise
 LANES = 64
 ROWS = 4  # rows of lanes added per store of the lanes: the sum is the same, with a quarter of the stores
 TRITS = 20  # per word
 CHUNK = 1 << 16  # whole-tensor sums: chunk sums in order, so that chunks can be summed by different threads
-
-Array = np.ndarray[Any, np.dtype[Any]]
-
-
-def words_for(numel: int, places: int) -> int:
-    """How many words `numel` codes take when every bucket is a multiple of `places`."""
-    return -(-numel // places)
 
 
 @njit(nogil=True, cache=True)

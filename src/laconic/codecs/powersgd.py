@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, no_type_check
+from typing import ClassVar, no_type_check
 
 import numpy as np
 import torch
@@ -14,9 +14,7 @@ from laconic.codecs import random
 from laconic.codecs.base import register
 from laconic.codecs.matrix import MatrixCodec, check_matrix
 from laconic.errors import BadInput, NonFiniteError
-from laconic.kernels import njit
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from laconic.kernels import Array, njit
 
 
 @register("powersgd")
@@ -41,9 +39,6 @@ class PowerSGD(MatrixCodec):
     Args:
         matrix_rank: r, at least 1; matrices with a smaller side use that.
         seed: of the first Q₀.
-
-    Raises:
-        BadInput: matrix_rank < 1.
 
     >>> codec = PowerSGD(1)
     >>> m = torch.outer(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0]))

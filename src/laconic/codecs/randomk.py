@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar, no_type_check
 
 import numpy as np
-from torch import Tensor
 
-from laconic.codecs import frame, random
+from laconic.codecs import random
 from laconic.codecs.base import register
-from laconic.codecs.selector import Array, Selector, collect
+from laconic.codecs.selector import Selector, collect
 from laconic.codecs.topk import check_fraction, share
 from laconic.errors import BadInput, PayloadError
-from laconic.kernels import njit
+from laconic.kernels import Array, njit
 
 _MOST = np.finfo(np.float32).max
 _CHOOSING = 0x63686F6F73696E67  # the stream's number: "choosing" in ASCII
@@ -41,9 +40,6 @@ class RandomK(Selector):
         scaled: multiply by n/k (saturating at the largest float32), for an unbiased codec; not for error
             feedback.
         seed: the seed of the draws, the same on every rank.
-
-    Raises:
-        BadInput: fraction out of range.
 
     >>> import torch
     >>> codec = RandomK(0.5, seed=1)
@@ -78,13 +74,7 @@ class RandomK(Selector):
     def max_count(self, numel: int) -> int:
         return share(self.fraction, numel)
 
-    def select(self, x: Tensor, *, step: int = 0) -> Array:
-        return self._select(frame.floats(x, self), None, step)
-
-    def select_feedback(self, x: Tensor, residual: Tensor, step: int) -> Array:
-        return self._select(frame.floats(residual, self), frame.floats(x, self), step)
-
-    def _select(self, array: Array, add: Array | None, step: int) -> Array:
+    def choose(self, array: Array, add: Array | None, step: int) -> Array:
         collect(array, self, _ALL, (_ALL, 0), add=add)
         return draw(int(self._key(step)), array.size, share(self.fraction, array.size))
 

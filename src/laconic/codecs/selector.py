@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, no_type_check
+from typing import ClassVar, no_type_check
 
 import numpy as np
 import torch
@@ -23,9 +23,7 @@ from torch import Tensor
 from laconic.codecs import frame, indices, threads
 from laconic.codecs.base import Codec
 from laconic.errors import BadInput, NonFiniteError, PayloadError
-from laconic.kernels import njit
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from laconic.kernels import Array, njit
 
 _COUNT_NBYTES = 8
 BLOCK = 4096  # elements that `collect` handles at a time: 16 KB, half of a first-level cache
@@ -81,12 +79,10 @@ class Sparse(Codec):
         return payload
 
     def encode_feedback(self, x: Tensor, residual: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
-        array = frame.floats(residual, self)
-        if frame.floats(x, self).size != array.size:
-            raise BadInput(f"{self}: x has {x.numel()} values and its residual {array.size}; they must agree")
+        array = self._residual(x, residual)
         buffer = frame.buffer_for(self, array.size, out)
         payload, chosen, section = self._write(array, self.chooser.select_feedback(x, residual, step), step, buffer)
-        _scatter_sub(array, chosen, self.unpack_values(section, chosen.size))
+        _scatter_add(array, chosen, -self.unpack_values(section, chosen.size))
         return payload
 
     def encode_selection(self, x: Tensor, residual: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
@@ -94,9 +90,7 @@ class Sparse(Codec):
 
         For unbiased quantisers, whose noise averages out by itself and, fed back, need not stay bounded.
         """
-        array = frame.floats(residual, self)
-        if frame.floats(x, self).size != array.size:
-            raise BadInput(f"{self}: x has {x.numel()} values and its residual {array.size}; they must agree")
+        array = self._residual(x, residual)
         buffer = frame.buffer_for(self, array.size, out)
         payload, chosen, _ = self._write(array, self.chooser.select_feedback(x, residual, step), step, buffer)
         array[chosen] = 0.0
@@ -117,6 +111,12 @@ class Sparse(Codec):
         """The payload as (sorted int64 indices, float32 values), for exchanges that stay sparse."""
         chosen, values = self._read(payload, numel)
         return torch.from_numpy(chosen), torch.from_numpy(values)
+
+    def _residual(self, x: Tensor, residual: Tensor) -> Array:
+        array = frame.floats(residual, self)
+        if frame.floats(x, self).size != array.size:
+            raise BadInput(f"{self}: x has {x.numel()} values and its residual {array.size}; they must agree")
+        return array
 
     def _write(self, array: Array, chosen: Array, step: int, buffer: Tensor) -> tuple[Tensor, Array, Array]:
         """Returns the payload, the indices, and the payload's section of values."""
@@ -150,20 +150,27 @@ class Sparse(Codec):
 
 @dataclass(frozen=True)
 class Selector(Sparse):
-    """Chooses elements. A new one defines `select`, and where it does better, how values or indices are stored."""
+    """Chooses elements. A new one defines `choose`, and where it does better, how values or indices are stored."""
 
     @property
     def chooser(self) -> Selector:
         return self
 
     @abstractmethod
+    def choose(self, array: Array, add: Array | None, step: int) -> Array:
+        """First array += add where given; returns the sorted, distinct int64 indices to send.
+
+        Raises:
+            NonFiniteError: NaN or infinity is anywhere in `array`.
+        """
+
     def select(self, x: Tensor, *, step: int = 0) -> Array:
-        """The sorted, distinct int64 indices to send. Raises NonFiniteError on NaN or infinity anywhere in `x`."""
+        """The indices of x to send."""
+        return self.choose(frame.floats(x, self), None, step)
 
     def select_feedback(self, x: Tensor, residual: Tensor, step: int) -> Array:
         """residual += x; then the indices of the residual to send."""
-        residual.detach().add_(x.detach())
-        return self.select(residual, step=step)
+        return self.choose(frame.floats(residual, self), frame.floats(x, self), step)
 
     def max_count(self, numel: int) -> int:
         """The most elements that can be selected."""
@@ -296,7 +303,6 @@ def _collect(
 
 
 @njit(nogil=True, cache=True)
-@no_type_check
 def _are_finite(values: Array) -> bool:
     good = True
     for i in range(values.size):
@@ -305,7 +311,6 @@ def _are_finite(values: Array) -> bool:
 
 
 @njit(nogil=True, cache=True)
-@no_type_check
 def _gather(array: Array, chosen: Array) -> Array:
     values = np.empty(chosen.size, np.float32)
     for j in range(chosen.size):
@@ -314,21 +319,12 @@ def _gather(array: Array, chosen: Array) -> Array:
 
 
 @njit(nogil=True, cache=True)
-@no_type_check
 def _scatter(out: Array, chosen: Array, values: Array) -> None:
     for j in range(chosen.size):
         out[chosen[j]] = values[j]
 
 
 @njit(nogil=True, cache=True)
-@no_type_check
 def _scatter_add(out: Array, chosen: Array, values: Array) -> None:
     for j in range(chosen.size):
         out[chosen[j]] += values[j]
-
-
-@njit(nogil=True, cache=True)
-@no_type_check
-def _scatter_sub(out: Array, chosen: Array, values: Array) -> None:
-    for j in range(chosen.size):
-        out[chosen[j]] -= values[j]

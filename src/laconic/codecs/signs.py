@@ -1,4 +1,4 @@
-"""One bit per value and one or two float32 per bucket: what `onebit` and `sign` share.
+"""One bit per value and one or two float32 per bucket: `onebit` and `sign`.
 
 Body: the buckets' values (float32), then the sign bits of each bucket packed as in `planes.py`; a bit is 1 where x < 0
 (so −0 counts as 0). A value decodes to its bucket's `above` if its bit is 0, to its `below` if it is 1.
@@ -12,43 +12,33 @@ from typing import ClassVar
 import numpy as np
 
 from laconic.codecs import planes, threads
-from laconic.codecs.frame import HEADER_NBYTES
-from laconic.codecs.kernel import KernelCodec
-from laconic.codecs.planes import Array
-from laconic.errors import BadInput, PayloadError
-from laconic.kernels import njit
+from laconic.codecs.base import register
+from laconic.codecs.kernel import Bucketed
+from laconic.errors import PayloadError
+from laconic.kernels import Array, njit
 
 PLACES = 32
 GROUP = planes.GROUP_WORDS * PLACES
 
 
 @dataclass(frozen=True)
-class SignCodec(KernelCodec):
+class SignCodec(Bucketed):
     """Base of codecs that send sign bits; subclasses say how many values a bucket has and how they are found."""
 
     bucket: int | None = 2048
 
-    values_per_bucket: ClassVar[int]
     coarse: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        bucket = self.bucket
-        if bucket is not None and (not isinstance(bucket, int) or bucket < PLACES or bucket % PLACES):
-            raise BadInput(f"{self.name}: bucket must be none or a positive multiple of {PLACES}, got {bucket}")
-
-    def _scale_count(self, numel: int) -> int:
-        buckets = -(-numel // self.bucket) if self.bucket else min(numel, 1)
-        return buckets * self.values_per_bucket
+    @property
+    def places(self) -> int:
+        return PLACES
 
     @property
     def _two(self) -> bool:
-        return self.values_per_bucket == 2
-
-    def max_nbytes(self, numel: int) -> int:
-        return HEADER_NBYTES + 4 * (self._scale_count(numel) + planes.words_for(numel, PLACES))
+        return self.scales_per_bucket == 2
 
     def encode_body(self, x: Array, v: Array, step: int, body: Array) -> None:
-        scales, words = self._parts(body, v.size)
+        scales, words = self.parts(body, v.size)
         if self.bucket is None:
             finite = self._encode_whole(x, v, scales, words)
         else:
@@ -80,12 +70,8 @@ class SignCodec(KernelCodec):
             self._unpack(-scales, words, v, True)
         return True
 
-    def _parts(self, body: Array, numel: int) -> tuple[Array, Array]:
-        count = self._scale_count(numel)
-        return body[: 4 * count].view(np.float32), body[4 * count :].view(np.uint32)
-
     def decode_body(self, body: Array, out: Array, add: bool) -> None:
-        scales, words = self._parts(body, out.size)
+        scales, words = self.parts(body, out.size)
         if not np.isfinite(scales).all():
             raise PayloadError(f"{self}: a payload's reconstruction value is not finite")
         self._unpack(scales, words, out, add)
@@ -97,6 +83,68 @@ class SignCodec(KernelCodec):
             out.size,
             align=bucket,
         )
+
+
+@register("onebit")
+@dataclass(frozen=True)
+class OneBit(SignCodec):
+    """Send the sign of each value; decode to the mean of the values of that sign in its bucket.
+
+    For a bucket B (`bucket` consecutive values): above = mean{xᵢ : i ∈ B, xᵢ ≥ 0}, below = mean{xᵢ : i ∈ B, xᵢ < 0},
+    0 where there is none; xᵢ decodes to above or below. Given the signs, no other two values have a smaller squared
+    error: ‖x − C(x)‖² = ‖x‖² − Σ (n₊·above² + n₋·below²). Biased: meant for `encode_feedback`, which is fused.
+
+    Cost: 1 bit per value and 64 bits per bucket: 1.25 bits at the default bucket of 256, which on MNIST ended half a
+    point nearer to float32 than 2048 did (docs/exchange.md). Sums are float64 in a fixed order (`planes.py`). One pass
+    over memory.
+
+    Args:
+        bucket: values per pair of means, a multiple of 32, or none for the whole tensor.
+
+    >>> import torch
+    >>> codec = OneBit(bucket=32)
+    >>> codec.decode(codec.encode(torch.tensor([1.0, 3.0, -1.0, -5.0])), 4)
+    tensor([ 2.,  2., -3., -3.])
+
+    Source: Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014.
+    Differs: the paper's columns of a weight matrix are buckets of a flat vector here.
+    """
+
+    bucket: int | None = 256
+
+    source: ClassVar[str] = "Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014"
+    summary: ClassVar[str] = "sign bits, and the means of both sides per bucket"
+    examples: ClassVar[tuple[str, ...]] = ("onebit", "onebit(64)", "onebit(none)")
+    scales_per_bucket: ClassVar[int] = 2
+
+
+@register("sign")
+@dataclass(frozen=True)
+class Sign(SignCodec):
+    """Send the sign of each value; decode to ± the mean magnitude of its bucket.
+
+    C(x)ᵢ = ±s with s = ‖x_B‖₁ / |B| over the `bucket` values of B; zero and −0 decode to +s. A contraction:
+    ‖x − C(x)‖² = ‖x‖² − Σ_B ‖x_B‖₁²/|B| ≤ (1 − 1/|B|)·‖x‖², which is what error feedback needs. Biased.
+
+    Cost: 1 bit per value and 32 bits per bucket: 1.015625 bits at the default bucket of 2048. Sums are float64 in a
+    fixed order (`planes.py`). One pass over memory.
+
+    Args:
+        bucket: values per scale, a multiple of 32, or none for the whole tensor.
+
+    >>> import torch
+    >>> codec = Sign(bucket=None)
+    >>> codec.decode(codec.encode(torch.tensor([1.0, -2.0, 3.0])), 3)
+    tensor([ 2., -2.,  2.])
+
+    Source: Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019, Alg. 1; signs alone: Bernstein et al.,
+    signSGD, ICML 2018.
+    Differs: a scale per bucket unless bucket is none; sign(0) = +1, so that a bit is enough.
+    """
+
+    source: ClassVar[str] = "Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019"
+    summary: ClassVar[str] = "sign bits, and the mean magnitude per bucket"
+    examples: ClassVar[tuple[str, ...]] = ("sign", "sign(64)", "sign(none)")
 
 
 @njit(nogil=True, cache=True)

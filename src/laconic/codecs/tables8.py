@@ -15,9 +15,8 @@ import numpy as np
 
 from laconic.codecs.base import register
 from laconic.codecs.eightbit import CHUNK, DEFAULT_BLOCK, BlockScaled, accumulate, largest, power_for
-from laconic.codecs.frame import Array
 from laconic.errors import BadInput
-from laconic.kernels import njit
+from laconic.kernels import Array, njit
 
 LEAST_UPPER = 0.6  # of dynamic8: below, levels can lie closer than `levels_table` tells apart
 
@@ -211,10 +210,6 @@ class Dynamic8(Tabulated):
             and its Table 1 needs. Its two worked examples, 0.2345678 → 0.236719 and 0.0000234 → 0.000019, are those of
             0.8.
 
-    Raises:
-        BadInput: an argument is none of these.
-        NonFiniteError: on encoding NaN or infinity.
-
     >>> import torch
     >>> Dynamic8().decode(Dynamic8().encode(torch.tensor([0.0, 0.0312, -1.0])), 3)
     tensor([ 0.0000,  0.0311, -0.9930])
@@ -283,9 +278,6 @@ class Static8(Offset):
         block: how many values share a scale; None, the whole tensor.
         offset: the exponent offset, −30 … 30; None, scale by the largest magnitude. The paper's is 1, for N(0, 10²) 2.
 
-    Raises:
-        NonFiniteError: on encoding NaN or infinity.
-
     >>> import torch
     >>> Static8(offset=1).decode(Static8(offset=1).encode(torch.tensor([0.0, 0.2345678, -99.0])), 3)
     tensor([ 0.0000,  0.2406, -9.7188])
@@ -325,9 +317,6 @@ class Mantissa8(Offset):
     Args:
         block: how many values share a scale; None, the whole tensor.
         offset: the exponent offset, −30 … 30; None, scale by the largest magnitude. The paper's is 1, for N(0, 10²) 2.
-
-    Raises:
-        NonFiniteError: on encoding NaN or infinity.
 
     >>> import torch
     >>> Mantissa8(offset=0).decode(Mantissa8(offset=0).encode(torch.tensor([0.0, 0.2345678, -99.0])), 3)

@@ -1,24 +1,53 @@
-"""Every element beyond a fixed threshold, as its index and one sign bit."""
+"""Every element beyond a fixed threshold, as its index and one sign bit; and what such selectors share."""
 
 from __future__ import annotations
 
 import math
 import sys
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
-from laconic.codecs import frame
 from laconic.codecs.base import register
-from laconic.codecs.selector import MAGNITUDE, Array, Selector, collect
+from laconic.codecs.selector import MAGNITUDE, Selector, collect
 from laconic.errors import BadInput, PayloadError
+from laconic.kernels import Array
+
+
+class SignSelector(Selector):
+    """Sends float32 scales, one or one for each sign, and a bit per element, set where it is negative."""
+
+    scale_count: ClassVar[int] = 1
+
+    @abstractmethod
+    def scales(self, array: Array, values: Array) -> Array:
+        """The magnitudes to send for the `values` chosen of `array`, that of negative ones last."""
+
+    def values_nbytes(self, count: int) -> int:
+        return 4 * self.scale_count + -(-count // 8)
+
+    def pack_values(self, array: Array, chosen: Array, step: int, out: Array) -> int:
+        values = self.gather(array, chosen)
+        nbytes, start = self.values_nbytes(chosen.size), 4 * self.scale_count
+        out[:start] = self.scales(array, values).view(np.uint8)
+        out[start:nbytes] = np.packbits(values < 0, bitorder="little")
+        return nbytes
+
+    def unpack_values(self, section: Array, count: int) -> Array:
+        self.check_section(section, self.values_nbytes(count), count)
+        scales = section[: 4 * self.scale_count].copy().view(np.float32)
+        if not (np.isfinite(scales).all() and (scales >= 0).all()):
+            raise PayloadError(f"{self}: the payload's scales {scales.tolist()} are not finite magnitudes")
+        negative = np.unpackbits(section[4 * self.scale_count :], count=count, bitorder="little").astype(np.bool_)
+        values: Array = np.where(negative, -scales[-1], scales[0])
+        return values
 
 
 @register("threshold")
 @dataclass(frozen=True)
-class Threshold(Selector):
+class Threshold(SignSelector):
     """Sends sign(xᵢ)·τ for every |xᵢ| > τ, nothing for the others.
 
     Meant for error feedback: what exceeds ±τ stays in the residual and is sent in later steps.
@@ -28,9 +57,6 @@ class Threshold(Selector):
 
     Args:
         t: the threshold τ, a finite float32 above 0, on the scale of the gradients.
-
-    Raises:
-        BadInput: t is not a positive finite float32.
 
     >>> import torch
     >>> codec = Threshold(0.5)
@@ -54,43 +80,17 @@ class Threshold(Selector):
             if not (0 < self.t <= sys.float_info.max and 0 < np.float32(self.t) < math.inf):
                 raise BadInput(f"threshold: t must be a positive, finite float32, got {self.t}")
 
-    def select(self, x: Tensor, *, step: int = 0) -> Array:
-        return self._select(frame.floats(x, self), None)
-
-    def select_feedback(self, x: Tensor, residual: Tensor, step: int) -> Array:
-        return self._select(frame.floats(residual, self), frame.floats(x, self))
-
-    def _select(self, array: Array, add: Array | None) -> Array:
+    def choose(self, array: Array, add: Array | None, step: int) -> Array:
         bound = int(np.float32(self.t).view(np.int32)) + 1  # the next larger float: |x| > t
         chosen = collect(array, self, bound, MAGNITUDE, add=add)
         return np.empty(0, np.int64) if chosen is None else chosen
 
-    def values_nbytes(self, count: int) -> int:
-        return 4 + -(-count // 8)
-
-    def pack_values(self, array: Array, chosen: Array, step: int, out: Array) -> int:
-        return pack_signs(self.gather(array, chosen), np.array([self.t], np.float32), out)
+    def scales(self, array: Array, values: Array) -> Array:
+        return np.array([self.t], np.float32)
 
     def unpack_values(self, section: Array, count: int) -> Array:
-        (t,), negative = unpack_signs(self, section, 1, count)
+        values = super().unpack_values(section, count)
+        (t,) = section[:4].copy().view(np.float32)
         if t != np.float32(self.t):
             raise PayloadError(f"{self}: the payload was encoded with threshold {t}")
-        values: Array = np.where(negative, -t, t)
         return values
-
-
-def pack_signs(values: Array, scales: Array, out: Array) -> int:
-    """Write float32 `scales`, then a bit per value, set where it is negative; returns the bytes written."""
-    bits = np.packbits(values < 0, bitorder="little")
-    out[: scales.nbytes] = scales.view(np.uint8)
-    out[scales.nbytes : scales.nbytes + bits.size] = bits
-    return scales.nbytes + bits.size
-
-
-def unpack_signs(codec: Selector, section: Array, scales: int, count: int) -> tuple[Array, Array]:
-    """The scales and the bits that `pack_signs` wrote; scales are finite and ≥ 0, else PayloadError."""
-    codec.check_section(section, 4 * scales + -(-count // 8), count)
-    values = section[: 4 * scales].copy().view(np.float32)
-    if not (np.isfinite(values).all() and (values >= 0).all()):
-        raise PayloadError(f"{codec}: the payload's scales {values.tolist()} are not finite magnitudes")
-    return values, np.unpackbits(section[4 * scales :], count=count, bitorder="little").astype(np.bool_)

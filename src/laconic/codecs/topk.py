@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar, no_type_check
 
 import numpy as np
-from torch import Tensor
 
-from laconic.codecs import frame, threads
+from laconic.codecs import threads
 from laconic.codecs.base import Codec, register
-from laconic.codecs.selector import MAGNITUDE, Array, Selector, collect, raise_non_finite
+from laconic.codecs.selector import MAGNITUDE, Selector, collect, raise_non_finite
 from laconic.errors import BadInput
-from laconic.kernels import njit
+from laconic.kernels import Array, njit
 
 _LINE = 16  # floats of a cache line: a sample costs one miss per line
 _LINES = 1024  # 16,384 sampled elements: quick to partition; they let through about twice k at 1 %
@@ -37,9 +36,6 @@ class TopK(Selector):
     Args:
         fraction: the share of elements, in (0, 1), or a whole number of them.
         bucket: select within every `bucket` consecutive elements, not over the whole tensor.
-
-    Raises:
-        BadInput: fraction or bucket out of range.
 
     >>> import torch
     >>> codec = TopK(2)
@@ -73,13 +69,7 @@ class TopK(Selector):
         whole, rest = divmod(numel, self.bucket)
         return whole * share(self.fraction, self.bucket) + share(self.fraction, rest)
 
-    def select(self, x: Tensor, *, step: int = 0) -> Array:
-        return self._select(frame.floats(x, self), None)
-
-    def select_feedback(self, x: Tensor, residual: Tensor, step: int) -> Array:
-        return self._select(frame.floats(residual, self), frame.floats(x, self))
-
-    def _select(self, array: Array, add: Array | None) -> Array:
+    def choose(self, array: Array, add: Array | None, step: int) -> Array:
         if self.bucket is None:
             return largest(array, share(self.fraction, array.size), self, add=add)
         if add is not None:
@@ -167,7 +157,6 @@ def _trim(chosen: Array, words: Array, k: int) -> Array:
 
 
 @njit(nogil=True, cache=True)
-@no_type_check
 def _keep(chosen: Array, words: Array, bound: int, ties: int, kept: Array) -> None:
     size = 0
     for j in range(chosen.size):
