@@ -1,10 +1,9 @@
 """Train on digits with workers that may come, go and die at any moment.
 
-    python examples/elastic_training.py runs/digits &        as often and whenever you like
-    kill -9 <any of them>                                    the others continue
+    python examples/elastic_training.py runs/digits &        as often as you like, whenever you like
+    kill -9 <any of them>                                    the others go on
 
-torchrun --nproc-per-node=2 examples/elastic_training.py works, too.
-A folder holds one training; name another one to repeat it.
+torchrun --nproc-per-node=2 examples/elastic_training.py works too. A folder holds one training: name another to repeat.
 """
 
 import os

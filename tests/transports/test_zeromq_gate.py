@@ -16,12 +16,12 @@ import pytest
 import torch
 import zmq
 
-from laconic.errors import CollectiveTimeout, NotAuthorised
+from laconic.errors import CollectiveTimeout, NotAuthorised, PeerLost
 from laconic.transports.zeromq import ZmqTransport
 from laconic.transports.zeromq_gate import MAX_STRANGERS, Secret, secret_for
 from laconic.transports.zeromq_keys import loopback_key, new_key
 from laconic.transports.zeromq_mesh import Patience
-from laconic.transports.zeromq_wire import CHUNK_NBYTES, Address, Fault, Header, Kind, identity
+from laconic.transports.zeromq_wire import CHUNK_NBYTES, FAULTS, Address, Header, Kind, identity
 from tests.transports.test_zeromq import pump
 
 # these ranks share a thread: nobody listens to a farewell
@@ -92,7 +92,7 @@ def test_whoever_has_read_an_address_but_not_the_key_cannot_end_the_job(guess: b
         if guess is not None:
             Secret(guess, encrypts=False).client(spy, address)
         spy.connect(address.endpoint)
-        for header in (Header(Kind.BYE), Header(Kind.FAULT, 0, Fault.LOST, 1)):
+        for header in (Header(Kind.BYE), Header(Kind.FAULT, 0, FAULTS[PeerLost], 1)):
             spy.send(header.pack("the job is over"))
         with pytest.raises(CollectiveTimeout):
             server.recv_any(0.5)

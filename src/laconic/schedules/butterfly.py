@@ -1,8 +1,4 @@
-"""Recursive doubling: in round k every rank exchanges its whole buffer with the rank 2ᵏ away.
-
-The fewest rounds there are; every round carries everything, so it is for small buffers. Worlds that are not a power of
-two fold the surplus ranks into the first ones before, and hand them the result after.
-"""
+"""Recursive doubling, and how worlds that are not a power of two are folded into one that is."""
 
 from __future__ import annotations
 
@@ -20,22 +16,18 @@ def core_size(world_size: int) -> int:
     return 1 << (world_size.bit_length() - 1)
 
 
-def fold(world_size: int, numel: int) -> Messages:
-    """One round: each surplus rank adds its buffer into a core rank."""
-    core = core_size(world_size)
-    surplus = np.arange(core, world_size)
-    return Messages.in_round(0, surplus, surplus - core, 0, numel, "add")
-
-
-def unfold(world_size: int, numel: int) -> Messages:
-    """One round: each surplus rank gets the result back."""
-    core = core_size(world_size)
-    surplus = np.arange(core, world_size)
-    return Messages.in_round(0, surplus - core, surplus, 0, numel, "copy")
+def with_surplus(world_size: int, numel: int, core: list[Messages]) -> Messages:
+    """Rounds of the core ranks; before them each surplus rank adds its buffer to one, after them it gets the result."""
+    size = core_size(world_size)
+    surplus = np.arange(size, world_size)
+    fold = Messages.in_round(0, surplus, surplus - size, 0, numel, "add")
+    unfold = Messages.in_round(0, surplus - size, surplus, 0, numel, "copy")
+    parts = [part.placed(rounds=fold.rounds + number) for number, part in enumerate(core)]
+    return Messages.join([fold, *parts, unfold.placed(rounds=fold.rounds + len(core))])
 
 
 def fold_seconds(world_size: int, nbytes: float, link: Link) -> float:
-    """Time of fold and unfold, nothing for powers of two."""
+    """Time of the two rounds of the surplus ranks; nothing for powers of two."""
     if core_size(world_size) == world_size:
         return 0.0
     return link.exchange_s(nbytes, reduced=True) + link.exchange_s(nbytes, reduced=False)
@@ -68,13 +60,7 @@ def butterfly(world_size: int, numel: int) -> Schedule:
 
     Source: Thakur et al., Optimization of Collective Communication Operations in MPICH, IJHPCA 2005, §4.5.
     """
-    core = core_size(world_size)
-    before = fold(world_size, numel)
-    parts = [before]
-    number = before.rounds
-    ranks = np.arange(core)
-    for level in range(core.bit_length() - 1):
-        parts.append(Messages.in_round(number, ranks, ranks ^ (1 << level), 0, numel, "add"))
-        number += 1
-    parts.append(unfold(world_size, numel).placed(rounds=number))
-    return Schedule("all_reduce", "butterfly", world_size, numel, Messages.join(parts))
+    ranks = np.arange(core_size(world_size))
+    distances = [1 << level for level in range(len(ranks).bit_length() - 1)]
+    rounds = [Messages.in_round(0, ranks, ranks ^ distance, 0, numel, "add") for distance in distances]
+    return Schedule("all_reduce", "butterfly", world_size, numel, with_surplus(world_size, numel, rounds))

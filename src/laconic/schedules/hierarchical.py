@@ -40,51 +40,38 @@ def members(world_size: int, hosts: Hosts) -> list[list[int]]:
     return list(groups.values())
 
 
-def _inner(name: str) -> tuple[registry.Algorithm, registry.Algorithm]:
-    valid = set(registry.names("reduce")) & set(registry.names("broadcast"))
-    if name not in valid:
-        raise UnknownName("inner algorithm of hierarchical", name, valid)
-    return registry.get("reduce", name), registry.get("broadcast", name)
+class _Levels:
+    """The hosts' ranks and the algorithms at each level: up to the leader, across the leaders, down again."""
+
+    def __init__(
+        self, world_size: int, inner: str = "tree", outer: str = "rabenseifner", hosts: Hosts = 2, **_: Any
+    ) -> None:
+        valid = set(registry.names("reduce")) & set(registry.names("broadcast"))
+        if inner not in valid:
+            raise UnknownName("inner algorithm of hierarchical", inner, valid)
+        if outer == "hierarchical":
+            raise UnknownName("outer algorithm of hierarchical", outer, set(registry.names()) - {"hierarchical"})
+        self.groups = members(world_size, hosts)
+        self.widest = max(map(len, self.groups))
+        self.up, self.down = registry.get("reduce", inner), registry.get("broadcast", inner)
+        self.across = registry.get("all_reduce", outer)
 
 
-def _outer(name: str) -> registry.Algorithm:
-    if name == "hierarchical":
-        raise UnknownName("outer algorithm of hierarchical", name, set(registry.names()) - {"hierarchical"})
-    return registry.get("all_reduce", name)
+def _rounds(world_size: int, **parameters: Any) -> int:
+    at = _Levels(world_size, **parameters)
+    return at.up.rounds(at.widest) + at.across.rounds(len(at.groups)) + at.down.rounds(at.widest)
 
 
-def _rounds(world_size: int, inner: str = "tree", outer: str = "rabenseifner", hosts: Hosts = 2, **_: Any) -> int:
-    groups = members(world_size, hosts)
-    up, down = _inner(inner)
-    widest = max(len(group) for group in groups)
-    return up.rounds(widest) + _outer(outer).rounds(len(groups)) + down.rounds(widest)
+def _sent(world_size: int, numel: int, **parameters: Any) -> int:
+    at = _Levels(world_size, **parameters)
+    inside = sum(way.sent_numel(len(group), numel) for group in at.groups for way in (at.up, at.down))
+    return inside + at.across.sent_numel(len(at.groups), numel)
 
 
-def _sent(
-    world_size: int, numel: int, inner: str = "tree", outer: str = "rabenseifner", hosts: Hosts = 2, **_: Any
-) -> int:
-    groups = members(world_size, hosts)
-    up, down = _inner(inner)
-    inside = sum(up.sent_numel(len(group), numel) + down.sent_numel(len(group), numel) for group in groups)
-    return inside + _outer(outer).sent_numel(len(groups), numel)
-
-
-def _seconds(
-    world_size: int,
-    nbytes: float,
-    link: Link,
-    inner: str = "tree",
-    outer: str = "rabenseifner",
-    hosts: Hosts = 2,
-    inner_link: Link | None = None,
-    **_: Any,
-) -> float:
-    groups = members(world_size, hosts)
-    up, down = _inner(inner)
-    widest = max(len(group) for group in groups)
-    inside = inner_link or link
-    spread = up.seconds(widest, nbytes, inside) + down.seconds(widest, nbytes, inside)
-    return spread + _outer(outer).seconds(len(groups), nbytes, link)
+def _seconds(world_size: int, nbytes: float, link: Link, inner_link: Link | None = None, **parameters: Any) -> float:
+    at = _Levels(world_size, **parameters)
+    inside = sum(way.seconds(at.widest, nbytes, inner_link or link) for way in (at.up, at.down))
+    return inside + at.across.seconds(len(at.groups), nbytes, link)
 
 
 @algorithm("hierarchical", "all_reduce", rounds=_rounds, sent_numel=_sent, seconds=_seconds)
@@ -96,8 +83,6 @@ def hierarchical(
     Time: inner reduce + outer all-reduce over the hosts + inner broadcast, each by its own formula.
 
     Args:
-        world_size: P.
-        numel: values in the buffer.
         inner: reduce/broadcast algorithm inside a host.
         outer: all-reduce algorithm among the leaders.
         hosts: how many hosts (consecutive ranks, as even as can be), or the host of each rank.
@@ -105,17 +90,14 @@ def hierarchical(
     >>> hierarchical(8, 100, outer="ring", hosts=2).sent_numel
     1400
     """
-    groups = members(world_size, hosts)
-    up, down = _inner(inner)
-    across = _outer(outer)
-    widest = max(len(group) for group in groups)
-    outside = up.rounds(widest)
-    back = outside + across.rounds(len(groups))
-    leaders = [group[0] for group in groups]
+    at = _Levels(world_size, inner, outer, hosts)
+    outside = at.up.rounds(at.widest)
+    back = outside + at.across.rounds(len(at.groups))
+    leaders = [group[0] for group in at.groups]
 
-    parts = [up.build(len(group), numel).messages.placed(ranks=group) for group in groups]
-    parts.append(across.build(len(groups), numel).messages.placed(rounds=outside, ranks=leaders))
-    parts += [down.build(len(group), numel).messages.placed(rounds=back, ranks=group) for group in groups]
+    parts = [at.up.build(len(group), numel).messages.placed(ranks=group) for group in at.groups]
+    parts.append(at.across.build(len(leaders), numel).messages.placed(rounds=outside, ranks=leaders))
+    parts += [at.down.build(len(group), numel).messages.placed(rounds=back, ranks=group) for group in at.groups]
     plain_hosts = hosts if isinstance(hosts, int) else tuple(hosts)
     parameters = {"inner": inner, "outer": outer, "hosts": plain_hosts}
     return Schedule("all_reduce", "hierarchical", world_size, numel, Messages.join(parts), parameters)

@@ -36,8 +36,10 @@ def exponential_graph(world_size: int) -> list[list[int]]:
     ]
 
 
-def _targets(world_size: int, graph: Graph) -> list[list[int]]:
-    """graph as a list: the ranks each rank sends to."""
+def _targets(world_size: int, graph: Graph | None) -> list[list[int]]:
+    """graph as a list: the ranks each rank sends to; on a ring when None."""
+    if graph is None:
+        return ring_graph(world_size)
     if isinstance(graph, Mapping):
         unknown = [r for r in graph if not 0 <= r < world_size]
         if unknown:
@@ -55,7 +57,7 @@ def _targets(world_size: int, graph: Graph) -> list[list[int]]:
 
 
 def _degrees(world_size: int, graph: Graph | None) -> list[int]:
-    return [len(row) for row in _targets(world_size, ring_graph(world_size) if graph is None else graph)]
+    return [len(row) for row in _targets(world_size, graph)]
 
 
 def _seconds(world_size: int, nbytes: float, link: Link, graph: Graph | None = None, **_: Any) -> float:
@@ -82,7 +84,7 @@ def neighbourhood(world_size: int, numel: int, graph: Graph | None = None) -> Sc
 
     Source: Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, NeurIPS 2017 (D-PSGD).
     """
-    rows = _targets(world_size, ring_graph(world_size) if graph is None else graph)
+    rows = _targets(world_size, graph)
     src = [rank for rank, row in enumerate(rows) for _ in row]
     dst = [peer for row in rows for peer in row]
     messages = Messages.in_round(0, src, dst, 0, numel, "add") if src else Messages.empty()

@@ -1,7 +1,4 @@
-"""Rabenseifner's all-reduce: halve and add (reduce-scatter), then double and copy (all-gather).
-
-As few bytes as the ring in only 2·log₂P rounds: for large buffers on many ranks.
-"""
+"""Rabenseifner's all-reduce: as few bytes as the ring in only 2·log₂P rounds."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from laconic.schedules.butterfly import core_size, fold, fold_seconds, unfold
+from laconic.schedules.butterfly import core_size, fold_seconds, with_surplus
 from laconic.schedules.link import Link
 from laconic.schedules.registry import algorithm
 from laconic.schedules.schedule import Messages, Schedule, bounds
@@ -47,23 +44,18 @@ def rabenseifner(world_size: int, numel: int) -> Schedule:
     core = core_size(world_size)
     edges = bounds(numel, core)
     ranks = np.arange(core)
-    before = fold(world_size, numel)
-    parts = [before]
-    number = before.rounds
+    rounds = []
     distances = [core >> (level + 1) for level in range(core.bit_length() - 1)]
 
     # reduce-scatter: with the partner at distance d, keep the half of the group of 2d chunks that holds my own
     for distance in distances:
         partner = ranks ^ distance
         first = partner & ~(distance - 1)  # the first chunk of the partner's half
-        parts.append(Messages.in_round(number, ranks, partner, edges[first], edges[first + distance], "add"))
-        number += 1
+        rounds.append(Messages.in_round(0, ranks, partner, edges[first], edges[first + distance], "add"))
 
     # all-gather: the same exchanges backwards, now sending the half I own
     for distance in reversed(distances):
         first = ranks & ~(distance - 1)
-        parts.append(Messages.in_round(number, ranks, ranks ^ distance, edges[first], edges[first + distance], "copy"))
-        number += 1
+        rounds.append(Messages.in_round(0, ranks, ranks ^ distance, edges[first], edges[first + distance], "copy"))
 
-    parts.append(unfold(world_size, numel).placed(rounds=number))
-    return Schedule("all_reduce", "rabenseifner", world_size, numel, Messages.join(parts))
+    return Schedule("all_reduce", "rabenseifner", world_size, numel, with_surplus(world_size, numel, rounds))

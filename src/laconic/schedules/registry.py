@@ -31,7 +31,7 @@ class Algorithm:
         sent_numel: (world_size, numel, **parameters) -> values sent by all ranks together.
         seconds: (world_size, nbytes, link, **parameters) -> closed-form LogGP time.
         summary: first line of the builder's docstring.
-        dense: it has about P² messages.
+        dense: it has about P² messages, which cannot be written down for very many ranks.
     """
 
     collective: str
@@ -53,10 +53,7 @@ def algorithm(
     seconds: Callable[..., float],
     dense: bool = False,
 ) -> Callable[[Callable[P, Schedule]], Callable[P, Schedule]]:
-    """Decorator: register a builder under (collective, name) with its closed forms.
-
-    `dense` marks algorithms with about P² messages, which cannot be written down for very many ranks.
-    """
+    """Decorator: register a builder under (collective, name) with its closed forms (see `Algorithm`)."""
 
     def add(build: Callable[P, Schedule]) -> Callable[P, Schedule]:
         signature = inspect.signature(build)

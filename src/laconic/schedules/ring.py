@@ -71,8 +71,6 @@ def ring(world_size: int, numel: int, segment: int | None = None) -> Schedule:
     Time 2 L (P−1) + 2 m G (P−1)/P; 2(P−1) rounds; 2(P−1)m values in all.
 
     Args:
-        world_size: P.
-        numel: values in the buffer; any number, also fewer than P.
         segment: the most values in one message; None sends each chunk whole.
 
     >>> ring(4, 1000).rounds, ring(4, 1000).sent_numel

@@ -125,8 +125,6 @@ class Schedule:
 
     Attributes:
         collective: all_reduce, reduce, broadcast, reduce_scatter, all_gather, all_to_all or neighbourhood.
-        algorithm: the registered name of the algorithm.
-        messages: the whole table.
         parameters: what the algorithm was called with beyond world_size and numel (root, segment, hosts…).
         sources: for neighbourhood, the ranks whose values each rank ends with, itself included.
 

@@ -1,8 +1,4 @@
-"""Binomial trees: reduce to a root, broadcast from it, and both in a row.
-
-For small messages where few messages matter more than bytes; on a world that is not a power of two the last subtree
-is simply smaller.
-"""
+"""Binomial trees: reduce to a root, broadcast from it, or both. Where P is no power of two the last one is smaller."""
 
 from __future__ import annotations
 

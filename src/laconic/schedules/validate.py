@@ -7,6 +7,7 @@ schedule on counts instead of numbers shows double or missing contributions that
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -145,23 +146,22 @@ def _compare(schedule: Schedule, cuts: Ints, counts: npt.NDArray[np.int32], move
     world_size, places = schedule.world_size, len(cuts) - 1
     owner = np.searchsorted(bounds(schedule.numel, world_size), cuts[:-1], side="right") - 1
     root = schedule.parameters.get("root", 0)
-    for rank in range(world_size):
+    everyone = range(world_size)
+    for rank in everyone:
         for place in range(places):
             expected = np.zeros(counts.shape[2], dtype=np.int32)
-            wanted: list[int] | tuple[int, ...]
+            wanted: Sequence[int] = everyone
             match schedule.collective:
                 case "all_reduce":
-                    wanted = range(world_size)  # type: ignore[assignment]
+                    pass
                 case "reduce":
                     if rank != root:
                         continue
-                    wanted = range(world_size)  # type: ignore[assignment]
-                case "broadcast":
-                    wanted = [root]
                 case "reduce_scatter":
                     if owner[place] != rank:
                         continue
-                    wanted = range(world_size)  # type: ignore[assignment]
+                case "broadcast":
+                    wanted = [root]
                 case "all_gather":
                     wanted = [int(owner[place])]
                 case "neighbourhood":

@@ -8,6 +8,7 @@ because a store whose host is frozen answers never, whatever its time-out; other
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import queue
 import threading
@@ -25,7 +26,6 @@ BEAT_S = 0.25
 OBSERVE_S = 6 * BEAT_S
 ANSWER_S = 3.0  # a living store answers in milliseconds
 ANSWERED_BEATS = 4
-_SEPARATOR = "\x1f"
 T = TypeVar("T")
 _log = logging.getLogger("laconic.transports")
 
@@ -46,13 +46,13 @@ class Notice:
 
 
 class Board:
-    """This rank's notice, kept fresh, and everyone's notices, on demand."""
+    """This rank's notice, kept fresh, and everyone's notices, on demand.
+
+    Args:
+        doing: called on the beating thread; returns (sequence, signature) of the present call.
+    """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, doing: Callable[[], tuple[int, str]]) -> None:
-        """
-        Args:
-            doing: called on the beating thread; returns (sequence, signature) of the present call.
-        """
         clone = getattr(store, "clone", None)  # newer torch: a connection of our own
         self._store: dist.Store = clone() if clone is not None else store
         if clone is not None:
@@ -118,20 +118,13 @@ class Board:
 
     def _write(self) -> None:
         self._beats += 1
-        sequence, signature = self._doing()
-        fields = (str(self._beats), str(sequence), signature, self._left, str(self._blames))
-        self._store.set(f"notice/{self.rank}", _SEPARATOR.join(fields))
+        self._store.set(f"notice/{self.rank}", json.dumps([self._beats, *self._doing(), self._left, self._blames]))
         if self._beats % ANSWERED_BEATS == 0:  # writing waits for no answer; a store that is cut off shows in this
             self._store.check([f"notice/{self.rank}"])
 
     def _read(self) -> dict[int, Notice]:
-        found = {}
-        for rank in range(self.world_size):
-            key = f"notice/{rank}"
-            if self._store.check([key]):
-                beats, sequence, signature, left, blames = self._store.get(key).decode().split(_SEPARATOR)
-                found[rank] = Notice(int(beats), int(sequence), signature, left, int(blames))
-        return found
+        keys = {rank: f"notice/{rank}" for rank in range(self.world_size)}
+        return {r: Notice(*json.loads(self._store.get(key))) for r, key in keys.items() if self._store.check([key])}
 
     def publish(self) -> None:
         """Write this rank's notice now. Raises StoreGone."""

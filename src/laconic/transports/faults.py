@@ -92,7 +92,7 @@ class Faulty(Transport):
     def post(self, call: Call, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
         kept = []
         for send in sends:
-            message = _described(call, send, round)
+            message = Message(call.sequence, call.collective, call.algorithm, round, send.peer, send.data.nbytes)
             if self._die is not None and self._die(message):
                 os.kill(os.getpid(), signal.SIGKILL)
             if self._delay is not None:
@@ -122,10 +122,6 @@ class Faulty(Transport):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)  # what only this engine has
-
-
-def _described(call: Call, send: Outgoing, round: int) -> Message:
-    return Message(call.sequence, call.collective, call.algorithm, round, send.peer, send.data.nbytes)
 
 
 def _damaged(data: Tensor) -> Tensor:

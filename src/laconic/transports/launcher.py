@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -200,50 +200,41 @@ class LocalJob(Generic[T]):
 
     def outcomes(self, timeout_s: float, ranks: Collection[int] | None = None) -> list[Outcome[T]]:
         """Wait for `ranks` (all when None), then end the job; a rank silent by then is killed and has exit code −9."""
-        deadline = time.monotonic() + timeout_s
-        found: dict[int, Outcome[T]] = {}
-        wanted = range(len(self.pipes)) if ranks is None else ranks
-        open_pipes = {self.pipes[rank]: rank for rank in wanted}
-        while open_pipes and time.monotonic() < deadline:
-            for pipe in wait(list(open_pipes), timeout=max(0.0, deadline - time.monotonic())):
-                rank = open_pipes.pop(cast(Connection, pipe))
-                found[rank] = self._read(rank)
+        wanted = set(range(len(self.pipes)) if ranks is None else ranks)
+        found = {outcome.rank: outcome for outcome in self._answers(wanted, timeout_s)}
         self.stop()
-        for rank in open_pipes.values():
-            found[rank] = Outcome(rank, exitcode=self.processes[rank].exitcode)
-        return [found[rank] for rank in sorted(found)]
+        silent = {rank: Outcome[T](rank, exitcode=self.processes[rank].exitcode) for rank in wanted - found.keys()}
+        return [outcome for _, outcome in sorted({**found, **silent}.items())]
 
     def results(self, timeout_s: float) -> list[T]:
         """Every rank's value; RankFailed with the first traceback as soon as one fails, the rest being stopped."""
-        deadline = time.monotonic() + timeout_s
+        waiting = set(range(len(self.pipes)))
         values: dict[int, T] = {}
-        open_pipes = dict(zip(self.pipes, range(len(self.pipes)), strict=True))
         try:
-            while open_pipes:
-                ready = wait(list(open_pipes), timeout=max(0.0, deadline - time.monotonic()))
-                if not ready:
-                    raise RankFailed(f"ranks {sorted(open_pipes.values())} did not finish in {timeout_s:g} s")
-                for pipe in ready:
-                    outcome = self._read(open_pipes.pop(cast(Connection, pipe)))
-                    if outcome.failed:
-                        raise _failure(self._cause(outcome, open_pipes))
-                    values[outcome.rank] = cast(T, outcome.value)
+            for outcome in self._answers(waiting, timeout_s):
+                waiting.discard(outcome.rank)
+                if outcome.failed:
+                    raise _failure(self._cause(outcome, waiting))
+                values[outcome.rank] = cast(T, outcome.value)
+            if waiting:
+                raise RankFailed(f"ranks {sorted(waiting)} did not finish in {timeout_s:g} s")
         finally:
             self.stop()
         return [values[rank] for rank in range(len(self.processes))]
 
-    def _cause(self, first: Outcome[T], open_pipes: dict[Connection, int]) -> Outcome[T]:
+    def _cause(self, first: Outcome[T], others: Collection[int]) -> Outcome[T]:
         """The failure that explains the others: of a rank that died without a word, or else the first."""
-        until = time.monotonic() + GRACE_S
-        while first.error is not None and open_pipes:
-            ready = wait(list(open_pipes), timeout=max(0.0, until - time.monotonic()))
-            if not ready:
-                break
+        if first.error is None:
+            return first
+        return next((each for each in self._answers(others, GRACE_S) if each.exitcode is not None), first)
+
+    def _answers(self, ranks: Collection[int], timeout_s: float) -> Iterator[Outcome[T]]:
+        """What becomes of `ranks`, one after the other as they end, for as long as `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        pipes = {self.pipes[rank]: rank for rank in ranks}
+        while pipes and (ready := wait(list(pipes), timeout=max(0.0, deadline - time.monotonic()))):
             for pipe in ready:
-                outcome = self._read(open_pipes.pop(cast(Connection, pipe)))
-                if outcome.exitcode is not None:
-                    return outcome
-        return first
+                yield self._read(pipes.pop(cast(Connection, pipe)))
 
     def _read(self, rank: int) -> Outcome[T]:
         try:

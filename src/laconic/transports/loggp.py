@@ -43,14 +43,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a simulated run took.
-
-    Attributes:
-        seconds: when the last rank finished.
-        finish_s: when each rank finished.
-        sent_nbytes: bytes sent by all ranks together.
-        messages: how many messages that was.
-    """
+    """What a simulated run took: when the last rank and when each finished, and what all ranks sent together."""
 
     seconds: float
     finish_s: Floats
@@ -100,9 +93,7 @@ def simulate(schedule: Schedule, link: Link | Network, itemsize: int = 4) -> Sim
     )
     if np.isnan(finish).any():
         raise BadInput("the schedule never finishes: a rank waits for a message that nobody sends")
-    return Simulation(
-        float(finish.max(initial=0.0)), finish, schedule.sent_numel * itemsize, count, schedule.rounds
-    )
+    return Simulation(float(finish.max(initial=0.0)), finish, schedule.sent_numel * itemsize, count, schedule.rounds)
 
 
 def _per_message(schedule: Schedule, network: Network) -> tuple[Floats, Floats, Floats]:
@@ -123,13 +114,10 @@ def _per_message(schedule: Schedule, network: Network) -> tuple[Floats, Floats, 
 
 
 @njit(cache=True, nogil=True)
-def _slots(
-    world_size: int, by_round: Ints, round_: Ints, src: Ints, dst: Ints
-) -> tuple[Ints, Ints, Ints, Ints]:
-    """A slot is one round of one rank; slots of a rank stand in a row.
+def _slots(world_size: int, by_round: Ints, round_: Ints, src: Ints, dst: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """The rounds of each rank in a row, one slot each.
 
-    Returns the first slot of each rank, the round of each slot, how many messages it expects, and for each message
-    the slot it arrives in.
+    Returns each rank's first slot, each slot's round and how many messages it expects, and each message's slot.
     """
     last = np.full(world_size, -1, np.int64)
     first = np.zeros(world_size + 1, np.int64)

@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from laconic.errors import CollectiveTimeout, Mismatch, MissingExtra, PeerLost, TransportError
+from laconic.errors import BadInput, CollectiveTimeout, Mismatch, MissingExtra, PeerLost, TransportError
 from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Call, Incoming, Outgoing, Posted, Transport
 from laconic.transports.mpi_notices import Notices, own_card, stopped
-from laconic.transports.mpi_round import MpiRound, check_cpu, memory_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -66,18 +65,10 @@ class MpiTransport(Transport):
 
     Args:
         comm: the communicator to duplicate; COMM_WORLD when None. Collective: every rank of it must construct one.
-        timeout_s: the longest any one wait may take.
 
     Raises:
         MissingExtra: mpi4py or the MPI library is not installed.
         CollectiveTimeout: not every rank of `comm` constructed its transport in time.
-
-    Example (also right for one process alone):
-        >>> import torch
-        >>> from laconic.schedules import ring
-        >>> from laconic.transports.executor import run
-        >>> with MpiTransport() as transport:  # doctest: +SKIP
-        ...     run(ring(transport.world_size, 3), torch.ones(3), transport)
     """
 
     engine = "mpi"
@@ -90,7 +81,7 @@ class MpiTransport(Transport):
         self._closed = False
         self._signatures: dict[int, str] = {}  # our latest calls by sequence
         self._claims: dict[int, tuple[int, str]] = {}  # what a peer says call n is, before we have come to it
-        self._round: MpiRound | None = None
+        self._round: _MpiRound | None = None
         self._abandoned: list[Any] = []  # MPI may still touch these buffers after a failure: kept alive
         self._notices = Notices(self.mpi)
         self._cards: list[tuple[int, int]] = []
@@ -119,7 +110,7 @@ class MpiTransport(Transport):
             self.arena.recycle()
         # A collision of tags is harmless: between two ranks MPI keeps the order, and ranks keep the order of rounds.
         tag = (call.code + round * 40503) % self._tag_count
-        self._round = MpiRound(self, sends, recvs, round, tag)
+        self._round = _MpiRound(self, sends, recvs, round, tag)
         return self._round
 
     def split(self, colours: Sequence[int]) -> Transport:
@@ -137,7 +128,7 @@ class MpiTransport(Transport):
         datatype, operation = _TORCH_TO_MPI.get(tensor.dtype), _OP_TO_MPI.get(op)
         if datatype is None or operation is None:
             return False
-        check_cpu(tensor)
+        _check_cpu(tensor)
         dtype = str(tensor.dtype).removeprefix("torch.")
         with self.call("all_reduce", "native", tensor.numel(), dtype, op, 1) as call:
             agreed = torch.tensor([call.code, -call.code])
@@ -279,7 +270,7 @@ class MpiTransport(Transport):
         return new
 
     def _reduce(self, tensor: Tensor, datatype: str, operation: str) -> None:
-        specification = [memory_of(self.mpi, tensor), getattr(self.mpi, datatype)]
+        specification = [_memory_of(self.mpi, tensor), getattr(self.mpi, datatype)]
         request = self.comm.Iallreduce(self.mpi.IN_PLACE, specification, op=getattr(self.mpi, operation))
         self._abandoned.append((request, tensor))  # only for as long as the wait may fail
         self._poll(request.Test, "the other ranks", None, 0)
@@ -297,3 +288,59 @@ class MpiTransport(Transport):
             self._abandoned.append(self._round)
             self._round.cancel()
             self._round = None
+
+
+class _MpiRound(Posted):
+    """The requests of one round, with the tensors they read and write."""
+
+    def __init__(
+        self, owner: MpiTransport, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int, tag: int
+    ) -> None:
+        self.owner = owner
+        self.round = round
+        mpi, comm = owner.mpi, owner.comm
+        self.sends = sends
+        self.recvs = recvs
+        self.targets = [owner.arena.take(r) if r.into is None else r.into for r in recvs]
+        for tensor in (*self.targets, *(send.data for send in sends)):
+            _check_cpu(tensor)
+        # Receives first, so that a message that is already here lands where it belongs at once.
+        self.incoming = [
+            comm.Irecv([_memory_of(mpi, target), mpi.BYTE], recv.peer, tag)
+            for recv, target in zip(recvs, self.targets, strict=True)
+        ]
+        self.outgoing = [comm.Isend([_memory_of(mpi, send.data), mpi.BYTE], send.peer, tag) for send in sends]
+
+    def received(self, index: int) -> Tensor:
+        owner, peer, target = self.owner, self.recvs[index].peer, self.targets[index]
+        nbytes = owner.wait_for(self.incoming[index], peer, self.round)
+        if self.recvs[index].at_most:
+            return target.view(torch.uint8)[:nbytes].view(target.dtype)
+        if nbytes != target.nbytes:
+            text = f"peer {peer} sent {nbytes} bytes, {owner.signature} has {target.nbytes}"
+            owner.fail(owner.failure(Mismatch, text, peer, self.round))
+        return target
+
+    def sent(self) -> None:
+        for send, request in zip(self.sends, self.outgoing, strict=True):
+            self.owner.wait_for(request, send.peer, self.round)
+
+    def cancel(self) -> None:
+        """Withdraw the receives that nothing has matched; what is under way stays, and its memory with it."""
+        for request in self.incoming:
+            try:
+                if not request.Test():
+                    request.Cancel()
+                    request.Test()
+            except self.owner.mpi.Exception:  # the failure that brought us here is what the user must see
+                continue
+
+
+def _memory_of(mpi: Any, tensor: Tensor) -> Any:
+    """The tensor's bytes as a buffer: 0.4 µs against 2.7 µs by way of NumPy, and for every dtype."""
+    return mpi.memory.fromaddress(tensor.data_ptr(), tensor.nbytes)
+
+
+def _check_cpu(tensor: Tensor) -> None:
+    if tensor.device.type != "cpu":
+        raise BadInput(f"the mpi engine takes tensors in main memory, got one on {tensor.device}; use engine 'nccl'")

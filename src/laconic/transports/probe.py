@@ -14,7 +14,6 @@ the next size would not fit its share of the time.
 
 from __future__ import annotations
 
-import functools
 import math
 import platform
 import socket
@@ -49,26 +48,18 @@ _SLICE_NBYTES = 256 << 10
 class Effort:
     """How much a probe measures; the budgets are seconds for each step."""
 
-    exchange_nbytes: tuple[int, ...]
-    burst_counts: tuple[int, ...]
-    numels: tuple[int, ...]
-    exchange_s: float
-    burst_s: float
-    add_s: float
-    all_reduce_s: float
-    most_repeats: int
+    exchange_nbytes: tuple[int, ...] = (8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
+    burst_counts: tuple[int, ...] = (4, 16, 64)
+    # not those that `bench collectives` judges by
+    numels: tuple[int, ...] = (64, 512, 4096, 32_768, 262_144, 2_097_152, 12_000_000)
+    exchange_s: float = 3.0
+    burst_s: float = 0.7
+    add_s: float = 0.3
+    all_reduce_s: float = 10.0
+    most_repeats: int = 40
 
 
-FULL = Effort(
-    exchange_nbytes=(8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20),
-    burst_counts=(4, 16, 64),
-    numels=(64, 512, 4096, 32_768, 262_144, 2_097_152, 12_000_000),  # not those that `bench collectives` judges by
-    exchange_s=3.0,
-    burst_s=0.7,
-    add_s=0.3,
-    all_reduce_s=10.0,
-    most_repeats=40,
-)
+FULL = Effort()
 QUICK = Effort(
     exchange_nbytes=(8, 1 << 10, 16 << 10, 256 << 10, 1 << 20),
     burst_counts=(4, 16),
@@ -227,8 +218,10 @@ def _repeats(budget_s: float, trial_s: float, effort: Effort) -> int:
     return max(2, min(effort.most_repeats, int(budget_s / trial_s)))
 
 
-def _round_trip(transport: Transport, nbytes: int, count: int, rounds: int) -> Callable[[], tuple[float, float]]:
-    """Work: `rounds` rounds in which each rank swaps `count` messages; gives seconds per round and per post."""
+def _round_trip(
+    transport: Transport, nbytes: int, count: int = 1, rounds: int = 1, posts: list[float] | None = None
+) -> Callable[[], float]:
+    """Work: rounds in which each rank swaps `count` messages; gives seconds a round, and to `posts` those of a post."""
     rank, size = transport.rank, transport.world_size
     to, source = (rank ^ 1, rank ^ 1) if size % 2 == 0 else ((rank + 1) % size, (rank - 1) % size)
     out = torch.zeros(nbytes, dtype=torch.uint8)
@@ -236,7 +229,7 @@ def _round_trip(transport: Transport, nbytes: int, count: int, rounds: int) -> C
     sends = [Outgoing(to, out)] * count
     recvs = [Incoming(source, nbytes, torch.uint8, out.device, target) for target in into]
 
-    def work() -> tuple[float, float]:
+    def work() -> float:
         posting_s = 0.0
         started = time.perf_counter()
         with transport.call("probe", "exchange", nbytes, "uint8", f"{count} messages", rounds) as call:
@@ -246,13 +239,11 @@ def _round_trip(transport: Transport, nbytes: int, count: int, rounds: int) -> C
                 next(steps)  # up to the pause, once all is posted
                 posting_s += time.perf_counter() - before
                 finish(steps)
-        return (time.perf_counter() - started) / rounds, posting_s / rounds / count
+        if posts is not None:
+            posts.append(posting_s / rounds / count)
+        return (time.perf_counter() - started) / rounds
 
     return work
-
-
-def _first(work: Callable[[], tuple[float, float]]) -> float:
-    return work()[0]
 
 
 def _measure_exchanges(bench: _Bench, effort: Effort) -> tuple[list[tuple[int, float]], float]:
@@ -264,20 +255,12 @@ def _measure_exchanges(bench: _Bench, effort: Effort) -> tuple[list[tuple[int, f
         # Grown by the slope seen so far; without large messages there would be no G.
         if len(found) > 1 and _extrapolated(found, nbytes) > effort.exchange_s:
             break
-        once = _round_trip(bench.transport, nbytes, 1, 1)
-        trial_s = bench.trial_s([functools.partial(_first, once)])
+        trial_s = bench.trial_s([_round_trip(bench.transport, nbytes)])
         # Several rounds per sample, so that the beginning together counts for little.
         rounds = max(1, min(10, int(share_s / trial_s / 10)))
-        work = _round_trip(bench.transport, nbytes, 1, rounds)
-        repeats = _repeats(share_s, trial_s * rounds, effort)
         posts: list[float] = []
-
-        def timed(work: Callable[[], tuple[float, float]] = work, posts: list[float] = posts) -> float:
-            seconds, posting_s = work()
-            posts.append(posting_s)
-            return seconds
-
-        (seconds,) = bench.medians([timed], repeats)
+        work = _round_trip(bench.transport, nbytes, 1, rounds, posts)
+        (seconds,) = bench.medians([work], _repeats(share_s, trial_s * rounds, effort))
         found.append((nbytes, seconds))
         if nbytes <= _SMALL_NBYTES:
             overhead_s = statistics.median(bench.largest(posts))
@@ -293,12 +276,8 @@ def _extrapolated(found: Sequence[tuple[int, float]], nbytes: int) -> float:
 
 def _measure_bursts(bench: _Bench, effort: Effort) -> list[tuple[int, int, float]]:
     """(count, nbytes, seconds) of rounds of many small messages."""
-    works = []
-    for count in effort.burst_counts:
-        burst = _round_trip(bench.transport, _SMALL_NBYTES, count, 1)
-        works.append(functools.partial(_first, burst))
-    repeats = _repeats(effort.burst_s, bench.trial_s(works), effort)
-    seconds = bench.medians(works, repeats)
+    works = [_round_trip(bench.transport, _SMALL_NBYTES, count) for count in effort.burst_counts]
+    seconds = bench.medians(works, _repeats(effort.burst_s, bench.trial_s(works), effort))
     return [(count, _SMALL_NBYTES, t) for count, t in zip(effort.burst_counts, seconds, strict=True)]
 
 
@@ -315,8 +294,7 @@ def _measure_add(bench: _Bench, effort: Effort) -> float:
             mine.add_(theirs)
         return (time.perf_counter() - started) / target.nbytes
 
-    repeats = _repeats(effort.add_s, bench.trial_s([work]), effort)
-    (seconds,) = bench.medians([work], repeats)
+    (seconds,) = bench.medians([work], _repeats(effort.add_s, bench.trial_s([work]), effort))
     return seconds
 
 

@@ -102,12 +102,7 @@ class Profile:
 
     def to_json(self) -> str:
         """The profile as JSON text; `from_json` gives back an equal one."""
-        body = {
-            **asdict(self),
-            "format": FORMAT,
-            "version": VERSION,
-            "relative_rms": self.relative_rms,
-        }
+        body = {**asdict(self), "format": FORMAT, "version": VERSION, "relative_rms": self.relative_rms}
         return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
@@ -177,24 +172,21 @@ def _interpolated(points: tuple[tuple[int, float], ...], nbytes: int) -> float:
 
 
 def _points(points: Any) -> tuple[tuple[int, float], ...]:
-    pairs = tuple((_whole(nbytes, least=1), _number(seconds)) for nbytes, seconds in points)
-    if any(seconds <= 0 for _, seconds in pairs):
-        raise ValueError("a measured time is not above zero")
+    pairs = tuple((_whole(nbytes, least=1), _time(seconds)) for nbytes, seconds in points)
     if any(a[0] >= b[0] for a, b in itertools.pairwise(pairs)):
         raise ValueError("measured sizes do not rise")
     return pairs
 
 
 def _residual(values: Mapping[str, Any]) -> Residual:
-    residual = Residual(
-        _whole(values["messages"], least=1),
-        _whole(values["nbytes"]),
-        _number(values["measured_s"]),
-        _number(values["fitted_s"]),
-    )
-    if residual.measured_s <= 0:
+    messages, nbytes = _whole(values["messages"], least=1), _whole(values["nbytes"])
+    return Residual(messages, nbytes, _time(values["measured_s"]), _number(values["fitted_s"]))
+
+
+def _time(value: Any) -> float:
+    if _number(value) <= 0:
         raise ValueError("a measured time is not above zero")
-    return residual
+    return float(value)
 
 
 def _number(value: Any) -> float:

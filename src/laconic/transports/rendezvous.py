@@ -1,4 +1,4 @@
-"""Who am I, and where is the store: torchrun, mpiexec, Laconic's own launcher, or alone.
+"""Who am I, and where is the store: torchrun, mpiexec, Laconic's own launcher, or alone; and does the launcher live.
 
 Callers: `laconic.init`. The store (a torch.distributed Store) is where ranks first meet: it carries addresses, beats
 and failure notes, never gradients.
@@ -6,15 +6,22 @@ and failure notes, never gradients.
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 import os
+import signal
+import threading
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
 
-from laconic.errors import BadInput, CollectiveTimeout, MissingExtra
+from laconic.errors import BadInput, CollectiveTimeout, MissingExtra, PeerLost
+from laconic.transports.base import Transport
 from laconic.transports.leftovers import sweep_shared_memory
 
+LOOK_S = 1.0
+_log = logging.getLogger("laconic.transports")
 _MPI_RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 _MPI_SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 _LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -107,3 +114,53 @@ def _from_mpi() -> Place:
     if MPI.COMM_WORLD.Get_rank() == 0:
         sweep_shared_memory()
     return Place(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), "mpiexec", None)
+
+
+class LauncherWatch:
+    """A thread that looks whether the store still answers, and ends a rank whose launcher was killed.
+
+    When the store is gone every later call on the world raises; an orphan that makes none, as in asynchronous modes,
+    gets the SIGTERM that torchrun's agent would have sent.
+    """
+
+    def __init__(self, store: dist.Store, transport: Transport) -> None:
+        self._store = store
+        self._transport = transport
+        self._parent = os.getppid()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="laconic-launcher", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop looking; a store that is frozen may keep the thread."""
+        self._closed.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=LOOK_S)
+
+    def _run(self) -> None:
+        while not self._is_gone():
+            if self._closed.wait(LOOK_S):
+                return
+        transport = self._transport
+        text = f"{transport.where()}: the launcher was lost: the store it holds is gone"
+        _log.error("%s", text)
+        transport.break_off(PeerLost(text, rank=transport.rank))
+        if not self._closed.wait(transport.timeout_s) and os.getppid() != self._parent:
+            _log.error("[rank %d]: ending this process, whose launcher was killed", transport.rank)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _is_gone(self) -> bool:
+        try:
+            self._store.check(["launcher"])
+        except RuntimeError as error:  # a slow store is not gone
+            return isinstance(error, dist.DistNetworkError)
+        return False
+
+
+def watch_launcher(place: Place, transport: Transport) -> LauncherWatch | None:
+    """Watch torchrun's agent; None where there is none, or where ranks end with their parent anyway."""
+    agent = place.launcher == "torchrun" and place.store_host is None
+    clone = getattr(place.store, "clone", None)
+    if not agent or clone is None or multiprocessing.parent_process() is not None:
+        return None
+    return LauncherWatch(clone(), transport)

@@ -9,6 +9,7 @@ import atexit
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -18,9 +19,8 @@ from torch import Tensor
 from laconic.errors import BadInput, UnknownName
 from laconic.transports.base import DEFAULT_TIMEOUT_S, Call, Incoming, Outgoing, Transport
 from laconic.transports.executor import agree
-from laconic.transports.launcher_watch import LauncherWatch, watch_launcher
 from laconic.transports.profile import Profile
-from laconic.transports.rendezvous import Place, find_place
+from laconic.transports.rendezvous import LauncherWatch, Place, find_place, watch_launcher
 from laconic.transports.rounds import drive, finish
 
 _current: World | None = None
@@ -70,7 +70,8 @@ class World:
         if len(colours) != self.world_size:
             raise BadInput(f"split wants the colour of each of {self.world_size} ranks, got {len(colours)} colours")
         said = ",".join(map(str, colours))
-        agree(self.transport, "split", "colours", torch.empty(0, device=self._device), f"into {said}")
+        device = "cuda" if self.engine == "nccl" else "cpu"
+        agree(self.transport, "split", "colours", torch.empty(0, device=device), f"into {said}")
         return World(self.transport.split(colours), self.profile)
 
     def send(self, tensor: Tensor, peer: int) -> None:
@@ -85,14 +86,15 @@ class World:
         """
         flat = tensor.detach().contiguous().view(-1)
         with self._point(self.rank, peer, peer, flat) as call:
-            finish(drive(call, 0, [Outgoing(peer, flat)], (), _ignore))
+            finish(drive(call, 0, [Outgoing(peer, flat)], (), lambda index, data: None))
 
     def recv(self, tensor: Tensor, peer: int) -> Tensor:
         """Receive into `tensor` what one rank sends, which must call `send`; returns it. Raises as `send` does."""
         whole = tensor.detach()
         flat = whole.view(-1) if whole.is_contiguous() else torch.empty_like(whole).contiguous().view(-1)
         with self._point(peer, self.rank, peer, flat) as call:
-            finish(drive(call, 0, (), [Incoming(peer, flat.numel(), flat.dtype, flat.device, into=flat)], _ignore))
+            incoming = [Incoming(peer, flat.numel(), flat.dtype, flat.device, into=flat)]
+            finish(drive(call, 0, (), incoming, lambda index, data: None))
         if flat.data_ptr() != whole.data_ptr():
             whole.copy_(flat.view(whole.shape))
         return tensor
@@ -101,10 +103,6 @@ class World:
         if not 0 <= peer < self.world_size or peer == self.rank:
             raise BadInput(f"[rank {self.rank}/{self.world_size}] a message needs another rank, got {peer}")
         return self.transport.point(source, target, flat.numel(), str(flat.dtype).removeprefix("torch."))
-
-    @property
-    def _device(self) -> str:
-        return "cuda" if self.engine == "nccl" else "cpu"
 
     def close(self) -> None:
         """Close the transport; safe to call twice."""
@@ -163,14 +161,15 @@ def init(
     name = engine or os.environ.get("LACONIC_ENGINE")
     if name is not None and name not in _ENGINES:
         raise UnknownName("engine", name, _ENGINES)
-    known = _load(profile or os.environ.get("LACONIC_LINK"))
+    given = profile or os.environ.get("LACONIC_LINK")
+    known = Profile.load(given) if isinstance(given, str | Path) else given
     place = find_place(timeout_s)
     if name is None:
         name = "mpi" if place.launcher == "mpiexec" else "gloo"
     if known is not None and known.engine != name:
         raise BadInput(f"the link profile was measured on engine '{known.engine}', this world runs on '{name}'")
     _generations += 1
-    options = Options(timeout_s, key_file, bind, insecure, _generations)
+    options = Options(name, timeout_s, key_file, bind, insecure, _generations)
     transport = _ENGINES[name](place, options)
     _current = World(transport, known, watch=watch_launcher(place, transport))
     atexit.register(_current.close)
@@ -186,6 +185,7 @@ def current() -> World:
 class Options:
     """What `init` was asked for, for the engine's opener."""
 
+    engine: str
     timeout_s: float
     key_file: str | Path | None
     bind: str | None
@@ -193,40 +193,23 @@ class Options:
     generation: int
 
 
-def _ignore(index: int, data: Tensor) -> None:
-    """What arrived is where it belongs."""
-
-
-def _load(profile: Profile | str | Path | None) -> Profile | None:
-    return profile if profile is None or isinstance(profile, Profile) else Profile.load(profile)
-
-
-def _store(place: Place, options: Options, engine: str) -> dist.Store:
+def _store(place: Place, options: Options) -> dist.Store:
     """The store under a prefix that no other generation uses."""
     if place.store is None:
-        raise BadInput(f"engine '{engine}' needs torchrun's store; under mpiexec use engine 'mpi'")
-    return dist.PrefixStore(f"{engine}/g{options.generation}", place.store)
+        raise BadInput(f"engine '{options.engine}' needs torchrun's store; under mpiexec use engine 'mpi'")
+    return dist.PrefixStore(f"{options.engine}/g{options.generation}", place.store)
 
 
-def _open_gloo(place: Place, options: Options) -> Transport:
+def _open_torch(place: Place, options: Options) -> Transport:
     from laconic.transports.torchdist import TorchTransport
 
-    store = _store(place, options, "gloo")
-    return TorchTransport(store, place.rank, place.world_size, options.timeout_s, store_host=place.store_host)
-
-
-def _open_nccl(place: Place, options: Options) -> Transport:
-    from datetime import timedelta
-
-    from laconic.transports.torchdist import TorchTransport
-
-    if not dist.is_initialized():
-        raise BadInput("engine 'nccl' needs torch.distributed.init_process_group to have been called")
-    group = dist.new_group(backend="nccl", timeout=timedelta(seconds=options.timeout_s))
-    store = _store(place, options, "nccl")
-    return TorchTransport(
-        store, place.rank, place.world_size, options.timeout_s, group=group, store_host=place.store_host
-    )
+    group = None
+    if options.engine == "nccl":
+        if not dist.is_initialized():
+            raise BadInput("engine 'nccl' needs torch.distributed.init_process_group to have been called")
+        group = dist.new_group(backend="nccl", timeout=timedelta(seconds=options.timeout_s))
+    store, timeout_s = _store(place, options), options.timeout_s
+    return TorchTransport(store, place.rank, place.world_size, timeout_s, group=group, store_host=place.store_host)
 
 
 def _open_mpi(place: Place, options: Options) -> Transport:
@@ -240,7 +223,7 @@ def _open_zmq(place: Place, options: Options) -> Transport:
     from laconic.transports.zeromq_keys import read_key
 
     return ZmqTransport(
-        _store(place, options, "zmq"),
+        _store(place, options),
         place.rank,
         place.world_size,
         options.timeout_s,
@@ -251,9 +234,9 @@ def _open_zmq(place: Place, options: Options) -> Transport:
 
 
 _ENGINES: dict[str, Callable[[Place, Options], Transport]] = {
-    "gloo": _open_gloo,
+    "gloo": _open_torch,
     "mpi": _open_mpi,
-    "nccl": _open_nccl,
+    "nccl": _open_torch,
     "zmq": _open_zmq,
 }
 ENGINES = tuple(sorted(_ENGINES))

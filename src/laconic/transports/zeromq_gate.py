@@ -33,7 +33,7 @@ MAX_STRANGERS = 128
 # ZeroMQ greets everybody with 64 bytes, and refuses with a few more; whoever was let in has been sent more than 110.
 _GREETING_NBYTES = 80
 _BYTES_SENT = struct.Struct("=200xQ")  # tcpi_bytes_sent in Linux's tcp_info, since 4.19
-_EVENT = struct.Struct("=Hi")
+EVENT = struct.Struct("=Hi")
 _WATCHED = int(zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
 _log = logging.getLogger("laconic.transports")
 
@@ -110,6 +110,16 @@ def secret_for(key: bytes | None, host: str) -> Secret:
     return Secret((loopback_key() if is_loopback(host) else None) or b"", encrypts=False)
 
 
+def monitor(context: Context, watched: Socket, place: str, events: int) -> Socket:
+    """A socket that reports events of another's connections: EVENT, then the address."""
+    watched.monitor(place, events)
+    reader = context.socket(zmq.PAIR)
+    reader.setsockopt(zmq.RCVHWM, 0)  # a full monitor would stop ZeroMQ's I/O thread
+    reader.setsockopt(zmq.LINGER, 0)
+    reader.connect(place)
+    return reader
+
+
 class Gate:
     """A thread that answers ZeroMQ when somebody knocks at a ROUTER (by ZAP, RFC 27), and cuts strangers that loiter.
 
@@ -125,14 +135,11 @@ class Gate:
         self._router = router
         self._zap = context.socket(zmq.REP)
         self._zap.bind("inproc://zeromq.zap.01")
-        router.monitor("inproc://gate-monitor", _WATCHED)
-        self._monitor = context.socket(zmq.PAIR)
-        self._monitor.setsockopt(zmq.RCVHWM, 0)  # a full monitor would stop ZeroMQ's I/O thread
-        self._monitor.connect("inproc://gate-monitor")
+        self._monitor = monitor(context, router, "inproc://gate-monitor", _WATCHED)
         self._bell, self._ring = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
         self._bell.bind("inproc://gate-bell")
         self._ring.connect("inproc://gate-bell")
-        for each in (self._zap, self._monitor, self._bell, self._ring):
+        for each in (self._zap, self._bell, self._ring):
             each.setsockopt(zmq.LINGER, 0)
         self._thread = threading.Thread(target=self._run, name="laconic-gate", daemon=True)
         self._thread.start()
@@ -153,7 +160,7 @@ class Gate:
             if self._zap in ready:
                 self._answer()
             if self._monitor in ready:
-                self._note(*_EVENT.unpack(self._monitor.recv_multipart()[0]))
+                self._note(*EVENT.unpack(self._monitor.recv_multipart()[0]))
         for each in (self._zap, self._monitor, self._bell):
             each.close()
 

@@ -17,10 +17,11 @@ import zmq
 from laconic.errors import BadInput, NotAuthorised, PayloadError
 from laconic.transports.zeromq_gate import Context, Gate, Secret, Socket
 from laconic.transports.zeromq_keys import KEY_VARIABLE
-from laconic.transports.zeromq_peer import Arrival, Peer
+from laconic.transports.zeromq_peer import Peer
 from laconic.transports.zeromq_wire import (
     MAX_FRAME_NBYTES,
     Address,
+    Arrival,
     Header,
     Kind,
     chunk_nbytes,
@@ -216,15 +217,17 @@ class Mesh:
         rank = speaker(name, self.address.token)
         if rank is None or rank == self.rank:
             raise PayloadError("from a stranger")
-        header, text, inline = unpack(head)
-        payload = inline if body is None else body.buffer
-        if payload.nbytes != chunk_nbytes(header):
+        arrival = unpack(head)
+        if body is not None:
+            arrival = arrival._replace(payload=body.buffer)
+        header = arrival.header
+        if arrival.payload.nbytes != chunk_nbytes(header):
             raise PayloadError("a chunk of the wrong length")
         peer = self.peers.get(rank)
         if header.kind == Kind.HELLO:
             # A rank we do not know, or know at an older address, joins.
-            if peer is None or str(peer.address) != text:
-                peer = self.add(rank, Address.parse(text))
+            if peer is None or str(peer.address) != arrival.text:
+                peer = self.add(rank, Address.parse(arrival.text))
             peer.greeted = True
         if peer is None:
             raise PayloadError("from a rank that is not a peer")
@@ -235,7 +238,7 @@ class Mesh:
         elif header.kind == Kind.THANKS:
             peer.thanked = True
         elif header.kind != Kind.HELLO:
-            self._deliver(peer, Arrival(header, text, payload))
+            self._deliver(peer, arrival)
 
     # liveness
 

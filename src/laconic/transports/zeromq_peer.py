@@ -13,21 +13,18 @@ from __future__ import annotations
 
 import itertools
 import logging
-import struct
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 import zmq
 from torch import Tensor
 
 from laconic.errors import PayloadError
-from laconic.transports.zeromq_gate import Context, Secret, Socket
-from laconic.transports.zeromq_wire import CHUNK_NBYTES, Address, Header, Kind, dtype_of, identity
+from laconic.transports.zeromq_gate import EVENT, Context, Secret, Socket, monitor
+from laconic.transports.zeromq_wire import CHUNK_NBYTES, Address, Arrival, Header, Kind, dtype_of, identity
 
-_EVENT = struct.Struct("=hi")
 # A handshake that fails without a detail was cut short: the peer has died, or is too busy to let us in yet.
 _REFUSALS = int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH)
 _WATCHED = _REFUSALS | int(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.CONNECT_RETRIED)
@@ -37,14 +34,6 @@ _UNREACHABLE_S = 1.0
 _COPY_NBYTES = 65536
 _log = logging.getLogger("laconic.transports")
 _NUMBERS = itertools.count()  # of the process's lines
-
-
-class Arrival(NamedTuple):
-    """A message, or one chunk of it, taken in and not yet asked for."""
-
-    header: Header
-    text: str
-    payload: memoryview
 
 
 class Peer:
@@ -186,11 +175,7 @@ class _Line:
         self.socket: Socket = context.socket(zmq.DEALER)
         self.established = False
         place = f"inproc://line-{next(_NUMBERS)}"  # an id() may be that of one whose monitor is yet to close
-        self.socket.monitor(place, _WATCHED)
-        self._monitor: Socket = context.socket(zmq.PAIR)
-        self._monitor.setsockopt(zmq.RCVHWM, 0)  # a full monitor would stop ZeroMQ's I/O thread
-        self._monitor.setsockopt(zmq.LINGER, 0)
-        self._monitor.connect(place)
+        self._monitor = monitor(context, self.socket, place, _WATCHED)
 
     def connect(self, address: Address, secret: Secret) -> None:
         secret.client(self.socket, address)
@@ -204,7 +189,7 @@ class _Line:
                 event, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            yield _EVENT.unpack(event)[0]
+            yield EVENT.unpack(event)[0]
 
     def close(self, *, linger: bool) -> None:
         self.socket.disable_monitor()

@@ -15,8 +15,8 @@ from torch import Tensor
 from laconic.errors import Mismatch, PeerLost, TransportError
 from laconic.transports.base import Call, Incoming, Posted
 from laconic.transports.zeromq_mesh import TICK_S
-from laconic.transports.zeromq_peer import Arrival, Peer
-from laconic.transports.zeromq_wire import CHUNK_NBYTES, ERRORS, Kind
+from laconic.transports.zeromq_peer import Peer
+from laconic.transports.zeromq_wire import CHUNK_NBYTES, ERRORS, Arrival, Kind
 
 if TYPE_CHECKING:
     from laconic.transports.zeromq import ZmqTransport

@@ -52,26 +52,15 @@ class Kind(IntEnum):
 
     HELLO = 1  # text: the sender's address
     DATA = 2  # a slice of a collective; text, in the first of a call to a peer: the call's signature
-    FAULT = 3  # the sender fails; code: a Fault, round: the culprit's rank, text: the reason
+    FAULT = 3  # the sender fails; code: one of FAULTS, round: the culprit's rank, text: the reason
     BYE = 4  # the sender leaves
     PARCEL = 5  # a tensor outside collectives; code: its tag, round: its dtype
     THANKS = 6  # the receiver's goodbye, and so all before it, has been taken in
 
 
-class Fault(IntEnum):
-    """Why a rank gives up, as told to the others."""
-
-    LOST = 1
-    MISMATCH = 2
-    TIMEOUT = 3
-
-
-FAULTS: dict[type[TransportError], Fault] = {
-    PeerLost: Fault.LOST,
-    Mismatch: Fault.MISMATCH,
-    CollectiveTimeout: Fault.TIMEOUT,
-}
-ERRORS = {int(fault): error for error, fault in FAULTS.items()}
+# Why a rank gives up, as told to the others.
+FAULTS: dict[type[TransportError], int] = {PeerLost: 1, Mismatch: 2, CollectiveTimeout: 3}
+ERRORS = {number: error for error, number in FAULTS.items()}
 
 
 class Header(NamedTuple):
@@ -97,16 +86,16 @@ class Header(NamedTuple):
         return head + tail
 
 
-class Parsed(NamedTuple):
-    """A first frame taken apart; `inline` is what follows header and text."""
+class Arrival(NamedTuple):
+    """A message, or one chunk of it, taken in and not yet asked for."""
 
     header: Header
     text: str
-    inline: memoryview
+    payload: memoryview
 
 
-def unpack(frame: bytes) -> Parsed:
-    """Take a first frame apart.
+def unpack(frame: bytes) -> Arrival:
+    """Take a first frame apart; the payload is what follows header and text.
 
     Raises:
         PayloadError: too short, another magic or version, an unknown kind, or lengths that contradict each other.
@@ -123,7 +112,7 @@ def unpack(frame: bytes) -> Parsed:
         raise PayloadError(f"a text of {text_nbytes} bytes was announced, {len(frame) - HEADER_NBYTES} came")
     text = frame[HEADER_NBYTES:end].decode(errors="replace") if text_nbytes else ""
     header = Header(_KINDS[kind], sequence, code, round, chunk, nbytes)
-    return Parsed(header, text, memoryview(bytearray(frame[end:])))  # writable, as torch wants it
+    return Arrival(header, text, memoryview(bytearray(frame[end:])))  # writable, as torch wants it
 
 
 _KINDS = {int(kind): kind for kind in Kind}
