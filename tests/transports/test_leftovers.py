@@ -59,3 +59,13 @@ def test_only_old_segments_that_nobody_has_mapped_go(folder: Path) -> None:
         assert sweep_shared_memory(folder) == [folder / "mpich_shm_dead"]
     assert len(list(folder.iterdir())) == 3
     assert sweep_shared_memory(folder) == [folder / "mpich_shm_used"]
+
+
+def test_whoever_listens_is_not_disturbed(folder: Path) -> None:
+    """A fork server that gets a connection without a request ends, and with it the job that uses it."""
+    with _socket(folder, "pymp-alive") as listener:
+        _age(folder / "pymp-alive")
+        assert sweep_sockets(folder) == []
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
