@@ -227,16 +227,10 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 class Cursor:
-    """This worker's row numbers of every batch, endlessly, in the order that the seed and the epoch decide.
+    """This worker's row numbers, below `numel`, of every batch, endlessly, in the order of the seed and the epoch.
 
     A batch is `batch` samples over all workers, of which each takes a part; a last batch with fewer is left out, and
     the next epoch begins. Where `batch` divides `numel` these are the batches of a workload and of an elastic job.
-
-    Args:
-        numel: samples of the dataset.
-        batch: samples of a step over all workers, at least one for each.
-        seed: decides the order.
-        world: the workers; the default world when None.
 
     >>> cursor = Cursor(6, batch=2)
     >>> _ = next(cursor)

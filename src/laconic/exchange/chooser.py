@@ -70,24 +70,14 @@ class Choice:
 
 
 class AutoCodec(CodecChoice):
-    """The choice for all buckets of one model.
-
-    Args:
-        quality: what may be picked, one of QUALITIES.
-        first: the step that measuring begins with: 0, or where a checkpoint goes on.
-
-    Attributes:
-        choices: by bucket, once made.
-        verdict: one sentence about where the choice stands.
-        step_s: measured seconds a step, exact ("warm") and as chosen ("trial").
-    """
+    """The choice for all buckets of one model, within one of QUALITIES; measuring begins with step `first`."""
 
     def __init__(self, quality: str = "8bit", first: int = 0) -> None:
         if quality not in QUALITIES:
             raise UnknownName("quality", quality, QUALITIES)
         self.quality = quality
-        self.choices: dict[int, Choice] = {}
-        self.step_s: dict[str, float] = {}
+        self.choices: dict[int, Choice] = {}  # by bucket, once made
+        self.step_s: dict[str, float] = {}  # measured seconds a step, exact ("warm") and as chosen ("trial")
         self.verdict = f"exact for the first {WARM_STEPS} steps, which are measured"
         self._plans: list[tuple[int, dict[int, Codec]]] = [(0, {})]  # from which step on, the codec of each bucket
         self._ready: dict[int, dict[int, float]] = {}  # by step and bucket

@@ -44,9 +44,7 @@ SMALL = 1 / 16  # of all values, times the world size: an exact channel up to th
 def reduce_scatter_coded(channels: Sequence[Channel], transport: Transport, *, step: int = 0) -> Timings:
     """Sum over all ranks row r of every channel into rank r's row r; the other rows are scratch afterwards.
 
-    Args:
-        channels: their buffers are P × n float32, with residuals over P·n values or none; all share one message a peer.
-        step: draws of stochastic codecs differ by step, rank and destination.
+    The buffers are P × n float32, with residuals over P·n values or none; all channels share one message a peer.
     """
     flat = [replace(channel, buffer=channel.buffer.view(-1)) for channel in channels]
     return CodedExchange(flat, transport, algorithm=SCATTER).run(step * transport.world_size + transport.rank)

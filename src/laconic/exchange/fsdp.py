@@ -165,8 +165,6 @@ class ShardedCompression(Job):
     """What `laconic.compress` returns for an FSDP2 model: settings, records and state of all its groups.
 
     Args:
-        model: the root module that `fully_shard` was applied to.
-        codec: a spec, a codec, {first step: codec}, or a function of the step; None is DEFAULT_CODEC.
         options: exempt, feedback and world. Feedback keeps one float32 a parameter on every rank, for the whole
             parameter, not for the shard. The world is by default one on the ranks of the reduce-scatter's own group.
 

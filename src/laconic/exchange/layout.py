@@ -149,12 +149,9 @@ class FlatBuffer:
 
 
 class FlatGradients:
-    """Flat buffers for the gradients of these parameters, in the order backward makes them: the last layers first.
+    """Flat buffers of about `nbytes` for the gradients of these parameters, in the order backward makes them.
 
-    Args:
-        parameters: in the model's order; those that need no gradient are left out.
-        nbytes: a buffer is closed when it holds at least this much.
-        exempt: whether a parameter is sent exactly, and so lies at the end of its buffer.
+    Parameters that need no gradient are left out; exempt ones, which are sent exactly, lie at the end of their buffer.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], nbytes: int, exempt: Callable[[nn.Parameter], bool]) -> None:

@@ -133,10 +133,7 @@ class Channel:
     def encode(self, values: Tensor, site: Site, draws: int, room: Tensor, copies: int = 1) -> Tensor | None:
         """The payload of `values`, a part of the buffer, in `room`; None (poison) where they hold NaN or infinity.
 
-        Args:
-            site: whose residual is added, and keeps what the codec leaves out.
-            draws: makes the draws of stochastic codecs differ.
-            copies: how many ranks encode the same values, each keeping the same residual.
+        The residual of `site` is added, and keeps what the codec leaves out; `copies` ranks encode the same values.
         """
         try:
             if self.residual is None:

@@ -129,17 +129,14 @@ _shared: weakref.WeakKeyDictionary[Transport, _Shared] = weakref.WeakKeyDictiona
 
 
 class ThreadShare:
-    """One user's share of a transport's exchange thread, which the first job starts and the last user joins.
-
-    A share that is forgotten is closed.
-    """
+    """A user's share of a transport's exchange thread; the first job starts it, the last user joins it."""
 
     def __init__(self, transport: Transport) -> None:
         self._depth = depth_of(transport)
         self._shared = _shared.setdefault(transport, _Shared())
         token = object()
         self._shared.users.add(token)
-        self.close = weakref.finalize(self, _leave, self._shared, token)
+        self.close = weakref.finalize(self, _leave, self._shared, token)  # also when the share is forgotten
 
     @property
     def alone(self) -> bool:
@@ -180,11 +177,7 @@ class Exchanger(Protocol):
 
 
 class Overlap:
-    """The buckets of the step that is under way.
-
-    Args:
-        message_nbytes: buckets are held until their payloads make this much together, or the step's last has come.
-    """
+    """The buckets of the step under way, held until they make `message_nbytes` together, or the last has come."""
 
     def __init__(self, message_nbytes: int) -> None:
         self._message_nbytes = message_nbytes

@@ -108,9 +108,7 @@ def sparse_steps(
 ) -> Pausing[tuple[SparseStream, Timings]]:
     """Add all ranks' streams by a sparse algorithm, pausing where there is nothing to do but wait.
 
-    Args:
-        memory: kept by the caller from step to step, so that other exchanges may be under way meanwhile; None: the
-            engine's own.
+    `memory` is kept by the caller from step to step, so that other exchanges may be under way; None: the engine's own.
     """
     detail = "" if codec is None else str(codec)
     claim = ("sparse all_reduce", algorithm, stream.numel, "float32", detail, _rounds(algorithm, transport.world_size))

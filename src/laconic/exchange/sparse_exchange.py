@@ -43,13 +43,7 @@ def counts(channels: Sequence[Channel]) -> tuple[int, int]:
 
 
 class SparseExchange:
-    """The memory of a sparse all-reduce of these channels, kept from step to step.
-
-    Args:
-        channels: what is summed; their buffers may be replaced by others of the same length before every `run`.
-        algorithm: ssar_recursive_doubling, ssar_split_allgather or dsar.
-        divisor: what the sums are divided by, for means.
-    """
+    """The memory of a sparse all-reduce of these channels by one of SPARSE; the rest as for `CodedExchange`."""
 
     def __init__(self, channels: Sequence[Channel], transport: Transport, *, algorithm: str, divisor: int = 1) -> None:
         if not is_sparse(channels):
