@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +24,7 @@ from laconic.lab.runs.compare import compare as run
 from laconic.lab.runs.compare import resume as go_on
 from laconic.lab.runs.progress import say
 from laconic.lab.runs.spec import RunSpec, split
+from laconic.statistics import Median
 from laconic.workloads import Changes
 
 CONFIGS = "ddp,compress:dynamic8,distribute:dynamic8,compress:topk(0.01)+qsgd(4)"
@@ -127,7 +129,7 @@ def table(record: Record) -> list[str]:
     summary = summarise(record)
     rows = [head, *(_cells(record, row, base) for row in summary)]
     if any(row.staleness is not None and row.staleness.value > 0 for row in summary):
-        told = [words.NOTHING if row.staleness is None else f"{row.staleness.value:.1f}" for row in summary]
+        told = [_shown(row.staleness, "{:.1f}".format) for row in summary]
         rows = [[*row[:5], cell, *row[5:]] for row, cell in zip(rows, ["staleness", *told], strict=True)]
     rows = [[words.plain(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -140,11 +142,12 @@ def table(record: Record) -> list[str]:
 
 
 def _cells(record: Record, row: Row, base: str | None) -> list[str]:
-    quality, shown = (row.loss, words.digits) if record.workload.judged_by_loss else (row.accuracy, words.percent)
-    if row.to_target is not None:
-        to_target = words.seconds(row.to_target.value)
-    else:
-        to_target = f"reached by {row.reached} of {len(row.trials)}" if row.trials else words.NOTHING
+    quality = _shown(row.accuracy, words.percent)
+    if record.workload.judged_by_loss:
+        quality = _shown(row.loss, words.digits)
+    to_target = _shown(row.to_target, words.seconds)
+    if row.to_target is None and row.trials:
+        to_target = f"reached by {row.reached} of {len(row.trials)}"
     claim = main_claim(row)
     speed_up, verdict = "the base" if row.configuration.name == base else words.NOTHING, ""
     if claim is not None:
@@ -154,12 +157,9 @@ def _cells(record: Record, row: Row, base: str | None) -> list[str]:
         verdict = f"{claim.what}: {claim.verdict}"
     if row.failed:
         verdict = "; ".join(part for part in (verdict, f"{row.failed} failed") if part)
-    return [
-        row.configuration.name,
-        words.NOTHING if quality is None else shown(quality.value),
-        to_target,
-        words.NOTHING if row.step is None else words.seconds(row.step.value),
-        words.NOTHING if row.sent is None else words.nbytes(row.sent.value),
-        speed_up,
-        verdict,
-    ]
+    step, sent = _shown(row.step, words.seconds), _shown(row.sent, words.nbytes)
+    return [row.configuration.name, quality, to_target, step, sent, speed_up, verdict]
+
+
+def _shown(found: Median | None, unit: Callable[[float], str]) -> str:
+    return words.NOTHING if found is None else unit(found.value)

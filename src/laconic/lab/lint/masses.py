@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 
-from laconic.lab.lint.rules import Outcome, by_loss, ended, failed, named, pairs, passed, percent, rule, spoken, unknown
+from laconic.lab.lint.rules import Outcome, ended, failed, named, pairs, passed, percent, rule, spoken, unknown
 from laconic.lab.records.record import DOORS, Record, Trial
 from laconic.lab.records.summary import COSTS, accuracy
 
@@ -22,7 +22,7 @@ def accuracy_with_speed(record: Record) -> Outcome:
     """Every claim has both test accuracies, and none called better lost more than 2 % of the baseline's."""
     if not record.claims:
         return passed("no speed-up is quoted")
-    if by_loss(record):
+    if record.workload.judged_by_loss:
         return _losses_with_speed(record)
     losses = []
     for claim in record.claims:
@@ -47,11 +47,11 @@ def _losses_with_speed(record: Record) -> Outcome:
 @rule("masses-2", "Quality is measured on data held out of training")
 def held_out(record: Record) -> Outcome:
     """Every trial has a test accuracy (or loss, if judged by it), over at least one held-out sample."""
-    metric = "test loss" if by_loss(record) else "test accuracy"
+    metric = "test loss" if record.workload.judged_by_loss else "test accuracy"
     if record.workload.test_samples < 1:
         return failed("no sample was held out for testing")
     for trial in ended(record):
-        if (trial.test_loss if by_loss(record) else trial.test_accuracy) is None:
+        if (trial.test_loss if record.workload.judged_by_loss else trial.test_accuracy) is None:
             return failed(f"{named(trial)} has no {metric}")
     if not ended(record):
         return unknown("no trial has ended")
@@ -152,27 +152,23 @@ def _shape(shape: list[int]) -> str:
     return "×".join(str(n) for n in shape)
 
 
-@rule("masses-10", "When to stop was said beforehand, and the last result counts")
+@rule("masses-10", "The stopping rule was declared beforehand, and the last result counts")
 def stopped_by_rule(record: Record) -> Outcome:
     """There is a stopping rule, and a trial's accuracy is that of its last evaluation, not of its best."""
     if not record.workload.stopping_rule:
         return failed("the record has no stopping rule")
     seen = 0
     for trial in ended(record):
-        last = _last_accuracy(trial)
+        last = trial.curve[-1].test_accuracy if trial.curve else None
         if last is None or trial.test_accuracy is None:
             continue
         seen += 1
         if not math.isclose(last, trial.test_accuracy, abs_tol=5e-4):
             return failed(f"{named(trial)} is reported with {percent(trial.test_accuracy)}, its last evaluation gave "
                           f"{percent(last)}")  # fmt: skip
-    if not seen and not by_loss(record):
+    if not seen and not record.workload.judged_by_loss:
         return unknown("no trial has a curve to tell its last accuracy from its best")
     return passed(f"stopping rule: {record.workload.stopping_rule}; the last evaluation is what is reported")
-
-
-def _last_accuracy(trial: Trial) -> float | None:
-    return trial.curve[-1].test_accuracy if trial.curve else None
 
 
 @rule("masses-11", "The batch did not grow with the number of workers")
@@ -182,18 +178,13 @@ def same_batch(record: Record) -> Outcome:
         own, other = _samples_per_step(trials), _samples_per_step(base)
         if not math.isclose(own, other, rel_tol=0.05):  # the last batch of an epoch may be smaller
             sides = f"{other:.0f} samples a step for {claim.baseline}, {own:.0f} for {claim.configuration}"
-            more_workers = _workers(record, claim.configuration) - _workers(record, claim.baseline)
-            grew = (own - other) * more_workers > 0
+            workers = {each.name: each.workers for each in record.configurations}
+            grew = (own - other) * (workers[claim.configuration] - workers[claim.baseline]) > 0
             return failed(f"batch grew with P: {sides}: weak scaling" if grew else f"the batches differ: {sides}")
     batches = sorted({round(_samples_per_step([trial])) for trial in ended(record) if trial.steps})
     if not batches:
         return unknown("no trial has ended")
     return passed(f"{' or '.join(map(str, batches))} samples a step on both sides of every comparison")
-
-
-def _workers(record: Record, name: str) -> int:
-    configuration = record.configuration(name)
-    return 1 if configuration is None else configuration.workers
 
 
 def _samples_per_step(trials: list[Trial]) -> float:

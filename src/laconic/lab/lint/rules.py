@@ -87,8 +87,3 @@ def pairs(record: Record) -> Iterator[tuple[Claim, list[Trial], list[Trial]]]:
 def percent(share: float) -> str:
     """A share as a percentage with one decimal."""
     return f"{100 * share:.1f} %"
-
-
-def by_loss(record: Record) -> bool:
-    """Whether the workload is judged by a loss: it then has no accuracy to show."""
-    return record.workload.judged_by_loss

@@ -111,7 +111,7 @@ def intervals(record: Record) -> Outcome:
     return passed(f"step times and ratios have intervals{few}")
 
 
-@rule("sc15-6", "Normality is not assumed without a look")
+@rule("sc15-6", "Normality is not assumed without a check")
 def normality_looked_at(record: Record) -> Outcome:
     """A t test has Shapiro and Wilk's p beside it, and that does not reject; permutations assume nothing."""
     tested = [claim for claim in record.claims if claim.p_value is not None]
@@ -182,7 +182,7 @@ def factors(record: Record) -> Outcome:
     return passed(f"machine, versions, command, data and optimiser are given ({len(FACTORS) + len(said)} factors)")
 
 
-@rule("sc15-10", "How ranks are timed is said")
+@rule("sc15-10", "The record says how ranks are timed")
 def ranks_are_timed(record: Record) -> Outcome:
     """The record says when the clock starts and how the ranks' times become one."""
     if not record.clock.starts:

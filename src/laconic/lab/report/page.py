@@ -32,7 +32,7 @@ def page(record: Record, findings: Sequence[Finding]) -> str:
     sections = [
         ("results", "Results", _results(record, rows)),
         ("charts", "Charts", "".join(_figure(figure, rows) for figure in made)),
-        ("sent", "What was sent", _sent(rows)),
+        ("sent", "What was sent", tables.layers(rows)),
         ("events", "Interruptions", _interruptions(record)),
         ("trials", "Every trial", tables.trials(record) if record.trials else ""),
         ("honesty", "Honesty", _lint(findings)),
@@ -66,9 +66,7 @@ def _meta(record: Record) -> str:
     work = record.workload
     seeds = len({trial.seed for trial in record.trials})
     many = len(record.configurations)
-    link = ""
-    if record.link.spec:
-        link = f"{'emulated' if record.link.emulated else 'real'} links between {record.link.hosts} hosts"
+    link = f"{_kind(record)} links between {record.link.hosts} hosts" if record.link.spec else ""
     slow = next((each.options["slow_worker"] for each in record.configurations if "slow_worker" in each.options), "")
     parts = [
         f"{work.model}, {work.parameters:,} parameters", f"{work.dataset} ({work.train_samples:,} samples)",
@@ -124,8 +122,8 @@ def _told(record: Record, row: Row, index: int) -> str:
 
 def _told_claim(record: Record, row: Row, claim: Claim) -> str:
     base = words.text(claim.baseline)
-    goal = record.workload.target_accuracy
     took = "takes its steps"
+    goal = record.workload.target_accuracy
     if claim.what == "time to target" and goal is not None and row.to_target is not None:
         took = f"reaches {words.goal(record.workload)} in {words.seconds(row.to_target.value)}"
     elif row.step is not None:
@@ -148,8 +146,7 @@ def _told_claim(record: Record, row: Row, claim: Claim) -> str:
 
 def _told_alone(record: Record, row: Row) -> str:
     parts = []
-    goal = record.workload.target_accuracy
-    if row.to_target is not None and goal is not None:
+    if row.to_target is not None and record.workload.target_accuracy is not None:
         parts.append(f"reaches {words.goal(record.workload)} in {words.seconds(row.to_target.value)}")
     if record.workload.judged_by_loss and row.loss is not None:
         parts.append(f"ends at <b>{words.digits(row.loss.value)}</b> test loss")
@@ -170,11 +167,6 @@ def _figure(figure: Figure, rows: Sequence[Row]) -> str:
         f"<h3 id='{figure.name}'>{words.text(figure.title)}</h3><figure>{figure.wide}{figure.narrow}"
         f"<figcaption>{words.text(figure.caption)}{events}</figcaption>{table}</figure>"
     )
-
-
-def _sent(rows: Sequence[Row]) -> str:
-    made = tables.layers(rows)
-    return f"<p class='lead'>One worker's gradient of each parameter, in one step.</p>{made}" if made else ""
 
 
 def _interruptions(record: Record) -> str:
@@ -256,8 +248,11 @@ def _configuration(fields: dict[str, Any]) -> str:
 def _link(record: Record) -> str:
     if record.link.spec is None:
         return "as the machine has it"
-    kind = "emulated" if record.link.emulated else "real"
-    return f"{words.link(record.link.spec)}, {kind}, {record.link.hosts} hosts"
+    return f"{words.link(record.link.spec)}, {_kind(record)}, {record.link.hosts} hosts"
+
+
+def _kind(record: Record) -> str:
+    return "emulated" if record.link.emulated else "real"
 
 
 def _pairs(values: dict[str, Any]) -> str:

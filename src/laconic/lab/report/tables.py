@@ -162,7 +162,8 @@ def layers(rows: Sequence[Row]) -> str:
             f"<details{state}><summary>{words.text(row.configuration.name)}<small>{words.nbytes(total)} of "
             f"{words.nbytes(raw)} in {len(sent)} tensors</small></summary>{_layer_table(sent, total)}</details>"
         )
-    return "".join(parts)
+    lead = "<p class='lead'>One worker's gradient of each parameter, in one step.</p>"
+    return lead + "".join(parts) if parts else ""
 
 
 def _layer_table(sent: Sequence[Layer], total: float) -> str:

@@ -175,8 +175,8 @@ class LockstepTraining(RankTraining):
 
     def run(self) -> Ended:
         """Every step that is left, with an evaluation at each epoch's end."""
-        keeps, per_epoch = self.trial.keeps and self.folder is not None, self.prepared.steps_per_epoch
-        stopping = Stopping(self.folder, self.world.rank) if keeps and self.folder is not None else None
+        per_epoch = self.prepared.steps_per_epoch
+        stopping = Stopping(self.folder, self.world.rank) if self.trial.keeps and self.folder is not None else None
         if self.trial.resume:
             self._restore(self.trial.resume)
         saved = self.step
@@ -222,7 +222,8 @@ class LockstepTraining(RankTraining):
 
     def _restore(self, step: int) -> None:
         kept: dict[str, Any] = self._checkpoints.read(step)
-        self.trainee.rehearse(self._first_loss)
+        task, place = self.prepared.task, (self.world.rank, self.world.world_size)
+        self.trainee.rehearse(lambda: task.loss(self.trainee.model, task.batch(0, 0, *place)))
         self.trainee.module.load_state_dict(kept["model"])
         self.trainee.optimizer.load_state_dict(kept["optimizer"])
         self.trainee.load_state_dict(kept["exchange"])
@@ -230,10 +231,6 @@ class LockstepTraining(RankTraining):
         self.step, self.rows = kept["step"], [StepFigures(*row) for row in kept["rows"].tolist()]
         self.evaluations = [Evaluation(*each) for each in kept["evaluations"]]
         self.loading_s += kept["loading_s"]  # reading the data again is part of what the training took
-
-    def _first_loss(self) -> Tensor:
-        task = self.prepared.task
-        return task.loss(self.trainee.model, task.batch(0, 0, self.world.rank, self.world.world_size))
 
 
 def _random_loss(model: nn.Module) -> Tensor:
