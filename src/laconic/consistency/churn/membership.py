@@ -1,11 +1,9 @@
 """Who trains together: numbered views, failover, and one state for all.
 
-Caller: `group.py`, whose base this is.
-
-A view is a numbered list of members; its first member is the coordinator. When somebody joins, leaves or is lost, the
-first living member publishes the next view (`meeting.py`: only one can). In the new view members report how many steps
-they have applied; the most advanced is right, everyone behind it gets its state, and the step under way is done again
-if nobody had made it. Whatever is said in an older view is ignored.
+Caller: `group.py`, whose base this is. A view is a numbered list of members; its first member is the coordinator. When
+somebody joins, leaves or is lost, the first living member publishes the next view (`meeting.py`: only one can). In the
+new view members report how many steps they have applied; the most advanced is right, everyone behind it gets its state,
+and the step under way is done again if nobody had made it. Whatever is said in an older view is ignored.
 
 Invariant: members of one view that have applied as many steps hold the same bits.
 """

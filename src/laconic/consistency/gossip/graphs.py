@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from laconic.errors import UnknownName
+from laconic.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,8 @@ class Neighbours:
 
 
 Graph = Callable[[int, int, int, int], Neighbours]
-_GRAPHS: dict[str, Graph] = {}
-
-
-def names() -> list[str]:
-    """The graphs there are."""
-    return sorted(_GRAPHS)
+_GRAPHS: Registry[Graph] = Registry("graph")
+names = _GRAPHS.names
 
 
 def neighbours(graph: str, world_size: int, rank: int, step: int, seed: int = 0) -> Neighbours:
@@ -42,9 +38,7 @@ def neighbours(graph: str, world_size: int, rank: int, step: int, seed: int = 0)
     >>> [neighbours("exponential", 8, 0, step).tells for step in range(3)]
     [{1: 0.5}, {2: 0.5}, {4: 0.5}]
     """
-    if graph not in _GRAPHS:
-        raise UnknownName("graph", graph, _GRAPHS)
-    return _GRAPHS[graph](world_size, rank, step, seed)
+    return _GRAPHS.get(graph)(world_size, rank, step, seed)
 
 
 def mixing_matrix(graph: str, world_size: int, step: int = 0, seed: int = 0) -> NDArray[np.float64]:
@@ -68,8 +62,7 @@ def contraction(graph: str, world_size: int) -> float:
     >>> round(contraction("ring", 8), 4), contraction("exponential", 8), round(contraction("random", 4), 4)
     (0.8047, 0.0, 0.5774)
     """
-    if graph not in _GRAPHS:
-        raise UnknownName("graph", graph, _GRAPHS)
+    _GRAPHS.get(graph)
     if world_size < 2:
         return 0.0
     if graph == "random":
@@ -84,8 +77,7 @@ def contraction(graph: str, world_size: int) -> float:
 
 def acquaintances(graph: str, world_size: int, rank: int) -> list[int]:
     """All ranks that `rank` may ever average with, symmetric: whom an asynchronous worker chooses from."""
-    if graph not in _GRAPHS:
-        raise UnknownName("graph", graph, _GRAPHS)
+    _GRAPHS.get(graph)
     if graph == "random":
         found = set(range(world_size))
     elif graph == "ring":
@@ -96,20 +88,12 @@ def acquaintances(graph: str, world_size: int, rank: int) -> list[int]:
     return sorted(found - {rank})
 
 
-def _graph(name: str) -> Callable[[Graph], Graph]:
-    def add(function: Graph) -> Graph:
-        _GRAPHS[name] = function
-        return function
-
-    return add
-
-
 def _hops(world_size: int) -> int:
     """⌈log₂ P⌉, the steps of a sweep."""
     return max(world_size - 1, 0).bit_length()
 
 
-@_graph("ring")
+@_GRAPHS.register("ring")
 def _ring(world_size: int, rank: int, step: int, seed: int) -> Neighbours:
     """Both neighbours with equal weights: 1/3 each, 1/2 where they are the same."""
     peers = sorted({(rank + 1) % world_size, (rank - 1) % world_size} - {rank})
@@ -117,7 +101,7 @@ def _ring(world_size: int, rank: int, step: int, seed: int) -> Neighbours:
     return Neighbours(weights, dict(weights))
 
 
-@_graph("exponential")
+@_GRAPHS.register("exponential")
 def _exponential(world_size: int, rank: int, step: int, seed: int) -> Neighbours:
     """One peer a step, in turn 1, 2, 4, … ranks away: tells the one ahead, hears the one behind.
 
@@ -129,7 +113,7 @@ def _exponential(world_size: int, rank: int, step: int, seed: int) -> Neighbours
     return Neighbours({(rank - hop) % world_size: 0.5}, {(rank + hop) % world_size: 0.5})
 
 
-@_graph("random")
+@_GRAPHS.register("random")
 def _random(world_size: int, rank: int, step: int, seed: int) -> Neighbours:
     """Pairs drawn anew at every step, the same on all ranks; with an odd number one rank rests."""
     order = np.random.Generator(np.random.Philox(key=[seed, step])).permutation(world_size)

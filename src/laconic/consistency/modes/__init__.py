@@ -1,4 +1,4 @@
-"""The consistency modes, one file each. Importing this package registers every mode in the folder: there is no list."""
+"""The consistency modes, by family. Importing this package registers every mode in the folder: there is no list."""
 
 from __future__ import annotations
 

@@ -125,9 +125,6 @@ class Hogwild(Mode):
     after which it read the weights, and its next. `finish` waits for all workers; `close` gives each model a copy of
     its own.
 
-    >>> str(Hogwild())
-    'hogwild'
-
     Source: Niu et al., Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent, NeurIPS 2011.
     Differs: an update is the optimiser's own vectorised one, not an atomic addition to each value.
     """

@@ -59,9 +59,6 @@ class Once(BlockMode):
     Cost: one exact all-reduce of the weights in all. A codec is refused: there is no later exchange to make up for what
     it leaves out.
 
-    >>> str(Once())
-    'once'
-
     Source: Zinkevich et al., Parallelized Stochastic Gradient Descent, NeurIPS 2010, Alg. 3.
     """
 
