@@ -104,14 +104,7 @@ class Selected(Sparse):
 
 
 def parse(spec: str) -> Codec:
-    """The codec that a spec string names.
-
-    Args:
-        spec: `name(arg, key=value)`, or several joined by `+`.
-
-    Raises:
-        UnknownName: no such codec or option.
-        BadInput: the spec cannot be read, or its parts do not go together.
+    """The codec that a spec string names; see `laconic.codec`.
 
     >>> str(parse("topk(0.02) + fp16 + entropy"))
     'topk(0.02)+fp16+entropy'
