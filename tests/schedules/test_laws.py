@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from laconic import schedules
 from laconic.errors import BadInput, ScheduleError, UnknownName
-from laconic.schedules.bound import lower_bound_s
-from laconic.schedules.link import Link, parse_nbytes
+from laconic.schedules.link import Link, lower_bound_s, parse_nbytes
 from laconic.schedules.schedule import Messages, Recv, Schedule, Send
 from laconic.transports.loggp import Network, simulate
 
