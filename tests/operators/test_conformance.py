@@ -22,7 +22,7 @@ USUAL = Convolution(2, 6, 8, (13, 15), (3, 3), (1, 1), (1, 1), (1, 1), 2)
 
 @every_method
 def test_a_method_takes_its_typical_convolution(spec):
-    conv = USUAL
+    conv = fitted(USUAL, spec)
     assert not operators.build(spec).refuses(conv)  # no method passes by refusing everything
     assert str(operators.build(spec).name) in spec
     x, w, b = operands(conv, 0)
@@ -89,7 +89,7 @@ def test_gradcheck_in_float64(spec):
 
 @every_method
 def test_micro_batches_change_nothing_but_rounding(spec):
-    conv = USUAL.with_batch(5)
+    conv = fitted(USUAL, spec).with_batch(5)
     x, w, b = operands(conv, 1)
     whole = operators.convolve(x, w, b, spec, **options(conv))
     for piece in (1, 2, 4):
@@ -101,7 +101,7 @@ def test_micro_batches_change_nothing_but_rounding(spec):
 @every_method
 def test_any_strides_of_the_input(spec):
     """Views, channels-last tensors and expanded ones give what their copies give."""
-    conv = USUAL
+    conv = fitted(USUAL, spec)
     x, w, b = operands(conv, 2)
     wanted = operators.convolve(x, w, b, spec, **options(conv))
     wide = torch.stack([x, x], -1)[..., 0]
@@ -174,3 +174,23 @@ def test_what_a_tuner_tries_is_right_on_larger_inputs(spec):
         y = operators.convolve(x, w, b, spec, **options(conv)).double()
         exact = operators.convolve(x.double(), w.double(), b.double(), **options(conv))
         assert float((y - exact).abs().max()) <= allowed(conv, method.cost(conv).error_bound, x, w, b)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("spec", ["fft", "fft(1024)"])
+def test_long_signals_of_few_channels(spec, groups):
+    conv = Convolution(3, 4, 6, (3000,), (200,), (2,), (7,), (1,), groups, "float64")
+    x, w, b = (t.requires_grad_() for t in operands(conv, 0))
+    y, exact = (operators.convolve(x, w, b, method, **options(conv)) for method in (spec, "native"))
+    torch.testing.assert_close(y, exact)
+    for found, wanted in zip(*(torch.autograd.grad(z.square().sum(), [x, w, b]) for z in (y, exact)), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+@every_method
+def test_memory_made_in_inference_mode_serves_outside_of_it(spec):
+    conv = fitted(Convolution(2, 6, 8, (31, 33), (3, 3), (1, 1), (1, 1), (1, 1)), spec)
+    x, w, b = operands(conv, 0)
+    with torch.inference_mode():
+        inside = operators.convolve(x, w, b, spec, **options(conv)).clone()
+    assert torch.equal(operators.convolve(x, w, b, spec, **options(conv)), inside)

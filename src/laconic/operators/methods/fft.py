@@ -53,7 +53,7 @@ class Fft:
     tile: int = 0
     name: ClassVar[str]
     examples: ClassVar[tuple[str, ...]] = ("fft", "fft(8)", "fft(12)")
-    candidates: ClassVar[tuple[str, ...]] = ("fft", "fft(16)", "fft(32)", "fft(2048)", "fft(8192)")
+    candidates: ClassVar[tuple[str, ...]] = ("fft", "fft(16)", "fft(32)", "fft(1024)", "fft(4096)", "fft(16384)")
 
     def __post_init__(self) -> None:
         if self.tile < 0 or self.tile % 2:
@@ -81,7 +81,10 @@ class Fft:
         return Cost(4 * products * every, depth, 2 * conv.item_nbytes * 2 * spectra, bound)
 
     def prepare(self, weight: Tensor, conv: Convolution) -> Tensor:
-        """The conjugate spectra: frequencies, groups, K, C; for depthwise layers K, then the frequencies."""
+        """The conjugate spectra: frequencies, groups, K, C; for depthwise layers K, then the frequencies.
+
+        For few channels and many frequencies: groups, K, C, then the frequencies.
+        """
         tiles, weight = self._tiles(conv), weight.detach()
         if any(d > 1 for d in conv.dilation):
             reach = [d * (k - 1) + 1 for k, d in zip(conv.kernel, conv.dilation, strict=True)]
@@ -91,6 +94,10 @@ class Fft:
         spectra = torch.fft.rfftn(weight, s=tiles.length, dim=_axes(conv)).conj().resolve_conj()
         if conv.in_channels == conv.groups:
             return spectra.squeeze(1)
+        if _few_channels(conv, tiles):
+            return spectra.unflatten(0, (conv.groups, -1))[
+                (..., *(None for _ in conv.size), *(slice(None) for _ in conv.size))
+            ]
         spectra = spectra.flatten(2).unflatten(0, (conv.groups, -1))
         return spectra.permute(3, 0, 1, 2).contiguous()
 
@@ -101,6 +108,8 @@ class Fft:
             spectra = spectra.repeat_interleave(conv.out_channels // conv.groups, 1)
             shape = (conv.out_channels, *(1 for _ in axes), *prepared.shape[1:])
             products = spectra * prepared.reshape(shape)
+        elif _few_channels(conv, tiles):
+            products = _accumulate(spectra, prepared, conv)
         else:
             products = _multiply(spectra, prepared, conv)
         y = torch.fft.irfftn(products, s=tiles.length, dim=axes)
@@ -169,6 +178,23 @@ def _multiply(spectra: Tensor, prepared: Tensor, conv: Convolution) -> Tensor:
     flat = flat.permute(4, 1, 2, 0, 3).flatten(3)  # F, g, C, N·tiles
     products = torch.matmul(prepared, flat).unflatten(3, (batch, -1))
     return products.permute(3, 1, 2, 4, 0).reshape(batch, conv.out_channels, *counts, *frequencies)
+
+
+def _few_channels(conv: Convolution, tiles: _Tiles) -> bool:
+    """Whether Σ_c goes channel by channel along the frequencies, instead of by a tiny product for each of them.
+
+    8 → 8 channels, 2049 frequencies, 5 tiles: 0.36 ms against 0.80; 513 frequencies, 22 tiles: 0.38 against 1.54.
+    """
+    return conv.in_channels // conv.groups <= 16 and tiles.frequencies >= 256 and len(conv.size) == 1
+
+
+def _accumulate(spectra: Tensor, prepared: Tensor, conv: Convolution) -> Tensor:
+    """Σ_c, one channel after the other: N, groups, 1, counts, frequencies times groups, K, 1, frequencies."""
+    grouped = spectra.unflatten(1, (conv.groups, -1))
+    total = grouped[:, :, 0, None] * prepared[:, :, 0]
+    for channel in range(1, grouped.shape[2]):
+        total.addcmul_(grouped[:, :, channel, None], prepared[:, :, channel])
+    return total.flatten(1, 2)
 
 
 def _join(y: Tensor, tiles: _Tiles, conv: Convolution) -> Tensor:

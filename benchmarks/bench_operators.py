@@ -1,0 +1,100 @@
+"""Whole networks tuned, beside torch: a forward pass, a training step, and recurrent layers that keep little.
+
+python benchmarks/bench_operators.py forward vgg16 1      tune and time a network for so many samples, one thread
+python benchmarks/bench_operators.py train alexnet 4      forward and backward, weights that change every step
+python benchmarks/bench_operators.py recurrent            1000 steps of an LSTM with 5 % of its activations, in JSON too
+
+Prints JSON. Layers by themselves: `laconic bench operators`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+import laconic
+from laconic.lab.environment import environment
+from laconic.operators import LSTM
+from laconic.operators.bptt import recomputed
+from laconic.operators.recurrent import BLOCK, CELLS, budget_for
+from laconic.operators.timing import race
+from laconic.workloads import models
+
+TURNS, BUDGET_S = 21, 40.0
+
+
+def network(name: str, batch: int, train: bool) -> dict[str, Any]:
+    """A network as torch computes it and as it is tuned, in turns."""
+    torch.manual_seed(0)
+    native = models.build(name).eval()
+    x = torch.randn(batch, *models.describe(name.partition("(")[0]).sample)
+    start = time.perf_counter()
+    tuned = laconic.tune(copy.deepcopy(native), x, train=train, policy="undivided", cache=None)
+    tuning_s = time.perf_counter() - start
+
+    def step(model: nn.Module) -> None:
+        if train:
+            model(x).square().mean().backward()
+        else:
+            with torch.no_grad():
+                model(x)
+
+    times = race({"native": lambda: step(native), "tuned": lambda: step(tuned)}, TURNS, BUDGET_S, float("inf"))
+    return {
+        "network": name,
+        "batch": batch,
+        "train": train,
+        "tuning_s": tuning_s,
+        "native_ms": 1e3 * times["native"].seconds,
+        "tuned_ms": 1e3 * times["tuned"].seconds,
+        "speedup": times["tuned"].speedup,
+        "turns": times["tuned"].turns,
+        "error": tuned.plan.error,
+        "plan": str(tuned.plan).splitlines(),
+    }
+
+
+def recurrent(steps: int = 1000, batch: int = 16, width: int = 128) -> dict[str, Any]:
+    """An LSTM's forward and backward pass: torch's, ours keeping all, ours keeping 5 %."""
+    torch.manual_seed(0)
+    x = torch.randn(steps, batch, width)
+    ours = LSTM(width, width)
+    theirs = nn.LSTM(width, width)
+    theirs.load_state_dict(ours.state_dict())
+    little = LSTM(width, width, memory=0.05)
+    little.load_state_dict(ours.state_dict())
+    layers = {"keeps all": ours, "torch": theirs, "keeps 5 %": little}
+    times = race({name: (lambda m=m: m(x)[0].square().mean().backward()) for name, m in layers.items()}, 9, BUDGET_S,
+                 float("inf"))  # fmt: skip
+    grads = []
+    for layer in (ours, little):
+        layer.zero_grad()
+        layer(x)[0].square().mean().backward()
+        grads.append([p.grad.clone() for p in layer.parameters()])
+    budget = budget_for(CELLS["LSTM"], -(-steps // BLOCK), 0.05)
+    return {
+        "steps": steps,
+        "milliseconds": {name: 1e3 * found.seconds for name, found in times.items()},
+        "time_over_keeping_all": 1 / times["keeps 5 %"].speedup,
+        "time_over_torch": times["torch"].speedup and times["torch"].speedup / times["keeps 5 %"].speedup,
+        "recomputed": recomputed(budget),
+        "memory_share": budget.total / (budget.inside * budget.blocks),
+        "same_bits": all(torch.equal(a, b) for a, b in zip(*grads, strict=True)),
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    what, *words = sys.argv[1:]
+    found = recurrent() if what == "recurrent" else network(words[0], int(words[1]), what == "train")
+    print(json.dumps({"environment": environment(), **found}, indent=1, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main()
