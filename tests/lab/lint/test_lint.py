@@ -209,6 +209,13 @@ def test_weak_scaling_is_named():
     assert evidence["masses-11"] == "batch grew with P: 16 samples a step for ddp, 64 for compress:none: weak scaling"
 
 
+def test_a_configuration_that_is_not_listed_is_linted_all_the_same():
+    record = compare_record()
+    _bigger_batch(record)
+    record.configurations = [each for each in record.configurations if each.name != "compress:dynamic8"]
+    assert "masses-11" in {f.rule for f in failures(lint(record))}
+
+
 def test_one_seed_decides_nothing_and_breaks_nothing():
     findings = lint(compare_record(seeds=1))
     assert failures(findings) == []

@@ -179,7 +179,8 @@ def same_batch(record: Record) -> Outcome:
         if not math.isclose(own, other, rel_tol=0.05):  # the last batch of an epoch may be smaller
             sides = f"{other:.0f} samples a step for {claim.baseline}, {own:.0f} for {claim.configuration}"
             workers = {each.name: each.workers for each in record.configurations}
-            grew = (own - other) * (workers[claim.configuration] - workers[claim.baseline]) > 0
+            more_workers = workers.get(claim.configuration, 1) - workers.get(claim.baseline, 1)
+            grew = (own - other) * more_workers > 0
             return failed(f"batch grew with P: {sides}: weak scaling" if grew else f"the batches differ: {sides}")
     batches = sorted({round(_samples_per_step([trial])) for trial in ended(record) if trial.steps})
     if not batches:
