@@ -1,4 +1,4 @@
-"""To add a codec, a schedule, a mode or a workload is to write one file: here a package has one of each.
+"""To add a codec, a matrix codec, a schedule, a mode or a workload is to write one file: a package here has each.
 
 The package lies in a temporary folder and is imported, nothing else; the shared suites, run on its things alone, find
 them by their registration. A codec's slow twin is a second file, since no codec is trusted without one.
@@ -68,6 +68,69 @@ def decode_body(body, numel):
     halves = body.tobytes()
     wide = b"".join(bytes(2) + halves[2 * i : 2 * i + 2] for i in range(numel))
     return np.frombuffer(wide, dtype="<f4")
+'''
+
+MATRIX_CODEC = '''
+"""Every row of a matrix by its mean."""
+from dataclasses import dataclass
+from typing import ClassVar
+import torch
+from laconic.codecs.base import register as codec
+from laconic.codecs.matrix import MatrixCodec
+from laconic.errors import BadInput
+from laconic.exchange.job import LayerForm, wire_nbytes
+from laconic.exchange.matrices import MatrixBucket, MatrixMethod, register
+from laconic.exchange.matrices.base import ExactSum
+
+
+@codec("row_means")
+@dataclass(frozen=True)
+class RowMeans(MatrixCodec):
+    source: ClassVar[str] = "nobody"
+    summary: ClassVar[str] = "every row of a matrix by its mean"
+
+    def floats_sent(self, shape):
+        return shape[0]
+
+
+@register("row_means")
+class Method(MatrixMethod):
+    def bucket(self, info, residuals):
+        return Bucket(info, residuals)
+
+
+class Bucket(MatrixBucket):
+    def __init__(self, info, residuals):
+        self.info, self.residuals, self.codec, self.sum = info, residuals, None, ExactSum()
+
+    def use(self, chosen):
+        if not isinstance(chosen, RowMeans):
+            raise BadInput(f"this bucket is exchanged by row_means, not by {chosen}")
+        self.codec = chosen
+
+    def steps(self, buffer, route):
+        parts, wholes = [], []
+        for e in self.info.entries:
+            values = buffer[e.start : e.stop]
+            whole = None if e.exempt else self.residuals.whole(e.name, e.numel).add_(values).view(e.shape[0], -1)
+            parts.append(self.residuals.settle(e.name, values) if whole is None else whole.mean(1))
+            wholes.append(whole)
+        total = torch.cat(parts)
+        plan = self.sum.planned(total, route)
+        rounds, size = len(plan.rounds), route.transport.world_size
+        with route.transport.call("all_reduce", "row_means", self.info.numel, "float32", "", rounds) as call:
+            yield from plan.steps_in(call, route.step)
+        means = torch.split(total / size, [part.numel() for part in parts])
+        for e, whole, own, mean in zip(self.info.entries, wholes, parts, means):
+            if whole is None:
+                buffer[e.start : e.stop] = mean
+            else:
+                whole.sub_(own.unsqueeze(1))
+                buffer[e.start : e.stop].view_as(whole).copy_(mean.unsqueeze(1).expand_as(whole))
+        return call.timings, plan.algorithm
+
+    def layers(self, world_size):
+        return [LayerForm(e.name, "rows", wire_nbytes(e.numel, world_size), 4 * e.shape[0]) for e in self.info.entries]
 '''
 
 SCHEDULE = '''
@@ -152,14 +215,16 @@ declare(
 SUITES = (
     "tests/codecs/test_conformance.py",
     "tests/codecs/test_fuzz.py",
+    "tests/exchange/test_matrices.py",
     "tests/schedules/test_laws.py",
     "tests/consistency/test_conformance.py",
     "tests/workloads/test_workloads.py",
 )
-# The codec, the schedule, the mode and the workload above, with how many tests they have at least.
-NAMES = {"upper": 20, "chain": 4, "in_one": 6, "digits-small": 3}
+# The codecs, the schedule, the mode and the workload above, with how many tests they have at least.
+NAMES = {"upper": 20, "row_means": 7, "chain": 4, "in_one": 6, "digits-small": 3}
 # Stands for the user's script: every process of a job, and pytest, begins by importing the package.
-SITE = "import one_of_each.codec, one_of_each.schedule, one_of_each.mode, one_of_each.workload\n"
+MODULES = ("codec", "matrix_codec", "schedule", "mode", "workload")
+SITE = "import " + ", ".join(f"one_of_each.{module}" for module in MODULES) + "\n"
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +235,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "sitecustomize.py": SITE,
         "one_of_each/__init__.py": "",
         "one_of_each/codec.py": CODEC,
+        "one_of_each/matrix_codec.py": MATRIX_CODEC,
         "one_of_each/schedule.py": SCHEDULE,
         "one_of_each/mode.py": MODE,
         "one_of_each/workload.py": WORKLOAD,
