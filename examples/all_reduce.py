@@ -1,4 +1,4 @@
-"""Sum a tensor over all ranks, by a chosen algorithm and by the cheapest one.
+"""Sum a tensor over all ranks, with a chosen algorithm and with the cheapest one.
 
 torchrun --nproc-per-node=4 examples/all_reduce.py      (or mpiexec -n 4 python …, or just python …)
 """

@@ -1,6 +1,6 @@
-"""Train a digit classifier with DDP, gradients compressed by one line, and count the bytes beside float32's.
+"""Train a digit classifier with DDP, compress its gradients with one line, and compare the bytes with float32's.
 
-torchrun --nproc-per-node=2 examples/ddp_one_line.py      (or just python …; under mpiexec `laconic.compress` refuses)
+torchrun --nproc-per-node=2 examples/ddp_one_line.py      (or just python …; not under mpiexec)
 """
 
 import os

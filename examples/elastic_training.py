@@ -1,9 +1,10 @@
 """Train on digits with workers that may come, go and die at any moment.
 
-    python examples/elastic_training.py runs/digits &        as often as you like, whenever you like
-    kill -9 <any of them>                                    the others go on
+    python examples/elastic_training.py runs/digits &        as often and whenever you like
+    kill -9 <any of them>                                    the others continue
 
-torchrun --nproc-per-node=2 examples/elastic_training.py works too. A folder holds one training: name another to repeat.
+torchrun --nproc-per-node=2 examples/elastic_training.py works, too.
+A folder holds one training; name another one to repeat it.
 """
 
 import os

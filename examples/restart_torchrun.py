@@ -1,10 +1,10 @@
-"""Train digits with checkpoints; when a worker dies, torchrun starts all again and training goes on, to the bit.
+"""Train digits with checkpoints; when a worker dies, torchrun restarts all and training continues, bit for bit.
 
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc-per-node=2 --max-restarts=2 \
     --rdzv-backend=c10d --rdzv-endpoint=localhost:0 examples/restart_torchrun.py --die-at 70
 
-Without that variable the restarted workers of torch 2.x meet in the store of the first ones, with what is left in it,
-and a restart takes 45 s or never ends.
+Without that variable, the restarted workers of torch 2.x meet in the store of the first ones, which still holds their
+entries, and a restart takes 45 s or never ends.
 """
 
 import argparse
