@@ -180,9 +180,9 @@ class _Tampering(Transport):
         self.inner, self.peer, self.change = inner, peer, change
         self.counters = inner.counters
 
-    def enter(self, call: Call) -> None:
-        super().enter(call)
+    def enter(self, call: Call) -> Call:
         self.inner.enter(call)
+        return super().enter(call)
 
     def leave(self, call: Call) -> None:
         super().leave(call)
