@@ -38,9 +38,9 @@ class Cast(KernelCodec):
         buffer = buffer_for(self, x.numel(), out)
         nbytes = self.max_nbytes(x.numel())
         body = buffer[HEADER_NBYTES:nbytes]
-        if body.numel() and body.data_ptr() % self.dtype.itemsize == 0:
+        if x.numel() and body.data_ptr() % self.dtype.itemsize == 0:
             body.view(self.dtype).copy_(x.detach())
-        else:
+        elif x.numel():  # a slice of a larger buffer, not aligned for the type
             body.copy_(x.detach().cpu().to(self.dtype).view(torch.uint8))
         return seal(buffer, self.name, x.numel(), nbytes)
 

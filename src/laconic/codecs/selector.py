@@ -82,7 +82,7 @@ class Sparse(Codec):
         array = self._residual(x, residual)
         buffer = frame.buffer_for(self, array.size, out)
         payload, chosen, section = self._write(array, self.chooser.select_feedback(x, residual, step), step, buffer)
-        _scatter_add(array, chosen, -self.unpack_values(section, chosen.size))
+        _scatter_add(array, chosen, self.unpack_values(section, chosen.size), np.float32(-1))
         return payload
 
     def encode_selection(self, x: Tensor, residual: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
@@ -105,7 +105,7 @@ class Sparse(Codec):
 
     def decode_add(self, payload: Tensor, out: Tensor) -> None:
         array = frame.floats(out, self)
-        _scatter_add(array, *self._read(payload, array.size))
+        _scatter_add(array, *self._read(payload, array.size), np.float32(1))
 
     def decode_sparse(self, payload: Tensor, numel: int) -> tuple[Tensor, Tensor]:
         """The payload as (sorted int64 indices, float32 values), for exchanges that stay sparse."""
@@ -325,6 +325,6 @@ def _scatter(out: Array, chosen: Array, values: Array) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _scatter_add(out: Array, chosen: Array, values: Array) -> None:
+def _scatter_add(out: Array, chosen: Array, values: Array, sign: np.float32) -> None:
     for j in range(chosen.size):
-        out[chosen[j]] += values[j]
+        out[chosen[j]] += sign * values[j]
