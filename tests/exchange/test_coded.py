@@ -45,7 +45,7 @@ def test_all_ranks_end_with_the_same_bits(form: str, world_size: int, numel: int
         torch.testing.assert_close(exact.buffer, torch.stack(xs).sum(0)[:3])
         return coded.buffer
 
-    results = run_threads(world_size, work)
+    results = run_threads(world_size, work, timeout_s=90.0)
     assert all(torch.equal(result, results[0]) for result in results)
     if spec == "none":
         torch.testing.assert_close(results[0], torch.stack(xs).sum(0))

@@ -63,8 +63,10 @@ def test_many_strangers_together_take_bounded_memory_and_members_stay() -> None:
         frame = b"\x06" + struct.pack(">Q", CHUNK_NBYTES) + bytes(CHUNK_NBYTES - 1)  # of the handshake, never whole
         strangers = []
         for _ in range(3 * MAX_STRANGERS):
-            strangers.append(_greeted(Address.parse(server.address), b"PLAIN"))
-            strangers[-1].sendall(frame)
+            with contextlib.suppress(ConnectionError):  # the gate may cut off any stranger, at any time
+                strangers.append(_greeted(Address.parse(server.address), b"PLAIN"))
+                strangers[-1].sendall(frame)
+        assert len(strangers) > MAX_STRANGERS
         time.sleep(0.3)
         assert _resident_nbytes(os.getpid()) - before < (MAX_STRANGERS + 40) * 1.1e6
         worker.send_to(0, torch.ones(3), tag=1)
