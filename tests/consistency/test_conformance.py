@@ -119,7 +119,8 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request: pytest.FixtureRequest) -> list[dict[str, dict[str, Any]]]:
     """What each rank found, by case; only the modes whose tests were selected are trained."""
-    chosen = {item.callspec.params.get("case") for item in request.session.items if "ranks" in item.fixturenames}
+    items = [item for item in request.session.items if item.module is request.module and "ranks" in item.fixturenames]
+    chosen = {item.callspec.params.get("case") for item in items if hasattr(item, "callspec")}
     return run_local(request.param, _all, ([case for case in CASES if case in chosen],), timeout_s=400)
 
 

@@ -232,3 +232,11 @@ def test_bad_input_is_one_sentence():
     with pytest.raises(UnknownName, match="micro-batching policy"):
         tune(model, X, policy="halves", cache=None)
     assert all(type(layer) in (nn.Conv2d, nn.ReLU) for layer in model), "a refusal changes nothing"
+
+
+def test_the_mode_of_denormals_is_put_back() -> None:
+    """Codecs and everything else on the thread keep exact small numbers."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    tune(model, torch.randn(1, 3, 12, 12), cache=None)
+    model(torch.randn(1, 3, 12, 12))
+    assert float(torch.tensor(1e-40) * 1.0) != 0.0

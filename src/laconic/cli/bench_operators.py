@@ -36,7 +36,6 @@ def operators(
     if threads < 1 or turns < 1 or any(n < 1 for n in batch or []):
         raise BadInput("threads, turns and batch are 1 or more")
     torch.set_num_threads(threads)
-    torch.set_flush_denormal(True)
     sets = operator_sets.names() if set_ == "all" else [set_]
     if ladder_:
         _ladder(ladder(turns), json)

@@ -76,7 +76,7 @@ def build(spec: str) -> Method:
     """The method that a spec names.
 
     >>> build("winograd(2)")
-    Winograd(outputs=2)
+    Winograd(outputs=2, channels_last=False)
 
     Raises:
         UnknownName: no such method or option; the valid ones are listed.

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from laconic.errors import BadInput
 from laconic.operators.cache import Cache, default_folder
+from laconic.operators.convolve import flushed_denormals
 from laconic.operators.micro_batch import sizes
 from laconic.operators.numerics import checked_tolerance, relative_error
 from laconic.operators.plan import Plan, Row
@@ -39,8 +40,8 @@ def tune(model: nn.Module, example: Any, tolerance: float | str = 1e-5, workspac
          train: bool = False, policy: str = "powers", cache: str | Path | None = "default") -> nn.Module:  # fmt: skip
     """Let the convolutions of a model be computed by the quickest methods that are near enough.
 
-    The model is changed in place and returned, with the table of what was decided as `model.plan`. On this thread
-    denormal numbers are flushed to zero from here on, as they slow arithmetic down a hundredfold.
+    The model is changed in place and returned, with the table of what was decided as `model.plan`. Its
+    tuned layers flush denormal numbers to zero, as they slow arithmetic a hundredfold; all else keeps its mode.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
     >>> tuned = tune(model, torch.zeros(1, 3, 16, 16), cache=None)
@@ -66,12 +67,12 @@ def tune(model: nn.Module, example: Any, tolerance: float | str = 1e-5, workspac
     sizes(policy, 1)
     inputs = example if isinstance(example, tuple) else (example,)
     untune(model)
-    torch.set_flush_denormal(True)
     kept = Cache(default_folder() if cache == "default" else None if cache is None else Path(cache))
     key = _signature(model, inputs, limits)
     plan = _from_cache(kept, key, model)
     if plan is None:
-        model, plan = _measured(model, inputs, limits, kept)
+        with flushed_denormals():
+            model, plan = _measured(model, inputs, limits, kept)
         kept.put(key, [_row_json(row) for row in plan.rows])
         kept.save()
     else:
