@@ -79,8 +79,8 @@ def _measure(world: Any, numel: int, density: float, repeats: int, seed: int, li
     transport, qsgd = world.transport, laconic.codec("qsgd(4)")
 
     def by(name: str) -> Callable[[], SparseStream]:
-        codec = qsgd if name == CODED else None
-        return lambda: sparse_all_reduce(indices, values, numel, transport, name.partition("+")[0], codec)
+        codec, algorithm = qsgd if name == CODED else None, name.partition("+")[0]
+        return lambda: sparse_all_reduce(SparseStream.of(indices, values, numel), transport, algorithm, codec)
 
     def whole() -> Tensor:
         run_native(work, transport)

@@ -17,6 +17,7 @@ from laconic.codecs.powersgd import PowerSGD
 from laconic.consistency.robust import rules
 from laconic.exchange.dgc import accelerate
 from laconic.exchange.sparse import sparse_all_reduce
+from laconic.exchange.sparse_stream import SparseStream
 from laconic.schedules import ring
 from laconic.schedules.link import Link
 from laconic.transports.base import Transport
@@ -72,4 +73,4 @@ def _use(codec: codecs.Codec, x: Tensor) -> None:
 
 
 def _add_sparse(transport: Transport, algorithm: str) -> None:
-    sparse_all_reduce([transport.rank, 5], [1.0, 10.0], 8, transport, algorithm).to_dense()
+    sparse_all_reduce(SparseStream.of([transport.rank, 5], [1.0, 10.0], 8), transport, algorithm).to_dense()

@@ -55,7 +55,7 @@ def reduce_all(streams: Sequence[Pairs], numel: int, algorithm: str, **options: 
     def work(transport: Transport) -> SparseStream:
         indices, values = streams[transport.rank]
         before = indices.copy(), values.copy()
-        total = sparse_all_reduce(indices, values, numel, transport, algorithm, **options)
+        total = sparse_all_reduce(SparseStream.of(indices, values, numel), transport, algorithm, **options)
         assert np.array_equal(before[0], indices)
         assert np.array_equal(before[1], values)
         sent, received = transport.counters.sent_nbytes, transport.counters.received_nbytes
@@ -219,7 +219,7 @@ def test_a_corrupt_message_is_an_error_on_every_rank_and_nobody_hangs(algorithm:
     def work(transport: Transport) -> str:
         bad = _Tampering(transport, 0, change) if transport.rank == 1 else transport
         try:
-            sparse_all_reduce([1, 30, 60], [1.0, 2.0, 3.0], 99, bad, algorithm)
+            sparse_all_reduce(SparseStream.of([1, 30, 60], [1.0, 2.0, 3.0], 99), bad, algorithm)
         except PayloadError as error:
             return str(error)
         return ""
@@ -285,9 +285,9 @@ def test_wrong_streams_are_refused(indices: list[int], values: list[float], nume
 def test_wrong_choices_are_refused() -> None:
     def work(transport: Transport) -> None:
         with pytest.raises(UnknownName, match="did you mean 'dsar'"):
-            sparse_all_reduce([0], [1.0], 5, transport, "dsra")
+            sparse_all_reduce(SparseStream.of([0], [1.0], 5), transport, "dsra")
         with pytest.raises(BadInput, match="only dsar takes a codec"):
-            sparse_all_reduce([0], [1.0], 5, transport, "ring", codec=codec("qsgd(4)"))
+            sparse_all_reduce(SparseStream.of([0], [1.0], 5), transport, "ring", codec=codec("qsgd(4)"))
         with pytest.raises(BadInput, match="contiguous float32"):
             SparseStream.of([0], [1.0], 5).to_dense(torch.zeros(4))
 
@@ -296,7 +296,7 @@ def test_wrong_choices_are_refused() -> None:
 
 def test_ranks_that_disagree_are_told() -> None:
     def work(transport: Transport) -> None:
-        sparse_all_reduce([0], [1.0], 5 + transport.rank, transport, "dsar")
+        sparse_all_reduce(SparseStream.of([0], [1.0], 5 + transport.rank), transport, "dsar")
 
     with pytest.raises(Mismatch, match="6 × float32"):
         run_threads(2, work, timeout_s=5)
@@ -327,7 +327,7 @@ def _on_gloo() -> str:
         for pattern in ("uniform", "one empty", "crossing"):
             for algorithm in (*ALGORITHMS, "auto"):
                 streams = make_streams(pattern, world.world_size, 3000, seed=1)
-                total = sparse_all_reduce(*streams[world.rank], 3000, world.transport, algorithm)
+                total = sparse_all_reduce(SparseStream.of(*streams[world.rank], 3000), world.transport, algorithm)
                 dense = total.to_dense()
                 if algorithm in EXACT[:3]:
                     assert np.array_equal(dense.numpy(), expected(streams, 3000, algorithm)), (pattern, algorithm)

@@ -42,9 +42,7 @@ Memory = dict[tuple[int, int], Tensor]  # where messages are received, by round 
 
 
 def sparse_all_reduce(
-    indices: Any,
-    values: Any,
-    numel: int,
+    stream: SparseStream,
     transport: Transport,
     algorithm: str = "auto",
     codec: Codec | None = None,
@@ -56,9 +54,7 @@ def sparse_all_reduce(
     """Add the streams of all ranks: the same sum, to the bit, on every rank.
 
     Args:
-        indices: this rank's places, increasing, each below `numel`; a tensor, an array or a list.
-        values: the float32 values there.
-        numel: n, the length of the vector; the same on every rank.
+        stream: this rank's; `SparseStream.of(indices, values, numel)` makes one. `numel` is the same on every rank.
         algorithm: auto, ssar_recursive_doubling, ssar_split_allgather, dsar, native or ring.
         codec: shrinks the dense chunks of dsar. The sum is then what the codec makes of it; without, it is exact.
         link: what `auto` reckons with; 1 Gbit/s and 50 µs when None. The same on every rank.
@@ -77,7 +73,8 @@ def sparse_all_reduce(
     Example:
         >>> from laconic.transports.threads import run_threads
         >>> def work(transport):
-        ...     return sparse_all_reduce([transport.rank, 5], [1.0, 10.0], 8, transport).to_dense().tolist()
+        ...     mine = SparseStream.of([transport.rank, 5], [1.0, 10.0], numel=8)
+        ...     return sparse_all_reduce(mine, transport).to_dense().tolist()
         >>> run_threads(2, work)[1]
         [1.0, 1.0, 0.0, 0.0, 0.0, 20.0, 0.0, 0.0]
 
@@ -87,12 +84,11 @@ def sparse_all_reduce(
         raise UnknownName("sparse all_reduce algorithm", algorithm, ("auto", *ALGORITHMS))
     if codec is not None and algorithm not in ("auto", "dsar"):
         raise BadInput(f"sparse: only dsar takes a codec, {algorithm} is exact; leave the codec out or use dsar")
-    stream = SparseStream.of(indices, values, numel)
     if transport.world_size == 1:
         return stream
     if algorithm == "auto":
         mean = _mean_count(stream, transport) if count is None else count
-        algorithm = choose(transport.world_size, mean, numel, link or DEFAULT_LINK, codec)
+        algorithm = choose(transport.world_size, mean, stream.numel, link or DEFAULT_LINK, codec)
     if algorithm in _DENSE:
         return _as_dense(stream, transport, algorithm)
     return finish(sparse_steps(stream, transport, algorithm, codec, step))[0]
