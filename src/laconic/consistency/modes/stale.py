@@ -236,7 +236,10 @@ class StalePeersAgreement(OwnWeights):
     # the end
 
     def finish(self) -> None:
-        """Wait for all and leave the mean of their weights; gradients that come after a last step are not used."""
+        """Wait for all and leave the mean of their weights.
+
+        Gradients that come after a worker's last step are in their senders' weights only.
+        """
         mesh = self._mesh
         if mesh is None:
             return
