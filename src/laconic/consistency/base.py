@@ -75,6 +75,15 @@ class Mode(ABC):
         return True
 
     @property
+    def repeatable(self) -> bool:
+        """Whether the same training ends with the same bits again, however long each worker takes for its steps."""
+        return self.lockstep
+
+    def outlives(self, rank: int, world_size: int) -> bool:
+        """Whether the others go on to one model when this rank is lost; without, each raises an error that names it."""
+        return False
+
+    @property
     def no_codec(self) -> str:
         """Why this mode takes no codec; empty where it takes one."""
         return ""

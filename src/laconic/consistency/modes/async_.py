@@ -11,6 +11,7 @@ import torch
 from laconic.consistency.base import Mode, Setup, check_whole, register
 from laconic.consistency.servers.client import Client
 from laconic.consistency.servers.served import ServedAgreement, Serving
+from laconic.consistency.servers.shards import outlives
 from laconic.consistency.sites import Site, site_numbers
 from laconic.errors import BadInput
 
@@ -71,6 +72,13 @@ class Async(Mode):
     @property
     def lockstep(self) -> bool:
         return self.hierarchical  # a site's workers wait for each other
+
+    @property
+    def repeatable(self) -> bool:
+        return False
+
+    def outlives(self, rank: int, world_size: int) -> bool:
+        return not self.hierarchical and outlives(rank, world_size, self.servers, self.replicas)
 
     @property
     def own_options(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -63,6 +63,10 @@ class Gaia(Mode):
     own_options: ClassVar[tuple[str, ...]] = ("sites",)
     same_weights: ClassVar[bool] = False
 
+    @property
+    def repeatable(self) -> bool:
+        return False  # what waits for the link is sent together
+
     def __post_init__(self) -> None:
         if isinstance(self.threshold, bool) or not 0 <= self.threshold < float("inf"):
             raise BadInput(f"gaia: the threshold is a relative change from 0, got {self.threshold!r}")

@@ -70,6 +70,9 @@ class Gossip(Mode):
     def lockstep(self) -> bool:
         return not self.asynchronous
 
+    def outlives(self, rank: int, world_size: int) -> bool:
+        return self.asynchronous
+
     def __post_init__(self) -> None:
         neighbours(self.graph, 2, 0, 0)
         if self.gamma is not None and not 0 < self.gamma <= 1:

@@ -18,6 +18,7 @@ from laconic.consistency.base import Mode, Setup, check_whole, register
 from laconic.consistency.servers.client import Client
 from laconic.consistency.servers.clocks import Clocks, check_read
 from laconic.consistency.servers.served import ServedAgreement, Serving
+from laconic.consistency.servers.shards import outlives
 from laconic.consistency.servers.wire import Coder, Kind, Message, raw, settings, unpack, weights_in
 from laconic.consistency.side import open_mesh, receive, wait
 from laconic.errors import BadInput, PayloadError, PeerLost
@@ -74,6 +75,9 @@ class Stale(Mode):
     @property
     def lockstep(self) -> bool:
         return False
+
+    def outlives(self, rank: int, world_size: int) -> bool:
+        return not self.central or outlives(rank, world_size, self.servers, self.replicas)
 
     def install(self, setup: Setup) -> OwnWeights:
         if not self.central:

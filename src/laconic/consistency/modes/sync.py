@@ -100,6 +100,13 @@ class Sync(Mode):
     def no_codec(self) -> str:
         return "it sends gradients as they are" if self.drop_slowest else ""
 
+    @property
+    def repeatable(self) -> bool:
+        return not self.drop_slowest  # whose gradients come first is a matter of chance
+
+    def outlives(self, rank: int, world_size: int) -> bool:
+        return self.drop_slowest > 0 and rank != 0  # which sums
+
     def install(self, setup: Setup) -> Agreement:
         if self.drop_slowest:
             setup.options.refuse(str(self))

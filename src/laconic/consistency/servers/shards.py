@@ -38,6 +38,11 @@ def cut(numel: int, servers: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(edges))
 
 
+def outlives(rank: int, world_size: int, servers: int | None, replicas: int) -> bool:
+    """Whether every shard is still held when `rank` is lost: it has copies, or the rank only trains."""
+    return replicas > 0 or (servers is not None and rank < world_size - servers)
+
+
 class Shard:
     """One stretch of the weights with what is known about it: who holds it decides what happens to it."""
 
