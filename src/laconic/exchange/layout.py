@@ -170,10 +170,10 @@ class FlatGradients:
         ]
 
     def _place(self, parameter: Tensor) -> None:
-        """Move a new gradient to its place."""
+        """Move a new gradient to its place; a sparse one is dense there."""
         view, gradient = self._places[id(parameter)], parameter.grad
-        if gradient is not None and gradient.data_ptr() != view.data_ptr():
-            view.copy_(gradient)
+        if gradient is not None and (gradient.is_sparse or gradient.data_ptr() != view.data_ptr()):
+            view.zero_().add_(gradient) if gradient.is_sparse else view.copy_(gradient)
             parameter.grad = view
 
     def holds(self, parameter: Tensor) -> bool:

@@ -11,6 +11,9 @@ On the exchange thread, one per transport, whoever uses it, jobs run in order wh
 (yields) where it has nothing to do but wait for its messages; the next one, if it is there, is begun meanwhile, so that
 it is encoded while the first is on the wire. Jobs are begun, and ended, in the order they came. After an error, jobs
 fail with the same error at once.
+
+Invariant: every future that DDP is given is set. What is under way ends by the transport's time-out, in data or an
+error, and a bucket that is held for one that does not come is given up after as long, by the exchange thread when idle.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from laconic.errors import LaconicError
+from laconic.errors import CollectiveTimeout, LaconicError
 from laconic.exchange.layout import Gradients
 from laconic.exchange.options import CodecChoice
 from laconic.transports.base import Transport
@@ -38,6 +41,7 @@ from laconic.transports.world import World
 
 _log = logging.getLogger("laconic.exchange")
 Work = Callable[[], Generator[None, None, Any]]
+_LOOK_S = 0.25  # how often an idle exchange thread looks at what is held
 
 
 def interleave(jobs: Sequence[Generator[None, None, Any]], depth: int) -> None:
@@ -55,11 +59,14 @@ def interleave(jobs: Sequence[Generator[None, None, Any]], depth: int) -> None:
 
 
 class ExchangeThread:
-    """One thread that runs jobs in the order they were submitted, at most `depth` at once."""
+    """One thread that runs jobs in the order they were submitted, at most `depth` at once; without any, `idle`."""
 
-    def __init__(self, name: str = "laconic-exchange", *, depth: int = 1) -> None:
+    def __init__(
+        self, name: str = "laconic-exchange", *, depth: int = 1, idle: Callable[[], None] = lambda: None
+    ) -> None:
         self._jobs: queue.SimpleQueue[tuple[Work, Any] | None] = queue.SimpleQueue()
         self._depth = depth
+        self._idle = idle
         self._active: deque[tuple[Generator[None, None, Any], Any]] = deque()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -79,14 +86,17 @@ class ExchangeThread:
         while self._active or not closing:
             if not closing and len(self._active) < self._depth:
                 with contextlib.suppress(queue.Empty):
-                    entry = self._jobs.get(block=not self._active)
+                    entry = self._jobs.get(block=not self._active, timeout=_LOOK_S)
                     if entry is None:
                         closing = True
                     else:
                         self._begin(*entry)
                         del entry  # or the last job, and all it refers to, would live as long as this thread
                     continue
-            self._advance(0)
+            if self._active:
+                self._advance(0)
+            else:
+                self._idle()
 
     def _begin(self, job: Work, future: Any) -> None:
         if self._failure is not None:
@@ -121,21 +131,27 @@ class ExchangeThread:
 class _Shared:
     """The exchange thread of one transport and its users: calls on one transport come from one thread, in order."""
 
-    users: set[object] = field(default_factory=set)
+    users: dict[object, weakref.WeakMethod[Callable[[], None]]] = field(default_factory=dict)
     thread: ExchangeThread | None = None
+
+    def look(self) -> None:
+        """Let every user look at what it holds."""
+        for method in list(self.users.values()):
+            if (look := method()) is not None:
+                look()
 
 
 _shared: weakref.WeakKeyDictionary[Transport, _Shared] = weakref.WeakKeyDictionary()
 
 
 class ThreadShare:
-    """A user's share of a transport's exchange thread; the first job starts it, the last user joins it."""
+    """A user's share of a transport's exchange thread; the last user joins it. When idle, it calls `look`, a method."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, look: Callable[[], None]) -> None:
         self._depth = depth_of(transport)
         self._shared = _shared.setdefault(transport, _Shared())
         token = object()
-        self._shared.users.add(token)
+        self._shared.users[token] = weakref.WeakMethod(look)
         self.close = weakref.finalize(self, _leave, self._shared, token)  # also when the share is forgotten
 
     @property
@@ -145,9 +161,13 @@ class ThreadShare:
 
     def submit(self, job: Work) -> Any:
         """Queue a job, as `ExchangeThread.submit`."""
+        return self.started().submit(job)
+
+    def started(self) -> ExchangeThread:
+        """The thread, which runs from now on."""
         if self._shared.thread is None:
-            self._shared.thread = ExchangeThread(depth=self._depth)
-        return self._shared.thread.submit(job)
+            self._shared.thread = ExchangeThread(depth=self._depth, idle=self._shared.look)
+        return self._shared.thread
 
 
 def depth_of(transport: Transport) -> int:
@@ -156,7 +176,7 @@ def depth_of(transport: Transport) -> int:
 
 
 def _leave(shared: _Shared, token: object) -> None:
-    shared.users.discard(token)
+    shared.users.pop(token, None)
     if not shared.users and shared.thread is not None:
         shared.thread.close()
         shared.thread = None
@@ -185,7 +205,10 @@ class Overlap:
         self._plain: dict[int, object] = {}  # layouts of buckets that went as float32, all ranks in the same call
         self._shortcut = False
         self._thread: ThreadShare | None = None
+        self._lock = threading.Lock()  # of what is held
         self._held: list[Gradients] = []
+        self._overdue: Callable[[], CollectiveTimeout | None] = lambda: None  # why to hold no longer
+        self._given_up: CollectiveTimeout | None = None  # in this step
 
     def submit(
         self, owner: Exchanger, buffer: Tensor, index: int, parameters: Sequence[Tensor], *, last: bool
@@ -198,19 +221,30 @@ class Overlap:
         self._shortcut = self._shortcut and self._plain.get(index) == gradients.layout
         if self._shortcut:
             return self._take_shortcut(gradients, owner)
-        if self._held and not owner.choice.alike(index, self._held[0].index, gradients.step):
-            self._let_go(owner)
-        self._held.append(gradients)
-        if last or not self._may_hold(owner):
-            self._let_go(owner)
+        with self._lock:
+            if self._given_up is not None:
+                self._note(self._given_up)
+            if self._held and not self._alike(gradients, owner):
+                self._let_go(owner)
+            self._held.append(gradients)
+            if last or buffer.is_sparse or not self._may_hold(owner):
+                self._let_go(owner)
+            elif len(self._held) == 1:
+                self._hold(owner)
         return gradients.future
+
+    def _alike(self, gradients: Gradients, owner: Exchanger) -> bool:
+        """Whether a bucket may travel with those that are held; sparse ones travel alone."""
+        held = self._held[0]
+        return not gradients.buffer.is_sparse and owner.choice.alike(gradients.index, held.index, gradients.step)
 
     def _begin_step(self, owner: Exchanger) -> None:
         """Forget a backward that did not end, and decide whether the float32 shortcut is open."""
-        self._held = []
+        with self._lock:
+            self._held, self._given_up = [], None
         transport = owner.world.transport
         if self._thread is None:
-            self._thread = ThreadShare(transport)
+            self._thread = ThreadShare(transport, self._look)
         self._shortcut = transport.has_futures and self._thread.alone and self._error is None
         try:
             self._shortcut = self._shortcut and owner.choice.is_exact(owner.step)
@@ -226,7 +260,7 @@ class Overlap:
                 future.value()
             except RuntimeError as error:
                 self._note(transport.explain(error))  # type: ignore[attr-defined]
-                return buffer.fill_(float("nan"))
+                return _spoilt(buffer)
             buffer.div_(transport.world_size)
             owner.went_plain(gradients, begun)
             return buffer
@@ -243,10 +277,36 @@ class Overlap:
             return False
         return sum(chosen.max_nbytes(held.buffer.numel()) for held in self._held) < self._message_nbytes
 
+    def _hold(self, owner: Exchanger) -> None:
+        """Wait for the next bucket, no longer than for a message."""
+        assert self._thread is not None  # since the step's first bucket
+        self._thread.started()
+        transport, first = owner.world.transport, self._held[0]
+        until = time.monotonic() + transport.timeout_s
+
+        def overdue() -> CollectiveTimeout | None:
+            if time.monotonic() < until:
+                return None
+            where = f"[rank {transport.rank}/{transport.world_size}] step {first.step}"
+            text = f"bucket {first.index} is held for the next one, which did not come in {transport.timeout_s:g} s"
+            return CollectiveTimeout(f"{where}: {text}: backward has stopped", rank=transport.rank)
+
+        self._overdue = overdue
+
+    def _look(self) -> None:
+        """Give up buckets that were held for too long; the step fails if backward goes on after all."""
+        with self._lock:
+            if self._held and (error := self._overdue()) is not None:
+                _log.error("%s", error)
+                self._given_up, held, self._held = error, self._held, []
+                for each in held:
+                    each.future.set_exception(error)
+
     def _let_go(self, owner: Exchanger) -> None:
         held, self._held = self._held, []
         assert self._thread is not None  # since the step's first bucket
-        self._thread.submit(lambda: self._attempt(held, owner))
+        done = self._thread.submit(lambda: self._attempt(held, owner))
+        done.add_done_callback(lambda future: self._answer(held, future))
 
     def _attempt(self, held: list[Gradients], owner: Exchanger) -> Pausing[None]:
         """The exchange; after an error the other ranks are told, and gradients become NaN: no step goes unnoticed."""
@@ -260,9 +320,15 @@ class Overlap:
         except Exception as error:
             self._note(error)
             owner.world.transport.abandon(f"{type(error).__name__}: {error}")
-        finally:
-            for each in held:
-                each.future.set_result(each.buffer if self._error is None else each.buffer.fill_(float("nan")))
+
+    def _answer(self, held: list[Gradients], done: Any) -> None:
+        """Hand DDP its buckets back, whatever happened on the exchange thread."""
+        try:
+            done.value()
+        except Exception as error:
+            self._note(error)
+        for each in held:
+            each.future.set_result(each.buffer if self._error is None else _spoilt(each.buffer))
 
     def _note(self, error: Exception) -> None:
         """Keep the first error: a bucket that was under way too fails because of it."""
@@ -284,3 +350,9 @@ class Overlap:
         if self._thread is not None:
             self._thread.close()
             self._thread = None
+
+
+def _spoilt(gradients: Tensor) -> Tensor:
+    """NaN in place of all gradients."""
+    (gradients._values() if gradients.is_sparse else gradients).fill_(float("nan"))
+    return gradients

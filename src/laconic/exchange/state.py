@@ -24,6 +24,7 @@ from laconic.exchange.layout import Gradients, Parameters
 from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options
 from laconic.exchange.overlap import Overlap, depth_of, interleave
 from laconic.exchange.residuals import Residuals, kept_residuals
+from laconic.exchange.sparse_gradient import SparseGradient
 from laconic.transports.base import Timings
 from laconic.transports.rounds import Pausing
 from laconic.transports.world import World, current
@@ -58,6 +59,7 @@ class CompressionState(Job):
         self.overlap = Overlap(options.message_nbytes)
         self.records: deque[BucketRecord] = deque()
         self.step = 0
+        self._sparse: dict[int, SparseGradient] = {}  # by bucket
         self._world = options.world
         self._watch = None if self.correction is None else refuse_second_momentum(p for _, p in named)
 
@@ -79,7 +81,14 @@ class CompressionState(Job):
         return self.buckets.layers(self.world.world_size)
 
     def observe(self, model: nn.Module) -> None:
-        """Let the matrix codecs that are planned look at this model, where gradients are not enough for them."""
+        """Let the matrix codecs that are planned look at this model, where gradients are not enough for them.
+
+        Raises:
+            BadInput: a layer's gradients are sparse, and there is momentum, which is kept for dense ones.
+        """
+        for module in model.modules() if self.correction is not None else ():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+                raise _no_sparse_momentum(self.parameters.names[id(module.weight)])
         for name in filter(self.choice.names, self.buckets.matrices.names()):
             self.buckets.matrices.of(name).observe(model, self.parameters.names)
 
@@ -106,6 +115,8 @@ class CompressionState(Job):
         if first.index == 0:
             self.choice.before_step(first.step, world)
         begun = time.perf_counter()
+        if first.buffer.is_sparse:
+            return (yield from self._sparse_steps(first, begun))
         chosen = self.choice.codec_for(first.index, first.step)
         buckets = [self.buckets.at(each.index, self.parameters.info(each), chosen) for each in held]
         plain = chosen.exact and options.algorithm in ("auto", "native") and self.correction is None
@@ -123,6 +134,15 @@ class CompressionState(Job):
         numel = sum(part.numel() for part in values)
         self._ended(held, numel, str(chosen), algorithm, begun, timings)
         return plain and algorithm == "native"
+
+    def _sparse_steps(self, given: Gradients, begun: float) -> Pausing[bool]:
+        """Average a sparse gradient, which travels alone, exactly."""
+        if self.correction is not None:
+            raise _no_sparse_momentum(self.parameters.info(given).entries[0].name)
+        sparse = self._sparse.setdefault(given.index, SparseGradient())
+        timings, algorithm = yield from sparse.steps(given.buffer, self.world.transport)
+        self._ended([given], given.buffer.numel(), "none", algorithm, begun, timings)
+        return False
 
     def went_plain(self, gradients: Gradients, begun: float) -> None:
         """Record a bucket that took the float32 shortcut."""
@@ -180,6 +200,10 @@ class CompressionState(Job):
         self.buckets.matrices.close()
         if self._watch is not None:
             self._watch.remove()
+
+
+def _no_sparse_momentum(name: str) -> BadInput:
+    return BadInput(f"momentum is for dense gradients, and '{name}' has sparse ones: make the layer with sparse=False")
 
 
 def _on_cpu(buffer: Tensor, native: bool) -> Tensor:
