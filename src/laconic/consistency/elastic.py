@@ -100,7 +100,7 @@ def elastic(
             makes of all gradients at the coordinator, which is trusted (`workers` must be enough for f); "local(8)" or
             "block_momentum(8)", the weights after a block of steps that each worker makes alone, which is then what is
             committed, or made again.
-        options: workers, drop_slowest, patience_s and silence_s, see `ElasticOptions`.
+        options: workers, drop_slowest, patience_s, silence_s and outage_s, see `ElasticOptions`.
 
     Raises:
         UnknownName: an option that there is not.
@@ -108,6 +108,7 @@ def elastic(
             something else.
         PayloadError: from `step`: what the coordinator sent cannot be read.
         PeerLost: everyone who had the model is gone.
+        StorageError: a change of members could not be written into `meeting` for `outage_s`; the model is in memory.
 
     >>> import tempfile
     >>> model = nn.Linear(4, 1)

@@ -188,11 +188,11 @@ def test_a_coordinator_that_is_back_at_once_may_go_on_with_its_block(tmp_path: P
                 return missed()
             answers, reaches, held = [False], line.reaches, deadline.seconds
             line.reaches = lambda member: answers.pop() if answers else reaches(member)
-            deadline._seconds = deadline.patience_s = 0.1
+            deadline.seconds = deadline.patience_s = 0.1
             try:
                 return missed()
             finally:
-                line.reaches, deadline._seconds, deadline.patience_s = reaches, held, held
+                line.reaches, deadline.seconds, deadline.patience_s = reaches, held, held
                 looked.set()
 
         group.missed = cut_once

@@ -273,7 +273,7 @@ class _Worker(Training):
         model = nn.Linear(2, 1)
         options = {"data": laconic.Samples(64, 4, epochs=10_000), "workers": self._workers, "patience_s": 2.0}
         with _elastic(self._folder, model, **options) as job:
-            job._deadline._floor_s = 1.0  # a crowded machine
+            job._deadline.floor_s = 1.0  # a crowded machine
             self.job = job
             time.sleep(self._begin_after_s)
             for batch in job.batches():

@@ -81,7 +81,7 @@ class Trainer(Training):
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         settings = {"data": laconic.Samples(SAMPLES, BATCH, EPOCHS), "codec": "none", "patience_s": 20.0}
         with laconic.elastic(model, optimizer, meeting=self.folder, **(settings | self.options)) as job:
-            job._deadline._floor_s = 1.0  # a crowded machine
+            job._deadline.floor_s = 1.0  # a crowded machine
             if self.prepare is not None:
                 self.prepare(job)
             for batch in job.batches():

@@ -37,9 +37,8 @@ class NewView(Exception):
 class Line:
     """One worker's ZeroMQ transport in a group."""
 
-    def __init__(self, meeting: Meeting, silence_s: float) -> None:
-        self.meeting = meeting
-        self.id = meeting.number()
+    def __init__(self, meeting: Meeting, number: int, silence_s: float) -> None:
+        self.meeting, self.id = meeting, number
         self.view = View(0, (), "", 0.0)
         self.newcomers: dict[int, str] = {}  # who has asked to join, by number, with addresses
         self.busy: set[int] = set()  # who has said so, in this view or before
@@ -52,6 +51,7 @@ class Line:
         self._gradients: dict[int, Message] = {}
         self._met: dict[int, float] = {}  # since when we have had, or tried to have, a connection to a member
         self._silence_s = silence_s
+        self._is_closed = False
         self._looked_at = time.monotonic()
         host = os.environ.get("LACONIC_BIND", "127.0.0.1")
         key = read_key() if is_loopback(host) else read_key() or meeting.key()
@@ -61,7 +61,10 @@ class Line:
         self.address = self._transport.address
 
     def close(self) -> None:
-        """Say goodbye and give up all connections."""
+        """Say goodbye and give up all connections; safe to call twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         for member in self.view.ids:
             if member != self.id:
                 self.tell(member, pack(Kind.LEAVE, self.view.number, 0))
@@ -228,9 +231,11 @@ class Line:
             raise NewView(view)
 
     def look(self) -> None:
-        """Look for a newer view in the meeting folder; NewView when there is one."""
+        """Look for a newer view in the meeting folder; NewView when there is one that can be read."""
         self._looked_at = time.monotonic()
-        newest = self.meeting.newest(self.view.number)
+        newest = None
+        with contextlib.suppress(OSError):  # messages tell of views too
+            newest = self.meeting.newest(self.view.number)
         if newest is not None:
             raise NewView(newest)
 

@@ -19,6 +19,7 @@ import json
 import os
 import re
 import time
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,14 +85,10 @@ class Meeting:
     def number(self) -> int:
         """A number that no other worker of this job has or had."""
         found = [int(name[1]) for name in map(_ID.fullmatch, os.listdir(self.folder)) if name]
-        candidate = max(found, default=0)
-        while True:
+        candidate = max(found, default=0) + 1
+        while not create(self.folder / f"id-{candidate:08d}", ""):
             candidate += 1
-            try:
-                os.close(os.open(self.folder / f"id-{candidate:08d}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-                return candidate
-            except FileExistsError:
-                continue
+        return candidate
 
     def publish(self, view: View) -> bool:
         """Make a view the valid one; False when another of its number is there already."""
@@ -116,8 +113,11 @@ class Meeting:
         return path.read_bytes()
 
     def finish(self, step: int) -> None:
-        """Say that the training is over."""
-        create(self.folder / "finished.json", json.dumps({"step": step}))
+        """Say that the training is over; a warning when that cannot be written."""
+        try:
+            create(self.folder / "finished.json", json.dumps({"step": step}))
+        except OSError as error:
+            warnings.warn(f"{error}; the training is over, and who comes now finds nobody", stacklevel=2)
 
     @property
     def finished(self) -> bool:
@@ -125,8 +125,12 @@ class Meeting:
         return (self.folder / "finished.json").exists()
 
     def record(self, events: Iterable[dict[str, Any]]) -> None:
-        """Append events, one JSON object a line."""
-        append(self.folder / "events.jsonl", [json.dumps(event) for event in events], mode=0o600)
+        """Append events, one JSON object a line; a warning when they cannot be written."""
+        lines = [json.dumps(event) for event in events]
+        try:
+            append(self.folder / "events.jsonl", lines, mode=0o600)
+        except OSError as error:
+            warnings.warn(f"{error}; left out: {'; '.join(lines)}", stacklevel=2)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"view-{number:08d}.json"

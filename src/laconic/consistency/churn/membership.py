@@ -15,10 +15,11 @@ import time
 from laconic.consistency.churn.line import Line, NewView
 from laconic.consistency.churn.meeting import Meeting, View, event
 from laconic.consistency.churn.options import Deadline, ElasticOptions
+from laconic.consistency.churn.outage import RETRY_S, Outage
 from laconic.consistency.churn.replica import Replica
 from laconic.consistency.churn.watch import LOGGER, NO_MODEL, TICK_S, Watch
 from laconic.consistency.churn.wire import Kind, Message, Wire, pack
-from laconic.errors import BadInput, PeerLost
+from laconic.errors import BadInput, PeerLost, StorageError
 
 LOOK_S = 0.08  # how often the meeting folder is looked into while nobody answers
 ASK_AGAIN_S = 1.0  # a coordinator may have changed its mind about us, or its role, without a new view
@@ -72,8 +73,8 @@ class Membership(Watch):
     def __init__(
         self, meeting: Meeting, replica: Replica, wire: Wire, deadline: Deadline, options: ElasticOptions, period: int
     ) -> None:
-        super().__init__(replica, deadline, period)
-        self.meeting, self.wire, self.options = meeting, wire, options
+        super().__init__(replica, deadline, options, period)
+        self.meeting, self.wire = meeting, wire
         self._job = replica.signature
         self.begin()
 
@@ -83,7 +84,7 @@ class Membership(Watch):
         """Come in as a newcomer, under a number of its own; blocks until a view holds this worker."""
         self._reset()
         self.wire.forget()
-        self._line = Line(self.meeting, self.options.silence_s)
+        self._line = Line(self.meeting, self._number(), self.options.silence_s)
         self._pending: View | None = None
         try:
             self._pending = found(self._line, self._job)
@@ -94,6 +95,20 @@ class Membership(Watch):
         except BaseException:
             self._line.close()
             raise
+
+    def _number(self) -> int:
+        """A number for this worker; where the job is there, but its folder cannot be written to, it is waited for."""
+        outage = Outage(f"a number in {self.meeting.folder}", self.options.outage_s, "the model is with the members")
+        while True:
+            try:
+                return self.meeting.number()
+            except OSError as error:
+                if self.meeting.finished:
+                    raise Finished from None
+                if self.meeting.newest() is None:
+                    raise StorageError(f"workers cannot meet in {self.meeting.folder}: {error}", error.errno) from error
+                outage.failed(error)
+                time.sleep(RETRY_S)
 
     @property
     def changed(self) -> bool:
@@ -139,7 +154,7 @@ class Membership(Watch):
         else:
             self._report()
         self._pending = None
-        self._fresh = True
+        self._fresh, self._admits_at = True, 0.0
 
     def _gather_reports(self) -> None:
         """The coordinator's part: find out who is behind, and send them the state."""

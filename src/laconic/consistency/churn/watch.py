@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from laconic.consistency.churn.line import Line, NewView
 from laconic.consistency.churn.meeting import View
-from laconic.consistency.churn.options import Deadline
+from laconic.consistency.churn.options import Deadline, ElasticOptions
+from laconic.consistency.churn.outage import RETRY_S, Outage
 from laconic.consistency.churn.replica import Replica
 from laconic.consistency.churn.wire import MAX_MEMBERS, Kind, Message, pack
 from laconic.errors import PeerLost
@@ -37,8 +39,8 @@ class Watch:
 
     _line: Line
 
-    def __init__(self, replica: Replica, deadline: Deadline, period: int) -> None:
-        self.replica, self.deadline, self._period = replica, deadline, period
+    def __init__(self, replica: Replica, deadline: Deadline, options: ElasticOptions, period: int) -> None:
+        self.replica, self.deadline, self.options, self._period = replica, deadline, options, period
         self._reset()
 
     def _reset(self) -> None:
@@ -46,6 +48,7 @@ class Watch:
         self.step, self.at_stake = NO_MODEL, 0
         self._new: set[int] = set()  # members that have not made a step with us yet
         self._held = self._begun = self._fresh = self._ending = False
+        self._admits_at = 0.0  # newcomers wait until then, for the folder refused the view with them in it
 
     @property
     def id(self) -> int:
@@ -114,8 +117,8 @@ class Watch:
         """The coordinator, between steps: change the view when somebody has come or gone; wait for enough to begin."""
         while True:
             self._look_after()
-            if self._line.has_newcomers() and len(self.view.ids) < MAX_MEMBERS:
-                self._propose({})
+            if self._line.has_newcomers() and len(self.view.ids) < MAX_MEMBERS and time.monotonic() > self._admits_at:
+                self._admit()
             if not self._held:
                 return
             self._line.next(TICK_S)
@@ -144,7 +147,30 @@ class Watch:
         for member, why in lost.items():
             LOGGER.warning("worker %d goes on without worker %d: %s", self.id, member, why)
         redo = self._period if self._begun and not self._ending else 0  # others may be further in it than this one
-        raise NewView(self._line.propose(lost, max(0, self.steps), redo))
+        cure = "save it elsewhere, as with torch.save(model.state_dict(), path), and begin again in another folder"
+        kept = f"the model after {max(0, self.steps)} steps is in this worker's memory: {cure}"
+        outage = Outage(f"[worker {self.id}] view {self.view.number + 1}", self.options.outage_s, kept)
+        try:
+            while True:
+                try:
+                    raise NewView(self._line.propose(lost, max(0, self.steps), redo))
+                except OSError as error:
+                    if not outage.has_begun:
+                        self.say_busy(True)  # so that the others wait for it
+                    outage.failed(error)
+                self._line.next(RETRY_S)  # another may get it written
+        finally:
+            if outage.has_begun:
+                self.say_busy(False)
+
+    def _admit(self) -> None:
+        """Take newcomers into the next view, by NewView; where that cannot be written they wait, and members go on."""
+        try:
+            raise NewView(self._line.propose({}, max(0, self.steps), 0))
+        except OSError as error:
+            if not self._admits_at:
+                warnings.warn(f"newcomers wait, and worker {self.id} trains on: {error}", stacklevel=2)
+            self._admits_at = time.monotonic() + RETRY_S
 
     def _model_lost(self) -> PeerLost:
         return PeerLost(f"[worker {self.id}] everyone who had the model is gone", rank=self.id)
