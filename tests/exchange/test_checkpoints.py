@@ -17,11 +17,12 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.errors import BadInput, CheckpointError
+from laconic.errors import BadInput, CheckpointError, StorageError
 from laconic.exchange.checkpoints import Checkpoints, Cursor
 from laconic.storage import checkpoints as module
 from laconic.transports.launcher import run_local
 from tests.exchange import checkpoint_lives
+from tests.full_disk import files_of_at_most
 
 ROOT = Path(__file__).parents[2]
 
@@ -178,6 +179,28 @@ def test_an_error_of_the_writing_thread_is_raised(tmp_path: Path, monkeypatch: p
     with pytest.raises(OSError, match="No space left"):
         training.checkpoints.save(2, model=training.model)
     training.checkpoints.close()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_full_disk_is_one_sentence_and_the_checkpoint_before_is_restored(tmp_path: Path, asynchronous: bool) -> None:
+    training = _Training(tmp_path)
+    training.train(1)
+    with Checkpoints(tmp_path, asynchronous=asynchronous) as checkpoints:
+        size = (tmp_path / "step000000001-rank0.ckpt").stat().st_size
+        says = r"step000000002-rank0.ckpt cannot be written: File too large; .*; the checkpoint of step 1 is intact"
+
+
+        def save() -> None:
+            checkpoints.save(2, model=training.model, optimizer=training.optimizer)
+            checkpoints.wait()
+
+        with pytest.raises(StorageError, match=says), files_of_at_most(size // 2):
+            save()
+        assert checkpoints.latest() == 1
+        save()
+        assert checkpoints.latest() == 2
+    with pytest.raises(StorageError, match="cannot be written"):
+        Checkpoints(tmp_path / "step000000001-rank0.ckpt" / "folder")
 
 
 def test_bad_input_gets_one_sentence(tmp_path: Path) -> None:

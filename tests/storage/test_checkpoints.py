@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from laconic.errors import PayloadError
+from laconic.errors import CheckpointError, PayloadError, StorageError
 from laconic.storage.checkpoints import CheckpointFiles, newest
+from tests.full_disk import files_of_at_most
 
 
 def test_two_are_kept_and_the_newest_whole_one_is_taken(tmp_path: Path) -> None:
@@ -36,6 +37,30 @@ def test_a_broken_one_gives_way_to_the_one_before(tmp_path: Path, harm: str) -> 
         assert newest(tmp_path, 2) == 10
     with pytest.raises(PayloadError, match="rank1"):
         CheckpointFiles(tmp_path, 1).read(20)
+
+
+def test_when_none_is_whole_it_is_not_taken_for_none_at_all(tmp_path: Path) -> None:
+    for step in (10, 20):
+        for rank in (0, 1):
+            CheckpointFiles(tmp_path, rank).write(step, {"values": torch.randn(50)})
+            path = CheckpointFiles(tmp_path, rank).path(step)
+            path.write_bytes(path.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="cut off"), pytest.raises(CheckpointError, match="of 2 steps 2 are cut off"):
+        newest(tmp_path, 2)
+    for path in tmp_path.glob("*-rank1.ckpt"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r"no checkpoint is whole on all 2 ranks.* 2 lack a rank's file"):
+        newest(tmp_path, 2)
+
+
+def test_a_full_disk_says_which_checkpoint_is_still_there(tmp_path: Path) -> None:
+    files = CheckpointFiles(tmp_path, 1)
+    for step, intact in ((10, "there is no other checkpoint"), (30, "the checkpoint of step 20 is intact")):
+        says = rf"step0000000{step}-rank1.ckpt cannot be written: .*; {intact}$"
+        with pytest.raises(StorageError, match=says), files_of_at_most(1000):
+            files.write(step, {"values": torch.randn(500)})
+        files.write(20, {"step": 20})
+    assert files.steps() == [20]
 
 
 def test_one_that_not_all_ranks_wrote_does_not_count(tmp_path: Path) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from laconic.errors import PayloadError
+from laconic.errors import PayloadError, StorageError
 from laconic.storage.files import append, create, replace, replacing
 from laconic.storage.json_text import parse, parse_lines, read_lines
+from tests.full_disk import files_of_at_most
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
@@ -58,6 +62,48 @@ def test_of_many_creators_one_wins_and_its_text_stays(tmp_path: Path) -> None:
     assert len(won) == 1
     assert (tmp_path / "view").read_text() == str(won[0])
     assert [p.name for p in tmp_path.iterdir()] == ["view"]
+
+
+def _write(path: Path) -> None:
+    replace(path, "new" * 4000)
+
+
+def _create(path: Path) -> None:
+    create(path.with_name("created"), "new" * 4000)
+
+
+def _append(path: Path) -> None:
+    append(path, ["new" * 4000])
+
+
+@pytest.mark.parametrize(("write", "says"), [
+    (_write, "file cannot be written: File too large; the file that was there is intact"),
+    (_create, "created cannot be written: File too large; nothing of it is there"),
+    (_append, "file cannot be written: File too large; the lines before are intact"),
+])  # fmt: skip
+def test_a_disk_that_takes_no_more_is_one_sentence_and_what_was_there_stays(
+    tmp_path: Path, write: Callable[[Path], None], says: str
+) -> None:
+    append(tmp_path / "file", ['{"step": 1}'])
+    with pytest.raises(StorageError, match=re.escape(says)) as failed, files_of_at_most(8000):
+        write(tmp_path / "file")
+    assert failed.value.errno == errno.EFBIG
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert list(read_lines(tmp_path / "file")) == [{"step": 1}]
+    append(tmp_path / "file", ['{"step": 2}'])  # what was left of a line does not spoil the next
+    assert list(read_lines(tmp_path / "file")) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_folder_that_cannot_be_made_is_the_same_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(StorageError, match=r"file/record cannot be written: .*; there was none before"):
+        replace(tmp_path / "file" / "record", "text")
+
+
+def test_an_error_of_the_block_that_writes_is_not_the_disk_s(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionResetError), replacing(tmp_path / "file"):
+        raise ConnectionResetError
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from laconic.errors import BadInput, CheckpointError
 from laconic.exchange.collectives import all_gather, barrier
 from laconic.storage.checkpoints import MOST_STEPS, CheckpointFiles, random_state, set_random_state
+from laconic.storage.files import writing
 from laconic.storage.tree import check, map_tensors
 from laconic.transports.world import World, current
 from laconic.workloads.order import part, permutation
@@ -66,7 +67,8 @@ class Checkpoints:
         self.files = CheckpointFiles(folder, self.world.rank, keep)
         self._writing: threading.Thread | None = None
         self._failed: BaseException | None = None
-        self.files.folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder, "no checkpoint was touched"):
+            self.files.folder.mkdir(parents=True, exist_ok=True)
         self.files.remove_unfinished()
 
     def save(
@@ -91,7 +93,7 @@ class Checkpoints:
 
         Raises:
             BadInput: something that is neither a plain value nor a tensor.
-            OSError: the write before this one failed.
+            StorageError: this write, or the one before, failed; the sentence names the newest checkpoint there is.
         """
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < MOST_STEPS:
             raise BadInput(f"step is a whole number from 0 to 999999999, got {step!r}")

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from laconic.errors import PayloadError
+from laconic.errors import CheckpointError, PayloadError, StorageError
 from laconic.storage.tree import read_file, write_file
 
 MOST_STEPS = 10**9
@@ -42,8 +42,17 @@ class CheckpointFiles:
         self.folder, self.rank, self.keep = Path(folder), rank, keep
 
     def write(self, step: int, tree: Any) -> None:
-        """Write the checkpoint of `step`, then remove those too old to keep."""
-        write_file(self.path(step), tree, self._prefix)
+        """Write the checkpoint of `step`, then remove those too old to keep.
+
+        Raises:
+            StorageError: it cannot be written; the sentence names the newest one that is there.
+        """
+        try:
+            write_file(self.path(step), tree, self._prefix)
+        except StorageError as error:
+            others = [number for number in self.steps() if number != step]
+            intact = f"the checkpoint of step {others[-1]} is intact" if others else "there is no other checkpoint"
+            raise StorageError(f"{error}; {intact}", error.errno) from error
         before = [number for number in self.steps() if number < step]
         for old in before[: max(0, len(before) - self.keep + 1)]:
             self.path(old).unlink(missing_ok=True)
@@ -92,12 +101,16 @@ class CheckpointFiles:
 
 
 def newest(folder: Path, world_size: int) -> int | None:
-    """The newest step of which every rank's file is whole; None where there is none.
+    """The newest step of which every rank's file is whole; None where no checkpoint has been completed yet.
 
-    Files that are not are named in a warning, and the step before is taken.
+    Files that are not whole are named in a warning, and the step before is taken.
+
+    Raises:
+        CheckpointError: there are checkpoints, and none that every rank could go on from.
     """
-    found = _found(folder)
-    for step in sorted({step for step, _ in found}, reverse=True):
+    found, damaged = _found(folder), 0
+    steps = sorted({step for step, _ in found}, reverse=True)
+    for step in steps:
         if any((step, rank) not in found for rank in range(world_size)):
             continue  # the run ended while the ranks were writing this one
         try:
@@ -105,8 +118,13 @@ def newest(folder: Path, world_size: int) -> int | None:
                 CheckpointFiles(folder, rank).read(step)
             return step
         except PayloadError as error:
+            damaged += 1
             warnings.warn(f"{error}; taking a checkpoint before it", stacklevel=2)
-    return None
+    if not damaged and len(steps) <= 1:  # ranks in step: the second is not begun before all have written the first
+        return None
+    counts = f"of {len(steps)} steps {damaged} are cut off or changed, {len(steps) - damaged} lack a rank's file"
+    cure = "bring the files back, or remove the folder to begin from step 0"
+    raise CheckpointError(f"{folder}: no checkpoint is whole on all {world_size} ranks; {counts}; {cure}")
 
 
 def random_state() -> dict[str, Any]:

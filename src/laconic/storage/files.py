@@ -1,6 +1,7 @@
 """Files that are whole or not there, wherever the process is killed.
 
-Callers: records, link profiles, checkpoints, journals, views, downloads.
+Callers: records, link profiles, checkpoints, journals, views, downloads. Invariant: what keeps a file from being
+written, such as a full disk, is a StorageError, made in one place (`writing`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,32 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from laconic.errors import StorageError
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str], intact: str | None = None) -> Iterator[None]:
+    """Turn whatever keeps `path` from being written while the block lasts into one StorageError.
+
+    Args:
+        intact: what is there all the same, for the end of the sentence; None when the file is replaced or new.
+
+    >>> with writing("runs/notes", intact="the notes before are intact"):
+    ...     raise OSError(28, "No space left on device")
+    Traceback (most recent call last):
+    ...
+    laconic.errors.StorageError: runs/notes cannot be written: No space left on device; the notes before are intact
+    """
+    if intact is None:
+        intact = "the file that was there is intact" if os.path.exists(path) else "there was none before"
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise StorageError(f"{os.fspath(path)} cannot be written: {why}; {intact}", error.errno) from error
+
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str], prefix: str | None = None) -> Iterator[BinaryIO]:
@@ -24,6 +51,9 @@ def replacing(path: str | os.PathLike[str], prefix: str | None = None) -> Iterat
     Args:
         prefix: how the temporary file's name begins; one that was left behind by a killed process may be removed.
 
+    Raises:
+        StorageError: it cannot be written, and is as it was. What the block itself raises passes unchanged.
+
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with replacing(Path(folder) / "note") as file:
     ...         _ = file.write(b"whole")
@@ -31,26 +61,33 @@ def replacing(path: str | os.PathLike[str], prefix: str | None = None) -> Iterat
     'whole'
     """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=prefix or f".{target.name}.", dir=target.parent)
-    try:
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=prefix or f".{target.name}.", dir=target.parent)
         os.close(descriptor)
-        with open(temporary, "r+b") as file:  # opened by name, so that the file knows it
+        file = open(temporary, "r+b")  # noqa: SIM115  (by name, so that the file knows it; closed below)
+    try:
+        try:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp's 0600 would keep a shared folder's other readers out
-        os.replace(temporary, target)
-        _sync_folder(target.parent)
+            with writing(target):
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            with writing(target):  # it writes what the buffer still holds
+                file.close()
+        with writing(target):
+            os.chmod(temporary, 0o644)  # mkstemp's 0600 would keep a shared folder's other readers out
+            os.replace(temporary, target)
+            _sync_folder(target.parent)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
 
 
 def replace(path: str | os.PathLike[str], text: str) -> Path:
     """Write `text` to `path`, as `replacing` does; returns the path."""
-    with replacing(path) as file:
+    with replacing(path) as file, writing(path):
         file.write(text.encode())
     return Path(path)
 
@@ -59,25 +96,32 @@ def create(path: Path, text: str) -> bool:
     """Write a file that appears whole, under a name that nobody has used; False when somebody has.
 
     Of several processes that create the same file one gets True. The file is its owner's alone.
+
+    Raises:
+        StorageError: it cannot be written, and is not there.
     """
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
-    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.link(temporary, path)  # fails where the name is taken, which a rename does not
-        return True
-    except FileExistsError:
-        return False
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+    with writing(path, "nothing of it is there"):
+        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.link(temporary, path)  # fails where the name is taken, which a rename does not
+            return True
+        except FileExistsError:
+            return False
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
 
 
 def append(path: Path, lines: Iterable[str], mode: int = 0o644) -> None:
     """Append lines in one write: those of several processes do not mix. The file is made when it is not there.
 
     What a killed process left of a line stays by itself: the first line begins on a fresh one.
+
+    Raises:
+        StorageError: not all of it could be written; the lines before are intact.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder) / "rows"
@@ -89,13 +133,16 @@ def append(path: Path, lines: Iterable[str], mode: int = 0o644) -> None:
     text = "".join(f"{line}\n" for line in lines).encode()
     if not text:
         return
-    descriptor = os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, mode)
-    try:
-        size = os.fstat(descriptor).st_size
-        is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-        os.write(descriptor, b"\n" + text if is_torn else text)
-    finally:
-        os.close(descriptor)
+    with writing(path, "the lines before are intact"):
+        descriptor = os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, mode)
+        try:
+            size = os.fstat(descriptor).st_size
+            is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+            left = b"\n" + text if is_torn else text
+            while left:  # a disk that is nearly full takes a part, and says why only when asked for the rest
+                left = left[os.write(descriptor, left) :]
+        finally:
+            os.close(descriptor)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import BadInput, PayloadError
-from laconic.storage.files import replacing
+from laconic.storage.files import replacing, writing
 from laconic.storage.json_text import MOST_BITS, parse
 
 MAGIC = b"LACONIC2"
@@ -99,8 +99,12 @@ def loads(block: bytes | bytearray | memoryview) -> Any:
 
 
 def write_file(path: Path, tree: Any, prefix: str | None = None) -> None:
-    """Write a tree to `path`, which is whole or not there whatever happens; see `files.replacing`."""
-    with replacing(path, prefix) as file:
+    """Write a tree to `path`, which is whole or not there whatever happens; see `files.replacing`.
+
+    Raises:
+        StorageError: it cannot be written, and is as it was.
+    """
+    with replacing(path, prefix) as file, writing(path):
         dump(tree, file)
 
 

@@ -62,8 +62,11 @@ def _failure(outcome: Outcome[Any]) -> LaconicError:
     if outcome.error is None:
         return RankFailed(f"rank {rank} {ending(outcome.exitcode)}", rank)
     kind = getattr(errors, outcome.error_type or "", None)
+    sentence = f"rank {rank}: {outcome.error.splitlines()[0].partition(': ')[2]}"
+    if kind is errors.StorageError:
+        return errors.StorageError(sentence)
     if isinstance(kind, type) and issubclass(kind, errors.BadInput | errors.ProfileError):
-        return RankFailed(f"rank {rank}: {outcome.error.splitlines()[0].partition(': ')[2]}", rank)
+        return RankFailed(sentence, rank)
     return RankFailed(f"rank {rank}: {outcome.error}", rank)
 
 
@@ -207,7 +210,10 @@ class LocalJob(Generic[T]):
         return [outcome for _, outcome in sorted({**found, **silent}.items())]
 
     def results(self, timeout_s: float) -> list[T]:
-        """Every rank's value; RankFailed with the first traceback as soon as one fails, the rest being stopped."""
+        """Every rank's value; RankFailed with the first traceback as soon as one fails, the rest being stopped.
+
+        A rank that could not write a file gives a StorageError, for the caller's own files may lie on the same disk.
+        """
         waiting = set(range(len(self.pipes)))
         values: dict[int, T] = {}
         try:

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from laconic.errors import BadInput, LaconicError
+from laconic.errors import BadInput, LaconicError, StorageError
 from laconic.lab.clusters.launch import is_launched
 from laconic.lab.records import interruptions, metrics
 from laconic.lab.records.interruptions import first_line
@@ -44,6 +44,7 @@ def compare(
 
     Raises:
         BadInput: a name that is not known, or a value that cannot be used.
+        StorageError: the disk is full; the sentence says how many trials are kept, and how to go on.
     """
     if is_launched():
         raise BadInput(STARTS_WORKERS)
@@ -75,15 +76,17 @@ def _run(run: Run, workers: Workers, note: Note, resumed: bool = False) -> tuple
     """The trials that are not there yet, and what they say together."""
     record, folder = run.record, run.folder
     turns = [(seed, each) for by, seed in enumerate(record.seeds) for each in _rotated(record.configurations, by)]
-    with only_one(folder), on_signal(_interrupt, signal.SIGTERM):
+    with run.says_how_to_go_on(), only_one(folder), on_signal(_interrupt, signal.SIGTERM):
         if resumed:
             interruptions.note_resumed_comparison(record, folder)
             run.save()
+        kept = len(record.trials)
         try:
             for seed, each in turns[len(record.trials) :]:
                 position = f"{len(record.trials) + 1}/{len(turns)}"
                 record.trials.append(_trial(run, workers, each, seed, position))
                 run.save()
+                kept = len(record.trials)
                 note(f"{position} {_spoken(record.trials[-1])}")
         except KeyboardInterrupt:
             interruptions.comparison_ended(record, "stopped on request")
@@ -91,6 +94,11 @@ def _run(run: Run, workers: Workers, note: Note, resumed: bool = False) -> tuple
             note(f"stopped: {len(record.trials)} of {len(turns)} trials are in {folder}; "
                  f"go on with: laconic compare --resume {folder}")  # fmt: skip
             raise
+        except StorageError as error:
+            del record.trials[kept:]  # as it is in the file: the trial is made again
+            interruptions.comparison_ended(record, first_line(error))
+            text = f"{kept} of {len(turns)} trials are in the record{run.try_to_conclude()}"
+            raise StorageError(f"{error}; {text}", error.errno) from error
         record.finished = True
         run.conclude()
     return record, folder
@@ -108,12 +116,17 @@ def _rotated(chosen: Sequence[Configuration], by: int) -> list[Configuration]:
 
 
 def _trial(run: Run, workers: Workers, chosen: Configuration, seed: int, position: str) -> Trial:
-    """One training; one that breaks is a trial that failed, and the run goes on."""
+    """One training; one that breaks is a trial that failed, and the run goes on.
+
+    A full disk is no trial that failed: it says nothing of the configuration, and the next one would meet it too.
+    """
     spec, folder, known = run.trial(chosen, seed), run.folder, len(list(metrics.read(run.folder)))
     shares_file(folder, spec.order).unlink(missing_ok=True)  # of a start that was cut off in this trial
     try:
         with Progress(folder, f"{position} {chosen.name}, seed {seed}", run.steps, lines=False):
             trial = workers.run(spec).trial
+    except StorageError:
+        raise
     except LaconicError as error:
         _log.info("%s, seed %d: %s", chosen.name, seed, error)
         reached = metrics.last_step(folder, spec.order, known)

@@ -23,6 +23,7 @@ import torch
 from laconic.exchange.collectives import all_gather, barrier
 from laconic.lab.runs.trainer import Ended, RankTraining
 from laconic.lab.runs.trial import Figures, StepFigures
+from laconic.storage.files import writing
 
 
 def shares_file(folder: Path, order: int) -> Path:
@@ -35,7 +36,8 @@ class Shares:
 
     def __init__(self, path: Path, total: int) -> None:
         self.path, self.total = path, total
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        with writing(path):
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
 
     def take(self) -> int | None:
         """The next share, or None when all have been handed out."""
@@ -44,7 +46,8 @@ class Shares:
             taken = int.from_bytes(os.pread(self._file, 8, 0), "little")
             if taken >= self.total:
                 return None
-            os.pwrite(self._file, (taken + 1).to_bytes(8, "little"), 0)
+            with writing(self.path, "the trial is begun again"):
+                os.pwrite(self._file, (taken + 1).to_bytes(8, "little"), 0)
             return taken
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from laconic.errors import BadInput
+from laconic.errors import BadInput, StorageError
 from laconic.lab.environment import run_environment
 from laconic.lab.lint import lint
 from laconic.lab.records import interruptions
@@ -127,6 +127,25 @@ class Run:
         self.save()
         write_report(self.record, self.folder)
         stopping.forget(self.folder)
+
+    def try_to_conclude(self) -> str:
+        """Conclude a run that failed; where that cannot be written the record stays as it was, and a clause says so."""
+        try:
+            self.conclude()
+            return ""
+        except StorageError as error:
+            return f"; nor is this failure in the record: {error}"
+
+    @contextlib.contextmanager
+    def says_how_to_go_on(self) -> Iterator[None]:
+        """Let the sentence of a StorageError in the block end with the command that goes on with the run."""
+        try:
+            yield
+        except StorageError as error:
+            kept = Record.load(self.folder)
+            words = "report" if kept.finished else f"{kept.kind} --resume"  # a finished run lacks no more than that
+            cure = f"when there is room again, go on with: laconic {words} {self.folder}"
+            raise StorageError(f"{error}; {cure}", error.errno) from error
 
     def _lead_latest_here(self) -> None:
         link = self.folder.parent / f".latest-{os.getpid()}"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from laconic.errors import BadInput
-from laconic.storage.files import replace
+from laconic.storage.files import replace, writing
 
 Order = Literal["stop", "checkpoint"]
 CHECKPOINT_S = 60.0  # a crash costs no more than about this much work
@@ -64,7 +64,8 @@ def only_one(folder: Path) -> Iterator[None]:
     Raises:
         BadInput: somebody does already.
     """
-    descriptor = os.open(folder / ".running", os.O_CREAT | os.O_RDWR, 0o644)
+    with writing(folder / ".running"):
+        descriptor = os.open(folder / ".running", os.O_CREAT | os.O_RDWR, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from laconic.errors import BadInput
+from laconic.errors import BadInput, CheckpointError, StorageError
 from laconic.exchange.collectives import broadcast
 from laconic.lab.clusters.launch import is_launched, launched_rank
 from laconic.lab.records import interruptions, metrics
@@ -78,6 +78,7 @@ def train(spec: RunSpec) -> Finished | None:
     Raises:
         BadInput: a name that is not known, or a value that cannot be used.
         RankFailed: a worker raised or died; the sentence says how to go on.
+        StorageError: the disk is full; the sentence says how to go on.
     """
     (name,) = spec.configurations
     if name in (*PEERS, SINGLE):
@@ -106,6 +107,8 @@ def resume(folder: Path, workload: str | None = None) -> Finished | None:
     Raises:
         RecordError: there is no such run.
         BadInput: it is finished, no training, or of another workload.
+        CheckpointError: it has checkpoints, and none is whole.
+        StorageError: the disk is full; the sentence says how to go on.
     """
     run = Run.resume(folder, "train", workload)
     with run.workers() as workers:
@@ -130,7 +133,7 @@ def _train(run: Run, workers: Workers, *, resumed: bool = False) -> Finished:
     """Train from the newest checkpoint, if any; the record tells how it ended, whatever that is."""
     record, folder, (chosen,) = run.record, run.folder, run.record.configurations
     driver: Ranks | Elastic = Elastic(run, workers) if chosen.kind == "elastic" else Ranks(run, workers)
-    with stopping.only_one(folder):
+    with run.says_how_to_go_on(), stopping.only_one(folder):
         step = driver.saved()
         stopping.forget(folder)
         if resumed:
@@ -141,12 +144,15 @@ def _train(run: Run, workers: Workers, *, resumed: bool = False) -> Finished:
         try:
             with Progress(folder, label, run.steps) as progress, _asking_to_stop(folder):
                 ended = driver.train(_trial(run, step), progress)
-        except (RankFailed, RuntimeError) as error:
+        except (RankFailed, StorageError, RuntimeError) as error:
             _log.info("%s: %s", folder, error)
-            record.interruptions.append(interruptions.failure(error, driver.reached(), driver.saved()))
-            run.conclude()
+            record.interruptions.append(interruptions.failure(error, driver.reached(), _saved_by(driver)))
+            unkept = run.try_to_conclude()
+            if isinstance(error, StorageError):
+                raise StorageError(f"{error}{unkept}", error.errno) from error
             if isinstance(error, RankFailed):
-                raise RankFailed(f"{error}; go on with: laconic train --resume {folder}", error.rank) from error
+                text = f"{error}{unkept}; go on with: laconic train --resume {folder}"
+                raise RankFailed(text, error.rank) from error
             raise
         if ended.trial is None:
             lost = max(0, ended.step - driver.saved())
@@ -155,6 +161,14 @@ def _train(run: Run, workers: Workers, *, resumed: bool = False) -> Finished:
             record.trials, record.finished = [ended.trial], True
         run.conclude()
     return Finished(folder, record, ended.step, run.steps)
+
+
+def _saved_by(driver: Ranks | Elastic) -> int:
+    """The step that a failed training can be gone on from; the resumption says so where all files are damaged."""
+    try:
+        return driver.saved()
+    except CheckpointError:
+        return 0
 
 
 @contextlib.contextmanager

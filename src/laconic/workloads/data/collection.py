@@ -17,7 +17,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from laconic.errors import BadInput, PayloadError
+from laconic.errors import BadInput, PayloadError, StorageError
+from laconic.storage.files import writing
 from laconic.workloads.data.download import download, placed
 
 
@@ -110,8 +111,10 @@ class Collection:
                         continue
                     content = stream.read()
                     _check(content, file, archive)
-                    with placed(target / file.name) as temporary:
+                    with placed(target / file.name) as temporary, writing(target / file.name):
                         temporary.write_bytes(content)
+        except StorageError:
+            raise
         except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
             raise PayloadError(f"{archive} is not a whole tar archive ({error}); delete it and try again") from error
         if wanted:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from laconic.errors import BadInput, PayloadError
-from laconic.storage.files import replacing
+from laconic.errors import BadInput, PayloadError, StorageError
+from laconic.storage.files import replacing, writing
 
 CHUNK_NBYTES = 1 << 18
 TIMEOUT_S = 30.0
@@ -54,9 +54,8 @@ def placed(target: Path) -> Iterator[Path]:
     with ExitStack() as stack:
         try:
             file = stack.enter_context(replacing(target))
-        except OSError as error:
-            cure = "set LACONIC_DATA to a folder that can"
-            raise BadInput(f"{target.parent} cannot be written ({error.strerror}); {cure}") from error
+        except StorageError as error:
+            raise BadInput(f"{error}; set LACONIC_DATA to a folder that can be written") from error
         yield Path(file.name)
 
 
@@ -76,7 +75,8 @@ def _stream(url: str, target: Path, name: str) -> None:
         bar = progress.add_task(name, total=int(length) if length else None)
         received = 0
         while chunk := answer.read(CHUNK_NBYTES):
-            stream.write(chunk)
+            with writing(target):
+                stream.write(chunk)
             received += len(chunk)
             progress.update(bar, advance=len(chunk))
         if length and received != int(length):
