@@ -45,7 +45,7 @@ class Disk:
         def attempt(path: Path, *about: Any, **more: Any) -> Any:
             if self.full and path.name.startswith(self._names):
                 self.refused.append(path.name)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+                raise StorageError(f"{path} cannot be written: {os.strerror(errno.ENOSPC)}", errno.ENOSPC)
             return write(path, *about, **more)
 
         return attempt

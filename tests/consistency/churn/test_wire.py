@@ -40,9 +40,7 @@ def _agree(wires: list[Wire], counts: list[int], step: int, included: list[int],
 
 def _residuals(wire: Any) -> tuple[Tensor, Tensor]:
     """This worker's residuals, of its own and of the mean."""
-    return tuple(
-        residuals.state_dict().get(NAME, torch.zeros(CODED)) for residuals in (wire._mine, wire._ours)
-    )  # type: ignore[return-value]
+    return tuple(residuals.state_dict().get(NAME, torch.zeros(CODED)) for residuals in (wire._mine, wire._ours))  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("spec", CODECS)

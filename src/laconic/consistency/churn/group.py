@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 
+from laconic.consistency.churn.doubt import Doubt
 from laconic.consistency.churn.line import NewView
 from laconic.consistency.churn.membership import Membership
 from laconic.consistency.churn.watch import TICK_S
@@ -114,7 +115,7 @@ class Group(Membership):
         now, limit_s = time.monotonic(), self._limit_s
         if not self._fresh:
             self.deadline.observe(now - self._committed_at)
-        self._committed_at, self._fresh = now, False
+        self._committed_at, self._fresh, self._doubt = now, False, Doubt()
         self._new.clear()
         if not self._is_coordinator:
             self._line.tell(self.view.coordinator, pack(Kind.HELD, self.view.number, self.step))

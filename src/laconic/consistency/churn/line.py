@@ -24,6 +24,8 @@ from laconic.transports.zeromq_mesh import Patience
 LOOK_S = 0.1
 HEARTBEAT_S = 0.25
 LINGER_S = 0.5
+# A connection that is not there after so long is begun anew: on a dead link the kernel tries at ever longer intervals.
+RECONNECT_S = 4.0
 
 
 class NewView(Exception):
@@ -51,7 +53,7 @@ class Line:
         self._gradients: dict[int, Message] = {}
         self._met: dict[int, float] = {}  # since when we have had, or tried to have, a connection to a member
         self._silence_s = silence_s
-        self._is_closed = False
+        self._is_closed, self._tried_at = False, 0.0
         self._looked_at = time.monotonic()
         host = os.environ.get("LACONIC_BIND", "127.0.0.1")
         key = read_key() if is_loopback(host) else read_key() or meeting.key()
@@ -75,9 +77,12 @@ class Line:
     def ask(self, view: View) -> None:
         """Ask the coordinator of a view that this worker is not in to take it into the next."""
         coordinator, address = view.members[0]
+        tried_s = time.monotonic() - self._tried_at
         with contextlib.suppress(PeerLost):
-            if coordinator not in self._transport.peers:
+            is_stuck = tried_s > RECONNECT_S and not self._transport.is_connected(coordinator)
+            if is_stuck or coordinator not in self._transport.peers:
                 self._transport.add_peer(coordinator, address)
+                self._tried_at = time.monotonic()
             self._transport.send_to(coordinator, pack(Kind.JOIN, view.number, 0, body=self.address.encode()), 0)
 
     def invitation(self, wait_s: float) -> View | None:

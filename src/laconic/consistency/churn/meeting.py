@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from laconic.errors import BadInput, PayloadError
+from laconic.errors import BadInput, PayloadError, StorageError
 from laconic.storage.files import append, create
 from laconic.storage.json_text import parse, read_lines
 from laconic.transports.zeromq_keys import new_key
@@ -116,7 +116,7 @@ class Meeting:
         """Say that the training is over; a warning when that cannot be written."""
         try:
             create(self.folder / "finished.json", json.dumps({"step": step}))
-        except OSError as error:
+        except StorageError as error:
             warnings.warn(f"{error}; the training is over, and who comes now finds nobody", stacklevel=2)
 
     @property
@@ -129,7 +129,7 @@ class Meeting:
         lines = [json.dumps(event) for event in events]
         try:
             append(self.folder / "events.jsonl", lines, mode=0o600)
-        except OSError as error:
+        except StorageError as error:
             warnings.warn(f"{error}; left out: {'; '.join(lines)}", stacklevel=2)
 
     def _path(self, number: int) -> Path:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import time
 
+from laconic.consistency.churn.doubt import Doubt
 from laconic.consistency.churn.line import Line, NewView
 from laconic.consistency.churn.meeting import Meeting, View, event
 from laconic.consistency.churn.options import Deadline, ElasticOptions
 from laconic.consistency.churn.outage import RETRY_S, Outage
 from laconic.consistency.churn.replica import Replica
-from laconic.consistency.churn.watch import LOGGER, NO_MODEL, TICK_S, Watch
+from laconic.consistency.churn.watch import LOGGER, NO_MODEL, TICK_S, Watch, model_lost
 from laconic.consistency.churn.wire import Kind, Message, Wire, pack
 from laconic.errors import BadInput, PeerLost, StorageError
 
@@ -80,8 +81,11 @@ class Membership(Watch):
 
     # coming and going
 
-    def begin(self) -> None:
-        """Come in as a newcomer, under a number of its own; blocks until a view holds this worker."""
+    def begin(self, patience_s: float | None = None) -> None:
+        """Come in as a newcomer, under a number of its own; blocks until a view holds this worker.
+
+        Somebody must be reached within `patience_s`; None: the deadline's patience.
+        """
         self._reset()
         self.wire.forget()
         self._line = Line(self.meeting, self._number(), self.options.silence_s)
@@ -91,7 +95,7 @@ class Membership(Watch):
             if self._pending is not None:
                 self.step = 0
             else:
-                self._pending = join(self._line, self._job, self.deadline.patience_s)
+                self._pending = join(self._line, self._job, patience_s or self.deadline.patience_s)
         except BaseException:
             self._line.close()
             raise
@@ -102,7 +106,7 @@ class Membership(Watch):
         while True:
             try:
                 return self.meeting.number()
-            except OSError as error:
+            except StorageError as error:
                 if self.meeting.finished:
                     raise Finished from None
                 if self.meeting.newest() is None:
@@ -119,7 +123,7 @@ class Membership(Watch):
         """Come back as a newcomer after Fenced, and leave a record of it."""
         old, made = self.id, self.steps
         LOGGER.warning("the others went on without worker %d: it comes back as a newcomer", old)
-        self.begin()
+        self.begin(max(self.deadline.patience_s, self.options.outage_s))
         if self._pending is not None:
             self.meeting.record([event(self._pending, made, self.id, f"rejoined: had been worker {old}")])
 
@@ -154,7 +158,7 @@ class Membership(Watch):
         else:
             self._report()
         self._pending = None
-        self._fresh, self._admits_at = True, 0.0
+        self._fresh, self._admits_at, self._doubt = True, 0.0, Doubt()
 
     def _gather_reports(self) -> None:
         """The coordinator's part: find out who is behind, and send them the state."""
@@ -171,7 +175,7 @@ class Membership(Watch):
                 self._begun |= bool(message.flag)
         newest = max(reports.values())
         if newest == NO_MODEL:
-            raise self._model_lost()
+            raise model_lost(self.id)
         if self.step < newest:
             self._catch_up(next(member for member in reports if reports[member] == newest))
         behind = [member for member in self._others if reports[member] < newest]

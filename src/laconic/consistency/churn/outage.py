@@ -32,7 +32,7 @@ class Outage:
         """Whether it has failed at least once."""
         return self._since is not None
 
-    def failed(self, error: OSError) -> None:
+    def failed(self, error: StorageError) -> None:
         """It has failed once more.
 
         Raises:

@@ -14,19 +14,25 @@ from typing import NoReturn
 
 from torch import Tensor
 
+from laconic.consistency.churn.doubt import Doubt
 from laconic.consistency.churn.line import Line, NewView
 from laconic.consistency.churn.meeting import View
 from laconic.consistency.churn.options import Deadline, ElasticOptions
 from laconic.consistency.churn.outage import RETRY_S, Outage
 from laconic.consistency.churn.replica import Replica
 from laconic.consistency.churn.wire import MAX_MEMBERS, Kind, Message, pack
-from laconic.errors import PeerLost
+from laconic.errors import PeerLost, StorageError
 
 LOGGER = logging.getLogger("laconic.consistency")
 NO_MODEL = -1
 TICK_S = 0.02
 CUT = "its connection broke"
 SILENT = "nothing came from it for {:.3g} s"
+
+
+def model_lost(worker: int) -> PeerLost:
+    """Nobody is left to get the model from."""
+    return PeerLost(f"[worker {worker}] everyone who had the model is gone", rank=worker)
 
 
 class Watch:
@@ -48,6 +54,7 @@ class Watch:
         self.step, self.at_stake = NO_MODEL, 0
         self._new: set[int] = set()  # members that have not made a step with us yet
         self._held = self._begun = self._fresh = self._ending = False
+        self._doubt = Doubt()
         self._admits_at = 0.0  # newcomers wait until then, for the folder refused the view with them in it
 
     @property
@@ -103,10 +110,13 @@ class Watch:
             suspects |= {m: CUT for m in self._others if m not in suspects and not self._line.reaches(m)}
             first = next(m for m in self.view.ids if m not in suspects)
             if first == self.id:
-                self._line.look()
-                if self.step == NO_MODEL:
-                    raise self._model_lost()
-                self._propose(suspects)
+                if not self._hesitates():
+                    self._line.look()
+                    if self.step == NO_MODEL:
+                        raise model_lost(self.id)
+                    self._propose(suspects)
+                yield None
+                continue
             if first != watched:
                 since, watched, waits_s = time.monotonic(), first, 2 * self.deadline.seconds
             if waits_s is not None and self._line.waited_s(since) > waits_s:
@@ -134,8 +144,12 @@ class Watch:
         gone = {m: CUT for m in missing if not self._line.reaches(m)}
         if limit_s is not None and self._line.waited_s(since) > limit_s:
             gone = {m: SILENT.format(limit_s) for m in missing} | gone
-        if gone:
+        if gone and not self._hesitates():
             self._propose(gone)
+
+    def _hesitates(self) -> bool:
+        """Whether to wait for a view that the others may make: long enough for them to miss this worker's heartbeat."""
+        return self._doubt.stands(self.view, self.id, 2 * self.options.silence_s + self.deadline.seconds)
 
     @property
     def _limit_s(self) -> float:
@@ -154,7 +168,7 @@ class Watch:
             while True:
                 try:
                     raise NewView(self._line.propose(lost, max(0, self.steps), redo))
-                except OSError as error:
+                except StorageError as error:
                     if not outage.has_begun:
                         self.say_busy(True)  # so that the others wait for it
                     outage.failed(error)
@@ -167,13 +181,10 @@ class Watch:
         """Take newcomers into the next view, by NewView; where that cannot be written they wait, and members go on."""
         try:
             raise NewView(self._line.propose({}, max(0, self.steps), 0))
-        except OSError as error:
+        except StorageError as error:
             if not self._admits_at:
                 warnings.warn(f"newcomers wait, and worker {self.id} trains on: {error}", stacklevel=2)
             self._admits_at = time.monotonic() + RETRY_S
-
-    def _model_lost(self) -> PeerLost:
-        return PeerLost(f"[worker {self.id}] everyone who had the model is gone", rank=self.id)
 
     def say_busy(self, busy: bool) -> None:
         """Tell all members that no step comes from here for a while, or that it does again."""

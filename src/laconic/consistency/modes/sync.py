@@ -227,6 +227,7 @@ class BackupAgreement(OwnWeights):
         for peer in self._finished & set(self._mesh.peers):
             self._tell(peer, pack(Kind.BUSY, 0, self.step))
         return True
+
     def _tell(self, peer: int, message: Tensor) -> None:
         try:
             self._mesh.send_to(peer, message, 0)
