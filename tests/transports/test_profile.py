@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from laconic import schedules
 from laconic.errors import BadInput, ProfileError, UnknownName
 from laconic.schedules import Link
+from laconic.storage.json_text import unseal
 from laconic.transports.profile import Profile, Residual
 
 LINK = Link(latency_s=1e-4, s_per_byte=1e-9, overhead_s=1e-6, gap_s=2e-6, reduce_s_per_byte=1e-10)
@@ -148,13 +149,13 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 )
 def test_a_wrong_field_is_one_clear_sentence(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ProfileError, match=sentence) as caught:
-        Profile.from_json(json.dumps({**json.loads(PROFILE.to_json()), **change}))
+        Profile.from_json(json.dumps({**unseal(PROFILE.to_json()), **change}))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Profile)])
 def test_a_missing_field_is_named(name: str) -> None:
-    body = json.loads(PROFILE.to_json())
+    body = unseal(PROFILE.to_json())
     del body[name]
     with pytest.raises(ProfileError, match=f"no field '{name}'"):
         Profile.from_json(json.dumps(body))
@@ -167,9 +168,9 @@ _ANY_JSON = st.recursive(
 )
 
 
-@given(st.sampled_from(sorted(json.loads(PROFILE.to_json()))), _ANY_JSON)
+@given(st.sampled_from(sorted(unseal(PROFILE.to_json()))), _ANY_JSON)
 def test_any_value_in_any_field_is_read_or_refused(name: str, value: Any) -> None:
-    text = json.dumps({**json.loads(PROFILE.to_json()), name: value})
+    text = json.dumps({**unseal(PROFILE.to_json()), name: value})
     try:
         profile = Profile.from_json(text)
     except ProfileError:

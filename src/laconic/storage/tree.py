@@ -26,7 +26,7 @@ from torch import Tensor
 
 from laconic.errors import BadInput, PayloadError
 from laconic.storage.files import replacing, writing
-from laconic.storage.json_text import MOST_BITS, parse
+from laconic.storage.json_text import MOST_BITS, is_too_deep, parse
 
 MAGIC = b"LACONIC2"
 _HEAD_AT = len(MAGIC) + 32
@@ -55,6 +55,8 @@ def dump(tree: Any, file: BinaryIO) -> None:
     """Write a tree to a file that can seek, tensor by tensor: no second copy of the whole is made."""
     tensors: list[Tensor] = []
     written = _plain(tree, tensors)
+    if is_too_deep([written]):
+        raise BadInput("saved state is nested too deeply")
     head = json.dumps([written, [[_dtype_name(t), list(t.shape)] for t in tensors]]).encode()
     begun = file.tell()
     file.write(MAGIC + bytes(_HEAD_AT - len(MAGIC)))  # the checksum comes last

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import json
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -19,7 +18,7 @@ from laconic import schedules
 from laconic.errors import BadInput, LaconicError, PayloadError, ProfileError
 from laconic.schedules import Link
 from laconic.storage.files import replace
-from laconic.storage.json_text import parse
+from laconic.storage.json_text import seal, unseal
 
 FORMAT = "laconic link profile"
 VERSION = 1
@@ -101,28 +100,31 @@ class Profile:
         return min(names, key=lambda name: self.seconds(name, world_size, nbytes))
 
     def to_json(self) -> str:
-        """The profile as JSON text; `from_json` gives back an equal one."""
+        """The profile as sealed JSON text; `from_json` gives back an equal one."""
         body = {**asdict(self), "format": FORMAT, "version": VERSION, "relative_rms": self.relative_rms}
-        return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
+        return seal(body, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Profile:
-        """Read `to_json`'s text.
+        """Read `to_json`'s text, or one that somebody wrote by hand without a seal.
 
         Raises:
-            ProfileError: not JSON, not a link profile, from another version, or with a wrong field.
+            ProfileError: not JSON, changed since, not a link profile, from another version, or with a wrong field.
         """
         try:
-            body = parse(text)
+            body = unseal(text, required=False)
         except PayloadError as error:
             raise ProfileError(f"the link profile is {error}") from error
-        if not isinstance(body, dict) or body.get("format") != FORMAT:
+        if body.get("format") != FORMAT:
             raise ProfileError("this JSON is not a link profile; make one with: laconic probe")
         if body.get("version") != VERSION:
             raise ProfileError(
                 f"the link profile has version {body.get('version')}, this Laconic reads version {VERSION}; "
                 "make a new one with: laconic probe"
             )
+        known = {*cls.__dataclass_fields__, "format", "version", "relative_rms"}
+        if unknown := sorted(body.keys() - known):
+            raise ProfileError(f"the link profile has a field '{unknown[0]}' that this version does not know")
         try:
             return cls(
                 engine=_text(body["engine"]),

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from laconic.errors import BadInput, RecordError
 from laconic.lab.environment import run_environment
 from laconic.lab.records import metrics
 from laconic.lab.records.record import FILE, Record, make_id
+from laconic.storage.json_text import unseal
 from tests.lab.sample_records import compare_record
 
 RECORD = compare_record()
@@ -47,12 +49,16 @@ def test_a_cut_off_record_is_one_sentence(part: float, tmp_path: Path):
     assert "\n" not in str(caught.value)
 
 
+def _unsealed() -> dict[str, Any]:
+    return unseal(RECORD.to_json())
+
+
 def _changed(**fields: object) -> str:
-    return json.dumps({**json.loads(RECORD.to_json()), **fields})
+    return json.dumps({**_unsealed(), **fields})
 
 
 def _without(*path: str | int) -> str:
-    data = json.loads(RECORD.to_json())
+    data = _unsealed()
     place = data
     for key in path[:-1]:
         place = place[key]
@@ -61,7 +67,7 @@ def _without(*path: str | int) -> str:
 
 
 def _with(value: object, *path: str | int) -> str:
-    data = json.loads(RECORD.to_json())
+    data = _unsealed()
     place = data
     for key in path[:-1]:
         place = place[key]
@@ -72,7 +78,7 @@ def _with(value: object, *path: str | int) -> str:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[]", "no field 'format'"),
+        ("[]", "not an object of JSON"),
         ("{}", "no field 'format'"),
         (_changed(format=1), "of format 1; this version reads 2"),
         (_changed(format="1"), "of format '1'"),

@@ -27,7 +27,7 @@ from typing import Any
 
 from laconic.errors import BadInput, PayloadError, StorageError
 from laconic.storage.files import append, create
-from laconic.storage.json_text import parse, read_lines
+from laconic.storage.json_text import read_lines, seal, unseal
 from laconic.transports.zeromq_keys import new_key
 
 _ID = re.compile(r"id-(\d{8})")
@@ -55,7 +55,7 @@ class View:
 
     def to_json(self) -> str:
         """As `parse` reads it."""
-        return json.dumps({"number": self.number, "members": self.members, "job": self.job, "begun": self.begun})
+        return seal({"number": self.number, "members": self.members, "job": self.job, "begun": self.begun})
 
     @classmethod
     def parse(cls, text: str | bytes) -> View:
@@ -65,7 +65,7 @@ class View:
         7
         """
         try:
-            data = parse(text)
+            data = unseal(text)
             members = tuple((int(member), str(address)) for member, address in data["members"])
             return cls(int(data["number"]), members, str(data["job"]), float(data["begun"]))
         except (ValueError, KeyError, TypeError, OverflowError) as error:
@@ -103,7 +103,12 @@ class Meeting:
         else:
             found = [int(name[1]) for name in map(_VIEW.fullmatch, os.listdir(self.folder)) if name]
             number = max(found, default=0)
-        return View.parse(self._path(number).read_bytes()) if number > known else None
+        if number <= known:
+            return None
+        try:
+            return View.parse(self._path(number).read_bytes())
+        except PayloadError as error:
+            raise PayloadError(f"{self._path(number)} is {error}") from error
 
     def key(self) -> bytes:
         """The job's key: made by the first who asks, read by all others."""
@@ -126,7 +131,7 @@ class Meeting:
 
     def record(self, events: Iterable[dict[str, Any]]) -> None:
         """Append events, one JSON object a line; a warning when they cannot be written."""
-        lines = [json.dumps(event) for event in events]
+        lines = [seal(event) for event in events]
         try:
             append(self.folder / "events.jsonl", lines, mode=0o600)
         except StorageError as error:
@@ -137,8 +142,8 @@ class Meeting:
 
 
 def read_events(folder: str | Path) -> list[dict[str, Any]]:
-    """What happened to a job, in order: seconds, step, rank, what, lost, view. A line cut off by a kill is left out."""
-    return list(read_lines(Path(folder) / "events.jsonl"))
+    """What happened to a job, in order: seconds, step, rank, what, lost, view. A damaged line is left out."""
+    return list(read_lines(Path(folder) / "events.jsonl", unseal))
 
 
 def event(view: View, step: int, member: int, what: str, lost: int = 0) -> dict[str, Any]:

@@ -6,7 +6,6 @@ shard, so that a request sent again after a failure is recognised; numbers are l
 
 from __future__ import annotations
 
-import json
 import struct
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -18,6 +17,7 @@ from torch import Tensor
 from laconic.errors import PayloadError
 from laconic.exchange.options import CodecPlan, PlannedCodec
 from laconic.exchange.residuals import Residuals
+from laconic.storage.json_text import parse
 from laconic.transports.world import World
 
 _HEADER = struct.Struct("<4sBBHIIQQqd")
@@ -123,8 +123,8 @@ def unpack(data: Tensor) -> Message:
 def settings(text: str) -> dict[str, Any]:
     """The text of a message as a dictionary; PayloadError when it is none."""
     try:
-        found = json.loads(text) if text else {}
-    except ValueError:
+        found = parse(text) if text else {}
+    except PayloadError:
         raise PayloadError(f"a message's text is not JSON: '{text[:80]}'") from None
     if not isinstance(found, dict):
         raise PayloadError(f"a message's text is not a dictionary: '{text[:80]}'")

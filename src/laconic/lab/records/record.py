@@ -11,7 +11,6 @@ All times are in seconds, all sizes in bytes, accuracies from 0 to 1. What is no
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from typing import Any, Literal, get_args
 from laconic.errors import BadInput, PayloadError, RecordError
 from laconic.lab.records.fields import decode, encode
 from laconic.storage.files import replace
-from laconic.storage.json_text import parse
+from laconic.storage.json_text import seal, unseal
 from laconic.workloads.description import Description
 
 FORMAT = 2
@@ -243,21 +242,21 @@ class Record:
         return sorted(found, key=lambda t: (t.seed, t.order))
 
     def to_json(self) -> str:
-        """The record as JSON, the format's number first."""
-        return json.dumps({"format": FORMAT, **encode(self)}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        """The record as sealed JSON, the format's number first."""
+        return seal({"format": FORMAT, **encode(self)}, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Record:
-        """Read what `to_json` wrote.
+        """Read what `to_json` wrote, or what somebody wrote by hand without a seal.
 
         Raises:
-            RecordError: cut off, corrupt, of another format, or a field that is missing, unknown or wrong.
+            RecordError: cut off, changed, of another format, or a field that is missing, unknown or wrong.
         """
         try:
-            data = parse(text)
+            data = unseal(text, required=False)
         except PayloadError as error:
             raise RecordError(f"the record is {error}") from error
-        if not isinstance(data, dict) or "format" not in data:
+        if "format" not in data:
             raise RecordError("the record has no field 'format': it is not a run's record")
         found = data.pop("format")
         if found != FORMAT:

@@ -6,8 +6,9 @@
     starts.jsonl         the starts of the run
     exits.jsonl          processes that ended too early
 
-A row is one line of JSON: of a writer that dies in the middle only its own row is lost. Invariant: a row of a later
-start or view replaces those of the same step from earlier ones: that step was made again.
+A row is one line of sealed JSON: of a writer that dies in the middle only its own row is lost, and one that is damaged
+counts as lost. Invariant: a row of a later start or view replaces those of the same step from earlier ones: that step
+was made again.
 
 `losses` tells which workers were lost, from two sources: what the workers saw of each other (members/events.jsonl), and
 how the processes ended, which only the command that started them knows (exits.jsonl).
@@ -16,7 +17,6 @@ how the processes ended, which only the command that started them knows (exits.j
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ from laconic.consistency.churn.meeting import Meeting, read_events
 from laconic.lab.records.interruptions import count
 from laconic.lab.records.record import Interruption
 from laconic.storage.files import append
-from laconic.storage.json_text import parse_lines
+from laconic.storage.json_text import parse_lines, seal, unseal
 
 Row = TypeVar("Row")
 _TAIL_NBYTES = 4096
@@ -41,7 +41,7 @@ class Journal(Generic[Row]):
 
     def add(self, row: Row) -> None:
         """Append a row; whoever reads afterwards sees it, also when this process is killed."""
-        append(self.path, [json.dumps(asdict(row), ensure_ascii=False)])  # type: ignore[call-overload]
+        append(self.path, [seal(asdict(row))])  # type: ignore[call-overload]
 
     def read(self) -> list[Row]:
         """All whole rows, in the order they were written."""
@@ -62,7 +62,7 @@ class Journal(Generic[Row]):
         rows = []
         with contextlib.suppress(FileNotFoundError), open(self.path, "rb") as file:
             file.seek(begin)
-            for values in parse_lines(file.read()):
+            for values in parse_lines(file.read(), unseal):
                 with contextlib.suppress(TypeError):  # another kind of row
                     rows.append(self._kind(**values))
         return rows
