@@ -59,7 +59,7 @@ def seal(value: Mapping[str, Any], indent: int | None = None) -> str:
     """An object as sealed JSON, which `unseal` reads back.
 
     >>> seal({"step": 3})
-    '{"step": 3, "seal": "86c4f24fc3e2ab67"}'
+    '{"step": 3, "seal": "f2c76473acac2fa2"}'
     """
     return json.dumps({**value, SEAL: _digest(value)}, indent=indent, ensure_ascii=False)
 
