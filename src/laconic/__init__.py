@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from laconic.exchange.options import Options as Options
     from laconic.exchange.options import sparsity_warm_up as sparsity_warm_up
     from laconic.exchange.residuals import merge_state_dicts as merge_state_dicts
+    from laconic.exchange.shared_state import SharedState as SharedState
     from laconic.exchange.sparse import sparse_all_reduce as sparse_all_reduce
     from laconic.exchange.sparse_stream import SparseStream as SparseStream
     from laconic.exchange.state import CompressionState as CompressionState

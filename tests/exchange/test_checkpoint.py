@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.errors import BadInput
+from laconic.exchange.ownership import owned
 from laconic.exchange.residuals import merge_state_dicts
 from laconic.transports.launcher import run_local
 
@@ -120,10 +121,12 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(tmp_path: Path) -> No
 
 
 def test_merging() -> None:
-    states = [{"step": 3, "residuals": {"a": torch.tensor(owed)}} for owed in ([1.0, 2.0], [3.0, 0.0])]
+    residuals = enumerate(([1.0, 2.0], [3.0, 0.0]))
+    states = [owned({"step": 3, "residuals": {"a": torch.tensor(left)}}, rank, 2) for rank, left in residuals]
     for size in (1, 2, 5):
         merged = merge_state_dicts(states, size)
         assert len(merged) == size
         assert all(m["step"] == 3 and m["residuals"]["a"].tolist() == [2.0, 1.0] for m in merged)
-    with pytest.raises(BadInput, match="every old rank"):
-        merge_state_dicts([], 2)
+    for wrong in ([], states[:1] * 2, states[1:]):
+        with pytest.raises(BadInput, match="every old rank"):
+            merge_state_dicts(wrong, 2)

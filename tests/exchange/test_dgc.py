@@ -22,6 +22,7 @@ from laconic.exchange.buckets import Bucket, BucketGroup
 from laconic.exchange.dgc import DeepGradientCompression, MomentumCorrection, accelerate
 from laconic.exchange.layout import BucketInfo, Entry, Exemptions
 from laconic.exchange.options import Options, PlannedCodec
+from laconic.exchange.ownership import owned
 from laconic.exchange.residuals import Residuals, merge_state_dicts
 from laconic.exchange.state import CompressionState
 from laconic.transports.base import Transport
@@ -248,8 +249,8 @@ def test_wrong_settings() -> None:
     with pytest.raises(BadInput, match="named_parameters"):
         CompressionState("topk(0.1)", options=Options(momentum=0.9))
     plain = CompressionState("topk(0.1)", named)
-    with pytest.raises(BadInput, match="remove 'velocity'"):
-        plain.load_state_dict({"step": 3, "residuals": {}, "velocity": {"weight": torch.ones(4)}})
+    with pytest.raises(BadInput, match="holds momentum"):
+        plain.load_state_dict(owned({"step": 3, "residuals": {}, "velocity": {"weight": torch.ones(4)}}, 0, 1))
     plain.close()
     other = MomentumCorrection(DeepGradientCompression())
     other.load_state_dict({"weight": torch.ones(5)})

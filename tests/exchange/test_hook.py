@@ -19,6 +19,7 @@ from laconic.exchange.buckets import Bucket, BucketGroup
 from laconic.exchange.layout import BucketInfo, Entry, Exemptions
 from laconic.exchange.options import Options, PlannedCodec
 from laconic.exchange.overlap import ExchangeThread
+from laconic.exchange.ownership import owned
 from laconic.exchange.residuals import Residuals, merge_state_dicts
 from laconic.exchange.state import CompressionState
 from laconic.transports.base import Transport
@@ -240,10 +241,10 @@ def test_wrong_use() -> None:
     with pytest.raises(BadInput, match="'head' is found in no parameter's name; the names: weight, bias"):
         CompressionState("dynamic8", parameters, Options(exempt=["head"]))
     state = CompressionState("dynamic8", parameters)
-    with pytest.raises(BadInput, match="no state of an exchange"):
+    with pytest.raises(BadInput, match="no job's state"):
         state.load_state_dict({})
     with pytest.raises(BadInput, match=r"no parameter '0\.weight'"):
-        state.load_state_dict({"step": 1, "residuals": {"0.weight": torch.zeros(1)}})
+        state.load_state_dict(owned({"step": 1, "residuals": {"0.weight": torch.zeros(1)}}, 0, 1))
     with pytest.raises(BadInput, match="auto"):
         laconic.all_reduce(torch.ones(4), codec="auto")
     with pytest.raises(BadInput, match="NoneType"):

@@ -20,17 +20,19 @@ import torch
 from torch import nn
 
 from laconic import specs
+from laconic.consistency.hooks import StepHooks
 from laconic.errors import BadInput
 from laconic.exchange.job import Job, StepRecord
 from laconic.exchange.options import CodecPlan, Options
+from laconic.exchange.ownership import check_owner, owned
 from laconic.registry import Registry
+from laconic.storage.form import check_like
 from laconic.transports.world import World
 
 REGISTRY: Registry[type[Mode]] = Registry("consistency")
 register = REGISTRY.register
 names = REGISTRY.names
 get = REGISTRY.get
-KEY = "laconic"  # where an optimiser's state_dict holds the job's
 INSTALLED = "_laconic_agreement"  # the optimiser's attribute that is its job, as long as it is distributed
 EXCHANGE_OPTIONS = ("quality", "algorithm", "exempt", "feedback", "momentum", "hosts", "message_nbytes")
 
@@ -102,15 +104,19 @@ class Stateful(Protocol):
 
     def state_dict(self) -> dict[str, Any]: ...
 
-    def load_state_dict(self, state: dict[str, Any], /) -> object: ...
+    def check_state(self, state: Mapping[str, Any], /) -> None:
+        """Refuse, with BadInput, a state that cannot be loaded whole."""
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> object: ...
 
 
 class Agreement(Job):
     """A mode at work on one optimiser, and the job that `distribute` returns.
 
-    It has hooks around `step()`, counters, and state in the optimiser's state_dict. A subclass calls this constructor
-    and overrides `before_step` (gradients are there), `after_step` (the inner optimiser has stepped) and `finish` as it
-    needs. Each step ends in one `settle`.
+    It has hooks around `step()` (`hooks.py`), counters, and state in the optimiser's state_dict. A subclass calls this
+    constructor and overrides `before_step` (gradients are there), `after_step` (the inner optimiser has stepped) and
+    `finish` as it needs. Each step ends in one `settle`. What a subclass adds to `state_dict` it checks in
+    `check_state`, which comes before anything is loaded.
 
     Attributes:
         alone: there is one worker only, and nothing is ever exchanged.
@@ -121,6 +127,7 @@ class Agreement(Job):
     """
 
     KEPT: ClassVar[int] = 10_000
+    closures: ClassVar[bool] = False  # `step(closure)` makes sense: `before_step` may be called at every evaluation
 
     def __init__(self, setup: Setup) -> None:
         self.model, self.optimizer, self.world = setup.model, setup.optimizer, setup.world
@@ -132,18 +139,12 @@ class Agreement(Job):
         self._seconds = self._wait_s = 0.0
         self._collective_nbytes = self._settled_nbytes = 0
 
-    def attach(self) -> None:
+    def attach(self, mode: Mode) -> None:
         """Take part in the optimiser's steps from now on, until `close`."""
-        optimizer = self.optimizer
-        for handle in (
-            optimizer.register_step_pre_hook(self._before),
-            optimizer.register_step_post_hook(self._after),
-            optimizer.register_state_dict_post_hook(self._save),
-            optimizer.register_load_state_dict_pre_hook(self._load),
-        ):
-            self.resources.callback(handle.remove)
-        setattr(optimizer, INSTALLED, self)  # keeps the job as long as the optimiser
-        self.resources.callback(vars(optimizer).pop, INSTALLED, None)
+        self.own_weights = not mode.same_weights
+        self.hooks = StepHooks(self, lockstep=mode.lockstep)
+        setattr(self.optimizer, INSTALLED, self)  # keeps the job as long as the optimiser
+        self.resources.callback(vars(self.optimizer).pop, INSTALLED, None)
 
     def __iter__(self) -> Iterator[Any]:
         yield self.model
@@ -160,12 +161,22 @@ class Agreement(Job):
         return self.model
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, **{name: part.state_dict() for name, part in self.parts.items()}}
+        state = {"step": self.step, **{name: part.state_dict() for name, part in self.parts.items()}}
+        return owned(state, self.world.rank, self.world.world_size, whole=False)
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse, with BadInput, a state that cannot be loaded whole."""
+        check_owner(state, self.world)
+        check_like(state, {"step": 0, **dict.fromkeys(self.parts)}, f"the state of {type(self).__name__}")
+        for name, part in self.parts.items():
+            part.check_state(state[name])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.check_state(state)
         self.step = int(state["step"])
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
+        self.hooks.loaded()
 
     def close(self) -> None:
         self.resources.close()
@@ -214,26 +225,6 @@ class Agreement(Job):
         seconds, wait_s, before = self._seconds, self._wait_s, self._settled_nbytes
         self._seconds, self._wait_s, self._settled_nbytes = 0.0, 0.0, self.sent_nbytes()
         return seconds, wait_s, self._settled_nbytes - before
-
-    # the optimiser's hooks
-
-    def _before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        if any(value is not None for value in (*args[1:], options.get("closure"))):
-            raise BadInput("a distributed optimiser steps without a closure: its gradients are exchanged in step()")
-        self.before_step()
-
-    def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        self.after_step()
-        self.step += 1
-
-    def _save(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        state[KEY] = self.state_dict()
-
-    def _load(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        kept = dict(state)
-        if KEY in kept:
-            self.load_state_dict(kept.pop(KEY))
-        return kept
 
 
 def check_whole(mode: str, values: Mapping[str, object], least: int, what: str = "a whole number") -> None:

@@ -17,6 +17,7 @@ from laconic.consistency.averaging import WEIGHT_OPTIONS, Averaging, FlatWeights
 from laconic.consistency.base import Mode, Setup
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.collectives import all_reduce
+from laconic.storage.form import check_like
 from laconic.transports.world import World
 
 STATES = ("keep", "average", "forget")
@@ -114,11 +115,14 @@ class Blocks:
         held = {name: value.clone() for name, value in self.held.items()}
         return {"start": self.start.clone(), "held": held, "made": self.made}
 
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        check_like(state, {"start": self.start, "held": self.held, "made": 0}, "the state of the blocks")
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.start.copy_(state["start"])
         self.made = int(state["made"])
-        for name, value in state["held"].items():
-            self.held[name].copy_(value)
+        for name, value in self.held.items():
+            value.copy_(state["held"][name])
 
 
 class BlockAgreement(Averaging):

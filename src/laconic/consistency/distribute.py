@@ -61,5 +61,5 @@ def distribute(
     given.refuse(f"consistency '{mode.name}'", (*mode.options, *mode.own_options))
     plan = "none" if mode.no_codec else DEFAULT_CODEC if codec is None else codec
     job = mode.install(Setup(model, optimizer, given.world or current(), plan, given, own))
-    job.attach()
+    job.attach(mode)
     return job

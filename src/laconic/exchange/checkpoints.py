@@ -23,6 +23,7 @@ from laconic.errors import BadInput, CheckpointError
 from laconic.exchange.collectives import all_gather, barrier
 from laconic.storage.checkpoints import MOST_STEPS, CheckpointFiles, random_state, set_random_state
 from laconic.storage.files import writing
+from laconic.storage.form import check_like
 from laconic.storage.tree import check, map_tensors
 from laconic.transports.world import World, current
 from laconic.workloads.order import part, permutation
@@ -275,6 +276,7 @@ class Cursor:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved place; BadInput for one in other data, or in another order."""
+        check_like(state, {"epoch": 0, "position": 0, "numel": 0, "seed": 0}, "the cursor's state")
         if (state["numel"], state["seed"]) != (self.numel, self.seed):
             theirs = f"{state['numel']} samples by seed {state['seed']}"
             raise BadInput(f"the cursor was saved in {theirs}; this one reads {self.numel} by seed {self.seed}")

@@ -27,7 +27,9 @@ from laconic.exchange.job import BucketRecord, Job, bucket_table, keep
 from laconic.exchange.layout import Exemptions
 from laconic.exchange.message import Channel
 from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options, PlannedCodec
-from laconic.exchange.residuals import Residual, Residuals, kept_residuals
+from laconic.exchange.ownership import check_owner, owned
+from laconic.exchange.residuals import Residual, Residuals
+from laconic.storage.form import check_like
 from laconic.transports.base import Transport
 from laconic.transports.world import current
 
@@ -209,12 +211,15 @@ class ShardedCompression(Job):
 
         `merge_state_dicts` makes it that of another number of ranks; DDP's may be loaded as well.
         """
-        step = max((group.step for group in self.groups), default=0)
-        return {"step": step, "residuals": self.residuals.state_dict()}
+        step, world = max((group.step for group in self.groups), default=0), self.world or current()
+        return owned({"step": step, "residuals": self.residuals.state_dict()}, world.rank, world.world_size)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        known = {name for group in self.groups for name, _ in group.parameters}
-        self.residuals.load_state_dict(kept_residuals(state, known))
+        known = {name: parameter.numel() for group in self.groups for name, parameter in group.parameters}
+        check_owner(state, self.world or current())
+        check_like(state, {"step": 0, "residuals": {}}, "the state of the exchange")
+        self.residuals.check_state(state["residuals"], known)
+        self.residuals.load_state_dict(state["residuals"])
         for group in self.groups:
             group.restore(int(state["step"]))
 

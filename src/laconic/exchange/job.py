@@ -143,20 +143,25 @@ class Job(ABC):
     Attributes:
         records: what the last steps sent, and where their time went: a BucketRecord for each bucket, or a StepRecord
             for each step where workers agree in `step()`.
+        own_weights: this worker's model may differ from the others' between two agreements.
     """
 
+    own_weights: bool = False
     records: Sequence[BucketRecord] | Sequence[StepRecord]
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold beside model and optimiser: tensors and plain values, no pickle needed."""
+        """What a checkpoint must hold beside model and optimiser: tensors and plain values, no pickle needed.
+
+        It is this rank's own. Where ranks share a checkpoint, save `laconic.SharedState(job)`.
+        """
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another job left off; between steps.
+        """Go on where another job left off; between steps. All is loaded, or nothing.
 
         Raises:
-            BadInput: not such a state, or one of another model.
+            BadInput: not such a state, or one of another rank, world size or model.
         """
 
     @abstractmethod

@@ -110,9 +110,10 @@ class Parameters:
     """
 
     def __init__(self, named: Iterable[tuple[str, Tensor]], exempt: Exemptions) -> None:
-        self.names = {id(parameter): name for name, parameter in named}
+        listed = list(named)
+        self.names = {id(parameter): name for name, parameter in listed}
         self.exempt = exempt
-        self.known = set(self.names.values()) or None
+        self.known = {name: parameter.numel() for name, parameter in listed} or None  # how many values each has
         if exempt.names and self.known is None:
             raise BadInput("exempt by name needs the parameters' names: give named_parameters=model.named_parameters()")
         exempt.check(self.names.values())

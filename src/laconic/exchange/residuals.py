@@ -13,7 +13,7 @@ Source: Seide et al., 1-Bit Stochastic Gradient Descent, 2014; Karimireddy et al
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -24,6 +24,8 @@ from laconic.codecs import Codec
 from laconic.codecs.compose import Selected
 from laconic.codecs.entropy import Entropy
 from laconic.errors import BadInput, NonFiniteError
+from laconic.exchange.ownership import OWNER, owned
+from laconic.storage.form import check_named
 from laconic.storage.tree import map_tensors
 
 Site = tuple[int, int, int]  # where something is encoded: round, start, stop
@@ -307,6 +309,10 @@ class Residuals:
             found.update({name: value.clone() for name, value in layout.cut(residual.total()).items()})
         return found
 
+    def check_state(self, state: Mapping[str, Any], numels: Mapping[str, int] | None = None) -> None:
+        """Refuse what is not float32 vectors by name, of these lengths where they are given."""
+        check_named(state, numels, "residuals")
+
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on with what another left; vectors must be laid out anew."""
         self._vectors.clear()
@@ -317,15 +323,6 @@ class Residuals:
         """Have nothing left."""
         self.load_state_dict({})
 
-def kept_residuals(state: Mapping[str, Any], known: Collection[str] | None) -> Mapping[str, Tensor]:
-    """The residuals in the state of an exchange; BadInput where it is none, or has names that are not `known`."""
-    if not {"step", "residuals"} <= state.keys():
-        raise BadInput(f"this is no state of an exchange: it has {', '.join(map(str, state)) or 'nothing'}")
-    found: Mapping[str, Tensor] = state["residuals"]
-    if known is not None and (strangers := sorted(set(found) - set(known))):
-        raise BadInput(f"the state is of another model: this one has no parameter '{strangers[0]}'")
-    return found
-
 
 def merge_state_dicts(states: Sequence[Mapping[str, Any]], world_size: int) -> list[dict[str, Any]]:
     """State dicts of all old ranks as those of `world_size` new ranks: nothing that is still to be sent is dropped.
@@ -333,12 +330,13 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]], world_size: int) -> l
     A mean over P ranks weighs each rank's residual with 1/P, so every new rank gets the mean of the old residuals, and
     of the old velocities where there is momentum.
     """
-    if not states or world_size < 1:
+    ranks = sorted(state.get(OWNER, {}).get("rank", -1) for state in states)
+    if not states or world_size < 1 or ranks != list(range(len(states))):
         raise BadInput("merge_state_dicts needs the state of every old rank and a new world size of at least 1")
     kinds = [kind for kind in ("residuals", "velocity") if any(kind in state for state in states)]
     shares = {kind: _mean_by_name([state.get(kind, {}) for state in states]) for kind in kinds}
-    kept = {"step": states[0]["step"], "warm": states[0].get("warm", {}), **shares}
-    return [map_tensors(kept, torch.clone) for _ in range(world_size)]
+    alike = {key: states[0][key] for key in ("step", "steps", "warm") if key in states[0]}
+    return [owned(map_tensors({**alike, **shares}, torch.clone), rank, world_size) for rank in range(world_size)]
 
 
 def _mean_by_name(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

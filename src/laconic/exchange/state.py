@@ -23,8 +23,10 @@ from laconic.exchange.job import BucketRecord, Job, LayerForm, bucket_table, kee
 from laconic.exchange.layout import Gradients, Parameters
 from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options
 from laconic.exchange.overlap import Overlap, depth_of, interleave
-from laconic.exchange.residuals import Residuals, kept_residuals
+from laconic.exchange.ownership import check_owner, owned
+from laconic.exchange.residuals import Residuals
 from laconic.exchange.sparse_gradient import SparseGradient
+from laconic.storage.form import check_like, check_named
 from laconic.transports.base import Timings
 from laconic.transports.rounds import Pausing
 from laconic.transports.world import World, current
@@ -174,21 +176,31 @@ class CompressionState(Job):
         Survives new buckets, codecs and, through `merge_state_dicts`, world sizes.
         """
         warm = self.buckets.matrices.state_dict()
-        state = {"step": self.step, "residuals": self.residuals.state_dict(), "warm": warm}
-        return state if self.correction is None else {**state, "velocity": self.correction.state_dict()}
+        state: dict[str, Any] = {"step": self.step, "residuals": self.residuals.state_dict(), "warm": warm}
+        if self.correction is not None:
+            state["velocity"] = self.correction.state_dict()
+        return owned(state, self.world.rank, self.world.world_size)
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state that `load_state_dict` could not load whole."""
+        check_owner(state, self.world)
+        check_like(state, {"step": 0, "residuals": {}}, "the state of the exchange")
+        self.residuals.check_state(state["residuals"], self.parameters.known)
+        check_named(state.get("velocity", {}), self.parameters.known, "velocity")
+        self.buckets.matrices.check_state(state.get("warm", {}))
+        if self.correction is None and state.get("velocity"):
+            raise BadInput("the state holds momentum, and this one has none: give momentum=…, or leave it out there")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        residuals = kept_residuals(state, self.parameters.known)
+        self.check_state(state)
         if self.correction is not None:
             self.correction.load_state_dict(state.get("velocity", {}))
-        elif state.get("velocity"):
-            raise BadInput("the state holds momentum, and this one has none: give momentum=…, or remove 'velocity'")
         self.step = int(state["step"])
         self.choice = self.choice.restarted(self.step)
         self.buckets.matrices.load_state_dict(state.get("warm", {}))
         self.buckets.clear()
         self.overlap.restart()
-        self.residuals.load_state_dict(residuals)
+        self.residuals.load_state_dict(state["residuals"])
 
     def finish(self) -> None:
         """Raise what went wrong in the last exchange, if anything did; the model is the same on all ranks anyway."""

@@ -18,6 +18,7 @@ from laconic.consistency.churn.replica import Replica, Work, digest
 from laconic.consistency.churn.wire import Mean, Wire
 from laconic.errors import BadInput
 from laconic.exchange.job import Job, StepRecord
+from laconic.storage.form import check_like
 
 
 class ElasticJob(Job):
@@ -223,6 +224,8 @@ class ElasticJob(Job):
         group, replica = self._present(), self._replica
         if group.view.number > 1 or group.step > 0:
             raise BadInput("an elastic job takes over a state before its first batch, on the worker that comes first")
+        ledger = {"epoch": 0, "cursor": 0, "left": None}
+        check_like(state, {"step": 0, "ledger": ledger, "scheduler": None, "extra": {}})
         replica.ledger.load(state["ledger"])
         replica.extra = dict(state["extra"])
         if replica.scheduler is not None and state["scheduler"] is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,11 @@ from laconic.codecs import Codec
 from laconic.consistency.averaging import OwnWeights
 from laconic.consistency.base import Setup
 from laconic.consistency.side import open_mesh
-from laconic.errors import CollectiveTimeout, NonFiniteError, PeerLost
+from laconic.errors import BadInput, CollectiveTimeout, NonFiniteError, PeerLost
 from laconic.exchange.collectives import barrier
 from laconic.exchange.message import max_nbytes, pack, unpack
 from laconic.exchange.options import flat_codec
+from laconic.storage.form import check_like
 from laconic.transports.zeromq import ZmqTransport
 
 EVERYONE = -1  # the key of the copy that all neighbours share where each is told the same at every step
@@ -74,7 +76,15 @@ class Edges:
             "heard": {str(key): value.clone() for key, value in self.heard.items()},
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        what = "the state of gossip"
+        check_like(state, {"start": self.start, "told": {}, "heard": {}}, what)
+        for kind in ("told", "heard"):
+            check_like(state[kind], dict.fromkeys(state[kind], self.start), what)
+            if strange := [key for key in state[kind] if not str(key).removeprefix("-").isdigit()]:
+                raise BadInput(f"{what} does not fit: '{kind}.{strange[0]}' is not a rank's")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.start = state["start"].clone()
         self.told = {int(key): value.clone() for key, value in state["told"].items()}
         self.heard = {int(key): value.clone() for key, value in state["heard"].items()}

@@ -14,6 +14,7 @@ from laconic.consistency.servers.served import ServedAgreement, Serving
 from laconic.consistency.servers.shards import outlives
 from laconic.consistency.sites import Site, site_numbers
 from laconic.errors import BadInput
+from laconic.storage.form import check_like
 
 UNANSWERED = 4  # pushes a worker may have under way before it waits for one
 
@@ -141,6 +142,10 @@ class AsyncAgreement(ServedAgreement):
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         return {**state, "accrued": self.accrued.clone()} if self._accrues else state
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        super().check_state(state)
+        check_like(state.get("accrued", self.accrued), self.accrued, "what async has accrued")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)

@@ -16,6 +16,7 @@ from laconic.consistency.servers.shards import Layout
 from laconic.consistency.servers.wire import Coder
 from laconic.errors import BadInput
 from laconic.exchange.options import CodecPlan
+from laconic.storage.form import check_like
 from laconic.transports.world import World
 
 
@@ -146,9 +147,14 @@ class EasgdAgreement(Averaging):
         state = super().state_dict()
         return state if self.velocity is None else {**state, "velocity": self.velocity.clone()}
 
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        super().check_state(state)
+        if self.velocity is not None:
+            check_like(state, {"velocity": self.velocity}, "the state of easgd")
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        if self.velocity is not None and "velocity" in state:
+        if self.velocity is not None:
             self.velocity.copy_(state["velocity"])
 
 
@@ -174,6 +180,9 @@ class _Meeting:
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": self.values.clone()}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        check_like(state, {"values": self.values}, "the state of easgd's centre")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.values.copy_(state["values"])
@@ -230,6 +239,10 @@ class Centre:
 
     def state_dict(self) -> dict[str, Any]:
         return {**self.served.state_dict(), "added": self._added}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        check_like(state, {"added": 0}, "the state of easgd's centre")
+        self.served.check_state(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.served.load_state_dict(state)

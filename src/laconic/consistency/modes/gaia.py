@@ -17,6 +17,7 @@ from laconic.consistency.sites import Link, Site, site_numbers
 from laconic.errors import BadInput, PeerLost
 from laconic.exchange.collectives import all_reduce
 from laconic.exchange.options import PlannedCodec
+from laconic.storage.form import check_like
 from laconic.transports.zeromq import ZmqTransport
 
 
@@ -276,10 +277,14 @@ class GaiaAgreement(OwnWeights):
                 share += link.noise / self.site.count  # as `finish`, which takes the mean of what the sites hold
         return {**super().state_dict(), "clock": self.clock, "sites": self.site.count, "share": share}
 
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        super().check_state(state)
+        check_like(state, {"clock": 0, "sites": 0, "share": self.share}, "the state of gaia")
+        if state["sites"] != self.site.count:
+            raise BadInput(f"gaia: the state is of {state['sites']} sites, this job has {self.site.count}")
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The reverse, on all ranks; the next step, or `finish`, begins by telling all sites everything."""
-        if (state["sites"], state["share"].shape) != (self.site.count, self.share.shape):
-            raise BadInput(f"gaia: the state is of {state['sites']} sites or of another rank or model")
         super().load_state_dict(state)
         self.clock = int(state["clock"])
         self.share.copy_(state["share"])

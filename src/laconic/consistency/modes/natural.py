@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from laconic.consistency.base import Setup, register
 from laconic.consistency.blocks import BlockAgreement, BlockMode
 from laconic.errors import BadInput
+from laconic.storage.form import check_like
 
 MOST_ROWS = 256  # of one batch, that are looked at
 
@@ -69,9 +70,8 @@ class FisherFactor:
     def state_dict(self) -> dict[str, Tensor | float | int]:
         return {"u": self.u.clone(), "scale": self.scale.clone(), "rest": self.rest, "batches": self.batches}
 
-    def load_state_dict(self, state: dict[str, Tensor | float | int]) -> None:
-        self.u = torch.as_tensor(state["u"]).clone()
-        self.scale = torch.as_tensor(state["scale"]).clone()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.u, self.scale = state["u"].clone(), state["scale"].clone()
         self.rest, self.batches = float(state["rest"]), int(state["batches"])
 
 
@@ -155,6 +155,11 @@ class NaturalAgreement(BlockAgreement):
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "fisher": {name: layer.state_dict() for name, layer in self.layers.items()}}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        super().check_state(state)
+        layers = {name: layer.state_dict() for name, layer in self.layers.items()}
+        check_like(state, {"fisher": layers}, "the state of natural")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)

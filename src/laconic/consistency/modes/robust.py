@@ -27,6 +27,7 @@ from laconic.exchange.layout import FlatGradients
 from laconic.exchange.message import max_nbytes, pack, unpack
 from laconic.exchange.options import PlannedCodec
 from laconic.exchange.residuals import Residuals
+from laconic.storage.form import check_like
 
 
 @register("robust")
@@ -147,10 +148,15 @@ class RobustAgreement(Agreement):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "left_out": list(self.left_out)}
 
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        super().check_state(state)
+        self.residuals.check_state(state["residuals"], {NAME: self.coded_numel})
+        check_like(state.get("left_out", []), [0] * len(state.get("left_out", [])), "left_out")
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        if len(state["left_out"]) == self.world.world_size:
-            self.left_out = [int(count) for count in state["left_out"]]
+        if len(state.get("left_out", [])) == self.world.world_size:
+            self.left_out = list(state["left_out"])
 
 
 def _read(message: Tensor, coded: CodedVector) -> Tensor:

@@ -22,6 +22,7 @@ from laconic.consistency.servers.shards import outlives
 from laconic.consistency.servers.wire import Coder, Kind, Message, raw, settings, unpack, weights_in
 from laconic.consistency.side import open_mesh, receive, wait
 from laconic.errors import BadInput, PayloadError, PeerLost
+from laconic.storage.form import check_like
 from laconic.transports.zeromq import ZmqTransport
 
 LOGGER = logging.getLogger("laconic.consistency")
@@ -290,6 +291,13 @@ class StalePeersAgreement(OwnWeights):
     def state_dict(self) -> dict[str, Any]:
         arrived = {str(worker): values.clone() for worker, values in self._arrived.items()}
         return {**super().state_dict(), "arrived": arrived}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        super().check_state(state)
+        if not self.alone:
+            self.coder.residuals.check_state(state["residuals"], {"0": self.weights.values.numel()})
+        arrived = state.get("arrived", {})
+        check_like(arrived, {str(w): self.weights.values for w in range(self.world.world_size) if str(w) in arrived})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)

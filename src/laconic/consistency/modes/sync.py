@@ -22,6 +22,7 @@ from laconic.errors import BadInput, PayloadError, PeerLost
 from laconic.exchange.job import StepRecord
 from laconic.exchange.layout import FlatGradients
 from laconic.exchange.state import CompressionState
+from laconic.storage.form import check_like
 
 # A message should carry about this much: below, it costs mostly its latency, above, encoding waits for the wire.
 MESSAGE_NBYTES = 1 << 20
@@ -59,11 +60,17 @@ class ExchangedGradients(Agreement):
         return self.state.explain()
 
     def state_dict(self) -> dict[str, Any]:
-        return self.state.state_dict()
+        return {**self.state.state_dict(), "steps": self.step}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        self.state.check_state(state)
+        check_like(state, {"steps": 0}, "the state of the gradients")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.check_state(state)
         self.state.load_state_dict(dict(state))
-        self.step = self.state.step
+        self.step = int(state["steps"])  # with closures, several exchanges are one step
+        self.hooks.loaded()
 
 
 def _buffer_nbytes(state: CompressionState) -> int:

@@ -22,6 +22,7 @@ from laconic.consistency.servers.shards import Layout, Shard, ShardOptimizer, ch
 from laconic.consistency.servers.wire import Coder
 from laconic.consistency.side import open_members
 from laconic.errors import BadInput
+from laconic.storage.form import check_like
 from laconic.transports.world import World
 from laconic.transports.zeromq import ZmqTransport
 
@@ -93,6 +94,15 @@ class Served:
         shards = {} if self.server is None else self.server.state_dict()
         residuals = self.coder.residuals.state_dict()
         return {"residuals": residuals, "shards": shards, "versions": list(self.client.versions)}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state of other shards."""
+        edges = self.layout.edges
+        check_like(state, {"residuals": {}, "shards": {}, "versions": [0] * len(edges)}, "the state of the servers")
+        numels = {str(number): end - begin for number, (begin, end) in enumerate(edges)}
+        self.coder.residuals.check_state(state["residuals"], numels)
+        if self.server is not None:
+            self.server.check_state(state["shards"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The reverse, on all ranks, before training goes on."""
@@ -202,9 +212,14 @@ class ServedAgreement(OwnWeights):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), **({} if self.served is None else self.served.state_dict())}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        super().check_state(state)
         if self.served is not None:
             if "shards" not in state:
                 raise BadInput("the state was saved by a single worker; load the optimiser's part before distribute()")
+            self.served.check_state(state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        if self.served is not None:
             self.served.load_state_dict(state)

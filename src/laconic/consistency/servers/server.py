@@ -87,10 +87,16 @@ class Server:
         with self.lock:
             return {str(number): shard.state_dict() for number, shard in self.shards.items()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave, on every server, before training goes on."""
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state of other shards than this server's."""
         if sorted(state) != sorted(map(str, self.shards)):
             raise BadInput(f"the state holds shards {sorted(state)}, this server {sorted(map(str, self.shards))}")
+        for number, saved in state.items():
+            self.shards[int(number)].check_state(saved)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave, on every server, before training goes on."""
+        self.check_state(state)
         with self.lock:
             for number, saved in state.items():
                 self.shards[int(number)].load_state_dict(saved)

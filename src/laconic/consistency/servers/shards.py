@@ -24,6 +24,7 @@ from laconic.consistency.servers.clocks import Clocks
 from laconic.consistency.servers.wire import Message, settings
 from laconic.errors import BadInput, PayloadError
 from laconic.schedules.schedule import bounds
+from laconic.storage.form import check_like
 
 Options = Mapping[str, Any]
 
@@ -82,13 +83,23 @@ class Shard:
         state: dict[str, Any] = {"values": self.values.clone(), "version": self.version}
         return state if self.optimizer is None else {**state, "optimizer": self.optimizer.state_dict()}
 
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse the state of another shard."""
+        check_like(state, {"values": None, "version": 0}, "the state of a shard")
+        values = state["values"]
+        if not isinstance(values, Tensor) or (values.dtype, values.numel()) != (torch.float32, self.values.numel()):
+            numel = values.numel() if isinstance(values, Tensor) else "no"
+            raise BadInput(
+                f"the saved shard has {numel} values, this one {self.values.numel()} of float32: resume with as many "
+                "servers as it was saved with"
+            )
+        if self.optimizer is not None:
+            check_like(state, {"optimizer": {"state": {}, "param_groups": None}}, "the state of a shard")
+            self.optimizer.check_state(state["optimizer"])
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The reverse; the version never goes back, for workers hold weights of later ones."""
-        if state["values"].numel() != self.values.numel():
-            raise BadInput(
-                f"the saved shard has {state['values'].numel()} values, this one {self.values.numel()}: resume with as "
-                "many servers as it was saved with"
-            )
+        self.check_state(state)
         self.values.copy_(state["values"])
         self.version = max(self.version, int(state["version"]))
         if self.optimizer is not None:
@@ -137,6 +148,18 @@ class ShardOptimizer:
 
     def state_dict(self) -> dict[str, Any]:
         return copy.deepcopy(self._inner.state_dict())
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse what an optimiser of other pieces remembers."""
+        own = self._inner.state_dict()["param_groups"]
+        what = "the state of a shard's optimiser"
+        check_like(state["param_groups"], [{"params": group["params"]} for group in own], what)
+        members = [piece for group in self._inner.param_groups for piece in group["params"]]
+        for number, kept in state["state"].items():
+            like = members[number] if number in range(len(members)) else None
+            for name, value in kept.items():
+                if like is None or (isinstance(value, Tensor) and value.dim() and value.numel() != like.numel()):
+                    raise BadInput(f"{what} does not fit: its '{name}' of parameter {number} is another's")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._inner.load_state_dict(copy.deepcopy(dict(state)))

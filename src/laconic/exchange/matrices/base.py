@@ -21,6 +21,7 @@ from laconic.exchange.layout import BucketInfo
 from laconic.exchange.message import Channel
 from laconic.exchange.residuals import Residuals
 from laconic.registry import Registry
+from laconic.storage.form import check_like, check_named
 from laconic.transports.base import Timings
 from laconic.transports.rounds import Pausing
 
@@ -123,6 +124,13 @@ class Matrices:
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """What each codec keeps, by its name."""
         return {name: kept for name, method in self._methods.items() if (kept := method.state_dict())}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse what is not kept by codecs that are known, matrices by parameter name."""
+        check_like(state, {}, "the state of the matrix codecs")
+        for name, kept in state.items():
+            _METHODS.get(name)
+            check_named(kept, None, f"warm.{name}")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with what another kept; codecs that it says nothing of begin anew."""

@@ -1,0 +1,159 @@
+"""A job's part in its optimiser's `step()`, `state_dict()` and `load_state_dict()`.
+
+Caller: `Agreement.attach`. A step goes one of three ways: without a closure gradients are agreed once, before the inner
+step; with one they are agreed, and the loss with them, whenever the optimiser evaluates the closure; and under
+torch.amp.GradScaler all workers of a mode in lockstep skip a step that overflowed on any of them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import torch
+
+from laconic.errors import BadInput
+from laconic.exchange.collectives import all_reduce
+from laconic.exchange.ownership import owned
+from laconic.transports.world import World
+
+KEY = "laconic"  # where an optimiser's state_dict holds the job's
+_SCALES = "_step_supports_amp_scaling"  # by this attribute GradScaler leaves unscaling, and skipping, to the optimiser
+Evaluate = Callable[[], Any]
+
+
+class Stepping(Protocol):
+    """What an `Agreement` is to its hooks."""
+
+    @property
+    def closures(self) -> bool: ...
+
+    optimizer: torch.optim.Optimizer
+    world: World
+    alone: bool
+    step: int
+    resources: ExitStack
+
+    def before_step(self) -> None: ...
+    def after_step(self) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def check_state(self, state: Mapping[str, Any], /) -> None: ...
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None: ...
+
+
+class StepHooks:
+    """The hooks on one optimiser, from now on until the job is closed."""
+
+    def __init__(self, job: Stepping, *, lockstep: bool) -> None:
+        self.job, self.optimizer = job, job.optimizer
+        self._coming: Mapping[str, Any] | None = None  # checked, and loaded once the optimiser has loaded its own
+        self._missing = False  # the optimiser was loaded without the job's state
+        self._skipped: list[tuple[torch.Tensor, torch.Tensor | None]] | None = None  # gradients of a step left out
+        for handle in (
+            self.optimizer.register_step_pre_hook(self._before),
+            self.optimizer.register_step_post_hook(self._after),
+            self.optimizer.register_state_dict_post_hook(self._save),
+            self.optimizer.register_load_state_dict_pre_hook(self._check),
+            self.optimizer.register_load_state_dict_post_hook(self._load),
+        ):
+            job.resources.callback(handle.remove)
+        if lockstep and not job.alone:
+            own = vars(self.optimizer).get(_SCALES, False)
+            setattr(self.optimizer, _SCALES, True)
+            job.resources.callback(setattr, self.optimizer, _SCALES, own)
+
+    # steps
+
+    def _before(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        closure = args[1] if len(args) > 1 else options.get("closure")
+        self._warn_of_missing_state()
+        if closure is not None:
+            if not self.job.closures:
+                raise BadInput(
+                    f"a closure goes with consistency 'sync', whose workers agree at every evaluation: "
+                    f"{type(self.job).__name__} cannot; step without it"
+                )
+            return (args[0], self._agreed(closure)), {k: v for k, v in options.items() if k != "closure"}
+        if self._overflowed():
+            self._skipped = [(p, p.grad) for group in optimizer.param_groups for p in group["params"]]
+            for parameter, _ in self._skipped:
+                parameter.grad = None  # so that the inner optimiser passes it by
+        else:
+            self.job.before_step()
+        return None
+
+    def _agreed(self, closure: Evaluate) -> Evaluate:
+        """The closure, whose gradients and loss are then the means over all workers."""
+
+        def evaluate() -> Any:
+            loss = closure()
+            self.job.before_step()
+            if self.job.alone or loss is None:
+                return loss
+            own = torch.as_tensor(loss, dtype=torch.float64).detach().cpu().clone()
+            mean = all_reduce(own, "mean", algorithm="tree", group=self.job.world)
+            return mean.to(loss) if isinstance(loss, torch.Tensor) else float(mean)
+
+        return evaluate
+
+    def _overflowed(self) -> bool:
+        """Whether GradScaler has found NaN or infinity on any worker; else its scale is taken out of the gradients."""
+        optimizer: Any = self.optimizer
+        found = vars(optimizer).get("found_inf")
+        if found is None:
+            return False
+        scale, optimizer.grad_scale, optimizer.found_inf = optimizer.grad_scale, None, None
+        worst = torch.as_tensor(found, dtype=torch.float32).detach().cpu().reshape(1).clone()
+        if not self.job.alone:
+            all_reduce(worst, "max", algorithm="tree", group=self.job.world)
+        if bool(worst.any()):
+            return True
+        if scale is not None:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.div_(scale.to(parameter.grad.device))
+        return False
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if self._skipped is not None:
+            for parameter, gradient in self._skipped:
+                parameter.grad = gradient
+            self._skipped = None
+            return
+        self.job.after_step()
+        self.job.step += 1
+
+    # state
+
+    def _save(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        state[KEY] = owned(self.job.state_dict(), self.job.world.rank, self.job.world.world_size)
+
+    def _check(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        kept = dict(state)
+        self._coming = kept.pop(KEY, None)
+        self._missing = self._coming is None and not self.job.alone
+        if self._coming is not None:
+            self.job.check_state(self._coming)
+        return kept
+
+    def _load(self, optimizer: torch.optim.Optimizer) -> None:
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            self.job.load_state_dict(coming)
+
+    def loaded(self) -> None:
+        """The job has its state."""
+        self._missing = False
+
+    def _warn_of_missing_state(self) -> None:
+        if self._missing:
+            self._missing = False
+            where = f"[rank {self.job.world.rank}/{self.job.world.world_size}]"
+            text = f"the state that was loaded into the optimiser has no '{KEY}', and the job goes on with its own"
+            advice = "load laconic.SharedState(job), or the job's state, beside the optimiser's"
+            warnings.warn(f"{where} {text}: step {self.job.step}; {advice}", stacklevel=2)

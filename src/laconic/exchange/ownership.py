@@ -1,0 +1,59 @@
+"""Whose state is whose: what one rank has not sent yet is its own, and must come back to it.
+
+Callers: every job's `state_dict` and `load_state_dict`. A saved state says of which rank of how many it is, and how
+many tensors it holds. So a checkpoint that keeps one rank's state for all, or drops what its template lacks, is
+noticed when it is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from laconic.errors import BadInput
+from laconic.storage.form import check_like
+from laconic.storage.tree import map_tensors
+from laconic.transports.world import World
+
+OWNER = "owner"
+_ADVICE = "save laconic.SharedState(job) in checkpoints that ranks share"
+
+
+def owned(state: dict[str, Any], rank: int, world_size: int, *, whole: bool = True) -> dict[str, Any]:
+    """The state with the note whose it is and, where it is whole and nothing is added to it, of how many tensors."""
+    tensors = {"tensors": _tensors(state)} if whole else {}
+    return {**state, OWNER: {"rank": rank, "world_size": world_size, **tensors}}
+
+
+def check_owner(state: Mapping[str, Any], world: World) -> None:
+    """Refuse a state of another rank or world size; one without tensors is the same on all ranks, and may be loaded.
+
+    Raises:
+        BadInput: it is another's, is not noted whose it is, or has lost tensors on its way.
+    """
+    if OWNER not in state:
+        found = ", ".join(map(str, state)) or "nothing"
+        raise BadInput(f"this is no job's state: it does not say whose it is, and has {found}")
+    owner, here = state[OWNER], f"[rank {world.rank}/{world.world_size}]"
+    check_like(owner, {"rank": 0, "world_size": 0}, "the note whose the state is")
+    count = _tensors(dict(state))
+    if (saved := owner.get("tensors", count)) != count:
+        text = f"of {saved} tensors that were saved {count} have come back"
+        raise BadInput(f"{here} the state is not whole: {text}; {_ADVICE}")
+    if count and (owner["rank"], owner["world_size"]) != (world.rank, world.world_size):
+        text = f"the state is that of rank {owner['rank']} of {owner['world_size']}, whose residuals are its own"
+        raise BadInput(f"{here} {text}; {_ADVICE}, or each rank's own, or use laconic.merge_state_dicts")
+
+
+def _tensors(state: dict[str, Any]) -> int:
+    count = 0
+
+    def tally(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        return tensor
+
+    map_tensors(state, tally)
+    return count
