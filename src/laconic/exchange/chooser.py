@@ -87,6 +87,11 @@ class AutoCodec(CodecChoice):
         if quality == "exact":
             self._settle("quality 'exact' allows only none")
 
+    @property
+    def settled(self) -> bool:
+        """Whether nothing will be measured or tried any more."""
+        return self._settled
+
     def codec_for(self, bucket: int, step: int) -> Codec:
         return self._plan(step).get(bucket, _NONE)
 

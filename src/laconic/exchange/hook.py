@@ -80,6 +80,8 @@ def compress(
 
 
 def _compress_ddp(model: DistributedDataParallel, codec: CodecPlan | None, options: Options) -> CompressionState:
+    if options.overlap is not None:
+        raise BadInput("compress exchanges under backward alone; overlap is an option of laconic.distribute")
     group = model.process_group
     whole = group is None or group.size() == dist.get_world_size()
     world = options.world or (current() if whole else world_of(group))  # joined now, on all its ranks

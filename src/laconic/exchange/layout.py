@@ -94,8 +94,9 @@ class Gradients:
     index: int
     parameters: Sequence[Tensor]
     step: int
-    last: bool  # of the step's buckets
+    last: bool  # of the step's buckets, in the order they are sent
     future: Any = None
+    first: bool = False
 
     @property
     def layout(self) -> tuple[int, tuple[int, ...]]:
@@ -153,9 +154,17 @@ class FlatGradients:
     """Flat buffers of about `nbytes` for the gradients of these parameters, in the order backward makes them.
 
     Parameters that need no gradient are left out; exempt ones, which are sent exactly, lie at the end of their buffer.
+    With `follow` gradients are moved to their places as they are made.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], nbytes: int, exempt: Callable[[nn.Parameter], bool]) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        nbytes: int,
+        exempt: Callable[[nn.Parameter], bool],
+        *,
+        follow: bool = True,
+    ) -> None:
         groups: list[list[nn.Parameter]] = [[]]
         for parameter in reversed([p for p in parameters if p.requires_grad]):
             alike = not groups[-1] or _kind(groups[-1][0]) == _kind(parameter)
@@ -168,6 +177,7 @@ class FlatGradients:
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._place)  # type: ignore[no-untyped-call]
             for parameter, _ in places
+            if follow
         ]
 
     def _place(self, parameter: Tensor) -> None:

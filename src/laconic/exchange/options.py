@@ -118,7 +118,10 @@ class Options:
         momentum: momentum of the gradients, for Deep Gradient Compression: a number or DeepGradientCompression(…). The
             optimiser is then plain SGD.
         hosts: the host of each rank: float32 inside, the codec between.
-        message_nbytes: buckets are held until their payloads make this much together, or the step's last has come.
+        overlap: None hides what can be hidden under backward and the next forward, to the same bits; False does all in
+            `step()`.
+        message_nbytes: what a message should carry: gradients are held until their payloads make this much together, or
+            the step's last has come.
         world: where to communicate; when None the default world, joined at the first exchange.
 
     Raises:
@@ -133,6 +136,7 @@ class Options:
     momentum: float | DeepGradientCompression | None = None
     hosts: tuple[int, ...] | None = None
     message_nbytes: int = MESSAGE_NBYTES
+    overlap: bool | None = None
     world: World | None = None
 
     def __post_init__(self) -> None:
@@ -150,7 +154,7 @@ class Options:
         Traceback (most recent call last):
         ...
         laconic.errors.UnknownName: unknown option of compress 'algoritm'; did you mean 'algorithm'? The valid ones: \
-algorithm, exempt, feedback, hosts, message_nbytes, momentum, quality, world
+algorithm, exempt, feedback, hosts, message_nbytes, momentum, overlap, quality, world
         """
         valid = {field.name for field in fields(cls)}
         if unknown := given.keys() - valid:

@@ -215,7 +215,7 @@ class Overlap:
     ) -> Any:
         """Start the exchange of one bucket, or hold it for the next one's messages; returns a future of its buffer."""
         owner.choice.note_ready(index, owner.step)
-        gradients = Gradients(buffer, index, parameters, owner.step, last, torch.futures.Future())
+        gradients = Gradients(buffer, index, parameters, owner.step, last, torch.futures.Future(), index == 0)
         if index == 0:
             self._begin_step(owner)
         self._shortcut = self._shortcut and self._plain.get(index) == gradients.layout

@@ -99,7 +99,7 @@ class CompressionState(Job):
         for index in range(len(buckets)):
             self.choice.note_ready(index, self.step)
         jobs = [
-            self.steps([Gradients(buffer, index, parameters, self.step, index == len(buckets) - 1)])
+            self.steps([Gradients(buffer, index, parameters, self.step, index == len(buckets) - 1, first=index == 0)])
             for index, (buffer, parameters) in enumerate(buckets)
         ]
         try:
@@ -114,7 +114,7 @@ class CompressionState(Job):
         Pauses where there is nothing to do but wait; returns whether they went as float32, in place.
         """
         first, world, options = held[0], self.world, self.options
-        if first.index == 0:
+        if first.first:
             self.choice.before_step(first.step, world)
         begun = time.perf_counter()
         if first.buffer.is_sparse:

@@ -159,9 +159,12 @@ class Transport(ABC):
         self._sequence = 0
         self._points: dict[tuple[int, int], int] = {}  # messages so far, by source and target
         self._splits = 0
+        self.guard: Callable[[], None] | None = None  # called before every call, by whoever has an exchange under way
 
     def call(self, collective: str, algorithm: str, numel: int, dtype: str, detail: str = "", rounds: int = 0) -> Call:
         """Enter a collective, to be left by `with`; its messages carry its code, so that only equal calls match."""
+        if self.guard is not None:
+            self.guard()
         self._sequence += 1
         return self.enter(Call(self, self._sequence, collective, algorithm, numel, dtype, detail, rounds))
 
@@ -170,6 +173,8 @@ class Transport(ABC):
 
         Its sequence number is beyond those of collectives, and the same at both ends.
         """
+        if self.guard is not None:
+            self.guard()
         turn = self._points[source, target] = self._points.get((source, target), 0) + 1
         sequence = POINT | ((turn * self.world_size + source) * self.world_size + target) % POINT
         route = f"from rank {source} to rank {target}"

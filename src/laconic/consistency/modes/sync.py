@@ -1,13 +1,15 @@
-"""Synchronous training: every step waits for the mean of all workers' gradients, through any codec.
+"""Synchronous training: every step applies the mean of all workers' gradients, through any codec.
 
-Callers: `distribute(consistency="sync")`. Communication happens in `optimizer.step()`, before the inner step, so that
-gradients may be accumulated over several backwards; all workers end every step with the same bits.
+Callers: `distribute(consistency="sync")`. All workers see the same weights in every forward. With overlap=False
+communication happens in `optimizer.step()`; else as much of it as can be goes on under backward and the next forward
+(`overlapped/`), to the same bits.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,15 +19,13 @@ from torch import Tensor, nn
 from laconic.consistency.averaging import OwnWeights, exchange_of, start_alike, trained_parameters
 from laconic.consistency.base import EXCHANGE_OPTIONS, Agreement, Mode, Setup, register
 from laconic.consistency.churn.wire import Kind, Message, address, blank, pack, unpack, values_of, weighted_mean
+from laconic.consistency.overlapped.stream import Stream
 from laconic.consistency.side import open_mesh, receive, wait
 from laconic.errors import BadInput, PayloadError, PeerLost
 from laconic.exchange.job import StepRecord
 from laconic.exchange.layout import FlatGradients
 from laconic.exchange.state import CompressionState
 from laconic.storage.form import check_like
-
-# A message should carry about this much: below, it costs mostly its latency, above, encoding waits for the wire.
-MESSAGE_NBYTES = 1 << 20
 
 
 class ExchangedGradients(Agreement):
@@ -39,10 +39,15 @@ class ExchangedGradients(Agreement):
     def __init__(self, setup: Setup) -> None:
         self.state = exchange_of(setup)
         covers = self.state.parameters.covers
-        self.gradients = FlatGradients(self.exchanged(setup), _buffer_nbytes(self.state), covers)
+        nbytes, follow = _buffer_nbytes(self.state), not self.overlaps(setup)
+        self.gradients = FlatGradients(self.exchanged(setup), nbytes, covers, follow=follow)
         super().__init__(setup)
         self.resources.callback(self.state.close)
         self.resources.callback(self.gradients.close)
+
+    def overlaps(self, setup: Setup) -> bool:
+        """Whether the exchange goes on beside backward and forward."""
+        return False
 
     def exchanged(self, setup: Setup) -> list[nn.Parameter]:
         """The parameters whose gradients are averaged."""
@@ -52,9 +57,13 @@ class ExchangedGradients(Agreement):
         begun, step = time.perf_counter(), self.state.step
         self.gradients.complete()
         self.state.exchange([(buffer.values, list(buffer.parameters)) for buffer in self.gradients.buffers])
-        made = [record for record in self.state.records if record.step == step]
-        wait_s, sent_nbytes = sum(record.wait_s for record in made), sum(record.sent_nbytes for record in made)
-        self.keep(StepRecord(self.step, time.perf_counter() - begun, wait_s, sent_nbytes, staleness=0))
+        wait_s = sum(record.wait_s for record in self.state.records if record.step == step)
+        self.exchanged_step(step, time.perf_counter() - begun, wait_s)
+
+    def exchanged_step(self, step: int, seconds: float, wait_s: float) -> None:
+        """Keep the record of a step whose gradients have all been exchanged."""
+        sent_nbytes = sum(record.sent_nbytes for record in self.state.records if record.step == step)
+        self.keep(StepRecord(step, seconds, wait_s, sent_nbytes, staleness=0))
 
     def explain(self) -> str:
         return self.state.explain()
@@ -74,14 +83,15 @@ class ExchangedGradients(Agreement):
 
 
 def _buffer_nbytes(state: CompressionState) -> int:
-    """Raw bytes whose payload makes a message of about MESSAGE_NBYTES."""
+    """Raw bytes whose payload makes a message of about `message_nbytes`."""
+    message_nbytes = state.options.message_nbytes
     if state.auto is not None:
-        return 4 * MESSAGE_NBYTES
+        return 4 * message_nbytes
     first = state.choice.codec_for(0, 0)
     if first.kind == "matrix":
         return 25 << 20
     sample = 1 << 20
-    return int(MESSAGE_NBYTES * max(1.0, 4 * sample / first.max_nbytes(sample)))
+    return int(message_nbytes * max(1.0, 4 * sample / first.max_nbytes(sample)))
 
 
 @register("sync")
@@ -97,7 +107,7 @@ class Sync(Mode):
 
     summary: ClassVar[str] = "every step waits for the mean of all gradients"
     examples: ClassVar[tuple[str, ...]] = ("sync", "sync(drop_slowest=1)")
-    options: ClassVar[tuple[str, ...]] = EXCHANGE_OPTIONS
+    options: ClassVar[tuple[str, ...]] = (*EXCHANGE_OPTIONS, "overlap")
 
     def __post_init__(self) -> None:
         if self.drop_slowest < 0:
@@ -128,12 +138,54 @@ class SyncAgreement(ExchangedGradients):
         super().__init__(setup)
         start_alike(setup.model, setup.world)
         self.state.observe(setup.model)
+        self.stream: Stream | None = None
+        if self.overlaps(setup):
+            self.stream = Stream(
+                self.model, self.optimizer, self.gradients.buffers, self.state, self.exchanged_step
+            )
+            self.resources.callback(self.stream.close)
+
+    def overlaps(self, setup: Setup) -> bool:
+        return setup.options.overlap is not False and setup.world.world_size > 1
 
     def before_step(self) -> None:
         if strangers := [p for g in self.optimizer.param_groups for p in g["params"] if not self._knows(p)]:
             text = f"{len(strangers)} parameters with gradients were frozen, or not the optimiser's, at distribute()"
             raise BadInput(f"{text}; unfreeze or add them before it, or the workers would drift apart")
-        super().before_step()
+        if self.stream is None:
+            super().before_step()
+        else:
+            self.stream.before_step()
+
+    def after_step(self) -> None:
+        if self.stream is not None:
+            self.stream.after_step()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """All backwards of a step but the last may run in this, as in DDP's; the last is then sent as it is made."""
+        return nullcontext() if self.stream is None else self.stream.no_sync()
+
+    def settle_weights(self) -> None:
+        """Bring all weights up to date, whoever asks for them."""
+        if self.stream is not None:
+            self.stream.settle()
+
+    def finish(self) -> None:
+        self.settle_weights()
+
+    def explain(self) -> str:
+        hidden = "" if self.stream is None else f"{self.stream.explain()}\n\n"
+        return hidden + super().explain()
+
+    def state_dict(self) -> dict[str, Any]:
+        self.settle_weights()
+        return super().state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.settle_weights()
+        super().load_state_dict(state)
+        if self.stream is not None:
+            self.stream.restart(self.step)
 
     def _knows(self, parameter: torch.Tensor) -> bool:
         return parameter.grad is None or self.gradients.holds(parameter)

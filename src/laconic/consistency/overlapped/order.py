@@ -1,0 +1,55 @@
+"""In which order the buckets of a step are sent, so that the next forward waits least.
+
+Caller: `stream.py`. Backward makes the last layers' gradients first, and the next forward needs the first layers'
+weights first. What can be sent while backward still computes goes in the order it is made. What would not get through
+in that time goes in the order it is needed. Where to change from one to the other is found by trying every place on a
+model of the step. All ranks use rank 0's order: messages have to match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A step's buckets on this rank, in seconds, each list by bucket number.
+
+    Attributes:
+        ready: when its gradients were all made, from the start of backward.
+        wire: how long it is exchanged when nothing else is.
+        needed: when the next forward first touched its weights, from the start of that forward, without waiting.
+    """
+
+    ready: Sequence[float]
+    wire: Sequence[float]
+    needed: Sequence[float]
+
+    def waiting_s(self, order: Sequence[int]) -> float:
+        """How long the next forward waits in all when buckets are sent in this order.
+
+        >>> Timeline(ready=[1.0, 2.0], wire=[3.0, 3.0], needed=[1.0, 0.0]).waiting_s([0, 1])
+        5.0
+        """
+        arrived, now = {}, 0.0
+        for bucket in order:
+            now = arrived[bucket] = max(now, self.ready[bucket]) + self.wire[bucket]
+        begun = max(self.ready)
+        late = 0.0
+        for bucket in sorted(order, key=self.needed.__getitem__):
+            late = max(late, arrived[bucket] - begun - self.needed[bucket])
+        return late
+
+    def order(self) -> list[int]:
+        """The best order among those that change once from "as made" to "as needed".
+
+        >>> Timeline(ready=[1.0, 2.0, 3.0], wire=[2.0, 2.0, 2.0], needed=[9.0, 1.0, 0.0]).order()
+        [0, 2, 1]
+        """
+        made = sorted(range(len(self.ready)), key=lambda bucket: (self.ready[bucket], bucket))
+        tried = []
+        for held in range(len(made)):
+            first, rest = made[: len(made) - held], made[len(made) - held :]
+            tried.append([*first, *sorted(rest, key=lambda bucket: (self.needed[bucket], bucket))])
+        return min(tried, key=self.waiting_s)  # of equals the one that holds back least

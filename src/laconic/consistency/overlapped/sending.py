@@ -1,0 +1,189 @@
+"""Buckets on their way through the exchange thread, in an order that all ranks have agreed on.
+
+Caller: `stream.py`, which says when a bucket's gradients are whole. A bucket that is whole is sent when all before it
+in the order have been: ranks whose gradients come in different orders still match.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.consistency.overlapped.order import Timeline
+from laconic.errors import CollectiveTimeout
+from laconic.exchange.collectives import broadcast
+from laconic.exchange.layout import FlatBuffer, Gradients
+from laconic.exchange.overlap import ThreadShare
+from laconic.exchange.state import CompressionState
+from laconic.transports.rounds import Pausing
+
+_log = logging.getLogger("laconic.consistency")
+
+
+class Bucket:
+    """A flat buffer of gradients and where it is on its way; times are seconds of `time.perf_counter`.
+
+    Attributes:
+        whole: ids of the parameters whose gradients of this step are all made.
+        made: gradients as backward left them, with their versions.
+        sent: None while the gradients are this rank's own; set when the exchange has ended, well or not.
+    """
+
+    def __init__(self, number: int, buffer: FlatBuffer) -> None:
+        self.number = number
+        self.buffer = buffer
+        self.whole: set[int] = set()
+        self.made: dict[int, tuple[Tensor, int]] = {}
+        self.sent: threading.Event | None = None
+        self.submitted = self.ended = self.ready_s = self.wire_s = self.needed_s = 0.0
+        self.touched = False
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.whole) == len(self.buffer.parameters)
+
+    def place(self) -> None:
+        """Copy the gradients into the buffer; zeros where this rank has made none: another may have."""
+        for parameter, view in zip(self.buffer.parameters, self.buffer.views, strict=True):
+            if parameter.grad is None:
+                view.zero_()
+            elif parameter.grad.data_ptr() != view.data_ptr():
+                view.copy_(parameter.grad)
+
+    def unchanged(self) -> bool:
+        """Whether the gradients are still what backward left."""
+        for parameter in self.buffer.parameters:
+            gradient, made = parameter.grad, self.made.get(id(parameter))
+            if made is None and gradient is not None:
+                return False
+            if made is not None and (gradient is not made[0] or gradient._version != made[1]):
+                return False
+        return True
+
+    def reset(self) -> None:
+        """Begin the next step."""
+        self.whole.clear()
+        self.made.clear()
+        self.sent = None
+
+
+class Sending:
+    """The buckets of a step, sent in order.
+
+    Attributes:
+        order: bucket numbers, the same on all ranks.
+        failure: what went wrong first.
+        waited_s: how long the training thread has waited for exchanges to end.
+    """
+
+    def __init__(self, buffers: list[FlatBuffer], state: CompressionState) -> None:
+        self.buckets = [Bucket(number, buffer) for number, buffer in enumerate(buffers)]
+        self.order = list(range(len(buffers)))
+        self.failure: Exception | None = None
+        self.waited_s = 0.0
+        self._state = state
+        self._step = 0
+        self._next = 0
+        self._ended = 0.0
+        self._ordering: tuple[threading.Event, Tensor] | None = None
+        self._thread = ThreadShare(state.world.transport)
+
+    def begin(self, step: int) -> None:
+        """Begin step number `step`."""
+        self._step, self._next = step, 0
+
+    def send_whole(self) -> None:
+        """Send what is whole, as far as the order allows."""
+        if self._next == 0:
+            self._take_order()
+        while self._next < len(self.order) and self.buckets[self.order[self._next]].is_whole:
+            self._send(self.buckets[self.order[self._next]])
+
+    def _send(self, bucket: Bucket) -> None:
+        first, self._next = self._next == 0, self._next + 1
+        bucket.place()
+        last, buffer = self._next == len(self.order), bucket.buffer
+        gradients = Gradients(buffer.values, bucket.number, buffer.parameters, self._step, last, first=first)
+        self._state.choice.note_ready(bucket.number, self._step)
+        bucket.submitted = time.perf_counter()
+        bucket.sent = self._submit(lambda: self._travel(bucket, gradients))
+
+    def _submit(self, work: Callable[[], Pausing[Any]]) -> threading.Event:
+        ended = threading.Event()
+        self._thread.submit(work).add_done_callback(lambda _: ended.set())
+        return ended
+
+    def _travel(self, bucket: Bucket, gradients: Gradients) -> Pausing[None]:
+        """On the exchange thread: one bucket's exchange."""
+        try:
+            if self.failure is None:
+                yield from self._state.steps([gradients])
+        except Exception as error:
+            self.fail(error)
+        now = time.perf_counter()
+        bucket.wire_s = now - max(bucket.submitted, self._ended)
+        self._ended = now
+
+    def fail(self, error: Exception) -> None:
+        """Keep the first error, and tell the other ranks."""
+        if self.failure is None:
+            self.failure = error
+            _log.error("the exchange of gradients failed: %s: %s", type(error).__name__, error)
+            self._state.world.transport.abandon(f"{type(error).__name__}: {error}")
+
+    def wait(self, bucket: Bucket) -> None:
+        """Wait until a bucket that was sent holds the mean; raises what went wrong in any."""
+        if bucket.sent is not None and not bucket.sent.is_set():
+            self._wait(bucket.sent, f"the mean of bucket {bucket.number}")
+        if self.failure is not None:
+            raise self.failure
+
+    def wait_all(self) -> None:
+        """Wait until nothing is under way."""
+        if self._ordering is not None:
+            self._wait(self._ordering[0], "the order of buckets")
+        for number in self.order:
+            self.wait(self.buckets[number])
+
+    def _wait(self, event: threading.Event, what: str) -> None:
+        """Every exchange ahead of this one ends within the time-out by itself; so must this."""
+        begun, transport = time.perf_counter(), self._state.world.transport
+        patience_s = transport.timeout_s * (len(self.buckets) + 2)
+        if not event.wait(patience_s):
+            text = f"[rank {transport.rank}/{transport.world_size}] step {self._step}: {what} did not come"
+            raise CollectiveTimeout(f"{text} in {patience_s:g} s", rank=transport.rank)
+        self.waited_s += time.perf_counter() - begun
+
+    def reorder(self) -> None:
+        """Let all ranks use rank 0's best order from the next step on; all must call it, in the same step."""
+        timeline = Timeline(
+            ready=[bucket.ready_s for bucket in self.buckets],
+            wire=[bucket.wire_s for bucket in self.buckets],
+            needed=[bucket.needed_s for bucket in self.buckets],
+        )
+        found = torch.tensor(timeline.order(), dtype=torch.int64)
+        self._ordering = self._submit(lambda: self._spread(found)), found
+
+    def _spread(self, order: Tensor) -> Pausing[None]:
+        try:
+            broadcast(order, root=0, group=self._state.world)
+        except Exception as error:
+            self.fail(error)
+        yield
+
+    def _take_order(self) -> None:
+        if self._ordering is not None:
+            self._wait(self._ordering[0], "the order of buckets")
+            if self.failure is not None:
+                raise self.failure
+            self.order, self._ordering = self._ordering[1].tolist(), None
+
+    def close(self) -> None:
+        """Leave the exchange thread to its other users."""
+        self._thread.close()

@@ -1,0 +1,150 @@
+"""Models, optimisers and ways to train for the tests of overlapping: each trained plainly and overlapped, bit by bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import laconic
+from laconic.transports.world import World
+
+VOCABULARY, LENGTH = 40, 12
+
+
+class Tied(nn.Module):
+    """A transformer whose embedding is its last layer too; attention takes its output weights past their module."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
+        self.norm = nn.LayerNorm(width)
+        self.rise, self.fall = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        x = self.norm(x + self.attention(x, x, x, need_weights=False)[0])
+        return self.head(x + self.fall(F.gelu(self.rise(x)))).mean(1)
+
+
+class Recurrent(nn.Module):
+    """An LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 24)
+        self.lstm = nn.LSTM(24, 32, num_layers=2, batch_first=True)
+        self.head = nn.Linear(32, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.lstm(self.embedding(tokens))[0][:, -1])
+
+
+class Branches(nn.Module):
+    """A layer that is used twice, one that is used in some steps, one that never is, and one used by name only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 32)
+        self.shared, self.sometimes, self.never = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+        self.borrowed = nn.Linear(32, VOCABULARY)
+        self.calls = 0
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.shared(torch.relu(self.shared(self.embedding(tokens).mean(1))))
+        self.calls += 1
+        if self.calls % 3 == 0:
+            x = x + self.sometimes(x)
+        return F.linear(x, self.borrowed.weight, self.borrowed.bias)
+
+
+class Images(nn.Module):
+    """A convolutional network with normalisation, on tokens taken as pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(),
+            nn.Conv2d(12, 24, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(24 * 12, VOCABULARY),
+        )  # fmt: skip
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        pixels = (tokens.float() / VOCABULARY).view(-1, 1, LENGTH, 1).expand(-1, 1, LENGTH, 4)
+        return self.layers(pixels)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "tied": Tied, "recurrent": Recurrent, "branches": Branches, "images": Images,
+}  # fmt: skip
+OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.05),
+    "momentum": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, 1e-3),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, 1e-3),
+    "adagrad": lambda p: torch.optim.Adagrad(p, 1e-2),
+}
+
+
+def batch(rank: int, step: int, part: int = 0) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(10_000 * part + 100 * step + rank)
+    tokens = torch.randint(VOCABULARY, (6, LENGTH), generator=draw)
+    return tokens, tokens.sum(1) % VOCABULARY
+
+
+def digest(model: nn.Module) -> str:
+    whole = hashlib.sha256()
+    for value in model.state_dict().values():
+        whole.update(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return whole.hexdigest()[:16]
+
+
+def train(
+    world: World, model: str, optimiser: str, codec: Any, steps: int, *, overlap: bool | None, way: str = "plain"
+) -> dict[str, Any]:
+    """Train; returns the losses, which show every forward's weights, and digests of the weights and the job's state."""
+    torch.manual_seed(3)
+    net = MODELS[model]()
+    half = [p for n, p in net.named_parameters() if n.endswith("bias")]
+    rest = [p for n, p in net.named_parameters() if not n.endswith("bias")]
+    inner = OPTIMISERS[optimiser]([{"params": rest}, {"params": half, "lr": 0.01}])
+    plan = torch.optim.lr_scheduler.ExponentialLR(inner, 0.97)
+    job = laconic.distribute(net, inner, codec=codec, overlap=overlap, world=world, message_nbytes=1 << 11)
+    losses, saved = [], []
+    for step in range(steps):
+        inner.zero_grad(set_to_none=way != "zeros")
+        parts = 3 if way in ("accumulated", "no_sync") else 1
+        for part in range(parts):
+            tokens, target = batch(world.rank, step, part)
+            if way == "no_sync" and part < parts - 1:
+                with job.no_sync():
+                    F.cross_entropy(net(tokens), target).backward()
+                continue
+            loss = F.cross_entropy(net(tokens), target)
+            loss.backward()
+            losses.append(loss.item())
+        if way == "clipped":
+            nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        inner.step()
+        plan.step()
+        if way == "looked at" and step % 3 == 2:
+            saved.append(digest(net))
+            with torch.inference_mode():
+                losses.append(F.cross_entropy(net.eval()(batch(0, 999)[0]), batch(0, 999)[1]).item())
+            net.train()
+        if way == "saved" and step == steps // 2:
+            kept = inner.state_dict()
+            inner.load_state_dict(kept)
+    job.finish()
+    found = {"losses": losses, "weights": digest(net), "saved": saved, "explained": job.explain()}
+    found["records"] = len(job.records)
+    found["sent_nbytes"] = sum(record.sent_nbytes for record in job.records)
+    job.close()
+    found["closed"] = digest(net)
+    return found
