@@ -1,4 +1,4 @@
-"""Models, optimisers and ways to train for the tests of overlapping: each trained plainly and overlapped, bit by bit."""
+"""Models, optimisers and ways to train, for the tests that compare overlapped with plain training bit by bit."""
 
 from __future__ import annotations
 
@@ -103,6 +103,20 @@ def digest(model: nn.Module) -> str:
     for value in model.state_dict().values():
         whole.update(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return whole.hexdigest()[:16]
+
+
+def compare(cases: list[tuple[str, str, str, str]], steps: int) -> list[dict[str, Any]]:
+    """On every rank: train each case plainly and overlapped; what differs, and what was hidden."""
+    torch.set_num_threads(1)
+    found = []
+    with laconic.init(timeout_s=60) as world:
+        for model, optimiser, codec, way in cases:
+            plain, hidden = (
+                train(world, model, optimiser, codec, steps, overlap=overlap, way=way) for overlap in (False, None)
+            )
+            differs = [name for name in plain if name != "explained" and plain[name] != hidden[name]]
+            found.append({"differs": differs, "explained": hidden["explained"], "weights": hidden["weights"]})
+    return found
 
 
 def train(

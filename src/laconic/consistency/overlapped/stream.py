@@ -190,10 +190,11 @@ class Stream:
             return
         now = time.perf_counter()
         self._forward = self._forward or now
-        bucket.touched, bucket.needed_s = True, now - self._forward
+        bucket.needed_s = now - self._forward
         if bucket in self._unapplied:
             self._apply(bucket)
             self._forward += time.perf_counter() - now  # what it takes is no part of the forward
+        bucket.touched = True
 
     def _apply(self, bucket: Bucket) -> None:
         begun = time.perf_counter()

@@ -1,0 +1,167 @@
+"""A peer lost while buckets are under way, and loops that come too late: typed, in time, nothing half done."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import laconic
+from laconic.errors import BadInput, LaconicError
+from laconic.transports.launcher import LocalJob, run_local
+
+TIMEOUT_S = 4.0
+BEGUN = 4  # by this step everything overlaps
+
+
+def _setup(timeout_s: float = TIMEOUT_S) -> tuple[Any, nn.Module, torch.optim.Optimizer, Any]:
+    torch.set_num_threads(1)
+    world = laconic.init(timeout_s=timeout_s)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 5))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    job = laconic.distribute(model, optimizer, codec="dynamic8", message_nbytes=1 << 14)
+    return world, model, optimizer, job
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.randn(8, 20)).square().mean().backward()
+    optimizer.step()
+
+
+def _until_lost(how: str) -> dict[str, Any]:
+    world, model, optimizer, job = _setup()
+    for step in range(100):
+        begun = time.monotonic()
+        if world.rank == 1 and step == BEGUN + 2:
+            os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        try:
+            _step(model, optimizer)
+        except LaconicError as error:
+            seconds = time.monotonic() - begun
+            again = []
+            for attempt in (lambda: model(torch.randn(8, 20)), model.state_dict, job.close):
+                try:
+                    attempt()
+                    again.append("")
+                except LaconicError as other:
+                    again.append(type(other).__name__)
+            world.close()
+            return {"kind": type(error).__name__, "text": str(error), "seconds": seconds, "again": again}
+    return {"kind": "nothing"}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_lost_peer_is_told_in_the_next_forward_or_step(how: str) -> None:
+    job = LocalJob(3, _until_lost, (how,))
+    try:
+        found = [outcome.value for outcome in job.outcomes(90.0, (0, 2))]
+    finally:
+        job.kill()
+    for each in found:
+        assert each["kind"] in ("PeerLost", "CollectiveTimeout"), each
+        assert each["seconds"] < 6 * TIMEOUT_S
+        assert "rank" in each["text"]
+        assert all(each["again"]), "half-updated weights must not be had without a word"
+
+
+def _refused(what: str) -> dict[str, Any]:
+    world, model, optimizer, job = _setup(30.0)
+    for _ in range(BEGUN):
+        _step(model, optimizer)
+    job.finish()
+    before = [p.detach().clone() for p in model.parameters()]
+    taken = list(model.parameters())
+    try:
+        if what == "backward twice":
+            for _ in range(2):
+                model(torch.randn(8, 20)).square().mean().backward()
+        elif what == "changed":
+            model(torch.randn(8, 20)).square().mean().backward()
+            for parameter in taken:
+                parameter.grad.mul_(0.5)  # type: ignore[union-attr]
+        else:
+            _step(model, optimizer)
+            optimizer.zero_grad()
+            nn.functional.linear(torch.ones(1, 300), taken[2], taken[3]).sum().backward()
+        optimizer.step()
+        text = ""
+    except BadInput as error:
+        text = str(error)
+    unchanged = all(torch.equal(a, b) for a, b in zip(before, taken, strict=True))
+    with contextlib.suppress(LaconicError):
+        job.close()
+    world.close()
+    return {"text": text, "unchanged": unchanged}
+
+
+_SENTENCES = {
+    "backward twice": "backward added to gradients that were already sent",
+    "changed": "gradients were changed between backward, which sent them, and step()",
+    "used apart": "used otherwise than through their modules",
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("what", _SENTENCES)
+def test_what_came_too_late_is_refused(what: str) -> None:
+    for each in run_local(2, _refused, (what,), timeout_s=100):
+        assert _SENTENCES[what] in each["text"]
+        assert "overlap=False" in each["text"]
+        assert each["unchanged"] or what == "used apart"
+
+
+def _other_calls() -> list[float]:
+    """Collectives of the user's own between steps, while the exchange is under way."""
+    world, model, optimizer, job = _setup(30.0)
+    found = []
+    for step in range(8):
+        _step(model, optimizer)
+        found.append(laconic.all_reduce(torch.full((3,), float(step)), algorithm="ring").sum().item())
+    job.close()
+    world.close()
+    return found
+
+
+@pytest.mark.processes
+def test_other_collectives_wait_for_what_is_under_way() -> None:
+    assert run_local(2, _other_calls, (), timeout_s=100) == [[6.0 * step for step in range(8)]] * 2
+
+
+def _foreign(make: str) -> str:
+    world, model, _, job = _setup(30.0)
+    job.close()
+    kinds: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+        "own optimiser": lambda p: _Own(p, 0.1), "step hook": lambda p: torch.optim.SGD(p, 0.1),
+    }  # fmt: skip
+    optimizer = kinds[make](model.parameters())
+    if make == "step hook":
+        optimizer.register_step_pre_hook(lambda *_: None)
+    job = laconic.distribute(model, optimizer, codec="none")
+    for _ in range(BEGUN):
+        _step(model, optimizer)
+    text = job.explain()
+    job.close()
+    world.close()
+    return text
+
+
+class _Own(torch.optim.SGD):
+    pass
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("make", ["own optimiser", "step hook"])
+def test_what_cannot_wait_is_taken_in_step_and_explained(make: str) -> None:
+    reason = {"own optimiser": "_Own is not known to treat every parameter by itself", "step hook": "other step hooks"}
+    for text in run_local(2, _foreign, (make,), timeout_s=100):
+        assert f"is waited for in step(): {reason[make]}" in text or reason[make] in text

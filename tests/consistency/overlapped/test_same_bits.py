@@ -1,0 +1,65 @@
+"""Overlapped and plain training see the same weights in every forward and end with the same bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from laconic import codecs
+from laconic.lab.clusters.launch import run_job
+from laconic.transports.launcher import run_local
+from tests.consistency.overlapped.programs import MODELS, OPTIMISERS, compare
+
+HIDDEN = "gradients are sent as backward makes them\na bucket's update is taken when the next forward needs it"
+Case = tuple[str, str, str, str]
+CASES: list[Case] = [
+    *((model, "momentum", "dynamic8", "plain") for model in MODELS),
+    *(("tied", optimiser, "topk(0.1)+qsgd(4)", "plain") for optimiser in OPTIMISERS),
+    *(("images", "adamw", codec, "plain") for codec in ("none", "onebit", "powersgd(2)", "factors")),
+    *(("tied", "adamw", "dynamic8", way) for way in ("zeros", "accumulated", "no_sync", "looked at", "saved")),
+    ("recurrent", "adamw", "dynamic8", "clipped"),
+]
+EVERY_CODEC: list[Case] = [
+    (model, "momentum", codec, "plain")
+    for model, codec in zip(
+        [list(MODELS)[i % len(MODELS)] for i in range(100)],
+        [{"entropy": "entropy(dynamic8)"}.get(name, name) for name in codecs.names()],
+        strict=False,
+    )
+]
+EVERY_MODEL: list[Case] = [(m, o, "dynamic8", "plain") for m in MODELS for o in OPTIMISERS]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[list[dict[str, Any]]]:
+    return run_local(2, compare, (CASES, 9), timeout_s=400)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[" ".join(case) for case in CASES])
+def test_two_ranks(number: int, ranks: list[list[dict[str, Any]]]) -> None:
+    _check(CASES[number], [rank[number] for rank in ranks])
+
+
+def _check(case: Case, found: list[dict[str, Any]]) -> None:
+    assert all(each["weights"] == found[0]["weights"] for each in found), f"{case}: ranks differ"
+    for each in found:
+        assert not each["differs"], f"{case}: overlapped training has other {each['differs']}"
+        if case[3] == "clipped":
+            assert "are sent in step(): gradients are changed between backward and step()" in each["explained"]
+        elif case[2] == "factors":
+            assert "codec factors looks at the forward" in each["explained"]
+        else:
+            assert HIDDEN in each["explained"], f"{case}: nothing was hidden, so nothing was compared"
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize(("size", "engine"), [(2, "gloo"), (4, "gloo"), (2, "zmq"), (3, "zmq"), (2, "mpi")])
+def test_at_length(size: int, engine: str) -> None:
+    cases = [*EVERY_MODEL, *EVERY_CODEC, *CASES]
+    if engine == "mpi":
+        pytest.importorskip("mpi4py")
+    for case, found in zip(cases, run_job(size, engine, compare, (cases, 200), timeout_s=3000), strict=True):
+        _check(case, [found])
