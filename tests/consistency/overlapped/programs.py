@@ -98,10 +98,10 @@ def batch(rank: int, step: int, part: int = 0) -> tuple[Tensor, Tensor]:
     return tokens, tokens.sum(1) % VOCABULARY
 
 
-def digest(model: nn.Module) -> str:
+def digest(model: nn.Module, *, buffers: bool = True) -> str:
     whole = hashlib.sha256()
-    for value in model.state_dict().values():
-        whole.update(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    for value in model.state_dict().values() if buffers else model.parameters():
+        whole.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return whole.hexdigest()[:16]
 
 
@@ -115,7 +115,7 @@ def compare(cases: list[tuple[str, str, str, str]], steps: int) -> list[dict[str
                 train(world, model, optimiser, codec, steps, overlap=overlap, way=way) for overlap in (False, None)
             )
             differs = [name for name in plain if name != "explained" and plain[name] != hidden[name]]
-            found.append({"differs": differs, "explained": hidden["explained"], "weights": hidden["weights"]})
+            found.append({"differs": differs, **{name: hidden[name] for name in ("explained", "parameters")}})
     return found
 
 
@@ -157,6 +157,7 @@ def train(
             inner.load_state_dict(kept)
     job.finish()
     found = {"losses": losses, "weights": digest(net), "saved": saved, "explained": job.explain()}
+    found["parameters"] = digest(net, buffers=False)
     found["records"] = len(job.records)
     found["sent_nbytes"] = sum(record.sent_nbytes for record in job.records)
     job.close()

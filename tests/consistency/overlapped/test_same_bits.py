@@ -43,7 +43,7 @@ def test_two_ranks(number: int, ranks: list[list[dict[str, Any]]]) -> None:
 
 
 def _check(case: Case, found: list[dict[str, Any]]) -> None:
-    assert all(each["weights"] == found[0]["weights"] for each in found), f"{case}: ranks differ"
+    assert all(each["parameters"] == found[0]["parameters"] for each in found), f"{case}: ranks differ"
     for each in found:
         assert not each["differs"], f"{case}: overlapped training has other {each['differs']}"
         if case[3] == "clipped":
