@@ -183,8 +183,8 @@ class FlatGradients:
     def _place(self, parameter: Tensor) -> None:
         """Move a new gradient to its place; a sparse one is dense there."""
         view, gradient = self._places[id(parameter)], parameter.grad
-        if gradient is not None and (gradient.is_sparse or gradient.data_ptr() != view.data_ptr()):
-            view.zero_().add_(gradient) if gradient.is_sparse else view.copy_(gradient)
+        if gradient is not None and not lies_in(gradient, view):
+            write(gradient, view)
             parameter.grad = view
 
     def holds(self, parameter: Tensor) -> bool:
@@ -205,6 +205,19 @@ class FlatGradients:
         """Take the hooks off the parameters."""
         for handle in self._handles:
             handle.remove()
+
+
+def lies_in(gradient: Tensor, view: Tensor) -> bool:
+    """Whether a gradient is at its place already."""
+    return not gradient.is_sparse and gradient.data_ptr() == view.data_ptr()
+
+
+def write(gradient: Tensor | None, view: Tensor) -> None:
+    """Copy a gradient to its place; zeros where there is none."""
+    if gradient is None or gradient.is_sparse:
+        view.zero_()
+    if gradient is not None:
+        view.add_(gradient) if gradient.is_sparse else view.copy_(gradient)
 
 
 def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device]:

@@ -131,13 +131,13 @@ class ExchangeThread:
 class _Shared:
     """The exchange thread of one transport and its users: calls on one transport come from one thread, in order."""
 
-    users: dict[object, weakref.WeakMethod[Callable[[], None]]] = field(default_factory=dict)
+    users: dict[object, weakref.WeakMethod[Callable[[], None]] | None] = field(default_factory=dict)
     thread: ExchangeThread | None = None
 
     def look(self) -> None:
         """Let every user look at what it holds."""
         for method in list(self.users.values()):
-            if (look := method()) is not None:
+            if method is not None and (look := method()) is not None:
                 look()
 
 
@@ -147,11 +147,11 @@ _shared: weakref.WeakKeyDictionary[Transport, _Shared] = weakref.WeakKeyDictiona
 class ThreadShare:
     """A user's share of a transport's exchange thread; the last user joins it. When idle, it calls `look`, a method."""
 
-    def __init__(self, transport: Transport, look: Callable[[], None]) -> None:
+    def __init__(self, transport: Transport, look: Callable[[], None] | None = None) -> None:
         self._depth = depth_of(transport)
         self._shared = _shared.setdefault(transport, _Shared())
         token = object()
-        self._shared.users[token] = weakref.WeakMethod(look)
+        self._shared.users[token] = None if look is None else weakref.WeakMethod(look)
         self.close = weakref.finalize(self, _leave, self._shared, token)  # also when the share is forgotten
 
     @property

@@ -18,7 +18,7 @@ from torch import Tensor
 from laconic.consistency.overlapped.order import Timeline
 from laconic.errors import CollectiveTimeout
 from laconic.exchange.collectives import broadcast
-from laconic.exchange.layout import FlatBuffer, Gradients
+from laconic.exchange.layout import FlatBuffer, Gradients, lies_in, write
 from laconic.exchange.overlap import ThreadShare
 from laconic.exchange.state import CompressionState
 from laconic.transports.rounds import Pausing
@@ -51,10 +51,8 @@ class Bucket:
     def place(self) -> None:
         """Copy the gradients into the buffer; zeros where this rank has made none: another may have."""
         for parameter, view in zip(self.buffer.parameters, self.buffer.views, strict=True):
-            if parameter.grad is None:
-                view.zero_()
-            elif parameter.grad.data_ptr() != view.data_ptr():
-                view.copy_(parameter.grad)
+            if parameter.grad is None or not lies_in(parameter.grad, view):
+                write(parameter.grad, view)
 
     def unchanged(self) -> bool:
         """Whether the gradients are still what backward left."""

@@ -26,7 +26,7 @@ from laconic.consistency.overlapped.sending import Bucket, Sending
 from laconic.consistency.overlapped.touch import Touches
 from laconic.consistency.overlapped.updates import BucketSteps, why_whole
 from laconic.errors import BadInput
-from laconic.exchange.layout import FlatBuffer
+from laconic.exchange.layout import FlatBuffer, lies_in
 from laconic.exchange.state import CompressionState
 
 WATCHED = 2  # steps before anything overlaps
@@ -97,7 +97,7 @@ class Stream:
             self._used_apart(bucket)
         if bucket.sent is not None:
             self._refuse("backward added to gradients that were already sent; run all but the last in job.no_sync()")
-        if gradient.data_ptr() == self._views[key].data_ptr():
+        if lies_in(gradient, self._views[key]):
             parameter.grad = gradient = gradient.clone()  # the buffer is the exchange's
         bucket.made[key] = (gradient, gradient._version)
         bucket.ready_s = now - self._backward
