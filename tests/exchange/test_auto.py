@@ -43,12 +43,13 @@ def _ranks(native_s: float, look_back_s: float, door: str) -> dict[str, Any]:
     AutoCodec._step_seconds = (  # type: ignore[method-assign]
         lambda self, first, step: look_back_s if first > 1 else max(seconds(self, first, step), 1e-3)
     )
-    chooser._speed = lambda chosen: (1e-12, 1e-12)  # a codec costs nothing here
+    chooser.speed_of = lambda chosen: (1e-12, 1e-12)  # a codec costs nothing here
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     if door == "compress":
-        ddp: nn.Module = DistributedDataParallel(model, bucket_cap_mb=0.03)
-        state = laconic.compress(ddp, "auto", quality="aggressive")
+        ddp = DistributedDataParallel(model, bucket_cap_mb=0.03)
+        state = CompressionState("auto", model.named_parameters(), Options(quality="aggressive"))
+        ddp.register_comm_hook(state, laconic.hook)  # at once: compress would wait until a codec pays
         _train(ddp, optimizer, STEPS)
         text = state.explain()
     else:

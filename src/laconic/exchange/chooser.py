@@ -135,15 +135,15 @@ class AutoCodec(CodecChoice):
         gaps = [statistics.median(max(ready.values()) - ready[b] for ready in whole) for b in buckets]
         plain = [statistics.median(self._plain[b][1][1:] or self._plain[b][1]) for b in buckets]
         specs = QUALITIES[self.quality]
-        speeds = [value for spec in specs[1:] for value in _speed(codec(spec))]
-        agreed = _mean([self._step_seconds(self._first + 1, step), *gaps, *plain, *speeds], world)
+        speeds = [value for spec in specs[1:] for value in speed_of(codec(spec))]
+        agreed = mean_of_ranks([self._step_seconds(self._first + 1, step), *gaps, *plain, *speeds], world)
         self.step_s["warm"], rest = agreed[0], agreed[1:]
         gaps, plain, speeds = rest[: len(buckets)], rest[len(buckets) : 2 * len(buckets)], rest[2 * len(buckets) :]
         link = profile_of(world).link
         pace = {spec: (speeds[2 * i], speeds[2 * i + 1]) for i, spec in enumerate(specs[1:])}
         costs = []
         for place, b in enumerate(buckets):
-            others = [_cost(spec, self._plain[b][0], world.world_size, link, *pace[spec]) for spec in specs[1:]]
+            others = [cost_of(spec, self._plain[b][0], world.world_size, link, *pace[spec]) for spec in specs[1:]]
             costs.append((Cost("none", "native", 0.0, plain[place], 0.0), *others))
         picked = choose(costs, gaps)
         for place, b in enumerate(buckets):
@@ -157,7 +157,7 @@ class AutoCodec(CodecChoice):
             _log.info("codec auto: %s: %s", self.verdict, ", ".join(c.chosen for c in self.choices.values()))
 
     def _look_back(self, step: int, world: World) -> None:
-        (self.step_s["trial"],) = _mean([self._step_seconds(self._first + WARM_STEPS + 2, step)], world)
+        (self.step_s["trial"],) = mean_of_ranks([self._step_seconds(self._first + WARM_STEPS + 2, step)], world)
         warm, trial = 1e3 * self.step_s["warm"], 1e3 * self.step_s["trial"]
         measured = f"measured {trial:.1f} ms a step, {warm:.1f} ms with none"
         if trial < warm:
@@ -231,7 +231,7 @@ def choose(costs: Sequence[Sequence[Cost]], hidden: Sequence[float]) -> list[int
     return picked
 
 
-def _speed(chosen: Codec) -> tuple[float, float]:
+def speed_of(chosen: Codec) -> tuple[float, float]:
     """Seconds a value of encoding with feedback, and of decoding into a sum, on this machine as busy as it is."""
     values = torch.randn(_SAMPLE, generator=torch.Generator().manual_seed(0)) ** 3
     residual, total = torch.zeros(_SAMPLE), torch.zeros(_SAMPLE)
@@ -246,7 +246,7 @@ def _speed(chosen: Codec) -> tuple[float, float]:
     return statistics.median(encode) / _SAMPLE, statistics.median(decode) / _SAMPLE
 
 
-def _cost(spec: str, numel: int, world_size: int, link: Link, encode_s: float, decode_s: float) -> Cost:
+def cost_of(spec: str, numel: int, world_size: int, link: Link, encode_s: float, decode_s: float) -> Cost:
     """Two encodings of parts that add up to 1 + 1/P of the bucket and 2(P−1)/P decoded by direct; gather decodes P."""
     channel = Channel(torch.empty(numel, device="meta"), codec(spec))
     spec = str(channel.codec)
@@ -262,7 +262,7 @@ def _cost(spec: str, numel: int, world_size: int, link: Link, encode_s: float, d
     return Cost(spec, name, numel * encode_s * (1 + 1 / world_size), wire, 2 * numel * decode_s)
 
 
-def _mean(values: Sequence[float], world: World) -> list[float]:
+def mean_of_ranks(values: Sequence[float], world: World) -> list[float]:
     """The mean over all ranks, the same bits on each."""
     total: Tensor = torch.tensor(values, dtype=torch.float64)
     run(build("all_reduce", "tree", world.world_size, len(values)), total, world.transport)

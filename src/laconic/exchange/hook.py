@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from laconic.errors import BadInput
 from laconic.exchange.collectives import world_of
 from laconic.exchange.fsdp import ShardedCompression
+from laconic.exchange.late_hook import LateHook
 from laconic.exchange.options import CodecPlan, Options
 from laconic.exchange.state import CompressionState
 from laconic.transports.world import current
@@ -87,5 +88,9 @@ def _compress_ddp(model: DistributedDataParallel, codec: CodecPlan | None, optio
     world = options.world or (current() if whole else world_of(group))  # joined now, on all its ranks
     state = CompressionState(codec, model.module.named_parameters(), replace(options, world=world))
     state.observe(model.module)
-    model.register_comm_hook(state, hook)
+    if state.auto is not None and not state.auto.settled and world.world_size > 1:
+        late = LateHook(model, state, lambda: model.register_comm_hook(state, hook))
+        state.resources.callback(late.close)
+    else:
+        model.register_comm_hook(state, hook)
     return state

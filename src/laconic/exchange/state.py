@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -63,7 +64,11 @@ class CompressionState(Job):
         self.step = 0
         self._sparse: dict[int, SparseGradient] = {}  # by bucket
         self._world = options.world
-        self._watch = None if self.correction is None else refuse_second_momentum(p for _, p in named)
+        self.resources = ExitStack()  # what `close` gives back, the last first
+        self.resources.callback(self.buckets.matrices.close)
+        self.resources.callback(self.overlap.close)
+        if self.correction is not None:
+            self.resources.callback(refuse_second_momentum(p for _, p in named).remove)
 
     @property
     def world(self) -> World:
@@ -208,10 +213,7 @@ class CompressionState(Job):
 
     def close(self) -> None:
         """Join the exchange thread; safe to call twice."""
-        self.overlap.close()
-        self.buckets.matrices.close()
-        if self._watch is not None:
-            self._watch.remove()
+        self.resources.close()
 
 
 def _no_sparse_momentum(name: str) -> BadInput:

@@ -1,0 +1,139 @@
+"""`compress(ddp, "auto")` before a codec pays: DDP is left alone and watched, so that auto is never slower than DDP.
+
+Caller: `hook.py`. torch takes a communication hook after training has begun, but only once, and never gives it back. So
+DDP trains as it is, and what could be gained is measured: how long backward still waits for DDP after the last gradient
+was made. Only where a codec would spare a good part of that, by the link and the codecs' speed here, is the hook
+registered; then `chooser.py` picks a codec for each bucket and looks back. Where nothing pays, only the time from step
+to step is looked at, and DDP is watched again when that has clearly changed. All ranks use the mean of all ranks'
+figures at the same step, so all decide alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from laconic.codecs import codec
+from laconic.exchange.auto import profile_of
+from laconic.exchange.chooser import QUALITIES, cost_of, mean_of_ranks, speed_of
+from laconic.exchange.job import wire_nbytes
+from laconic.exchange.state import CompressionState
+
+WATCHED = 6  # steps that are measured; the first, before which DDP has not settled its buckets, is not counted
+LOOK_AGAIN = 100  # after so many steps the time of a step is compared with what it was
+CLEARLY = 1.5  # times as slow or as quick
+PAYS = 0.03  # of a step
+_log = logging.getLogger("laconic.exchange")
+
+
+def spared_s(waiting_s: float, plain_wire_s: float, wire_s: float, kernels_s: float) -> float:
+    """What a codec would spare of the time that backward waits for DDP, in seconds.
+
+    Of the waiting, as much stays as stays of the time on the wire; the codec's kernels come on top.
+
+    >>> spared_s(waiting_s=0.8, plain_wire_s=1.0, wire_s=0.25, kernels_s=0.05)
+    0.55
+    """
+    return round(waiting_s * (1 - min(1.0, wire_s / max(plain_wire_s, 1e-12))) - kernels_s, 12)
+
+
+class LateHook:
+    """Watches a DDP model, and calls `register` when a codec pays."""
+
+    def __init__(self, ddp: DistributedDataParallel, state: CompressionState, register: Callable[[], None]) -> None:
+        self._ddp, self._state, self._world, self._register = ddp, state, state.world, register
+        self._numel = sum(p.numel() for p in ddp.module.parameters() if p.requires_grad)
+        self._begun: list[float] = []
+        self._waiting: list[float] = []
+        self._last = 0.0
+        self._decided_s: float | None = None
+        self._handles: list[Any] = []
+        self._forward = ddp.register_forward_pre_hook(self._before_forward)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Measure the next steps."""
+        self._begun, self._waiting = [], []
+        self._handles = [
+            p.register_post_accumulate_grad_hook(self._gradient_made)
+            for p in self._ddp.module.parameters()
+            if p.requires_grad
+        ]
+        self._say(f"DDP is left alone for {WATCHED} steps, which are measured")
+
+    def _say(self, verdict: str) -> None:
+        if self._state.auto is not None:  # another one after a resumption
+            self._state.auto.verdict = verdict
+        _log.info("codec auto: %s", verdict)
+
+    def _gradient_made(self, _: Tensor) -> None:
+        if not self._ddp.require_backward_grad_sync:
+            return
+        if not self._last:  # after DDP's own last callback, which the first one runs before
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(lambda: engine.queue_callback(self._backward_ended))
+        self._last = time.perf_counter()
+
+    def _backward_ended(self) -> None:
+        self._waiting.append(time.perf_counter() - self._last)
+        self._last = 0.0
+
+    def _before_forward(self, *_: object) -> None:
+        """A step begins: all ranks are here, and DDP has nothing under way."""
+        if not (torch.is_grad_enabled() and self._ddp.training and self._ddp.require_backward_grad_sync):
+            return
+        self._begun.append(time.perf_counter())
+        if self._handles and len(self._begun) == WATCHED + 1:
+            self._decide()
+        elif not self._handles and len(self._begun) == LOOK_AGAIN:
+            self._look_again()
+
+    def _step_s(self) -> float:
+        times = self._begun[1:]
+        return statistics.median(b - a for a, b in itertools.pairwise(times))
+
+    def _decide(self) -> None:
+        assert self._state.auto is not None
+        specs = QUALITIES[self._state.auto.quality][1:]
+        speeds = [value for spec in specs for value in speed_of(codec(spec))]
+        waiting_s = statistics.median(self._waiting[1:] or [0.0])
+        step_s, waiting_s, *paces = mean_of_ranks([self._step_s(), waiting_s, *speeds], self._world)
+        size, link = self._world.world_size, profile_of(self._world).link
+        plain_s = link.s_per_byte * wire_nbytes(self._numel, size)
+        spared = {}
+        for place, spec in enumerate(specs):
+            cost = cost_of(spec, self._numel, size, link, *paces[2 * place : 2 * place + 2])
+            spared[spec] = spared_s(waiting_s, plain_s, cost.wire_s, cost.encode_s + cost.decode_s)
+        best = max(spared, key=spared.__getitem__)
+        figures = f"{1e3 * waiting_s:.1f} of {1e3 * step_s:.1f} ms a step wait for it"
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._begun, self._decided_s = [], [], step_s
+        if spared[best] > PAYS * step_s:
+            self._forward.remove()
+            _log.info("codec auto: %s could spare %.1f ms: %s", best, 1e3 * spared[best], figures)
+            self._register()
+        else:
+            self._say(f"DDP is left alone: {figures}, and no codec would spare {PAYS:.0%} of a step")
+
+    def _look_again(self) -> None:
+        """Watch anew where a step takes clearly more or less time than when it was decided."""
+        (step_s,) = mean_of_ranks([self._step_s()], self._world)
+        before, self._begun = self._decided_s or step_s, []
+        if not before / CLEARLY < step_s < before * CLEARLY:
+            self._watch()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._forward.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
