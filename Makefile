@@ -10,7 +10,7 @@ export XDG_CACHE_HOME := $(CURDIR)/.cache
 export TMPDIR := $(CURDIR)/.cache/tmp
 export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba
 
-.PHONY: demo test slow fuzz soak check bench docs clean
+.PHONY: demo test slow fuzz soak chaos check bench docs clean
 .DEFAULT_GOAL := demo
 
 # torch first, pinned to the CPU build: an open range would bring gigabytes of CUDA. What pip says is of interest only
@@ -53,6 +53,11 @@ fuzz: $(VENV)/ready
 soak: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
 	$(BIN)/python benchmarks/soak_churn.py --kills 1000 --seed 1 --output .cache/churn.json
+
+# Kills, stops, cuts, full disks, strangers and damaged files, over every engine and mode; docs/faults.md.
+chaos: $(VENV)/ready
+	@mkdir -p $(TMPDIR)
+	$(BIN)/python -m benchmarks.chaos --minutes 15 --output benchmarks/results/chaos.json
 
 check: $(VENV)/ready
 	@mkdir -p $(TMPDIR)

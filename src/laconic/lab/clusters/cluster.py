@@ -189,6 +189,10 @@ class Cluster:
         """
         return self.start(function, args, ranks_per_host, environment).results(timeout_s)
 
+    def plug(self, host: int, *, connected: bool) -> None:
+        """Cut the host's link, or bring it back: what is under way is lost, and nobody is told."""
+        _batch("ip", self._switch, [f"link set port{host} {'up' if connected else 'down'}"])
+
     def _host(self, host: int) -> Host:
         environment = {
             "GLOO_SOCKET_IFNAME": INTERFACE,

@@ -1,0 +1,139 @@
+"""Play scenarios until the time is up; print a table with zeros where zeros belong, else end with exit code 1.
+
+    python -m benchmarks.chaos --minutes 15 --seed 1 --output benchmarks/results/chaos.json
+    python -m benchmarks.chaos --faults kill --engines gloo --modes stale --number 4
+
+The time is divided evenly among the kinds of fault: the next scenario is of the kind that has had least. Their order is
+a function of the seed, so a failure is played again with its `--faults` and `--number`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from benchmarks.chaos import table
+from benchmarks.chaos.faults import all_faults
+from benchmarks.chaos.judge import FAILURES, LOST, SKIPPED, Verdict
+from benchmarks.chaos.scenario import ENGINES, Scenario, scenarios
+from benchmarks.chaos.stage import Failed, Fault, Skipped, Stage, without_codec_if_refused
+
+from laconic.transports.launcher import start_fork_server
+
+LONGEST_S = 40.0  # what a scenario may still take when the time is nearly up
+
+
+class Chaos:
+    """Lanes that play scenarios side by side, most of which wait."""
+
+    def __init__(self, faults: Sequence[Fault], options: argparse.Namespace) -> None:
+        self.options, self.stage = options, Stage()
+        self.results: list[table.Result] = []
+        self.absent = {fault.name: why for fault in faults if (why := fault.absent())}
+        self.faults = [fault for fault in faults if fault.name not in self.absent]
+        self.spent = {fault.name: 0.0 for fault in self.faults}
+        self._lock, self._mpi = threading.Lock(), threading.Lock()
+        self._orders = {fault.name: scenarios(fault.name, self._engines(fault), fault.moments, options.seed)
+                        for fault in self.faults if self._engines(fault)}  # fmt: skip
+        self._ends = time.monotonic() + 60 * options.minutes
+
+    def _engines(self, fault: Fault) -> list[str]:
+        return [engine for engine in fault.engines if engine in self.options.engines]
+
+    def _next(self) -> tuple[Fault, Scenario] | None:
+        """The next scenario of the kind that has had least time; None when the time is up."""
+        with self._lock:
+            if time.monotonic() + LONGEST_S > self._ends or not self._orders:
+                return None
+            fault = min((each for each in self.faults if each.name in self._orders), key=lambda f: self.spent[f.name])
+            self.spent[fault.name] += 0.1  # so that the other lane takes another kind
+            return fault, next(self._orders[fault.name])
+
+    def run(self) -> None:
+        """Play until the time is up, in as many lanes as asked for."""
+        with ThreadPoolExecutor(self.options.lanes) as pool:
+            list(pool.map(lambda _: self._lane(), range(self.options.lanes)))
+
+    def _lane(self) -> None:
+        while (chosen := self._next()) is not None:
+            fault, scenario = chosen
+            if self.options.mode in scenario.mode and self.options.number in (None, scenario.number):
+                self.play(fault, scenario)
+            if self.options.number is not None and scenario.number >= self.options.number:
+                return
+
+    def play(self, fault: Fault, scenario: Scenario) -> None:
+        """Play one, and keep its result."""
+        begun = time.monotonic()
+        if scenario.engine == "mpi":
+            with self._mpi:  # its ranks wait by spinning: one such job at a time
+                verdict = self._verdict(fault, scenario)
+        else:
+            verdict = self._verdict(fault, scenario)
+        result = table.Result(scenario, verdict, time.monotonic() - begun)
+        with self._lock:
+            self.spent[fault.name] += result.seconds
+            self.results.append(result)
+        if verdict.column in FAILURES or self.options.verbose:
+            print(f"{verdict.column:9} {result.seconds:5.1f} s  {scenario}: {verdict.why}", flush=True)
+
+    def _verdict(self, fault: Fault, scenario: Scenario) -> Verdict:
+        try:
+            return without_codec_if_refused(lambda each: fault.play(each, self.stage), scenario)
+        except Skipped as reason:
+            return Verdict(SKIPPED, str(reason))
+        except Failed as failed:
+            return failed.verdict
+        except Exception:
+            return Verdict(LOST, f"the suite itself failed: {traceback.format_exc()[-600:]}")
+
+
+def warm() -> None:
+    """Compile all kernels ahead, in a process of its own: a rank that compiles is late, as if it were stopped."""
+    subprocess.run([sys.executable, "-m", "laconic", "warm"], check=True, stdout=subprocess.DEVNULL)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    known = all_faults()
+    parser.add_argument("--minutes", type=float, default=15.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--lanes", type=int, default=2, help="scenarios side by side")
+    parser.add_argument("--faults", nargs="+", default=[fault.name for fault in known])
+    parser.add_argument("--engines", nargs="+", default=list(ENGINES))
+    parser.add_argument("--mode", default="", help="only modes whose spec contains this")
+    parser.add_argument("--number", type=int, help="only this scenario of each fault")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args(arguments)
+    warm()
+    start_fork_server("benchmarks.chaos.program")
+    chosen = [fault for fault in known if fault.name in options.faults]
+    chaos, begun = Chaos(chosen, options), time.monotonic()
+    try:
+        chaos.run()
+    finally:
+        chaos.stage.close()
+    print(table.text(chaos.results, chaos.absent))
+    if options.output is not None:
+        from laconic.lab.environment import environment
+
+        setting = {"minutes": options.minutes, "seed": options.seed, "lanes": options.lanes}
+        spent = {"seconds": round(time.monotonic() - begun, 1), "load_average": os.getloadavg()}
+        found = table.as_json(chaos.results, chaos.absent)
+        whole = {"environment": environment(), "setting": setting, **spent, **found}
+        options.output.write_text(json.dumps(whole, indent=1) + "\n")
+    return 0 if table.is_well(chaos.results, chaos.absent, [fault.name for fault in chosen]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
