@@ -23,6 +23,8 @@ COUNTS = {
     "cifar-resnet(20)": 269_722,
     "cifar-resnet(56)": 853_018,
     "cifar-resnet(110)": 1_727_962,
+    "char-gpt": 4 * 12 * 256**2 + 65 * 256 + 64 * 256 + 9 * 256,
+    "char-gpt(tied=false)": 4 * 12 * 256**2 + 2 * 65 * 256 + 64 * 256 + 9 * 256,
     "logistic": 47_237,
     "linear": 1_001,
 }
@@ -51,7 +53,7 @@ def test_every_network_says_what_it_is(name: str) -> None:
 def test_every_network_takes_its_sample(name: str) -> None:
     entry = models.describe(name)
     with torch.device("meta"):
-        dtype = torch.int64 if name == "char-lstm" else torch.float32
+        dtype = torch.int64 if name.startswith("char-") else torch.float32
         output = models.build(name)(torch.empty(2, *entry.sample, dtype=dtype))
     assert output.shape[0] == 2
     assert output.shape[1:] in {(), (10,), (1000,), (64, 65)}
@@ -142,3 +144,47 @@ def test_sparse_logistic_is_a_product_with_the_dense_rows() -> None:
     torch.testing.assert_close(output, (dense[numbers] @ model.weight).squeeze(1) + model.bias)
     output.sum().backward()
     torch.testing.assert_close(model.weight.grad, dense[numbers].sum(0).unsqueeze(1))
+
+
+def test_a_gpt_sees_nothing_of_what_follows_and_takes_shorter_windows() -> None:
+    torch.manual_seed(0)
+    model = models.build("char-gpt(length=12, layers=2, width=16, heads=4)")
+    tokens = torch.randint(65, (3, 12))
+    changed = tokens.clone()
+    changed[:, 7:] = (changed[:, 7:] + 1) % 65
+    with torch.no_grad():
+        before, after, shorter = model(tokens), model(changed), model(tokens[:, :7])
+    torch.testing.assert_close(before[:, :7], after[:, :7])
+    torch.testing.assert_close(before[:, :7], shorter)
+    assert not torch.allclose(before[:, 7:], after[:, 7:])
+
+
+def test_attention_is_the_formula() -> None:
+    """softmax(q kᵀ / √d, of what is not later) v, for each head."""
+    from laconic.workloads.models.gpt import Block
+
+    torch.manual_seed(0)
+    block, x = Block(width=8, heads=2), torch.randn(3, 5, 8)
+    with torch.no_grad():
+        normed = functional.layer_norm(x, (8,), block.attention_norm.weight)
+        query, key, value = (normed @ part.T for part in block.attention.weight.split(8))
+        heads = []
+        for columns in (slice(0, 4), slice(4, 8)):
+            scores = query[..., columns] @ key[..., columns].transpose(1, 2) / 2
+            scores = scores.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
+            heads.append(scores.softmax(2) @ value[..., columns])
+        y = x + torch.cat(heads, 2) @ block.projection.weight.T
+        inner = functional.gelu(functional.layer_norm(y, (8,), block.mlp_norm.weight) @ block.widen.weight.T)
+        torch.testing.assert_close(block(x), y + inner @ block.narrow.weight.T)
+
+
+def test_a_tied_embedding_is_the_last_layers_weight() -> None:
+    tied, untied = (models.build(f"char-gpt(layers=1, width=16, tied={choice})") for choice in ("true", "false"))
+    assert tied.head.weight is tied.characters.weight
+    assert untied.head.weight is not untied.characters.weight
+
+
+@pytest.mark.parametrize("spec", ["char-gpt(width=30)", "char-gpt(layers=0)", "char-gpt(heads=1.5)"])
+def test_a_gpt_that_cannot_be(spec: str) -> None:
+    with pytest.raises(BadInput, match=r"heads|1 or more"):
+        models.build(spec)

@@ -241,6 +241,17 @@ def test_depth_is_an_argument() -> None:
         workloads.get("cifar-resnet(100)")
 
 
+def test_sizes_of_a_transformer_are_arguments() -> None:
+    workload = workloads.get("shakespeare-gpt(2, width=32, length=16, tied=false)")
+    model = workload.build(0)
+    assert (len(model.blocks), model.places.weight.shape) == (2, (16, 32))
+    assert model.head.weight is not model.characters.weight
+    assert workload.data_options == (("length", 16),)
+    groups = workload.optimizer(model.parameters(), 0.1).param_groups
+    decays = {group["weight_decay"]: len(group["params"]) for group in groups}
+    assert decays == {0.1: 2 * 4 + 3, 0.0: 2 * 2 + 1}
+
+
 @pytest.mark.parametrize("spec", ["digits-mlp(3)", "digits", "cifar-resnet(depth=", "linear(speed=1)"])
 def test_specs_that_name_nothing(spec: str) -> None:
     with pytest.raises(BadInput):

@@ -5,15 +5,25 @@ A plan is the factor on the learning rate at a share of the training in [0, 1): 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
+from torch import Tensor
 
 plain = torch.optim.SGD
 momentum = partial(torch.optim.SGD, momentum=0.9)
 adam = torch.optim.Adam
 rmsprop = partial(torch.optim.RMSprop, alpha=0.9)  # the mean of squares decays as in the lecture that introduced it
+
+
+def adamw(parameters: Iterable[Tensor], lr: float) -> torch.optim.AdamW:
+    """Adam with weights decayed by 0.1 · rate a step, but not gains and biases; squares are forgotten sooner, as small
+    batches need it."""
+    trained = list(parameters)
+    matrices, vectors = [p for p in trained if p.dim() > 1], [p for p in trained if p.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr, betas=(0.9, 0.99))
 
 
 def constant(progress: float) -> float:

@@ -104,7 +104,7 @@ def _fill_zeros(model: nn.Module) -> None:
 
 
 def _inputs(name: str, sample: tuple[int, ...], batch: int) -> Tensor:
-    if name.startswith("char-lstm"):
+    if name.startswith("char-"):
         return torch.randint(_VOCABULARY, (batch, *sample))
     return torch.randn(batch, *sample)
 
