@@ -42,7 +42,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import BadInput, LaconicError
 from laconic.exchange.collectives import world_of
-from laconic.lab.clusters.cluster import INTERFACE, Cluster, Link
+from laconic.lab.clusters.cluster import Cluster, Link, interface_nbytes
 from laconic.lab.environment import environment
 from laconic.statistics import median
 from laconic.transports.world import World
@@ -154,10 +154,10 @@ class Trainee:
 
     def measure(self, steps: int) -> None:
         """One counted block: `steps` after an uncounted first."""
-        before = sent_nbytes()
+        before = interface_nbytes()
         self.seconds += self.block(1 + steps)[1:]
         dist.barrier()
-        self.sent_nbytes += sent_nbytes() - before
+        self.sent_nbytes += interface_nbytes() - before
         self.sent_steps += 1 + steps
 
     def _next(self) -> tuple[Tensor, Tensor]:
@@ -180,15 +180,6 @@ class Trainee:
         same = torch.tensor([int(torch.equal(mine.view(torch.int32), theirs.view(torch.int32)))])
         dist.all_reduce(same, dist.ReduceOp.MIN)
         return bool(same.item())
-
-
-def sent_nbytes() -> int:
-    """What this host's interface has sent so far, as the kernel counts it."""
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        name, _, counters = line.partition(":")
-        if name.strip() == INTERFACE:
-            return int(counters.split()[8])
-    raise BadInput(f"there is no interface {INTERFACE}: this rank is not on an emulated host")
 
 
 def run_rank(task: Task) -> dict[str, Any]:

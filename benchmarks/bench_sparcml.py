@@ -49,9 +49,8 @@ from laconic.errors import BadInput, LaconicError
 from laconic.exchange.auto import GUESS
 from laconic.exchange.options import Options
 from laconic.exchange.state import CompressionState
-from laconic.lab.clusters.cluster import Cluster, Link
+from laconic.lab.clusters.cluster import Cluster, Link, interface_nbytes
 from laconic.lab.environment import environment
-from laconic.lab.runs.monitor import interface_nbytes
 from laconic.lab.runs.spec import SINGLE, configuration
 from laconic.lab.runs.strategies import Trainee, make_trainee
 from laconic.statistics import median, ratio_interval

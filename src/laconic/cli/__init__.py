@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
     "lint": "laconic.cli.report:lint",
     "probe": "laconic.cli.probe:probe",
     "report": "laconic.cli.report:report",
+    "run": "laconic.cli.run:run",
     "schedule": "laconic.cli.schedule:schedule",
     "simulate": "laconic.cli.schedule:simulate",
     "train": "laconic.cli.train:train",
@@ -41,6 +42,8 @@ HELP = {
     "laconic": "Laconic trains PyTorch models over networks slower than the model.",
     "bench": "Measure codecs, collectives and networks on this machine, and check that they are right.",
 }
+# What follows the script is the script's own.
+SETTINGS = {"run": {"allow_interspersed_args": False}}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -71,7 +74,8 @@ def _group(name: str, table: Mapping[str, str | Mapping[str, str]], words: list[
         entry = table[command]
         if isinstance(entry, str):
             module, function = entry.split(":")
-            group.command(command)(getattr(importlib.import_module(module), function))
+            settings = SETTINGS.get(command)
+            group.command(command, context_settings=settings)(getattr(importlib.import_module(module), function))
         else:
             group.add_typer(_group(command, entry, words[1:]), name=command)
     return group

@@ -101,6 +101,25 @@ class Host:
     network: str | None = None
 
 
+def rank_variables(hosts: Sequence[Host], store: dist.TCPStore) -> list[dict[str, str]]:
+    """Each rank's variables, as torchrun sets them, for ranks on these hosts that meet in a store of their parent's."""
+    numbers = [host.number for host in hosts]
+    return [
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(hosts)),
+            "LOCAL_RANK": str(numbers[:rank].count(host.number)),
+            "LOCAL_WORLD_SIZE": str(numbers.count(host.number)),
+            "GROUP_RANK": str(host.number),
+            "GROUP_WORLD_SIZE": str(len(set(numbers))),
+            "MASTER_ADDR": store.host,
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        for rank, host in enumerate(hosts)
+    ]
+
+
 def _child(
     function: Callable[..., Any],
     args: tuple[Any, ...],
@@ -174,25 +193,11 @@ class LocalJob(Generic[T]):
         context = _context()
         self.store = store or dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         hosts = hosts or [Host()] * world_size
-        shared = {
-            **os.environ,  # the fork server keeps those of its own start
-            "WORLD_SIZE": str(world_size),
-            "MASTER_ADDR": self.store.host,
-            "MASTER_PORT": str(self.store.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "OMP_NUM_THREADS": "1",
-            **(environment or {}),
-        }
+        # the fork server keeps those of its own start
+        shared = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
         self.pipes: list[Connection] = []
         self.processes = []
-        numbers = [host.number for host in hosts]
-        for rank, host in enumerate(hosts):
-            own = {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(numbers[:rank].count(host.number)),
-                "LOCAL_WORLD_SIZE": str(numbers.count(host.number)),
-                "GROUP_RANK": str(host.number),
-            }
+        for host, own in zip(hosts, rank_variables(hosts, self.store), strict=True):
             ours, theirs = context.Pipe(duplex=False)
             place = ({**shared, **host.environment, **own}, host.network)
             process = context.Process(target=_child, args=(function, args, *place, theirs), daemon=True)

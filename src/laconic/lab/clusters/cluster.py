@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -144,6 +145,24 @@ class Cluster:
             os.close(descriptor)
         self._descriptors.clear()
 
+    def places(self, ranks_per_host: int = 1) -> list[Host]:
+        """Where each rank runs: rank r on host ⌊r / ranks_per_host⌋."""
+        if ranks_per_host < 1:
+            raise BadInput(f"a host has at least 1 rank, got {ranks_per_host}")
+        return [self._host(host) for host in range(self.hosts) for _ in range(ranks_per_host)]
+
+    def new_store(self) -> dist.TCPStore:
+        """A store where the ranks of a job meet; it is the switch's, and outlives any rank."""
+        self._check_open()
+        return namespace.inside(
+            self._switch, lambda: dist.TCPStore(self.store_address, 0, is_master=True, wait_for_workers=False)
+        )
+
+    def sent_nbytes(self, host: int) -> int:
+        """What a host has sent so far, headers and acknowledgements included."""
+        self._check_open()
+        return namespace.inside(self._descriptors[1 + host], interface_nbytes)
+
     def start(
         self,
         function: Callable[..., T],
@@ -152,20 +171,11 @@ class Cluster:
         environment: Mapping[str, str] | None = None,
     ) -> LocalJob[T]:
         """Start the importable `function(*args)` on every host; rank r runs on host ⌊r / ranks_per_host⌋."""
-        if not self._descriptors:
-            raise BadInput("the cluster is not open; use it in a with statement")
-        if ranks_per_host < 1:
-            raise BadInput(f"ranks_per_host must be at least 1, got {ranks_per_host}")
-        store = namespace.inside(
-            self._switch, lambda: dist.TCPStore(self.store_address, 0, is_master=True, wait_for_workers=False)
-        )
-        hosts = [self._host(host) for host in range(self.hosts) for _ in range(ranks_per_host)]
-        return self._keep(LocalJob(len(hosts), function, args, environment, store=store, hosts=hosts))
+        hosts = self.places(ranks_per_host)
+        return self._keep(LocalJob(len(hosts), function, args, environment, store=self.new_store(), hosts=hosts))
 
     def start_on(self, host: int, function: Callable[..., T], args: tuple[Any, ...] = ()) -> LocalJob[T]:
         """Start `function(*args)` in one process on one host; it finds the others by itself."""
-        if not self._descriptors:
-            raise BadInput("the cluster is not open; use it in a with statement")
         return self._keep(LocalJob(1, function, args, hosts=[self._host(host)]))
 
     def _keep(self, job: LocalJob[T]) -> LocalJob[T]:
@@ -193,7 +203,12 @@ class Cluster:
         """Cut the host's link, or bring it back: what is under way is lost, and nobody is told."""
         _batch("ip", self._switch, [f"link set port{host} {'up' if connected else 'down'}"])
 
+    def _check_open(self) -> None:
+        if not self._descriptors:
+            raise BadInput("the cluster is not open; use it in a with statement")
+
     def _host(self, host: int) -> Host:
+        self._check_open()
         environment = {
             "GLOO_SOCKET_IFNAME": INTERFACE,
             "LACONIC_BIND": self.address(host),
@@ -237,6 +252,25 @@ class Cluster:
         ])  # fmt: skip
         _limit(self._switch, port, self.link.rate_bps)
         _limit(descriptor, INTERFACE, self.link.rate_bps)
+
+
+def interface_nbytes() -> int:
+    """What the network interface of the calling thread's host has sent so far.
+
+    Raises:
+        BadInput: this is no emulated host.
+    """
+    for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == INTERFACE:
+            return int(counters.split()[8])
+    raise BadInput(f"there is no interface {INTERFACE}: this rank is not on an emulated host")
+
+
+def core_of(host: int) -> int:
+    """The core that a pinned host has to itself, as far as there are enough: this process's cores in turn."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[host % len(cores)]
 
 
 def _check_machine() -> None:

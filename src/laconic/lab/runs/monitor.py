@@ -9,8 +9,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from laconic.errors import BadInput
-from laconic.lab.clusters.cluster import INTERFACE
+from laconic.lab.clusters.cluster import interface_nbytes
 from laconic.lab.records import metrics
 from laconic.lab.runs.trial import StepFigures
 
@@ -64,16 +63,3 @@ class SentCounter:
         before = self._before
         self.restart()
         return float(self._before - before)
-
-
-def interface_nbytes() -> int:
-    """What this rank's network interface has sent so far.
-
-    Raises:
-        BadInput: it has none of its own.
-    """
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        name, _, counters = line.partition(":")
-        if name.strip() == INTERFACE:
-            return int(counters.split()[8])
-    raise BadInput(f"there is no interface {INTERFACE}: this rank is not on an emulated host")

@@ -1,0 +1,80 @@
+"""`laconic run`: your own script on a network that you do not have."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from laconic.errors import BadInput
+from laconic.lab.clusters.cluster import Cluster
+from laconic.lab.clusters.programs import Failed, Programs
+from laconic.lab.report import words
+from laconic.lab.runs.progress import say
+
+RunLink = Annotated[str, typer.Option(help="Each host's link; a second rate is between two sites: 100mbit,10mbit.")]
+
+
+def run(
+    program: Annotated[list[str] | None, typer.Argument(help="Your script, then its own arguments.")] = None,
+    hosts: Annotated[int, typer.Option(help="Emulated hosts.")] = 4,
+    link: RunLink = "1gbit",
+    nproc_per_host: Annotated[int, typer.Option(help="Processes on each host.")] = 1,
+    module: Annotated[bool, typer.Option("-m", help="The script is a module, as for python -m.")] = False,
+    pin: Annotated[bool, typer.Option("--pin", help="Give each host one core of this machine, in turn.")] = False,
+) -> None:
+    """Start a script as torchrun does, on emulated hosts behind links of a given speed (root)."""
+    command = _command(program or [], module)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    with Cluster(hosts, link) as cluster:
+        begun = time.monotonic()
+        with Programs(cluster, command, nproc_per_host, pin) as programs:
+            failed = _waited(programs)
+        seconds = time.monotonic() - begun
+        sent = ", ".join(words.nbytes(cluster.sent_nbytes(host)) for host in range(hosts))
+    say(f"{seconds:.1f} s; sent by each host, over {link}: {sent}")
+    if failed is not None:
+        say(f"laconic: {failed}")
+        raise typer.Exit(failed.code)
+
+
+def _waited(programs: Programs) -> Failed | None:
+    try:
+        failed = programs.wait()
+        if failed is not None:
+            programs.stop()
+        return failed
+    except KeyboardInterrupt:
+        programs.stop(signal.SIGINT)
+        raise typer.Exit(130) from None
+    except SystemExit:
+        programs.stop()
+        raise
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def _command(program: list[str], module: bool) -> list[str]:
+    """The script as Python starts it; what is not there is refused before anything is started."""
+    if not program:
+        raise BadInput("name a script: laconic run --hosts 4 --link 100mbit train.py; or a module with -m")
+    name = program[0]
+    python = [sys.executable, "-u"]  # lines are shown as they are printed
+    if not module:
+        if not Path(name).is_file():
+            raise BadInput(f"there is no script '{name}'; a module is started with -m")
+        return [*python, *program]
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # where `python -m` looks first
+    if not all(part.isidentifier() for part in name.split(".")) or importlib.util.find_spec(name.split(".")[0]) is None:
+        raise BadInput(f"there is no module '{name}'; a script is started without -m")
+    return [*python, "-m", *program]
