@@ -18,13 +18,12 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.chaos import table
 from benchmarks.chaos.faults import all_faults
-from benchmarks.chaos.judge import FAILURES, LOST, SKIPPED, Verdict
-from benchmarks.chaos.scenario import ENGINES, Scenario, scenarios
+from benchmarks.chaos.judge import FAILURES, HUNG, LOST, SKIPPED, Verdict
+from benchmarks.chaos.scenario import ENGINES, READER, Scenario, scenarios
 from benchmarks.chaos.stage import Failed, Fault, Skipped, Stage, without_codec_if_refused
 
 from laconic.transports.launcher import start_fork_server
@@ -37,6 +36,7 @@ class Chaos:
 
     def __init__(self, faults: Sequence[Fault], options: argparse.Namespace) -> None:
         self.options, self.stage = options, Stage()
+        self._played: list[Scenario] = []  # now, one in each lane
         self.results: list[table.Result] = []
         self.absent = {fault.name: why for fault in faults if (why := fault.absent())}
         self.faults = [fault for fault in faults if fault.name not in self.absent]
@@ -59,9 +59,15 @@ class Chaos:
             return fault, next(self._orders[fault.name])
 
     def run(self) -> None:
-        """Play until the time is up, in as many lanes as asked for."""
-        with ThreadPoolExecutor(self.options.lanes) as pool:
-            list(pool.map(lambda _: self._lane(), range(self.options.lanes)))
+        """Play until the time is up, in as many lanes as asked for; a scenario that is not over by then has hung."""
+        lanes = [threading.Thread(target=self._lane, daemon=True) for _ in range(self.options.lanes)]
+        for lane in lanes:
+            lane.start()
+        for lane in lanes:
+            lane.join(max(0.0, self._ends - time.monotonic()))
+        with self._lock:
+            hung = Verdict(HUNG, "the scenario did not end")
+            self.results += [table.Result(each, hung, 0.0) for each in self._played]
 
     def _lane(self) -> None:
         while (chosen := self._next()) is not None:
@@ -74,6 +80,8 @@ class Chaos:
     def play(self, fault: Fault, scenario: Scenario) -> None:
         """Play one, and keep its result."""
         begun = time.monotonic()
+        with self._lock:
+            self._played.append(scenario)
         if scenario.engine == "mpi":
             with self._mpi:  # its ranks wait by spinning: one such job at a time
                 verdict = self._verdict(fault, scenario)
@@ -81,6 +89,7 @@ class Chaos:
             verdict = self._verdict(fault, scenario)
         result = table.Result(scenario, verdict, time.monotonic() - begun)
         with self._lock:
+            self._played.remove(scenario)
             self.spent[fault.name] += result.seconds
             self.results.append(result)
         if verdict.column in FAILURES or self.options.verbose:
@@ -109,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lanes", type=int, default=2, help="scenarios side by side")
     parser.add_argument("--faults", nargs="+", default=[fault.name for fault in known])
-    parser.add_argument("--engines", nargs="+", default=list(ENGINES))
+    parser.add_argument("--engines", nargs="+", default=[*ENGINES, READER])
     parser.add_argument("--mode", default="", help="only modes whose spec contains this")
     parser.add_argument("--number", type=int, help="only this scenario of each fault")
     parser.add_argument("--output", type=Path)

@@ -9,10 +9,13 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from benchmarks.chaos.readers import KINDS
+
 from laconic import codecs, consistency
 from laconic.consistency.elastic import way_for
 from laconic.errors import BadInput
 
+READER = "reader"  # no engine: a file that is read, by one process
 ENGINES = ("gloo", "zmq", "threads", "mpi", "elastic")
 # Beside the examples of every mode: a rank that only serves, shards with copies, neighbours that are fixed.
 MORE_MODES = ("async(servers=1)", "stale(4, replicas=1)", "gossip(ring, asynchronous=true)")
@@ -50,12 +53,16 @@ class Scenario:
         return random.Random(f"{self.seed} {self.fault} {self.number}")
 
     def __str__(self) -> str:
+        if self.engine == READER:
+            return f"{self.fault}: {self.mode}, seed {self.seed}, number {self.number}"
         where = f"{self.fault} in {self.moment}" if self.moment != "step" else self.fault
         return f"{where}: {self.mode} over {self.engine}, codec {self.codec}, seed {self.seed}, number {self.number}"
 
 
 def modes_of(engine: str) -> list[str]:
     """The specs that an engine trains by, of every registered mode."""
+    if engine == READER:
+        return list(KINDS)
     examples = [spec for name in consistency.names() for spec in consistency.get(name).examples]
     if engine == "elastic":
         return [spec for spec in examples if _is_elastic(spec)]
@@ -83,7 +90,7 @@ def scenarios(fault: str, engines: Sequence[str], moments: Sequence[str], seed: 
     while True:
         for engine, modes in turns.items():
             mode = modes[number // len(turns) % len(modes)]
-            codec = "none" if consistency.build(mode).no_codec else specs[number % len(specs)]
+            codec = "none" if engine == READER or consistency.build(mode).no_codec else specs[number % len(specs)]
             moment = moments[number // len(turns) % len(moments)]
             yield Scenario(fault, engine, mode, codec, moment, seed, number)
             number += 1

@@ -1,0 +1,173 @@
+"""Every kind of file that Laconic reads: how one is made, and how it is read; and what may happen to it on a disk.
+
+Caller: `faults/damage.py`, in a process of its own. A damaged file is refused by an error of ours, or gives what was
+written; rows of journals that are damaged may be left out, but none may change.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.fuzz_codecs import Fuzzer
+
+from laconic import codecs
+from laconic.consistency.churn.meeting import Meeting, View, event, read_events
+from laconic.errors import LaconicError
+from laconic.lab.records import metrics
+from laconic.lab.records.record import Clock, Configuration, Record, Trial
+from laconic.lab.runs.elastic.journals import Journal, WorkerRow
+from laconic.schedules.link import Link
+from laconic.storage.checkpoints import CheckpointFiles
+from laconic.transports.profile import Profile
+from laconic.workloads.description import Description
+
+COPIES = 150  # damaged copies of a file in one scenario, and of a payload of each codec
+PAYLOADS = "payloads"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A kind of file.
+
+    Attributes:
+        write: into this folder; the file is the only one there, or its name is given by `name`.
+        read: what the folder's file holds, as something that can be compared.
+        rows: the value is a list, of which damaged rows may be missing.
+    """
+
+    name: str
+    write: Callable[[Path], object]
+    read: Callable[[Path], Any]
+    rows: bool = False
+
+
+RECORD = Record(
+    kind="train", id="20261116-101500-digits-mlp", created="2026-11-16T10:15:00+00:00", command="laconic train",
+    workload=Description("digits-mlp", "64-32-10", 2410, "digits", "scikit-learn", 1437, 360, 0.95, "20 epochs", "SGD",
+                         0.05, 20.0, 16),
+    scaling="strong", clock=Clock("when all are ready", True, False, "the slowest rank's"), environment={"cores": 2},
+    configurations=[Configuration("ddp", "peer", "none", "ring", "sync", 4, "gloo")],
+    trials=[Trial("ddp", 1, 0, 0.961, 0.142, 12.5, 8.25, 440, 28160, 0.0275, (0.027, 0.0281), 9640.0, 9640.0)],
+)  # fmt: skip
+VIEW = View(12, ((3, "127.0.0.1:5301"), (7, "127.0.0.1:5302")), "a model of 2,762 values", 1_790_000_000.0)
+PROFILE = Profile("gloo", 2, Link(1.5e-5, 2.5e-10), measured={"ring": ((4096, 0.0012), (65536, 0.0031))})
+STATE = {"step": 120, "weights": torch.arange(600, dtype=torch.float32), "names": ["first", "second"], "rate": 0.05}
+
+
+def _journal(folder: Path) -> Journal[WorkerRow]:
+    return Journal(folder / "workers.jsonl", WorkerRow)
+
+
+def _write_rows(folder: Path) -> None:
+    for number in range(20):
+        _journal(folder).add(WorkerRow(number, 1, number % 3, 4000 + 7 * number, 0.25 * number))
+
+
+def _write_events(folder: Path) -> None:
+    meeting = Meeting(folder)
+    for step in range(20):
+        meeting.record([event(VIEW, 10 * step, step % 3, "joined")])
+
+
+def _write_metrics(folder: Path) -> None:
+    for step in range(20):
+        metrics.add(folder, trial=0, step=step, loss=1.0 / (step + 1))
+
+
+def _checkpoint(folder: Path) -> Any:
+    kept = CheckpointFiles(folder).read(120)
+    return {**kept, "weights": kept["weights"].tolist()}
+
+
+READERS = (
+    Reader("run.json", RECORD.save, Record.load),
+    Reader("profile.json", lambda to: PROFILE.save(to / "profile.json"), lambda of: Profile.load(of / "profile.json")),
+    Reader("view", lambda folder: Meeting(folder).publish(VIEW), lambda folder: Meeting(folder).newest()),
+    Reader("journal", _write_rows, lambda folder: _journal(folder).read(), rows=True),
+    Reader("events.jsonl", _write_events, read_events, rows=True),
+    Reader("metrics.jsonl", _write_metrics, lambda folder: list(metrics.read(folder)), rows=True),
+    Reader("checkpoint", lambda folder: CheckpointFiles(folder).write(120, STATE), _checkpoint),
+)  # fmt: skip
+KINDS = (*(reader.name for reader in READERS), PAYLOADS)
+
+
+def damaged(data: bytes, chance: random.Random) -> bytes:
+    """Other bytes than `data`, as a disk, a cut or a hand might leave them."""
+    while (found := _changed(bytearray(data), chance)) == data:
+        pass
+    return found
+
+
+def _changed(data: bytearray, chance: random.Random) -> bytes:
+    at = chance.randrange(max(1, len(data)))
+    kind = chance.randrange(9)
+    if kind == 0:
+        data[at] ^= 1 << chance.randrange(8)
+    elif kind == 1:
+        del data[at:]
+    elif kind == 2:
+        data[at : at + 16] = bytes(len(data[at : at + 16]))
+    elif kind == 3:
+        data[at:at] = data[: chance.randrange(40)]
+    elif kind == 4:
+        data[at:at] = b"[" * 100_000
+    elif kind == 5:
+        data[at:at] = b"9" * chance.choice([20, 400, 5000])
+    elif kind == 6:
+        data[at:at] = b"\xff\xfe"
+    elif kind == 7:
+        del data[at : at + chance.randrange(1, 30)]
+    else:  # another digit: still JSON, and still a number
+        places = [place for place, byte in enumerate(data) if chr(byte).isdigit()]
+        if places:
+            data[chance.choice(places)] = ord(chance.choice("0123456789"))
+    return bytes(data)
+
+
+def run(name: str, seed: str) -> dict[str, list[str]]:
+    """Damage and read; the findings by column: wrong, lost."""
+    chance = random.Random(seed)
+    if name == PAYLOADS:
+        return _payloads(chance)
+    reader = next(each for each in READERS if each.name == name)
+    findings: dict[str, list[str]] = {"wrong": [], "lost": []}
+    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        folder = Path(place)
+        reader.write(folder)
+        path = max(folder.iterdir(), key=lambda each: each.stat().st_size)
+        whole, value = path.read_bytes(), reader.read(folder)
+        for _ in range(COPIES):
+            path.write_bytes(damaged(whole, chance))
+            try:
+                found = reader.read(folder)
+            except LaconicError:
+                continue
+            except Exception as error:
+                findings["lost"].append(f"{type(error).__name__}: {str(error)[:200]}")
+                continue
+            if not _is_same(found, value, reader.rows):
+                findings["wrong"].append(f"a damaged {name} was read as {str(found)[:200]}")
+    return findings
+
+
+def _is_same(found: Any, value: Any, rows: bool) -> bool:
+    return all(row in value for row in found) if rows else bool(found == value)
+
+
+def _payloads(chance: random.Random) -> dict[str, list[str]]:
+    """Payloads of some codecs, half of them under a checksum computed anew."""
+    findings: dict[str, list[str]] = {"wrong": [], "lost": []}
+    vector = [name for name in codecs.names() if codecs.get(name).kind in ("quantiser", "selector", "lossless")]
+    for name in chance.sample(vector, 6):
+        spec = next(iter(getattr(codecs.get(name), "examples", ())), name)
+        for finding in Fuzzer(spec, chance.randrange(1 << 30)).run(COPIES):
+            findings["lost" if ": raised " in finding else "wrong"].append(finding[:300])
+    return findings
