@@ -6,7 +6,7 @@ is the same bits on every worker. With one worker there is nobody to agree with:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.consistency.base import Agreement, Setup
-from laconic.errors import BadInput
+from laconic.errors import BadInput, PayloadError
 from laconic.exchange.collectives import all_reduce, broadcast
 from laconic.exchange.state import CompressionState
 from laconic.transports.world import World
@@ -41,15 +41,27 @@ def start_alike(model: nn.Module, world: World) -> None:
 
 def to_bytes(model: nn.Module) -> Tensor:
     """All parameters and buffers as one uint8 vector."""
-    parts = [t.detach().contiguous().reshape(-1).view(torch.uint8).cpu() for t in _tensors(model)]
-    return torch.cat([*parts, torch.empty(0, dtype=torch.uint8)])
+    return _packed(_tensors(model))
 
 
 def from_bytes(model: nn.Module, whole: Tensor) -> None:
     """The reverse of `to_bytes`."""
-    tensors = [tensor.detach() for tensor in _tensors(model)]
-    for tensor, part in zip(tensors, torch.split(whole, [t.nbytes for t in tensors]), strict=True):
-        tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))  # a copy is aligned for any dtype
+    for tensor, part in _unpacked(_tensors(model), whole):
+        tensor.detach().copy_(part)
+
+
+def _packed(tensors: Sequence[Tensor]) -> Tensor:
+    parts = [t.detach().contiguous().reshape(-1).view(torch.uint8).cpu() for t in tensors]
+    return torch.cat([*parts, torch.empty(0, dtype=torch.uint8)])
+
+
+def _unpacked(tensors: Sequence[Tensor], whole: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each tensor and what `whole` has for it; PayloadError when that is not as much as they take."""
+    sizes = [tensor.nbytes for tensor in tensors]
+    if whole.numel() != sum(sizes):
+        raise PayloadError(f"the model's tensors take {sum(sizes)} bytes, {whole.numel()} came")
+    for tensor, part in zip(tensors, torch.split(whole, sizes), strict=True):
+        yield tensor, part.clone().view(tensor.dtype).view(tensor.shape)  # a copy is aligned for any dtype
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:
@@ -114,6 +126,61 @@ def average_buffers(model: nn.Module, world: World) -> None:
             all_reduce(buffer, "mean", algorithm="ring", group=world)
         else:
             broadcast(buffer, root=0, group=world)
+
+
+class Buffers:
+    """A model's buffers as bytes, for modes in which workers may be lost and no collective can average them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def pack(self) -> Tensor:
+        """All of them as one uint8 vector."""
+        return _packed(list(self._model.buffers()))
+
+    def load(self, packed: Tensor) -> None:
+        """Take over what `pack` or `mean` gave."""
+        for buffer, part in _unpacked(list(self._model.buffers()), packed):
+            buffer.copy_(part)
+
+    def mean(self, rows: Sequence[Tensor]) -> Tensor:
+        """Of what several packed, as `average_buffers`: floating ones become their mean, the others are the first's.
+
+        >>> norm = nn.BatchNorm1d(1, affine=False)
+        >>> first, buffers = Buffers(norm).pack(), Buffers(norm)
+        >>> _ = norm.running_mean.fill_(4.0)
+        >>> buffers.load(buffers.mean([first, buffers.pack()]))
+        >>> norm.running_mean
+        tensor([2.])
+        """
+        kept = list(self._model.buffers())
+        several = zip(*([part for _, part in _unpacked(kept, row)] for row in rows), strict=True)
+        return _packed([torch.stack(own).mean(0) if own[0].is_floating_point() else own[0] for own in several])
+
+
+class ModelMean:
+    """A worker's flat weights and its model's buffers as one row of bytes, and the mean of several such rows."""
+
+    def __init__(self, values: Tensor, model: nn.Module) -> None:
+        self._values, self._buffers = values, Buffers(model)
+
+    def pack(self) -> Tensor:
+        """This worker's row."""
+        return torch.cat([self._values.view(torch.uint8), self._buffers.pack()])
+
+    def merge(self, rows: Sequence[Tensor]) -> Tensor:
+        """The mean of the weights, added in the order of the rows, and of the buffers."""
+        size = self._values.nbytes
+        total = torch.zeros_like(self._values)
+        for row in rows:
+            total += row[:size].view(torch.float32)
+        return torch.cat([(total / len(rows)).view(torch.uint8), self._buffers.mean([row[size:] for row in rows])])
+
+    def load(self, row: Tensor) -> None:
+        """Take a row over."""
+        size = self._values.nbytes
+        self._values.copy_(row[:size].view(torch.float32))
+        self._buffers.load(row[size:])
 
 
 def exchange_of(setup: Setup) -> CompressionState:

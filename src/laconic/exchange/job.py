@@ -171,9 +171,15 @@ class Job(ABC):
     def finish(self) -> None:  # noqa: B027 - most trainings leave everything in the model at every step
         """Called by all workers after the last step: leave in the model what was trained, the same on all."""
 
+    @property
+    def lost_ranks(self) -> list[int]:
+        """Ranks that were lost before they had finished, and without which this one went on; in the order noticed."""
+        return []
+
     def explain(self) -> str:
-        """What was chosen, what is sent and where the time goes, as text."""
-        return step_table([record for record in self.records if isinstance(record, StepRecord)])
+        """What was chosen, what is sent, where the time goes and who was lost, as text."""
+        table = step_table([record for record in self.records if isinstance(record, StepRecord)])
+        return f"{table}\nwent on without ranks {self.lost_ranks}, which were lost" if self.lost_ranks else table
 
     def __enter__(self) -> Self:
         return self

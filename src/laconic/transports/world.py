@@ -34,12 +34,15 @@ class World:
     Attributes:
         transport: the engine that carries messages.
         profile: what the link costs; measured on the first `algorithm="auto"` when not given.
+        store: where the ranks met, under a prefix of this world's own; None under mpiexec.
     """
 
     transport: Transport
     profile: Profile | None = None
     closed: bool = field(default=False, repr=False)
     watch: LauncherWatch | None = field(default=None, repr=False)
+    store: dist.Store | None = field(default=None, repr=False)
+    _stores: int = field(default=0, repr=False)
 
     @property
     def rank(self) -> int:
@@ -72,7 +75,17 @@ class World:
         said = ",".join(map(str, colours))
         device = "cuda" if self.engine == "nccl" else "cpu"
         agree(self.transport, "split", "colours", torch.empty(0, device=device), f"into {said}")
-        return World(self.transport.split(colours), self.profile)
+        part = World(self.transport.split(colours), self.profile)
+        part.store = self.new_store(f"colour{colours[self.rank]}")
+        return part
+
+    def new_store(self, name: str) -> dist.Store | None:
+        """The store, on a connection and under a prefix that nobody else uses; all ranks must ask in the same order."""
+        self._stores += 1
+        if self.store is None:
+            return None
+        clone = getattr(self.store, "clone", None)  # newer torch: calls on the same connection wait for each other
+        return dist.PrefixStore(f"{self._stores}/{name}", self.store if clone is None else clone())
 
     def send(self, tensor: Tensor, peer: int) -> None:
         """Send a tensor to one rank, which must call `recv`; returns once `tensor` may be written to again.
@@ -171,7 +184,8 @@ def init(
     _generations += 1
     options = Options(name, timeout_s, key_file, bind, insecure, _generations)
     transport = _ENGINES[name](place, options)
-    _current = World(transport, known, watch=watch_launcher(place, transport))
+    store = None if place.store is None else dist.PrefixStore(f"world/g{_generations}", place.store)
+    _current = World(transport, known, watch=watch_launcher(place, transport), store=store)
     atexit.register(_current.close)
     return _current
 

@@ -8,7 +8,7 @@ gossip never moves the mean of all workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,17 +75,22 @@ def contraction(graph: str, world_size: int) -> float:
     return 0.0 if second < 1e-12 else second ** (1 / hops)
 
 
-def acquaintances(graph: str, world_size: int, rank: int) -> list[int]:
-    """All ranks that `rank` may ever average with, symmetric: whom an asynchronous worker chooses from."""
+def acquaintances(graph: str, ranks: Sequence[int], rank: int) -> list[int]:
+    """All of `ranks` that `rank` may ever average with, symmetric: whom an asynchronous worker chooses from.
+
+    >>> acquaintances("ring", range(4), 0), acquaintances("ring", [0, 2, 3], 0)
+    ([1, 3], [2, 3])
+    """
     _GRAPHS.get(graph)
+    world_size, own = len(ranks), ranks.index(rank)
     if graph == "random":
         found = set(range(world_size))
     elif graph == "ring":
-        found = {(rank + hop) % world_size for hop in (-1, 1)}
+        found = {(own + hop) % world_size for hop in (-1, 1)}
     else:
         hops = [1 << power for power in range(_hops(world_size))]
-        found = {(rank + sign * hop) % world_size for hop in hops for sign in (-1, 1)}
-    return sorted(found - {rank})
+        found = {(own + sign * hop) % world_size for hop in hops for sign in (-1, 1)}
+    return sorted(ranks[place] for place in found - {own})
 
 
 def _hops(world_size: int) -> int:

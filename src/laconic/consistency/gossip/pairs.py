@@ -3,7 +3,8 @@
 Caller: `gossip(asynchronous=true)`. A worker's thread owns a mesh beside the world. After a step it asks one
 acquaintance, which answers at once with where it was and moves by ½γ(x̂ᵢ − x̂ⱼ); with the answer the asker moves by as
 much the other way. So the sum over all workers never changes, whatever happened to both meanwhile. A thread never waits
-for an answer: it goes on answering others, so no circle of askers can lock up.
+for an answer: it goes on answering others, so no circle of askers can lock up. When a worker is lost, the others draw
+their acquaintances anew from the same graph, and whatever the lost one says later is passed over.
 
 The thread works on a published copy of the weights; what it adds up reaches the model between steps, so a gradient is
 always that of one set of weights.
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,137 +23,56 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec
-from laconic.consistency.averaging import OwnWeights
+from laconic.consistency.averaging import ModelMean, OwnWeights
 from laconic.consistency.base import Setup
+from laconic.consistency.closing import Closing
+from laconic.consistency.gossip.edges import Edges, trust
+from laconic.consistency.roll import Roll
+from laconic.consistency.servers.wire import Message as Note
+from laconic.consistency.servers.wire import unpack as unpack_note
 from laconic.consistency.side import open_mesh
-from laconic.errors import BadInput, CollectiveTimeout, NonFiniteError, PeerLost
-from laconic.exchange.collectives import barrier
-from laconic.exchange.message import max_nbytes, pack, unpack
+from laconic.errors import CollectiveTimeout, PeerLost
 from laconic.exchange.options import flat_codec
-from laconic.storage.form import check_like
 from laconic.transports.zeromq import ZmqTransport
 
-EVERYONE = -1  # the key of the copy that all neighbours share where each is told the same at every step
-_SAMPLE = 4096  # values that a codec's error is measured with
-
-
-class Edges:
-    """One worker's copies: of itself as each neighbour knows it, and of each neighbour; all begin with `start`.
-
-    Both ends of an edge i → j keep the same copy x̂ᵢⱼ of what j knows of i. To tell j where it is, i sends C(xᵢ − x̂ᵢⱼ),
-    and both add what that decodes to: what a codec leaves out stays in the difference and goes with the next message,
-    so nothing else has to be remembered. Without a codec x itself is sent and nothing is kept.
-    """
-
-    def __init__(self, start: Tensor) -> None:
-        self.start = start.clone()
-        self.told: dict[int, Tensor] = {}
-        self.heard: dict[int, Tensor] = {}
-
-    def tell(self, key: int, x: Tensor, coder: Codec, draws: int) -> tuple[Tensor, Tensor]:
-        """The message that tells `key` of x, and what it then knows. Without a codec that is x, not a copy."""
-        if coder.exact:
-            return pack([x.view(torch.uint8)]), x
-        known = self.told.setdefault(key, self.start.clone())
-        try:
-            payload: Tensor | None = coder.encode(x - known, step=draws)
-        except NonFiniteError:
-            payload = None
-        _add(known, payload, coder)
-        return pack([payload]), known
-
-    def hear(self, peer: int, message: Tensor, coder: Codec) -> Tensor:
-        """What `peer` is known to be at, after its message; PayloadError when that is not one of `tell`."""
-        (payload,), _ = unpack(message, 1)
-        if coder.exact and payload is not None:
-            return payload.view(torch.float32)
-        known = self.heard.setdefault(peer, self.start.clone())
-        _add(known, payload, coder)
-        return known
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "start": self.start.clone(),
-            "told": {str(key): value.clone() for key, value in self.told.items()},
-            "heard": {str(key): value.clone() for key, value in self.heard.items()},
-        }
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        what = "the state of gossip"
-        check_like(state, {"start": self.start, "told": {}, "heard": {}}, what)
-        for kind in ("told", "heard"):
-            check_like(state[kind], dict.fromkeys(state[kind], self.start), what)
-            if strange := [key for key in state[kind] if not str(key).removeprefix("-").isdigit()]:
-                raise BadInput(f"{what} does not fit: '{kind}.{strange[0]}' is not a rank's")
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.start = state["start"].clone()
-        self.told = {int(key): value.clone() for key, value in state["told"].items()}
-        self.heard = {int(key): value.clone() for key, value in state["heard"].items()}
-
-
-def message_nbytes(coder: Codec, numel: int) -> int:
-    """The most a message of `tell` can take."""
-    return max_nbytes([4 * numel if coder.exact else coder.max_nbytes(numel)])
-
-
-def _add(known: Tensor, payload: Tensor | None, coder: Codec) -> None:
-    """Both ends do this, with the same bits; NaN travels as it would without a codec."""
-    if payload is None:
-        known.fill_(float("nan"))
-    elif coder.unbiased:
-        known.add_(coder.decode(payload, known.numel()), alpha=share_kept(coder))
-    else:
-        coder.decode_add(payload, known)
-
-
-def trust(coder: Codec) -> float:
-    """γ unless the user says otherwise: δ² of `share_kept`.
-
-    Measured on 4 workers with 256 Gaussian values through topk(0.1), δ² left 10 to 10⁵ times less distance after 120
-    steps than δ did, depending on the graph; through 8-bit codecs δ and δ² are 1.
-    """
-    return share_kept(coder) ** 2
-
-
-_kept: dict[str, float] = {}
-
-
-def share_kept(coder: Codec) -> float:
-    """The share δ of a Gaussian vector's energy that the codec keeps.
-
-    1 − ‖x − C(x)‖² / ‖x‖² for biased codecs; 1/(1 + ‖x − C(x)‖²/‖x‖²) for unbiased ones, whose values are multiplied by
-    it, as only so their error is smaller than their input.
-
-    >>> from laconic.codecs import codec
-    >>> [round(share_kept(codec(spec)), 1) for spec in ("none", "dynamic8", "onebit", "topk(0.1)")]
-    [1.0, 1.0, 0.6, 0.5]
-    """
-    if str(coder) not in _kept:
-        x = torch.randn(_SAMPLE, generator=torch.Generator().manual_seed(0))
-        error = float((x - coder.decode(coder.encode(x), _SAMPLE)).square().sum() / x.square().sum())
-        _kept[str(coder)] = 1 / (1 + error) if coder.unbiased else max(1 - error, 1e-3)
-    return _kept[str(coder)]
-
-
-ASK, ANSWER = 1, 2
+# What a message of a pair is for, in the lowest bits of its tag. The others count the messages of its edge so far: they
+# differ from what its receiver counted where one of the two was restored from an older checkpoint than the other.
+ASK, ANSWER, ANEW, CLOSING = 0, 1, 2, 3
+KIND_BITS, MOST_COUNTED = 2, 1 << 30
 
 
 class PairsAgreement(OwnWeights):
     """Asynchronous gossip at work: `Gossip` says what it does.
 
-    A checkpoint holds no copies of what neighbours know: after a restart they begin anew, alike at both ends.
+    A checkpoint holds the copies of what neighbours know and are known to be at. Workers save theirs at different
+    moments; an edge whose ends do not fit together after a restart begins anew, alike at both ends.
+
+    Args:
+        friends: the ranks that are left → those that this one may ask.
     """
 
-    def __init__(self, setup: Setup, friends: list[int], gamma: float | None, seed: int) -> None:
+    def __init__(
+        self, setup: Setup, friends: Callable[[Sequence[int]], list[int]], gamma: float | None, seed: int
+    ) -> None:
         assert isinstance(setup.codec, str | Codec)  # a plan by steps has no meaning: workers are at different ones
         coder, world = flat_codec(setup.codec), setup.world
         super().__init__(setup)
-        gamma = trust(coder) if gamma is None else gamma
+        self.roll = Roll(world, "gossip")
+        self.end = ModelMean(self.weights.values, setup.model)
         self.pairs: _Pairs | None = None
         if not self.alone:
-            self.pairs = _Pairs(open_mesh(world), self.weights.values, coder, gamma, friends, seed)
+            pull = 0.5 * (trust(coder) if gamma is None else gamma)
+            draw = np.random.Generator(np.random.Philox(key=[seed, world.rank]))
+            self.pairs = _Pairs(open_mesh(world), self.roll, self.weights.values, coder, pull, Choice(friends, draw))
+            self._closing = Closing(self.pairs.mesh, self.roll, self.pairs.send_note, self.end.merge)
+            self.pairs.closing = self._closing
+            self.parts["edges"] = self.pairs
             self.resources.callback(self.pairs.close)
+
+    @property
+    def lost_ranks(self) -> list[int]:
+        """Ranks that died, stopped or left before they had finished, while this one went on."""
+        return list(self.roll.lost)
 
     def sent_nbytes(self) -> int:
         return super().sent_nbytes() + (self.pairs.sent_nbytes if self.pairs else 0)
@@ -166,34 +87,58 @@ class PairsAgreement(OwnWeights):
         if self.pairs is not None:
             with self.agreeing():
                 self.pairs.merge(self.weights.values)
-                self.pairs.wants = True
+                self.pairs.wants, self.pairs.ended = True, False
         self.settle(staleness=self._met)
 
     def finish(self) -> None:
-        """The exact mean of all workers' weights and buffers, once all have come to the end."""
-        if self.pairs is None:
+        """The exact mean of the weights and buffers of all who are left, once they have come to the end."""
+        pairs, values = self.pairs, self.weights.values
+        if pairs is None:
             return
         with self.agreeing():
             begun = time.perf_counter()
-            self.pairs.merge(self.weights.values)  # whoever came here without a step can be asked now
-            self.pairs.rest(self.world.transport.timeout_s)
-            barrier(group=self.world)  # from here on nobody asks
+            pairs.merge(values)  # whoever came here without a step can be asked now
+            pairs.rest(self.world.transport.timeout_s)
+            pairs.stop()
             self.waited(time.perf_counter() - begun)
-            self.pairs.merge(self.weights.values)
-        self.average_all()
-        self.pairs.merge(self.weights.values)
+
+            def row() -> Tensor:
+                pairs.merge(values)  # nobody asks any more
+                return self.end.pack()
+
+            mean, wait_s = self._closing.agree(pairs.serve, row)
+            self.waited(wait_s)
+            self.end.load(mean)
+            pairs.merge(values)
+            pairs.ended = True
+            pairs.start()
+        self.settle_finish()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Whom a worker asks."""
+
+    friends: Callable[[Sequence[int]], list[int]]
+    draw: np.random.Generator
+
+    def one(self, left: Sequence[int], present: Sequence[int]) -> int | None:
+        """One of the acquaintances among those who are left, if any of them can be reached."""
+        able = [friend for friend in self.friends(left) if friend in present]
+        return able[int(self.draw.integers(len(able)))] if able else None
 
 
 class _Pairs:
-    """The thread that asks and answers."""
+    """The thread that asks and answers; between `stop` and `start` the caller may `serve` in its place."""
 
     def __init__(
-        self, mesh: ZmqTransport, values: Tensor, coder: Codec, gamma: float, friends: list[int], seed: int
+        self, mesh: ZmqTransport, roll: Roll, values: Tensor, coder: Codec, pull: float, choice: Choice
     ) -> None:
-        self.mesh, self.coder, self.pull = mesh, coder, 0.5 * gamma
-        self.friends, self.draw = friends, np.random.Generator(np.random.Philox(key=[seed, mesh.rank]))
+        self.mesh, self.roll, self.coder, self.pull, self.choice = mesh, roll, coder, pull, choice
         self.edges = Edges(values)
+        self.closing: Closing | None = None
         self.wants = False  # the next acquaintance is to be asked
+        self.ended = False  # all have finished, so that they may go
         self.sent_nbytes = 0
         self._published = values.clone()  # where the model was at its last step
         self._known = False
@@ -204,8 +149,20 @@ class _Pairs:
         self._failure: Exception | None = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self.start()
+
+    def start(self) -> None:
+        """Ask and answer on a thread of its own from now on."""
+        self._stop.clear()
         self._thread = threading.Thread(target=self._run, name="laconic-gossip", daemon=True)
         self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
 
     def merge(self, values: Tensor) -> int:
         """Put what pairs have added into the model and publish it; returns how many pairs these were."""
@@ -235,44 +192,95 @@ class _Pairs:
         self._thread.join()
         self.mesh.close()
 
+    def state_dict(self) -> dict[str, Any]:
+        """The copies of all edges."""
+        with self._lock:
+            return self.edges.state_dict()
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse, with BadInput, a state that cannot be loaded whole."""
+        self.edges.check_state(state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The reverse."""
+        with self._lock:
+            self.edges.load_state_dict(state)
+
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                if self._asked is not None and self._asked[0] not in self.mesh.peers:
-                    self._asked = None  # it died; what it was told is lost with it
+                self._look_around()
                 if self.wants and self._asked is None:
                     self._ask()
-                self._serve()
+                self.serve(1e-4)
         except Exception as error:  # raised in the next step
             self._failure = error
 
-    def _serve(self) -> None:
-        """Take in one message, waiting a tick at most, and answer it."""
+    def _look_around(self) -> None:
+        """Go on without those who are gone."""
+        live = {self.mesh.rank, *self.mesh.peers}
+        for rank in [] if self.ended else self.roll.left():
+            if rank not in live:
+                self.roll.give_up(rank)
+        if self._asked is not None:
+            self.roll.look()
+            if self._asked[0] in self.roll.lost:
+                self._asked = None  # what it was told is lost with it
+
+    def serve(self, timeout_s: float) -> bool:
+        """Take in one message and answer it; False when none came, or nobody is left who could send one."""
         if not self._known:  # a checkpoint may have changed the model since it was installed
             self._stop.wait(0.001)
-            return
+            return False
         try:
-            peer, tag, message = self.mesh.recv_any(timeout_s=1e-4)
+            peer, tag, message = self.mesh.recv_any(timeout_s)
         except CollectiveTimeout:
-            return
+            return False
         except PeerLost:  # all have left
             self._stop.wait(0.01)
-            return
-        known = self.edges.hear(peer, message, self.coder)
-        if tag == ASK:
-            with self._lock:
-                answer, mine = self._tell(peer)
-                self._gain(known, mine)
+            return False
+        kind, count = tag % (1 << KIND_BITS), tag >> KIND_BITS
+        if peer in self.roll.lost:
+            return True
+        if kind == CLOSING:
+            if self.closing is not None:
+                self.closing.take(unpack_note(message))
+        elif kind == ANEW:
+            self._begin_anew(peer)
+        else:
+            self._hear(peer, kind, count, message)
+        return True
+
+    def _hear(self, peer: int, kind: int, count: int, message: Tensor) -> None:
+        with self._lock:
+            if count <= 1:  # it begins anew
+                self.edges.forget_heard(peer)
+            fits = self.coder.exact or count == (self.edges.hears.get(peer, 0) + 1) % MOST_COUNTED
+            if fits:
+                known = self.edges.hear(peer, message, self.coder)
+                if kind == ASK:
+                    answer, mine = self._tell(peer)
+                    self._gain(known, mine)
+                elif self._asked is not None and self._asked[0] == peer:
+                    self._gain(known, self._asked[1])
+                    self._asked = None
+        if not fits:
+            self._send(peer, torch.empty(0, dtype=torch.uint8), ANEW)
+            if kind == ANSWER:
+                self._asked = None
+        elif kind == ASK:
             self._send(peer, answer, ANSWER)
-        elif self._asked is not None and self._asked[0] == peer:
-            with self._lock:
-                self._gain(known, self._asked[1])
-            self._asked = None
+
+    def _begin_anew(self, peer: int) -> None:
+        """What the peer knows of this worker is not what this worker believes: the checkpoints did not fit."""
+        with self._lock:
+            self.edges.forget_told(peer)
+        if self._asked is not None and self._asked[0] == peer:
+            self._asked, self.wants = None, True
 
     def _ask(self) -> None:
-        present = [friend for friend in self.friends if friend in self.mesh.peers]
-        if present:
-            peer = present[int(self.draw.integers(len(present)))]
+        peer = self.choice.one(self.roll.left(), self.mesh.peers)
+        if peer is not None:
             with self._lock:
                 message, mine = self._tell(peer)
             self._asked = (peer, mine)
@@ -290,9 +298,14 @@ class _Pairs:
         self._gained.add_(theirs, alpha=self.pull).sub_(mine, alpha=self.pull)
         self._met += 1
 
-    def _send(self, peer: int, message: Tensor, tag: int) -> None:
+    def send_note(self, peer: int, note: Note) -> None:
+        """Send what belongs to the end of training."""
+        self._send(peer, note.pack(), CLOSING)
+
+    def _send(self, peer: int, message: Tensor, kind: int) -> None:
+        count = self.edges.tells.get(peer, 0) % MOST_COUNTED
         try:
-            self.mesh.send_to(peer, message, tag)
+            self.mesh.send_to(peer, message, kind | count << KIND_BITS)
             self.sent_nbytes += message.nbytes
         except PeerLost:  # found out by the next look at the peers
             return

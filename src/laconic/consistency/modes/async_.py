@@ -10,7 +10,8 @@ import torch
 
 from laconic.consistency.base import Mode, Setup, check_whole, register
 from laconic.consistency.servers.client import Client
-from laconic.consistency.servers.served import ServedAgreement, Serving
+from laconic.consistency.servers.desk import Serving
+from laconic.consistency.servers.served import ServedAgreement
 from laconic.consistency.servers.shards import outlives
 from laconic.consistency.sites import Site, site_numbers
 from laconic.errors import BadInput
@@ -31,7 +32,7 @@ class Async(Mode):
     own inner optimiser. Options that a scheduler changes travel with the push.
 
     Cost: n values up every `push` steps, through the codec with error feedback, and n float32 down every `pull` steps,
-    from P servers; with `replicas` what is pushed is sent once more for each. A step's record has the largest τ of any
+    from P servers; with a replica what is pushed is sent once more. A step's record has the largest τ of any
     shard.
 
     Args:
@@ -42,7 +43,8 @@ class Async(Mode):
             step of η, as synchronous training does; without it one of P·η, for which the rate must be chosen.
         hierarchical: workers of a site (see `sites`) average their gradients, and its first rank alone speaks to the
             servers: Rudra's tree of two levels.
-        replicas: copies of each shard on further servers; an update is answered only when they have it.
+        replicas: copies of each shard on further servers, 0 or 1; an update is answered only when they have it. By
+            default 1 where servers are beside the workers, for a worker that is lost takes its server along.
 
     Options of `distribute`:
         sites: for `hierarchical`: the site of each rank, or how many sites of neighbouring ranks (2).
@@ -61,7 +63,7 @@ class Async(Mode):
     servers: int | None = None
     staleness_aware: bool = True
     hierarchical: bool = False
-    replicas: int = 0
+    replicas: int | None = None
 
     summary: ClassVar[str] = "workers push gradients to servers and pull weights, each in its own time"
     source: ClassVar[str] = "Dean et al., Large Scale Distributed Deep Networks, NeurIPS 2012"
@@ -159,7 +161,7 @@ class RudraAgreement(ServedAgreement):
 
     def __init__(self, mode: Async, setup: Setup) -> None:
         numbers = site_numbers(setup.world.world_size, setup.own.get("sites", 2))
-        super().__init__(setup, Serving("async", staleness_aware=mode.staleness_aware))
+        super().__init__(setup, Serving("async", staleness_aware=mode.staleness_aware), replicas=0)
         self.site = Site(setup.world, numbers)
         self.resources.callback(self.site.close)
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from laconic.consistency.averaging import WEIGHT_OPTIONS, Averager, Averaging, average_buffers
+from laconic.consistency.averaging import WEIGHT_OPTIONS, Averager, Averaging, Buffers, average_buffers
 from laconic.consistency.base import Mode, Setup, check_whole, register
-from laconic.consistency.servers.served import Served, Serving
+from laconic.consistency.servers.desk import Serving
+from laconic.consistency.servers.served import Served
 from laconic.consistency.servers.shards import Layout
 from laconic.consistency.servers.wire import Coder
 from laconic.errors import BadInput
@@ -73,6 +74,9 @@ class Easgd(Mode):
     def lockstep(self) -> bool:
         return not self.asynchronous
 
+    def outlives(self, rank: int, world_size: int) -> bool:
+        return self.asynchronous
+
     def __post_init__(self) -> None:
         check_whole("easgd", {"period": self.period}, 1, "a number of steps")
         if self.alpha is not None and not 0 <= self.alpha <= 1:
@@ -94,7 +98,8 @@ class EasgdAgreement(Averaging):
         self.mode = mode
         self.alpha = mode.beta / setup.world.world_size if mode.alpha is None else mode.alpha
         if mode.asynchronous and not self.alone:
-            self.centre: _Meeting | Centre = Centre(setup.world, self.weights.values, setup.codec, self.alpha)
+            buffers = Buffers(setup.model)
+            self.centre: _Meeting | Centre = Centre(setup.world, self.weights.values, setup.codec, self.alpha, buffers)
         else:
             self.centre = _Meeting(self.averager, self.weights.values, mode.beta)
         self.parts["centre"] = self.centre
@@ -140,8 +145,14 @@ class EasgdAgreement(Averaging):
             self.weights.values.copy_(self.centre.finish())
             if self.velocity is not None:
                 self.velocity.zero_()
-            average_buffers(self.model, self.world)
+            if isinstance(self.centre, _Meeting):
+                average_buffers(self.model, self.world)
         self.settle_finish()
+
+    @property
+    def lost_ranks(self) -> list[int]:
+        """Ranks that were lost while this one went on; none where all must meet."""
+        return [] if isinstance(self.centre, _Meeting) else list(self.centre.served.roll.lost)
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
@@ -197,14 +208,19 @@ class Centre:
     What a codec leaves out stays in wᵢ − w̃ and is there at the next visit, so there is no error feedback: it would
     count twice. Additions of several workers commute, and each is applied once.
 
+    Every shard of it has a copy, so that it outlives any worker.
+
     Args:
         start: w̃ to begin with, the same on all workers; it is copied.
+        buffers: the model's, which are averaged by `finish`.
     """
 
-    def __init__(self, world: World, start: Tensor, codec: CodecPlan, alpha: float = 1.0) -> None:
-        self.values, self.alpha = start.clone(), alpha
-        layout, coder = Layout(world.world_size, None, 0, start.numel()), Coder(codec, world, feedback=False)
-        self.served = Served(world, layout, self.values, Serving("easgd"), coder)
+    def __init__(
+        self, world: World, start: Tensor, codec: CodecPlan, alpha: float = 1.0, buffers: Buffers | None = None
+    ) -> None:
+        self.values, self.alpha, self.buffers = start.clone(), alpha, buffers or Buffers(nn.Module())
+        layout, coder = Layout(world.world_size, None, 1, start.numel()), Coder(codec, world, feedback=False)
+        self.served = Served(world, layout, self.values, Serving("easgd", merge=self.buffers.mean), coder)
         self._added = 0
 
     @property
@@ -232,9 +248,9 @@ class Centre:
         self.served.push(difference, self._added, step, wants_weights=False)
 
     def finish(self) -> Tensor:
-        """Wait until all workers have called it; w̃ is then the same on all."""
+        """Wait until all workers have called it; w̃ and the buffers are then the same on all."""
         self.served.client.wait()
-        self._added = max(self._added, self.served.client.finish())
+        self._added = max(self._added, self.served.finish(self.buffers))
         return self.values
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from torch import Tensor
 from laconic.codecs import Codec
 from laconic.consistency.averaging import OwnWeights
 from laconic.consistency.base import Mode, Setup, register
+from laconic.consistency.gossip.edges import EVERYONE, Edges, message_nbytes, trust
 from laconic.consistency.gossip.graphs import acquaintances, neighbours
-from laconic.consistency.gossip.pairs import EVERYONE, Edges, PairsAgreement, message_nbytes, trust
+from laconic.consistency.gossip.pairs import PairsAgreement
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.message import unpack
 from laconic.exchange.options import PlannedCodec
@@ -83,8 +84,8 @@ class Gossip(Mode):
             return GossipAgreement(self, setup)
         if not isinstance(setup.codec, str | Codec):
             raise BadInput("asynchronous gossip has one codec throughout: its workers are at different steps")
-        pairs = acquaintances(self.graph, setup.world.world_size, setup.world.rank)
-        return PairsAgreement(setup, pairs, self.gamma, self.seed)
+        rank = setup.world.rank
+        return PairsAgreement(setup, lambda left: acquaintances(self.graph, left, rank), self.gamma, self.seed)
 
 
 class GossipAgreement(OwnWeights):

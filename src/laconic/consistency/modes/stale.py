@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,20 +11,20 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import codec as codec_of
-from laconic.consistency.averaging import OwnWeights
+from laconic.consistency.averaging import ModelMean, OwnWeights
 from laconic.consistency.base import Mode, Setup, check_whole, register
+from laconic.consistency.closing import Closing
+from laconic.consistency.roll import Roll
 from laconic.consistency.servers.client import Client
 from laconic.consistency.servers.clocks import Clocks, check_read
-from laconic.consistency.servers.served import ServedAgreement, Serving
+from laconic.consistency.servers.desk import Serving
+from laconic.consistency.servers.served import ServedAgreement
 from laconic.consistency.servers.shards import outlives
-from laconic.consistency.servers.wire import Coder, Kind, Message, raw, settings, unpack, weights_in
+from laconic.consistency.servers.wire import Coder, Kind, Message, settings, unpack
 from laconic.consistency.side import open_mesh, receive, wait
 from laconic.errors import BadInput, PayloadError, PeerLost
 from laconic.storage.form import check_like
 from laconic.transports.zeromq import ZmqTransport
-
-LOGGER = logging.getLogger("laconic.consistency")
-GRACE_S = 0.5  # what was sent before its sender left or died may take so long to come
 
 
 @register("stale")
@@ -61,7 +59,7 @@ class Stale(Mode):
     bound: int = 4
     central: bool = True
     servers: int | None = None
-    replicas: int = 0
+    replicas: int | None = None
 
     summary: ClassVar[str] = "workers may be at most so many steps apart; checked at every read"
     source: ClassVar[str] = "Ho et al., Stale Synchronous Parallel Parameter Server, NeurIPS 2013"
@@ -94,7 +92,7 @@ class StaleAgreement(ServedAgreement):
         self.bound = mode.bound
 
     def exchange(self, client: Client) -> None:
-        gradients = self.weights.gradients().div_(len(client.layout.trainers))
+        gradients = self.weights.gradients().div_(client.trainers)
         self.push(gradients, wants_weights=True)
         client.wait()
         check_read(f"[rank {self.world.rank}/{self.world.world_size}]", self.clock, client.slowest, self.bound)
@@ -107,7 +105,6 @@ class StalePeersAgreement(OwnWeights):
 
     Attributes:
         clocks: everyone's, as far as their gradients have come.
-        lost_ranks: those that died or left, in the order noticed.
     """
 
     def __init__(self, bound: int, setup: Setup) -> None:
@@ -116,19 +113,17 @@ class StalePeersAgreement(OwnWeights):
         self.bound = bound
         self.clock = 0
         self.clocks = Clocks(range(world.world_size), bound)
-        self.lost_ranks: list[int] = []
         self.coder = Coder(setup.codec, world)
+        self.roll = Roll(world, "stale")
+        self.end = ModelMean(self.weights.values, setup.model)
         self._mesh: ZmqTransport | None = None
         if not self.alone:
             self._mesh = open_mesh(world)
+            self._closing = Closing(self._mesh, self.roll, lambda to, note: self._send(to, note.pack()), self.end.merge)
             self.parts["residuals"] = self.coder.residuals
             self.resources.callback(self._mesh.close)
         self._arrived: dict[int, Tensor] = {}  # by worker: the sum of gradients not yet applied
         self._early: list[Message] = []  # of steps that this worker has yet to come to
-        self._gone_since: dict[int, float] = {}
-        self._ended: set[int] = set()
-        self._weights: dict[int, Tensor] = {}
-        self._result: Tensor | None = None
         self._staleness = 0
 
     def before_step(self) -> None:
@@ -186,13 +181,13 @@ class StalePeersAgreement(OwnWeights):
     def _take_in(self, mesh: ZmqTransport, timeout_s: float) -> bool:
         came = receive(mesh, timeout_s)
         if came is None:
-            self._look_around(mesh)
             return False
         peer, data = came
         message = unpack(data)
         if message.worker != peer:
             raise PayloadError(f"rank {peer} speaks for rank {message.worker}")
-        self._file(message)
+        if peer not in self.roll.lost:
+            self._file(message)
         return True
 
     def _file(self, message: Message) -> None:
@@ -209,28 +204,34 @@ class StalePeersAgreement(OwnWeights):
                 self.clocks.tick(worker, message.clock)
             elif worker in self.clocks.clocks:
                 self.clocks.hear(worker, message.clock)
-        elif message.kind == Kind.FINISH:
-            self._ended.add(worker)
-            self.clocks.pause(worker)
-        elif message.kind == Kind.PULL:
-            self._weights[worker] = weights_in(message, self.weights.values.numel()).clone()
-        elif message.kind == Kind.REPLY:
-            self._result = weights_in(message, self.weights.values.numel()).clone()
+        else:
+            if message.kind == Kind.FINISH:
+                self.clocks.pause(worker)
+            self._closing.take(message)
 
-    def _look_around(self, mesh: ZmqTransport) -> None:
-        """Go on without those who are gone, once all they sent has had the time to come."""
-        live, now = {self.world.rank, *mesh.peers}, time.monotonic()
-        for worker in [each for each in self.clocks.clocks if each not in live]:
-            if now - self._gone_since.setdefault(worker, now) > GRACE_S:
-                LOGGER.warning("[rank %d] stale: goes on without rank %d, which is lost", self.world.rank, worker)
-                self.clocks.leave(worker)
-                self.lost_ranks.append(worker)
+    @property
+    def lost_ranks(self) -> list[int]:
+        """Ranks that died, stopped or left before they had finished, while this one went on."""
+        return list(self.roll.lost)
+
+    def _look_around(self) -> None:
+        """Go on without those who are gone; those who have finished may go."""
+        self._closing.drop_gone({worker for worker in self.clocks.clocks if not self.clocks.is_away(worker)})
+        for worker in self.roll.lost:
+            self.clocks.leave(worker)
 
     def _wait(self, done: Callable[[], bool]) -> None:
         """Take in messages until `done()`; CollectiveTimeout names the slowest when none comes for too long."""
         mesh = self._mesh
         assert mesh is not None
-        self.waited(wait(mesh, done, lambda timeout_s: self._take_in(mesh, timeout_s), self._late))
+
+        def take_in(timeout_s: float) -> bool:
+            came = self._take_in(mesh, timeout_s)
+            if not came:
+                self._look_around()
+            return came
+
+        self.waited(wait(mesh, done, take_in, self._late))
 
     def _late(self) -> tuple[int, str]:
         assert self._mesh is not None
@@ -241,7 +242,7 @@ class StalePeersAgreement(OwnWeights):
     # the end
 
     def finish(self) -> None:
-        """Wait for all and leave the mean of their weights.
+        """Wait for all who are left and leave the mean of their weights and buffers.
 
         Gradients that come after a worker's last step are in their senders' weights only.
         """
@@ -249,39 +250,21 @@ class StalePeersAgreement(OwnWeights):
         if mesh is None:
             return
         with self.agreeing():
-            rank = self.world.rank
-            note = Message(Kind.FINISH, 0, rank)
-            self._tell_all(note)
-            self._file(note)
-            self._wait(lambda: self._ended.issuperset(self.clocks.clocks))
-            # All that was sent before has come; what comes from now on belongs to training that goes on.
-            self._ended.clear()
-            self._arrived.clear()
-            self._early.clear()
-            self.clocks.resume()
-            self.clock = max(self.clocks.clocks.values())
-            self._average(mesh, min(self.clocks.clocks))
+            self.clocks.pause(self.world.rank)
+            mean, wait_s = self._closing.agree(lambda timeout_s: self._take_in(mesh, timeout_s), self._ended)
+            self.waited(wait_s)
+            self.end.load(mean)
         self.settle_finish()
 
-    def _average(self, mesh: ZmqTransport, root: int) -> None:
-        """The lowest rank averages the weights of those who live."""
-        rank, values = self.world.rank, self.weights.values
-        if rank != root:
-            self._send(root, Message(Kind.PULL, 0, rank, payload=raw(values)).pack())
-            self._wait(lambda: self._result is not None or root not in self.clocks.clocks)
-            if self._result is None:
-                raise PeerLost(f"{mesh.where()} stale: rank {root}, which averages, is lost", rank=rank, peer=root)
-            values.copy_(self._result)
-            self._result = None
-            return
-        self._weights[rank] = values
-        self._wait(lambda: set(self._weights).issuperset(self.clocks.clocks))
-        total = torch.zeros_like(values)
-        for worker in sorted(self._weights):
-            total += self._weights[worker]
-        values.copy_(total / len(self._weights))
-        self._weights.clear()
-        self._tell_all(Message(Kind.REPLY, 0, rank, payload=raw(values)))
+    def _ended(self) -> Tensor:
+        """All that was sent before has come; what comes from now on belongs to training that goes on."""
+        self._arrived.clear()
+        self._early.clear()
+        for worker in self.roll.lost:
+            self.clocks.leave(worker)
+        self.clocks.resume()
+        self.clock = max(self.clocks.clocks.values())
+        return self.end.pack()
 
     # state
 

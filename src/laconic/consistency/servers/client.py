@@ -1,7 +1,8 @@
 """A worker's end of the servers: push, pull, finish, and what happens when a server dies.
 
 Callers: `served.py`. Every request is kept until it is answered; when the server of a shard is lost, the next holder of
-a copy gets all that was not, in order. Waits end within the time-out after the last progress, and name who is missing.
+a copy gets all that was not, in order, once all agree that it is lost. Waits end within the time-out after the last
+progress, and name who is missing.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from laconic.consistency.roll import Roll
 from laconic.consistency.servers.shards import Layout
 from laconic.consistency.servers.wire import Kind, Message, unpack, weights_in
 from laconic.consistency.side import receive, wait
@@ -29,26 +32,27 @@ class Client:
     """One worker's requests to all servers.
 
     Args:
+        roll: who was given up.
         values: the flat weights, which pulls overwrite.
-        mode: the mode's name, for messages.
         server_failure: what ended the server beside this worker, if anything did.
 
     Attributes:
         versions: of each shard's weights, as last pulled.
         sent_nbytes: payload bytes sent to other ranks.
         wait_s: seconds spent waiting for answers.
+        buffers: of the model, the mean over all workers that finished, as bytes.
     """
 
     def __init__(
-        self, mesh: ZmqTransport, layout: Layout, values: Tensor, mode: str, server_failure: Callable[[], Any]
+        self, mesh: ZmqTransport, roll: Roll, layout: Layout, values: Tensor, server_failure: Callable[[], Any]
     ) -> None:
-        self.mesh, self.layout, self.values, self.mode = mesh, layout, values, mode
+        self.mesh, self.roll, self.layout, self.values = mesh, roll, layout, values
+        self.buffers = torch.empty(0, dtype=torch.uint8)
         self.edges = layout.edges
         self._server_failure = server_failure
         self.versions = [0] * len(self.edges)
         self.sent_nbytes = 0
         self.wait_s = 0.0
-        self.lost: list[int] = []
         self._staleness = [0] * len(self.edges)
         self._slowest = [0] * len(self.edges)
         self._homes = layout.homes
@@ -68,6 +72,11 @@ class Client:
     def slowest(self) -> int:
         """The slowest worker's clock that the weights hold, over all shards."""
         return min(self._slowest)
+
+    @property
+    def trainers(self) -> int:
+        """How many workers train, those that were given up left out."""
+        return len(set(self.layout.trainers) - set(self.roll.lost))
 
     def push(
         self,
@@ -93,11 +102,22 @@ class Client:
         for shard in range(len(self.edges)):
             self._request(shard, Kind.PULL, 0, True)
 
-    def finish(self) -> int:
-        """Wait until all workers have finished; the weights are then the same on all. Returns the clock to go on at."""
+    def finish(self, buffers: Tensor | None = None) -> int:
+        """Wait until all workers have finished; the weights are then the same on all. Returns the clock to go on at.
+
+        `buffers` are this worker's, as bytes; `self.buffers` are then what the servers made of all.
+
+        Raises:
+            PeerLost: all workers were lost, or this rank was given up by the others.
+        """
         for shard in range(len(self.edges)):
-            self._request(shard, Kind.FINISH, 0, True)
+            self._request(shard, Kind.FINISH, 0, True, payload=buffers if shard == 0 else None)
         self.wait()
+        self.roll.look(0.0)
+        if self.trainers == 0:
+            names = ", ".join(map(str, self.layout.trainers))
+            text = f"all workers (rank {names}) were lost before they had finished: the model is not trained to the end"
+            raise PeerLost(f"{self._where()}: {text}", rank=self.mesh.rank, peer=self.layout.trainers[0])
         return max(self._slowest)
 
     def wait(self, most: int = 0) -> None:
@@ -147,6 +167,8 @@ class Client:
             return False
         message = unpack(came[1])
         shard = message.shard
+        if message.kind == Kind.REFUSED and message.wants_weights:
+            raise self._nobody_has(shard)
         if message.kind == Kind.REFUSED:
             self._retry_at.setdefault(shard, time.monotonic() + RETRY_S)
             return False
@@ -159,13 +181,19 @@ class Client:
         self._staleness[shard] = int(message.value)
         if message.wants_weights:
             begin, end = self.edges[shard]
-            self.values[begin:end] = weights_in(message, end - begin)
+            self.values[begin:end] = weights_in(message, end - begin, more=True)
+            if shard == 0 and message.payload is not None:
+                self.buffers = message.payload[4 * (end - begin) :]
             self.versions[shard], self._slowest[shard] = message.version, message.clock
         return True
 
     def _look_at_routes(self) -> None:
         """Turn to the next holder of a shard whose server is lost, and ask again where that is due."""
-        live, now = self.mesh.peers, time.monotonic()
+        self.roll.look()
+        if (failure := self._server_failure()) is not None:
+            raise failure
+        lost = self.roll.lost
+        live, now = [member for member in self.mesh.peers if self._homes[member] not in lost], time.monotonic()
         for shard, asked in enumerate(self._unanswered):
             if not asked:
                 continue
@@ -174,7 +202,9 @@ class Client:
                 holder = self._next_holder(shard, live)
                 if holder is None:
                     continue
-                LOGGER.warning("%s: shard %d is served by member %d from now on", self._where(), shard, holder)
+                self.roll.give_up(self._homes[self._route[shard]])
+                rank = self._homes[holder]
+                LOGGER.warning("%s: shard %d is served by rank %d from now on", self._where(), shard, rank)
                 self._route[shard], again = holder, True
             if again:
                 self._retry_at.pop(shard, None)
@@ -183,19 +213,20 @@ class Client:
 
     def _next_holder(self, shard: int, live: list[int]) -> int | None:
         """The next that lives; None while there is none and answers may still be on their way."""
-        chain, gone = self.layout.chain(shard), self._route[shard]
-        if gone not in self.lost:
-            self.lost.append(gone)
-        left = [member for member in chain[chain.index(gone) + 1 :] if member in live]
+        ring, gone = self.layout.ring(shard), self._route[shard]
+        left = [member for member in ring[ring.index(gone) + 1 :] if member in live and self.layout.replicas]
         now = time.monotonic()
         if left or now - self._orphan_since.setdefault(shard, now) < GRACE_S:
             return left[0] if left else None
-        if (failure := self._server_failure()) is not None:
-            raise failure
-        rank = self._homes[gone]
+        raise self._nobody_has(shard)
+
+    def _nobody_has(self, shard: int) -> PeerLost:
+        rank = self._homes[self._route[shard]]
         cure = "" if self.layout.replicas else "; with replicas=1 the others would go on"
         text = f"rank {rank}, which serves shard {shard} of {len(self.edges)}, is lost{cure}"
-        raise PeerLost(f"{self._where()}: {text}", rank=self.mesh.rank, peer=rank)
+        if self.layout.replicas and self.roll.lost:
+            text = f"shard {shard} of {len(self.edges)} was lost with ranks {', '.join(map(str, self.roll.lost))}"
+        return PeerLost(f"{self._where()}: {text}", rank=self.mesh.rank, peer=rank)
 
     def _where(self) -> str:
-        return f"[rank {self.mesh.rank}/{self.layout.world_size}] {self.mode}"
+        return self.roll.where

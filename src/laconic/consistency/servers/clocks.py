@@ -5,7 +5,8 @@ Callers: `server.py` (the centralised mode), `stale.py` (the decentralised one) 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from laconic.errors import StalenessError
 
@@ -63,6 +64,16 @@ class Clocks:
     def pause(self, worker: int) -> None:
         """The worker takes no steps for now, and holds nobody up, until `resume`."""
         self._away.add(worker)
+
+    def is_away(self, worker: int) -> bool:
+        """Whether `pause` was its last word."""
+        return worker in self._away
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"clocks": dict(self.clocks), "away": sorted(self._away)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.clocks, self._away = dict(state["clocks"]), set(state["away"])
 
     def resume(self) -> None:
         """All go on together; clocks that differ by then become the fastest one's."""

@@ -7,40 +7,25 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from laconic.consistency.averaging import OwnWeights
+from laconic.consistency.averaging import Buffers, OwnWeights
 from laconic.consistency.base import Setup
+from laconic.consistency.roll import Roll
 from laconic.consistency.servers.client import Client
-from laconic.consistency.servers.clocks import Clocks
+from laconic.consistency.servers.desk import Serving
 from laconic.consistency.servers.server import Server
-from laconic.consistency.servers.shards import Layout, Shard, ShardOptimizer, changed_options, plain_options
+from laconic.consistency.servers.shards import Layout, Shard, ShardOptimizer, changed_options, copies, plain_options
 from laconic.consistency.servers.wire import Coder
 from laconic.consistency.side import open_members
 from laconic.errors import BadInput
 from laconic.storage.form import check_like
 from laconic.transports.world import World
 from laconic.transports.zeromq import ZmqTransport
-
-
-@dataclass(frozen=True)
-class Serving:
-    """What servers do.
-
-    Attributes:
-        mode: its name, for messages.
-        make_optimizer: (where a shard begins, its weights) → what applies pushes to it; None: they are added.
-        bound: of staleness, by clocks.
-    """
-
-    mode: str
-    make_optimizer: Callable[[int, Tensor], ShardOptimizer | None] = lambda begin, own: None
-    bound: int | None = None
-    staleness_aware: bool = False
 
 
 class Served:
@@ -51,33 +36,25 @@ class Served:
     """
 
     def __init__(self, world: World, layout: Layout, values: Tensor, serving: Serving, coder: Coder) -> None:
-        self.layout, self.coder = layout, coder
+        self.layout, self.coder, self.roll = layout, coder, Roll(world, serving.mode)
         shards: dict[int, dict[int, Shard]] = {}
         for member in range(world.world_size, len(layout.homes)):
             if layout.homes[member] == world.rank:
                 shards[member] = {}
                 for number in layout.held_by(member):
                     begin, end = layout.edges[number]
-                    own = values[begin:end].clone()
-                    clocks = Clocks(layout.trainers, serving.bound)
-                    shards[member][number] = Shard(own, serving.make_optimizer(begin, own), clocks)
+                    shards[member][number] = serving.shard(layout, number, values[begin:end].clone())
         members = open_members(world, layout.homes, layout.linked)
         self.server: Server | None = None
         for member, held in shards.items():
-            self.server = Server(members[member], layout, held, staleness_aware=serving.staleness_aware)
-        self.client = Client(members[world.rank], layout, values, serving.mode, self._server_failure)
+            self.server = Server(members[member], self.roll, layout, held, serving)
+        self.client = Client(members[world.rank], self.roll, layout, values, self._server_failure)
         self._end = weakref.finalize(self, _end, self.server, self.client.mesh)
 
     @property
     def sent_nbytes(self) -> int:
         """Payload bytes that worker and server of this rank have sent to other ranks."""
         return self.client.sent_nbytes + (0 if self.server is None else self.server.sent_nbytes)
-
-    @property
-    def lost_ranks(self) -> list[int]:
-        """Ranks that were noticed to be gone, in order."""
-        found = [*self.client.lost, *([] if self.server is None else self.server.lost)]
-        return list(dict.fromkeys(self.layout.homes[member] for member in found))
 
     def push(
         self, values: Tensor, clock: int, step: int, *, wants_weights: bool, groups: Mapping[str, Any] | None = None
@@ -88,6 +65,14 @@ class Served:
             return self.coder.encode(part, x, step)
 
         self.client.push(encode, values, clock, groups=groups, wants_weights=wants_weights)
+
+    def finish(self, buffers: Buffers) -> int:
+        """Wait for all workers, see `Client.finish`; the model's buffers are then the same on all."""
+        trains = self.roll.rank in self.layout.trainers
+        clock = self.client.finish(buffers.pack() if trains else None)
+        if self.client.buffers.numel():
+            buffers.load(self.client.buffers)
+        return clock
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank's server holds, and what this worker's codec left out."""
@@ -136,7 +121,9 @@ class ServedAgreement(OwnWeights):
         staleness: of the weights of this step, for its record.
     """
 
-    def __init__(self, setup: Setup, serving: Serving, *, servers: int | None = None, replicas: int = 0) -> None:
+    def __init__(
+        self, setup: Setup, serving: Serving, *, servers: int | None = None, replicas: int | None = None
+    ) -> None:
         super().__init__(setup)
         self.served: Served | None = None
         self.clock = 0
@@ -145,10 +132,14 @@ class ServedAgreement(OwnWeights):
         self._initial = [plain_options(group) for group in optimizer.param_groups]
         self._gradients: list[Tensor | None] | None = None
         if not self.alone:
-            layout = Layout(self.world.world_size, servers, replicas, values.numel())
+            layout = Layout(self.world.world_size, servers, copies(servers, replicas), values.numel())
             self.serves_only = self.world.rank not in layout.trainers
             coder = Coder(setup.codec, self.world)
-            own = replace(serving, make_optimizer=lambda begin, own: ShardOptimizer(optimizer, parameters, begin, own))
+            own = replace(
+                serving,
+                make_optimizer=lambda begin, own: ShardOptimizer(optimizer, parameters, begin, own),
+                merge=Buffers(self.model).mean,
+            )
             self.served = Served(self.world, layout, values, own, coder)
             self.resources.callback(self.served.close)
 
@@ -176,8 +167,8 @@ class ServedAgreement(OwnWeights):
 
     @property
     def lost_ranks(self) -> list[int]:
-        """Ranks that died or left while this one went on."""
-        return [] if self.served is None else self.served.lost_ranks
+        """Ranks that died, stopped or left before they had finished, while this one went on."""
+        return [] if self.served is None else list(self.served.roll.lost)
 
     def sent_nbytes(self) -> int:
         return 0 if self.served is None else self.served.sent_nbytes
@@ -206,7 +197,7 @@ class ServedAgreement(OwnWeights):
         if self.served is not None:
             with self.agreeing():
                 self.served.client.wait()
-                self.clock = max(self.clock, self.served.client.finish())
+                self.clock = max(self.clock, self.served.finish(Buffers(self.model)))
             self.settle_finish()
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import copy
 import functools
 import inspect
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from laconic.codecs import codec
 from laconic.consistency.servers.clocks import Clocks
-from laconic.consistency.servers.wire import Message, settings
+from laconic.consistency.servers.wire import Kind, Message, settings
 from laconic.errors import BadInput, PayloadError
 from laconic.schedules.schedule import bounds
 from laconic.storage.form import check_like
@@ -39,9 +39,16 @@ def cut(numel: int, servers: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(edges))
 
 
-def outlives(rank: int, world_size: int, servers: int | None, replicas: int) -> bool:
+def copies(servers: int | None, replicas: int | None) -> int:
+    """How many copies of each shard there are: unless the user says, one where a lost worker takes its server along."""
+    if replicas is not None:
+        return replicas
+    return 1 if servers is None else 0
+
+
+def outlives(rank: int, world_size: int, servers: int | None, replicas: int | None) -> bool:
     """Whether every shard is still held when `rank` is lost: it has copies, or the rank only trains."""
-    return replicas > 0 or (servers is not None and rank < world_size - servers)
+    return copies(servers, replicas) > 0 or (servers is not None and rank < world_size - servers)
 
 
 class Shard:
@@ -54,6 +61,9 @@ class Shard:
         self.version = 0  # updates applied so far
         self.last: dict[int, tuple[int, int]] = {}  # each worker's latest request and its staleness: none applies twice
         self.finished: set[int] = set()  # workers that wait for the others to finish
+        self.idle: set[int] = set()  # workers that have asked for nothing since all finished
+        self.buffers: dict[int, Tensor] = {}  # of the model, as workers that finish have them
+        self.mean = torch.empty(0, dtype=torch.uint8)  # of the buffers, when all had finished
         self._sum = torch.zeros_like(values)
 
     def missing(self, message: Message) -> int:
@@ -76,8 +86,47 @@ class Shard:
             self.optimizer.step(self._sum, told.get("groups", {}), rate)
         self.version += 1
         self.last[message.worker] = (message.sequence, staleness)
+        self.idle.discard(message.worker)
         if message.worker in self.clocks.clocks:  # else it has died since
             self.clocks.tick(message.worker, message.clock)
+
+    def note(self, message: Message, kind: Kind, staleness: int) -> None:
+        """Apply a request that changes no weights."""
+        self.last[message.worker] = (message.sequence, staleness)
+        self.idle.discard(message.worker)
+        if kind == Kind.FINISH:
+            self.finished.add(message.worker)
+            self.clocks.pause(message.worker)
+            if message.payload is not None and message.payload.numel():
+                self.buffers[message.worker] = message.payload.clone()
+
+    def leave(self, worker: int) -> None:
+        """Wait for this worker no more; the buffers of one that finished stay."""
+        self.clocks.leave(worker)
+        self.finished.discard(worker)
+
+    def close(self, merge: Callable[[list[Tensor]], Tensor]) -> None:
+        """All workers have finished: `merge` their buffers, and begin anew."""
+        self.idle |= self.finished
+        self.finished.clear()
+        self.clocks.resume()
+        self.mean = merge([self.buffers[worker] for worker in sorted(self.buffers)]) if self.buffers else self.mean
+        self.buffers.clear()
+
+    def handed_over(self) -> dict[str, Any]:
+        """All there is to know about it, for a copy on another server."""
+        return {
+            **self.state_dict(), "last": dict(self.last), "clocks": self.clocks.state_dict(), "idle": sorted(self.idle),
+            "finished": sorted(self.finished), "buffers": dict(self.buffers), "mean": self.mean,
+        }  # fmt: skip
+
+    def take_over(self, state: Mapping[str, Any]) -> None:
+        """The reverse of `handed_over`."""
+        self.load_state_dict(state)
+        self.version = int(state["version"])
+        self.last, self.buffers, self.mean = dict(state["last"]), dict(state["buffers"]), state["mean"]
+        self.finished, self.idle = set(state["finished"]), set(state["idle"])
+        self.clocks.load_state_dict(state["clocks"])
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"values": self.values.clone(), "version": self.version}
@@ -265,12 +314,16 @@ class Layout:
         """Where each shard begins and ends."""
         return cut(self.numel, self.server_count)
 
+    def ring(self, shard: int) -> list[int]:
+        """All servers, in the order in which they serve a shard: the first of them that lives."""
+        return [self.world_size + (shard + k) % self.server_count for k in range(self.server_count)]
+
     def chain(self, shard: int) -> list[int]:
-        """The members that hold a shard; the first of them that lives serves it."""
-        return [self.world_size + (shard + k) % self.server_count for k in range(self.replicas + 1)]
+        """The servers that hold a shard to begin with."""
+        return self.ring(shard)[: self.replicas + 1]
 
     def held_by(self, member: int) -> list[int]:
-        """The shards that a server holds, its own and copies."""
+        """The shards that a server holds to begin with, its own and copies."""
         return [shard for shard in range(len(self.edges)) if member in self.chain(shard)]
 
     def linked(self, one: int, other: int) -> bool:

@@ -32,13 +32,15 @@ class Kind(IntEnum):
 
     PUSH = 1  # apply the payload; the answer holds the weights if wanted
     PULL = 2  # the answer holds the weights
-    FINISH = 3  # answered, with the weights, once every worker has sent it
-    FORWARD = 4  # a server passes on a PUSH or FINISH to a replica; value: the staleness it counted
+    FINISH = 3  # answered, with the weights, once every worker has sent it; to shard 0, with the model's buffers
+    FORWARD = 4  # a server passes on a request to a copy; value: the staleness it counted
     STORED = 5  # a replica has it
     REPLY = 6  # clock: the slowest worker's; value: the staleness
-    REFUSED = 7  # this server does not serve that shard (yet): ask again
+    REFUSED = 7  # this server does not serve that shard (yet): ask again; with wants_weights: nobody has it any more
     WAITING = 8  # a sign that FINISH has come and others have yet to finish; version: how far the shard is
     BARRIER = 9  # between sites: these values are coming; wait for them
+    COPY = 10  # a server gives another a shard to hold a copy of: the payload is all there is to know about it
+    COMMIT = 11  # between peers: all have the mean
 
 
 @dataclass(frozen=True)
@@ -136,13 +138,13 @@ def raw(values: Tensor) -> Tensor:
     return values.view(torch.uint8)
 
 
-def weights_in(message: Message, numel: int) -> Tensor:
-    """The float32 weights a REPLY holds; PayloadError when they are not `numel`."""
+def weights_in(message: Message, numel: int, more: bool = False) -> Tensor:
+    """The float32 weights a REPLY holds; PayloadError when they are not `numel`, or with `more` not even that."""
     payload = message.payload
-    if payload is None or payload.numel() != 4 * numel:
-        came = 0 if payload is None else payload.numel()
+    came = 0 if payload is None else payload.numel()
+    if payload is None or came < 4 * numel or (came > 4 * numel and not more):
         raise PayloadError(f"shard {message.shard} has {4 * numel} bytes of weights, the answer holds {came}")
-    return payload.view(torch.float32)
+    return payload[: 4 * numel].view(torch.float32)
 
 
 def _aligned(nbytes: int) -> int:

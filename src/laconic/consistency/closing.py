@@ -1,0 +1,147 @@
+"""The end of training among peers: the mean of what all who are left hold, although any of them may be lost meanwhile.
+
+Callers: decentralised `stale` and asynchronous `gossip`, whose `finish` cannot use a collective of the world: one lost
+rank would end it for all.
+
+All say that they are ready. The lowest rank that is left, the root, gets everyone's row, averages, and tells the mean;
+when all have it, it commits that in the job's store and says so, and only then does anyone return. Invariant: a mean
+with which one returned is on all who are left. A root that is lost before it has committed is replaced by the next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from laconic.consistency.roll import Roll
+from laconic.consistency.servers.wire import Kind, Message
+from laconic.consistency.side import wait
+from laconic.transports.zeromq import ZmqTransport
+
+GRACE_S = 0.5  # what was sent before its sender left or died may take so long to come
+
+
+class Closing:
+    """One rank's end of it; `agree` may be called again, by all, after more training.
+
+    Args:
+        send: (rank, message) → sends it, or not if that rank is gone.
+        merge: the rows of all who are left, in the order of ranks → their mean.
+    """
+
+    def __init__(
+        self,
+        mesh: ZmqTransport,
+        roll: Roll,
+        send: Callable[[int, Message], None],
+        merge: Callable[[list[Tensor]], Tensor],
+    ) -> None:
+        self._mesh, self._roll, self._send, self._merge = mesh, roll, send, merge
+        self._number = 0  # of this agreement
+        self._ready: dict[int, set[int]] = {}  # who is ready, by number
+        self._gone_since: dict[int, float] = {}
+        self._row = torch.empty(0, dtype=torch.uint8)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._root: int | None = None
+        self._rows: dict[int, Tensor] = {}
+        self._mean: Tensor | None = None
+        self._stored: set[int] = set()
+        self._committed = False
+
+    def agree(self, take_in: Callable[[float], bool], row: Callable[[], Tensor]) -> tuple[Tensor, float]:
+        """The mean of all rows, the same on all, and the seconds waited for it.
+
+        Args:
+            take_in: takes in one message of the mesh, waiting so many seconds at most; whether one came.
+            row: what this rank holds, asked for when all are ready: nobody trains any more.
+        """
+        self._begin()
+        self._number += 1
+        self._tell(Kind.FINISH)
+        self.take(Message(Kind.FINISH, 0, self._roll.rank, self._number))
+
+        def look(timeout_s: float) -> bool:
+            came = take_in(timeout_s)
+            if not came:
+                self.drop_gone(self._awaited())
+            return came
+
+        waited = wait(self._mesh, lambda: not self._unready(), look, self._late)
+        self._row = row()
+        waited += wait(self._mesh, self._is_agreed, look, self._late)
+        assert self._mean is not None
+        return self._mean, waited
+
+    def take(self, message: Message) -> None:
+        """Take in what a peer says about the end; anything else is passed over."""
+        if message.kind == Kind.FINISH:
+            self._ready.setdefault(message.sequence, set()).add(message.worker)
+        elif message.sequence != self._number or message.payload is None:
+            return
+        elif message.kind == Kind.PULL and message.version == self._roll.rank:
+            self._rows[message.worker] = message.payload.clone()
+        elif message.kind == Kind.STORED and message.version == self._roll.rank:
+            self._stored.add(message.worker)
+        elif message.kind == Kind.REPLY and message.version == self._root:
+            self._mean = message.payload.clone()
+            self._send(self._root, Message(Kind.STORED, 0, self._roll.rank, self._number, self._root))
+        elif message.kind == Kind.COMMIT and message.version == self._root:
+            self._committed = True
+
+    def drop_gone(self, awaited: set[int]) -> None:
+        """Give up those of `awaited` who are gone, once all they sent has had the time to come."""
+        self._roll.look()
+        now, live = time.monotonic(), {self._roll.rank, *self._mesh.peers}
+        for rank in sorted(awaited - live):
+            if now - self._gone_since.setdefault(rank, now) > GRACE_S:
+                self._roll.give_up(rank)
+
+    def _unready(self) -> set[int]:
+        return set(self._roll.left()) - self._ready.get(self._number, set())
+
+    def _awaited(self) -> set[int]:
+        """Whose message is waited for."""
+        if unready := self._unready():
+            return unready
+        if self._root != self._roll.rank:
+            return set() if self._root is None else {self._root}
+        return set(self._roll.left()) - (set(self._rows) if self._mean is None else self._stored)
+
+    def _is_agreed(self) -> bool:
+        left, me = self._roll.left(), self._roll.rank
+        if self._root != left[0]:
+            if self._mean is not None and self._roll.is_committed(f"{self._number}/{self._root}"):
+                return True
+            self._root, self._mean = left[0], None
+            if self._root == me:
+                self._rows[me] = self._row
+            else:
+                self._send(self._root, Message(Kind.PULL, 0, me, self._number, self._root, payload=self._row))
+        if self._root != me:
+            return self._committed
+        others = set(left) - {me}
+        if self._mean is None and others.issubset(self._rows):
+            self._mean = self._merge([self._rows[rank] for rank in left])
+            self._tell(Kind.REPLY, self._mean)
+        if self._mean is None or not others.issubset(self._stored):
+            return False
+        self._roll.commit(f"{self._number}/{me}")
+        self._tell(Kind.COMMIT)
+        return True
+
+    def _tell(self, kind: Kind, payload: Tensor | None = None) -> None:
+        message = Message(kind, 0, self._roll.rank, self._number, self._root or 0, payload=payload)
+        for rank in self._roll.left():
+            if rank != self._roll.rank:
+                self._send(rank, message)
+
+    def _late(self) -> tuple[int | None, str]:
+        awaited = sorted(self._awaited())
+        names = ", ".join(map(str, awaited))
+        text = f"nothing came in {self._mesh.timeout_s:g} s at the end of training; waiting for rank {names}"
+        return (awaited[0] if awaited else None), f"{self._roll.where}: {text}"

@@ -1,0 +1,119 @@
+"""Who still takes part: the ranks that were given up, agreed among all through the job's store.
+
+Callers: the modes that go on without a lost worker: servers and their clients, peers with bounded staleness, gossip.
+
+A rank that is stopped, or cut off, for longer than the others wait cannot be told from a dead one, and from its side it
+is the others that are gone. So nobody goes on without a rank before one word of the store says so: whoever gives a rank
+up adds it there, unless it finds itself there first. Invariant: of two ranks that give each other up one goes on, and
+the other raises PeerLost about itself as soon as it next looks.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from laconic.errors import PeerLost
+from laconic.transports.world import World
+
+LOGGER = logging.getLogger("laconic.consistency")
+ANSWER_S = 5.0  # a living store answers in milliseconds
+LOOK_S = 1.0  # how often someone who waits looks whether it was given up
+_LOST, _NOBODY = "lost", "[]"
+T = TypeVar("T")
+
+
+class Roll:
+    """The ranks of a mesh that were given up. All ranks must make it in the same place; any thread may use it.
+
+    Attributes:
+        lost: ranks that were given up, in order, as far as this one has heard.
+    """
+
+    def __init__(self, world: World, mode: str) -> None:
+        self.rank, self.world_size, self.engine = world.rank, world.world_size, world.engine
+        self.lost: list[int] = []
+        self.where = f"[rank {world.rank}/{world.world_size}] {mode}"
+        self._store = world.new_store(mode)
+        self._looked_at = 0.0
+        self._lock = threading.RLock()
+
+    def give_up(self, rank: int) -> None:
+        """Go on without `rank`.
+
+        Raises:
+            PeerLost: the others have given up this rank, or there is no store to agree through.
+        """
+        with self._lock:
+            if rank in self.lost:
+                return
+            if self._store is None:
+                if self.engine != "threads":
+                    text = f"rank {rank} is lost, and engine '{self.engine}' has no store through which the others"
+                    raise PeerLost(f"{self.where}: {text} could agree to go on", rank=self.rank, peer=rank)
+                self._note([*self.lost, rank])
+                return
+            store, known = self._store, self._read()
+            while rank not in self.lost:
+                known = self._ask(store.compare_set, _LOST, known, json.dumps([*self.lost, rank]))
+                self._note(json.loads(known))
+
+    def look(self, every_s: float = LOOK_S) -> None:
+        """Hear whom the others gave up, at most every so many seconds; PeerLost when it is this rank."""
+        with self._lock:
+            if self._store is not None and time.monotonic() - self._looked_at >= every_s:
+                self._read()
+                self._looked_at = time.monotonic()
+
+    def commit(self, what: str) -> None:
+        """Say for good that `what` has happened."""
+        if (store := self._store) is not None:
+            self._ask(store.compare_set, what, "", "yes")
+
+    def is_committed(self, what: str) -> bool:
+        """Whether someone committed `what`; never where there is no store."""
+        store = self._store
+        return store is not None and bool(self._ask(store.check, [what]))
+
+    def left(self) -> list[int]:
+        """The ranks that were not given up."""
+        return [rank for rank in range(self.world_size) if rank not in self.lost]
+
+    def _read(self) -> bytes:
+        store = self._store
+        assert store is not None
+        known = self._ask(store.compare_set, _LOST, "", _NOBODY)
+        self._note(json.loads(known))
+        return known
+
+    def _note(self, lost: list[int]) -> None:
+        for rank in lost:
+            if rank not in self.lost:
+                self.lost.append(rank)
+                if rank != self.rank:
+                    LOGGER.warning("%s: goes on without rank %d, which is lost", self.where, rank)
+        if self.rank in self.lost:
+            text = "this rank was stopped or cut off for so long that the others gave it up and went on without it"
+            raise PeerLost(f"{self.where}: {text}", rank=self.rank, peer=self.rank)
+
+    def _ask(self, work: Callable[..., T], *args: Any) -> T:
+        """Do `work` on the store, which answers never when its host is frozen, whatever its time-out."""
+        answer: Future[T] = Future()
+
+        def task() -> None:
+            try:
+                answer.set_result(work(*args))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=task, name="laconic-roll", daemon=True).start()
+        try:
+            return answer.result(ANSWER_S)
+        except (RuntimeError, TimeoutError) as error:
+            text = "the job's store, which says who was given up, does not answer"
+            raise PeerLost(f"{self.where}: {text}", rank=self.rank) from error
