@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from laconic.consistency.base import INSTALLED, Agreement, Mode, Setup, build
 from laconic.errors import BadInput
@@ -24,13 +25,13 @@ def distribute(
 ) -> Agreement:
     """Let `optimizer` train `model` together with all other workers; use both as before.
 
-    Every worker begins with rank 0's weights. Communication happens in `optimizer.step()`; learning-rate schedulers,
+    Every worker begins with rank 0's weights. Communication belongs to `optimizer.step()`; learning-rate schedulers,
     gradient accumulation and `state_dict()` (which then holds the exchange's state too) work as without it. A worker
     that skips a step the others take makes them wait: under GradScaler, which skips by what one worker sees, use
     `laconic.compress` on DDP, which exchanges gradients in backward.
 
     Args:
-        model: a plain module, not wrapped in DDP.
+        model: a module. A DistributedDataParallel one is used as before, but leaves all communication to the job.
         optimizer: any optimiser of the model's parameters.
         codec: a spec such as "topk(0.01)", {first step: spec}, or a function of the step. None: `DEFAULT_CODEC`, where
             the mode sends anything through a codec.
@@ -50,8 +51,6 @@ def distribute(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise BadInput(f"distribute takes a model and its torch optimiser, got {type(optimizer).__name__}")
     mode = consistency if isinstance(consistency, Mode) else build(str(consistency))
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise BadInput("distribute takes the plain model, ddp.module; for DDP there is laconic.compress(ddp, codec)")
     if hasattr(optimizer, INSTALLED):
         raise BadInput("this optimiser is distributed already")
     if mode.no_codec and codec is not None and str(codec) != "none":
@@ -60,6 +59,23 @@ def distribute(
     given = Options.of({**options, "world": world or current()}, "distribute")
     given.refuse(f"consistency '{mode.name}'", (*mode.options, *mode.own_options))
     plan = "none" if mode.no_codec else DEFAULT_CODEC if codec is None else codec
-    job = mode.install(Setup(model, optimizer, given.world or current(), plan, given, own))
+    ddp = model if isinstance(model, DistributedDataParallel) else None
+    module = model if ddp is None else ddp.module
+    job = mode.install(Setup(module, optimizer, given.world or current(), plan, given, own))
     job.attach(mode)
+    if ddp is not None:
+        _silence(ddp, job)
     return job
+
+
+def _silence(ddp: DistributedDataParallel, job: Agreement) -> None:
+    """Let DDP average nothing as long as the job lasts; `ddp.no_sync()` is the job's, where it has one."""
+
+    def restore() -> None:
+        ddp.require_backward_grad_sync = True
+        vars(ddp).pop("no_sync", None)
+
+    ddp.require_backward_grad_sync = False
+    if (no_sync := getattr(job, "no_sync", None)) is not None:
+        ddp.no_sync = no_sync  # type: ignore[method-assign]
+    job.resources.callback(restore)

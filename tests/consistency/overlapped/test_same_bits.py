@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+import laconic
 from laconic import codecs
 from laconic.lab.clusters.launch import run_job
 from laconic.transports.launcher import run_local
@@ -63,3 +68,46 @@ def test_at_length(size: int, engine: str) -> None:
         pytest.importorskip("mpi4py")
     for case, found in zip(cases, run_job(size, engine, compare, (cases, 200), timeout_s=3000), strict=True):
         _check(case, [found])
+
+
+def _through_ddp(wrapped: bool) -> tuple[list[float], int]:
+    """The same training with the plain model, and with a DDP one whose own communication is to rest."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 5))
+    model = DistributedDataParallel(plain) if wrapped else plain
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    asked: list[int] = []
+    if wrapped:
+        model.register_comm_hook(asked, _never)  # type: ignore[operator]
+    draws, losses = torch.Generator().manual_seed(dist.get_rank()), []
+    with laconic.distribute(model, optimizer, codec="dynamic8") as job:
+        no_sync = model.no_sync if wrapped else job.no_sync  # type: ignore[attr-defined]
+        for _ in range(6):
+            optimizer.zero_grad()
+            with no_sync():
+                model(torch.randn(8, 20, generator=draws)).square().mean().backward()
+            loss = model(torch.randn(8, 20, generator=draws)).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    dist.destroy_process_group()
+    return losses, len(asked)
+
+
+def _never(asked: list[int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    asked.append(bucket.index())
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+_never.__annotations__.update(bucket=dist.GradBucket, **{"return": torch.futures.Future[torch.Tensor]})
+
+
+@pytest.mark.processes
+def test_a_ddp_model_leaves_all_communication_to_the_job() -> None:
+    plain, wrapped = (run_local(2, _through_ddp, (each,), timeout_s=100) for each in (False, True))
+    assert plain == wrapped
+    assert [asked for _, asked in wrapped] == [0, 0]
