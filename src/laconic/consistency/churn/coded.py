@@ -5,7 +5,7 @@ Callers: `group.py` (`Coded`, as a `Wire`), `modes/robust.py` (`CodedVector`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from laconic.consistency.churn.wire import HEADER_NBYTES, MAX_MEMBERS, Occasion,
 from laconic.errors import NonFiniteError, PayloadError
 from laconic.exchange.message import aligned
 from laconic.exchange.residuals import Residuals
+from laconic.storage.form import check_named
 
 NAME = "vector"  # of the one residual
 
@@ -206,3 +207,30 @@ class Coded(Wire):
         self._mine.forget()
         self._ours.forget()
         self._offered = None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """This worker's residual and, on the coordinator, that of the mean."""
+        kept = {"own": self._mine.state_dict(), "mean": self._ours.state_dict()}
+        return {name: state[NAME] for name, state in kept.items() if NAME in state}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        check_named(state, dict.fromkeys(("own", "mean"), self._vector.coded_numel), "residuals")
+        for name, residuals in (("own", self._mine), ("mean", self._ours)):
+            residuals.load_state_dict({NAME: state[name]} if name in state else {})
+
+
+def merged(states: Iterable[Mapping[str, Tensor]], *, summed: bool) -> dict[str, Tensor]:
+    """The residuals of all workers, for one that stands for all.
+
+    Args:
+        summed: they are parts of a sum, as Coded's without a rule, so that one worker can send them for all; else they
+            belong to one worker's vector each, and their mean takes their place.
+    """
+    found: dict[str, list[Tensor]] = {}
+    for state in states:
+        for name, value in state.items():
+            found.setdefault(name, []).append(value)
+    total = {name: torch.stack(values).sum(0) for name, values in found.items()}
+    if not summed and "own" in total:
+        total["own"] /= len(found["own"])
+    return total

@@ -15,6 +15,7 @@ from laconic.consistency.churn.meeting import Meeting
 from laconic.consistency.churn.membership import Fenced, Finished
 from laconic.consistency.churn.options import Deadline, ElasticOptions
 from laconic.consistency.churn.replica import Replica, Work, digest
+from laconic.consistency.churn.watch import NO_MODEL
 from laconic.consistency.churn.wire import Mean, Wire
 from laconic.errors import BadInput
 from laconic.exchange.job import Job, StepRecord
@@ -170,6 +171,11 @@ class ElasticJob(Job):
         return self._present().id
 
     @property
+    def is_first(self) -> bool:
+        """Before the first batch: whether this worker begins the job, and the others will get its model."""
+        return self._present().step != NO_MODEL
+
+    @property
     def members(self) -> tuple[int, ...]:
         """The numbers of those who train together now, the coordinator's first."""
         return self._present().view.ids
@@ -213,19 +219,31 @@ class ElasticJob(Job):
             group.leave()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the job is in its data, and what its mode keeps; model and optimiser have the rest."""
+        """Where the job is in its data, what its mode keeps and what this worker is still to send, between two steps.
+
+        Model and optimiser have the rest.
+        """
         replica = self._replica
         scheduler = None if replica.scheduler is None else replica.scheduler.state_dict()
         step = 0 if self._group is None else self._group.step
-        return {"step": step, "ledger": replica.ledger.state(), "scheduler": scheduler, "extra": dict(replica.extra)}
+        return {
+            "step": step,
+            "ledger": replica.ledger.state(),
+            "scheduler": scheduler,
+            "extra": dict(replica.extra),
+            "residuals": self._wire.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another job left off; on the first worker, before its first batch. Others get it from there."""
+        """Go on where another job left off, before the first batch; who does not come first gets it from who does."""
         group, replica = self._present(), self._replica
-        if group.view.number > 1 or group.step > 0:
+        if group.view.number or group.step > 0:
             raise BadInput("an elastic job takes over a state before its first batch, on the worker that comes first")
         ledger = {"epoch": 0, "cursor": 0, "left": None}
-        check_like(state, {"step": 0, "ledger": ledger, "scheduler": None, "extra": {}})
+        check_like(state, {"step": 0, "ledger": ledger, "scheduler": None, "extra": {}, "residuals": {}})
+        if not self.is_first:
+            return
+        self._wire.load_state_dict(state["residuals"])
         replica.ledger.load(state["ledger"])
         replica.extra = dict(state["extra"])
         if replica.scheduler is not None and state["scheduler"] is not None:

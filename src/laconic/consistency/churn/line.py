@@ -239,7 +239,7 @@ class Line:
         """Look for a newer view in the meeting folder; NewView when there is one that can be read."""
         self._looked_at = time.monotonic()
         newest = None
-        with contextlib.suppress(OSError):  # messages tell of views too
+        with contextlib.suppress(OSError, PayloadError):  # messages tell of views too
             newest = self.meeting.newest(self.view.number)
         if newest is not None:
             raise NewView(newest)

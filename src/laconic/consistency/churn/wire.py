@@ -8,7 +8,7 @@ the same bits.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
@@ -180,6 +180,14 @@ class Wire(Protocol):
 
     def forget(self) -> None:
         """This worker begins as a newcomer."""
+        return
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What this worker is still to send, between two steps; nothing where nothing is left out."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on with what another left, before the first step."""
         return
 
 

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from laconic.transports.launcher import RankFailed
 from laconic.transports.world import World, init
 
 LONGEST_PATH = 4096  # in bytes, on Linux
+AGAIN_S = 1.0  # how soon a second signal is still the first
 _log = logging.getLogger("laconic.lab")
 
 
@@ -140,27 +141,42 @@ def _train(run: Run, workers: Workers, *, resumed: bool = False) -> Finished:
             _log.info("%s: going on from step %d", folder, step)
             interruptions.note_resumption(record, folder, step, driver.reached())
             run.save()
-        label = f"{record.workload.name}, {chosen.name}, {chosen.workers} workers"
-        try:
-            with Progress(folder, label, run.steps) as progress, _asking_to_stop(folder):
-                ended = driver.train(_trial(run, step), progress)
-        except (RankFailed, StorageError, RuntimeError) as error:
-            _log.info("%s: %s", folder, error)
-            record.interruptions.append(interruptions.failure(error, driver.reached(), _saved_by(driver)))
-            unkept = run.try_to_conclude()
-            if isinstance(error, StorageError):
-                raise StorageError(f"{error}{unkept}", error.errno) from error
-            if isinstance(error, RankFailed):
-                text = f"{error}{unkept}; go on with: laconic train --resume {folder}"
-                raise RankFailed(text, error.rank) from error
-            raise
-        if ended.trial is None:
-            lost = max(0, ended.step - driver.saved())
-            record.interruptions.append(interruptions.stopped(ended.step, lost))
-        else:
-            record.trials, record.finished = [ended.trial], True
-        run.conclude()
+        with _asking_to_stop(folder) as over:
+            ended = _trained(run, driver, step, over)
+            over()
+            if ended.trial is None:
+                lost = max(0, ended.step - driver.saved())
+                record.interruptions.append(interruptions.stopped(ended.step, lost))
+            else:
+                record.trials, record.finished = [ended.trial], True
+            run.conclude()
     return Finished(folder, record, ended.step, run.steps)
+
+
+def _trained(run: Run, driver: Ranks | Elastic, step: int, over: Callable[[], None]) -> Ended:
+    """How the training went; what ends it otherwise is in the record and its report before it is raised."""
+    record, folder, (chosen,) = run.record, run.folder, run.record.configurations
+    label = f"{record.workload.name}, {chosen.name}, {chosen.workers} workers"
+    try:
+        with Progress(folder, label, run.steps) as progress:
+            return driver.train(_trial(run, step), progress)
+    except KeyboardInterrupt:
+        over()
+        reached = driver.reached()
+        record.interruptions.append(interruptions.stopped(reached, max(0, reached - _saved_by(driver))))
+        run.try_to_conclude()
+        raise
+    except (RankFailed, StorageError, RuntimeError) as error:
+        over()
+        _log.info("%s: %s", folder, error)
+        record.interruptions.append(interruptions.failure(error, driver.reached(), _saved_by(driver)))
+        unkept = run.try_to_conclude()
+        if isinstance(error, StorageError):
+            raise StorageError(f"{error}{unkept}", error.errno) from error
+        if isinstance(error, RankFailed):
+            text = f"{error}{unkept}; go on with: laconic train --resume {folder}"
+            raise RankFailed(text, error.rank) from error
+        raise
 
 
 def _saved_by(driver: Ranks | Elastic) -> int:
@@ -172,24 +188,33 @@ def _saved_by(driver: Ranks | Elastic) -> int:
 
 
 @contextlib.contextmanager
-def _asking_to_stop(folder: Path) -> Iterator[None]:
+def _asking_to_stop(folder: Path) -> Iterator[Callable[[], None]]:
     """The first Ctrl-C (or SIGTERM) asks the workers for a checkpoint and their end; the second ends them at once.
 
-    Within a second it is still the first: it may come both to the command and to its group.
+    Within AGAIN_S it is still the first: it may come both to the command and to its group. Once the function that the
+    block is given was called, the training is over: what comes then must not keep the report from being written.
     """
     asked: float | None = None
+    is_over = False
 
     def ask(number: int, frame: object) -> None:
-        nonlocal asked
+        nonlocal asked, is_over
+        if is_over:
+            return
         if asked is None:
             asked = time.monotonic()
             stopping.request_stop(folder)
-        elif time.monotonic() > asked + 1.0:
+        elif time.monotonic() > asked + AGAIN_S:
+            is_over = True
             raise KeyboardInterrupt
+
+    def over() -> None:
+        nonlocal is_over
+        is_over = True
 
     signals = () if is_launched() else (signal.SIGINT, signal.SIGTERM)  # a launched trainer listens itself
     with stopping.on_signal(ask, *signals):
-        yield
+        yield over
 
 
 def _shared_folder(folder: Path | None, world: World) -> Path:

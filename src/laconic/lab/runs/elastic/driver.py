@@ -8,6 +8,7 @@ outlives the pool's block, however it is left.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import cast
 
 from laconic.consistency.churn.meeting import Meeting
-from laconic.lab.records.record import Record
+from laconic.errors import StorageError
 from laconic.lab.runs import stopping
 from laconic.lab.runs.elastic.journals import ExitRow, Journals, StartRow, as_interruptions, losses
 from laconic.lab.runs.elastic.trial import elastic_trial
@@ -33,6 +34,7 @@ from laconic.transports.launcher import LocalJob, Outcome, RankFailed, ending
 _log = logging.getLogger("laconic.lab")
 LOOK_S = 0.1
 LAST_S = 15.0  # how long the others may take to end once one has; one that is stopped (SIGSTOP) never would
+GIVEN_UP_S = 1.0  # after which a worker that others gave up, and whose process is there, has not just been killed
 WAITING_S = 20.0  # without a first step for this long, say what it waits for
 LEAST_PATIENCE = 3  # workers that may die in a row without a step in between
 
@@ -121,7 +123,10 @@ class WorkerPool:
         _log.info("worker process %s of %s was lost", job.processes[0].pid, self._journals.folder)
         step, pid = self.step, job.processes[0].pid or 0
         how = ending(outcome.exitcode) if outcome.error is None else f"failed: {outcome.error.splitlines()[0]}"
-        self._journals.exits.add(ExitRow(self._trial.start, index, pid, time.time(), how, step))
+        try:
+            self._journals.exits.add(ExitRow(self._trial.start, index, pid, time.time(), how, step))
+        except StorageError as error:
+            self._note(f"{error}; the training goes on")
         known = self._joined()
         who = f"worker {known[pid]}" if pid in known else "a worker that had not joined yet"
         if not needed:
@@ -181,6 +186,7 @@ class Elastic:
     def __init__(self, run: Run, workers: Workers) -> None:
         self._run, self._workers = run, workers
         self._journals = Journals(run.folder)
+        self._told: set[object] = set()
 
     def saved(self) -> int:
         """The newest step that can be gone on from: the end of an epoch."""
@@ -196,20 +202,32 @@ class Elastic:
         self._journals.starts.add(StartRow(trial.start, trial.resume))
         trial = self._workers.told(trial)
         try:
-            with WorkerPool(trial, self._workers, self.write_down, progress.note) as pool:
+            tick = functools.partial(self.write_down, progress.note)
+            with WorkerPool(trial, self._workers, tick, progress.note) as pool:
                 ended = pool.run()
         finally:
-            self.write_down()
+            self.write_down(progress.note)
         if not any(each.digest for each in ended):
             return Ended(pool.step)
         workload = trial.changes.of(trial.workload)
         return Ended(pool.step, elastic_trial(self._run.record, trial, workload, ended))
 
-    def write_down(self) -> None:
-        """Put what has happened to the workers so far into the record, and save it if that is news."""
-        record: Record = self._run.record
+    def write_down(self, note: Callable[[str], None]) -> None:
+        """Put what has happened to the workers so far into the record, and save it if that is news.
+
+        Say whom the others gave up although its process did not end; how processes end is said by the pool.
+        """
+        record, lost = self._run.record, losses(self._journals)
+        for each in lost:
+            if each.given_up and each not in self._told and time.time() > each.when + GIVEN_UP_S:
+                self._told.add(each)
+                note(each.sentence)
         ends = [each for each in record.interruptions if each.ended]
-        found = sorted([*ends, *as_interruptions(losses(self._journals))], key=lambda each: each.when)
-        if found != record.interruptions:
-            record.interruptions = found
+        found = sorted([*ends, *as_interruptions(lost)], key=lambda each: each.when)
+        if found == record.interruptions:
+            return
+        record.interruptions = found
+        try:
             self._run.save()
+        except StorageError as error:  # it is saved with the next news, and at the end
+            note(f"{error}; the training goes on")

@@ -156,6 +156,7 @@ class Loss:
     worker: int | None
     what: str
     lost: int = 0
+    given_up: bool = False  # by the others, while its process may live
 
     @property
     def sentence(self) -> str:
@@ -190,7 +191,7 @@ def _of_start(
             why = how.get(worker, f"was given up: {what.removeprefix('lost: ')}")
             text = f"worker {worker} {why}{_after(worker, workers, joined)}"
             when, step = view.begun + event["seconds"], begun.resume + event["step"]
-            found.append(Loss(when, step, worker, text, int(event["lost"])))
+            found.append(Loss(when, step, worker, text, int(event["lost"]), worker not in how))
     for each in exits:
         worker = numbers.get(each.pid)
         if worker is None or worker not in seen:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
+from laconic.errors import RecordError
 from laconic.exchange.layout import Exemptions
 from laconic.exchange.options import flat_codec
 from laconic.lab.records.interruptions import marks
@@ -40,6 +41,11 @@ def elastic_trial(record: Record, trial: TrialSpec, workload: Workload, ended: S
     journals, chosen = Journals(Path(trial.folder)), trial.configuration
     made = steps_made(journals.steps.read())
     tested = _newest(journals.evaluations.read())
+    if not made or not tested:
+        empty = journals.evaluations.path if made else journals.steps.path
+        raise RecordError(
+            f"{empty} holds nothing: was there room on the disk? {trial.folder}/checkpoints has the model"
+        )
     total = tested[-1].step
     rows = [made.get(step, []) for step in range(1, total + 1)]
     figures = _figures(rows, _seconds(rows, tested))
@@ -135,9 +141,7 @@ def _evaluation(row: EvaluationRow, loading: dict[int, float]) -> Evaluation:
     return Evaluation(row.step, read_s, row.accuracy, row.loss, row.reached)
 
 
-def _events(
-    trial: Trial, record: Record, lost: Sequence[Loss], rows: Sequence[Sequence[StepRow]]
-) -> list[Event]:
+def _events(trial: Trial, record: Record, lost: Sequence[Loss], rows: Sequence[Sequence[StepRow]]) -> list[Event]:
     """Losses and interruptions on the trial's clock: between the step it came after and the next."""
     steps = trial.step_seconds or []
     clock = np.concatenate([[0.0], np.cumsum(steps)]) + trial.seconds_total - sum(steps)
@@ -150,4 +154,3 @@ def _events(
         waited = min(max(0.0, each.when - monotonic - after), limit)
         events.append(Event(float(clock[step] + waited), step, each.worker, each.sentence))
     return sorted(events, key=lambda event: event.seconds)
-

@@ -1,8 +1,9 @@
 """One worker of an elastic training: the workload's task, trained through `laconic.elastic`.
 
-Callers: `pool.py` starts as many as were asked for, and another for each that dies. All meet in the run's folder, where
-everything that has to outlive a worker is written too: the journals, and in checkpoints/ model and optimiser at the end
-of the last two epochs.
+Callers: `driver.py` starts as many as were asked for, and another for each that dies. All meet in the run's folder,
+where everything that has to outlive a worker is written too: the journals, in checkpoints/ model, optimiser and what
+the mode keeps at the end of the last two epochs, and in residuals/ what each worker was still to send then. Invariant:
+what cannot be written is a warning, and the training goes on.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import signal
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -20,11 +22,13 @@ from typing import IO, Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from laconic.consistency.churn.coded import merged
 from laconic.consistency.churn.job import ElasticJob
 from laconic.consistency.churn.options import Samples
+from laconic.consistency.churn.outage import RETRY_S, Outage
 from laconic.consistency.churn.wire import MAX_MEMBERS
 from laconic.consistency.elastic import elastic
-from laconic.errors import BadInput
+from laconic.errors import BadInput, PayloadError, StorageError
 from laconic.lab.runs import stopping
 from laconic.lab.runs.elastic.journals import EvaluationRow, Journals, StepRow, WorkerRow
 from laconic.lab.runs.monitor import Monitor, SentCounter
@@ -32,9 +36,11 @@ from laconic.lab.runs.spec import Prepared, TrialSpec
 from laconic.lab.runs.trainer import compute_repeatably, weights_digest
 from laconic.lab.runs.trial import StepFigures
 from laconic.storage.checkpoints import CheckpointFiles
+from laconic.storage.tree import read_file
 from laconic.workloads.description import Description
 
 PATIENCE_S = 30.0  # a first step may take this long; who is killed is noticed at once all the same
+LAST_CHECKPOINT_S = 60.0  # how long a folder that cannot be written to is waited for at the end
 LAST_TEST_S = 15.0  # besides four times the longest test so far, how long others wait for who tests the final model
 
 
@@ -74,6 +80,8 @@ class ElasticWorker:
         assert trial.folder is not None
         self.trial, self.folder = trial, Path(trial.folder)
         self.journals, self.checkpoints = Journals(self.folder), CheckpointFiles(self.folder / "checkpoints")
+        self._residuals = CheckpointFiles(self.folder / "residuals", trial.index)
+        self._held: dict[str, torch.Tensor] = {}  # what the mode kept, at a resumption
         self.workload = trial.changes.of(trial.workload)
         self.prepared = Prepared(trial, self.workload)
         self.task, self.steps_per_epoch = self.prepared.task, self.prepared.steps_per_epoch
@@ -83,7 +91,7 @@ class ElasticWorker:
         self._monitor = Monitor(self.folder, trial.order, self.prepared.samples_per_step)
         self._sent = SentCounter(trial.counted_by)
         self._block: list[StepRow] = []  # steps that are not committed yet
-        self._known_as = 0
+        self._known_as = self._kept_at = 0
 
     def run(self) -> WorkerEnded:
         """Every step that is left."""
@@ -97,12 +105,14 @@ class ElasticWorker:
             consistency=chosen.consistency,
         ) as job:  # fmt: skip
             with contextlib.suppress(BadInput):  # the training was over before this worker came
+                if trial.resume and job.is_first:
+                    self._go_on(job)
                 self._introduce(job)
             for numbers in job.batches():
                 if stopping.is_stop_requested(self.folder):
                     return WorkerEnded(job.worker, False, "")
                 self._introduce(job)
-                self._evaluate_if_due(job)
+                self._keep_if_due(job)
                 self._step(job, numbers)
             if not job.finished:
                 return WorkerEnded(0, True, "")
@@ -119,12 +129,13 @@ class ElasticWorker:
         return self.workload.plan((epoch + step / self.steps_per_epoch) / self.workload.epochs)
 
     def _introduce(self, job: ElasticJob) -> None:
-        """Leave a note of who this is, once under each number."""
+        """Leave a note of who this is, once under each number; where that cannot be written, before the next step."""
         if job.worker == self._known_as:
             return
-        self._known_as = job.worker
         row = WorkerRow(job.worker, self.trial.start, self.trial.index, os.getpid(), self.prepared.loading_s)
-        self.journals.workers.add(row)
+        with _going_on():
+            self.journals.workers.add(row)
+            self._known_as = job.worker
         self._sent.restart()
 
     def _step(self, job: ElasticJob, numbers: torch.Tensor) -> None:
@@ -154,23 +165,33 @@ class ElasticWorker:
         for row in self._block:
             own = records[row.step]
             row = replace(row, wait=own.wait_s, sent=row.sent if self._sent.is_used else float(own.sent_nbytes))
-            self.journals.steps.add(row)
+            with _going_on():
+                self.journals.steps.add(row)
             self._monitor.note(StepFigures(row.at - row.began, row.compute, 0.0, row.wait, 0.0, row.sent, row.loss))
         last = self._block[-1]
         self._block.clear()
         if last.coordinator and self._monitor.is_due():
-            self._monitor.show(last.step)
+            with _going_on():
+                self._monitor.show(last.step)
 
-    def _evaluate_if_due(self, job: ElasticJob) -> None:
-        """The coordinator tests the model at an epoch's end; the others wait for it, with the clock at rest.
+    def _keep_if_due(self, job: ElasticJob) -> None:
+        """At an epoch's end each keeps its residuals, and the coordinator tests the model and keeps a checkpoint.
 
-        One that takes over from a coordinator that died while testing tests anew.
+        The others wait for it, with the clock at rest. One that takes over from a coordinator that died while testing
+        tests anew.
         """
         made = self._made(job)
-        due = made > self.trial.resume and made % self.steps_per_epoch == 0
-        if due and job.members[0] == job.worker and not self._is_tested(made):
+        if self._block or made == self.trial.resume or made % self.steps_per_epoch:
+            return
+        state = job.state_dict()
+        if state["residuals"] and made != self._kept_at:
+            self._kept_at = made
+            with _going_on():
+                self._residuals.write(made, state["residuals"])
+        if job.members[0] == job.worker and not self._is_tested(made):
             with job.busy():
-                self._evaluate(made, job.worker)
+                held = {name: kept for name, kept in state["extra"].items() if isinstance(kept, torch.Tensor)}
+                self._evaluate(made, job.worker, held)
 
     def _evaluate_last(self, worker: int) -> None:
         """One of those who hold the final model tests it: who locks the journal of evaluations.
@@ -179,25 +200,43 @@ class ElasticWorker:
         """
         longest_s = max((row.took for row in self.journals.evaluations.read()), default=0.0)
         until = time.monotonic() + LAST_TEST_S + 4 * longest_s
-        with open(self.journals.evaluations.path, "ab") as journal:
+        try:
+            journal = open(self.journals.evaluations.path, "ab")  # noqa: SIM115  (closed below)
+        except OSError:  # nobody can lock it, so that each tests
+            return self._evaluate(self.prepared.total_steps, worker, {})
+        with journal:
             while not self._is_tested(self.prepared.total_steps):
                 free = time.monotonic() > until or _is_locked_by_us(journal)
                 if free and not self._is_tested(self.prepared.total_steps):  # or the lock was let go of in between
-                    return self._evaluate(self.prepared.total_steps, worker)
+                    return self._evaluate(self.prepared.total_steps, worker, {})
                 time.sleep(0.05)
 
     def _is_tested(self, made: int) -> bool:
         return any((row.start, row.step) == (self.trial.start, made) for row in self.journals.evaluations.read())
 
-    def _evaluate(self, made: int, worker: int) -> None:
+    def _evaluate(self, made: int, worker: int, held: dict[str, torch.Tensor]) -> None:
         begun = time.monotonic()
         scores = self.task.evaluate(self.task.model)
         loss, accuracy, reached = scores["loss"], scores.get("accuracy"), self.task.reached(scores)
-        state = {"model": self.task.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        self.checkpoints.write(made, state)
+        state = {"model": self.task.model.state_dict(), "optimizer": self.optimizer.state_dict(), "held": held}
+        with _going_on():
+            self._save(made, state)
         took = time.monotonic() - begun
-        self.journals.evaluations.add(EvaluationRow(made, self.trial.start, worker, took, loss, accuracy, reached))
-        self._monitor.show(made, test_accuracy=accuracy, test_loss=loss)
+        with _going_on():
+            self.journals.evaluations.add(EvaluationRow(made, self.trial.start, worker, took, loss, accuracy, reached))
+            self._monitor.show(made, test_accuracy=accuracy, test_loss=loss)
+
+    def _save(self, made: int, state: dict[str, Any]) -> None:
+        """Write a checkpoint; the last one, after which the model is nowhere else, again and again for a while."""
+        outage = Outage("the last checkpoint", LAST_CHECKPOINT_S, "the trained model ends with its workers")
+        while True:
+            try:
+                return self.checkpoints.write(made, state)
+            except StorageError as error:
+                if made < self.prepared.total_steps:
+                    raise
+                outage.failed(error)
+                time.sleep(RETRY_S)
 
     def _restore(self, step: int) -> None:
         kept: dict[str, Any] = self.checkpoints.read(step)
@@ -205,6 +244,27 @@ class ElasticWorker:
         self.optimizer.load_state_dict(kept["optimizer"])
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] = self.workload.learning_rate
+        self._held = kept["held"]
+
+    def _go_on(self, job: ElasticJob) -> None:
+        """The first worker of a resumption takes over what the mode kept, and what all workers were still to send."""
+        kept: list[dict[str, torch.Tensor]] = []
+        for path in sorted(self._residuals.folder.glob(f"step{self.trial.resume:09d}-*")):
+            with contextlib.suppress(PayloadError):  # cut off: lost, as with a worker that is lost
+                kept.append(read_file(path))
+        state = job.state_dict()
+        state["extra"] |= self._held
+        state["residuals"] = merged(kept, summed=not self.trial.configuration.consistency.startswith("robust"))
+        job.load_state_dict(state)
+
+
+@contextlib.contextmanager
+def _going_on() -> Iterator[None]:
+    """Where a file cannot be written in the block, warn and go on: the model is in memory."""
+    try:
+        yield
+    except StorageError as error:
+        warnings.warn(f"{error}; the training goes on", stacklevel=3)
 
 
 def _is_locked_by_us(file: IO[bytes]) -> bool:
