@@ -35,6 +35,8 @@ def hook(state: CompressionState, bucket: dist.GradBucket) -> Any:
         with contextlib.suppress(RuntimeError):  # outside backward, where DDP.join() shadows the others' exchanges
             callbacks.queue_callback(lambda: callbacks.queue_callback(state.overlap.raise_first))
     last = bucket.is_last()
+    if last:
+        state.parameters.note_last(bucket.index())
     return state.overlap.submit(state, bucket.buffer(), bucket.index(), bucket.parameters(), last=last)
 
 

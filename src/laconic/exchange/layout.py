@@ -119,6 +119,8 @@ class Parameters:
             raise BadInput("exempt by name needs the parameters' names: give named_parameters=model.named_parameters()")
         exempt.check(self.names.values())
         self._infos: dict[int, tuple[object, BucketInfo]] = {}
+        self._count = 0
+        self._former: list[list[str]] = []
 
     def covers(self, parameter: Tensor) -> bool:
         return self.exempt.covers(self.names[id(parameter)], parameter)
@@ -130,6 +132,22 @@ class Parameters:
         if found is None or found[0] != layout:
             found = self._infos[gradients.index] = (layout, self._worked_out(gradients))
         return found[1]
+
+    def note_last(self, index: int) -> None:
+        """DDP's last bucket of a step is the one of this number."""
+        self._count = index + 1
+
+    @property
+    def buckets(self) -> list[list[str]]:
+        """The names in each of DDP's buckets at the last step, in order; before the first, those that were restored."""
+        if self._count == 0 or not self._infos.keys() >= set(range(self._count)):
+            return self._former
+        return [[entry.name for entry in self._infos[index][1].entries] for index in range(self._count)]
+
+    def restore(self, buckets: list[list[str]]) -> None:
+        """Forget what was exchanged so far; another job's last step had these buckets."""
+        self._infos.clear()
+        self._count, self._former = 0, buckets
 
     def _worked_out(self, gradients: Gradients) -> BucketInfo:
         entries, at = [], 0

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import CollectiveTimeout, LaconicError
+from laconic.exchange.former import FormerBuckets
 from laconic.exchange.layout import Gradients
 from laconic.exchange.options import CodecChoice
 from laconic.transports.base import Transport
@@ -209,6 +210,7 @@ class Overlap:
         self._held: list[Gradients] = []
         self._overdue: Callable[[], CollectiveTimeout | None] = lambda: None  # why to hold no longer
         self._given_up: CollectiveTimeout | None = None  # in this step
+        self._former: FormerBuckets | None = None  # which the next step is exchanged in
 
     def submit(
         self, owner: Exchanger, buffer: Tensor, index: int, parameters: Sequence[Tensor], *, last: bool
@@ -224,14 +226,31 @@ class Overlap:
         with self._lock:
             if self._given_up is not None:
                 self._note(self._given_up)
-            if self._held and not self._alike(gradients, owner):
-                self._let_go(owner)
-            self._held.append(gradients)
-            if last or buffer.is_sparse or not self._may_hold(owner):
-                self._let_go(owner)
-            elif len(self._held) == 1:
-                self._hold(owner)
+            if self._former is None:
+                self._take(gradients, owner)
+            else:
+                self._take_as_before(gradients, owner, self._former)
         return gradients.future
+
+    def _take(self, gradients: Gradients, owner: Exchanger) -> None:
+        """Let a bucket go, with those that are held or alone, or hold it."""
+        if self._held and not self._alike(gradients, owner):
+            self._let_go(owner)
+        self._held.append(gradients)
+        if gradients.last or gradients.buffer.is_sparse or not self._may_hold(owner):
+            self._let_go(owner)
+        elif len(self._held) == 1:
+            self._hold(owner)
+
+    def _take_as_before(self, gradients: Gradients, owner: Exchanger, former: FormerBuckets) -> None:
+        """Hold all buckets of a step, and let them go in the former order."""
+        self._held.append(gradients)
+        if len(self._held) == 1:
+            self._hold(owner)
+        if gradients.last:
+            self._former, whole, self._held = None, self._held, []
+            for each in former.arranged(whole):
+                self._take(each, owner)
 
     def _alike(self, gradients: Gradients, owner: Exchanger) -> bool:
         """Whether a bucket may travel with those that are held; sparse ones travel alone."""
@@ -341,9 +360,10 @@ class Overlap:
         if self._error is not None:
             raise self._error
 
-    def restart(self) -> None:
-        """Forget what earlier steps were like."""
+    def restart(self, former: FormerBuckets | None = None) -> None:
+        """Forget what earlier steps were like; exchange the next one in `former` buckets."""
         self._plain.clear()
+        self._former = former
 
     def close(self) -> None:
         """Join the exchange thread, unless others use it; safe to call twice."""

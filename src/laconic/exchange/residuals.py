@@ -13,6 +13,7 @@ Source: Seide et al., 1-Bit Stochastic Gradient Descent, 2014; Karimireddy et al
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -66,7 +67,7 @@ class Layout(Protocol):
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Parts one after the other: name and length; a part without a name has no residual of its own."""
+    """Parts one after the other: name and length; a part without a name is blank: it has no residual."""
 
     parts: tuple[tuple[str | None, int], ...]
 
@@ -77,6 +78,11 @@ class SideBySide:
     @property
     def names(self) -> list[str]:
         return [name for name, _ in self.parts if name is not None]
+
+    @property
+    def blanks(self) -> list[tuple[int, int]]:
+        edges = list(itertools.accumulate((numel for _, numel in self.parts), initial=0))
+        return [(a, b) for (name, _), (a, b) in zip(self.parts, itertools.pairwise(edges), strict=True) if name is None]
 
     def cut(self, vector: Tensor) -> dict[str, Tensor]:
         pieces = torch.split(vector, [numel for _, numel in self.parts])
@@ -100,16 +106,21 @@ class Residual:
     Args:
         numel: the vector's length.
         mode: "full" feeds everything back, "selection" only what a selector left out, "off" nothing.
+        blanks: slices of the vector that are always zero; whatever a codec makes of them is of no use.
         tentative: what `encode`, `carry` and `settle` change counts only once `commit` is called; costs one copy of
             the residual a step, and its memory a second time.
     """
 
-    def __init__(self, numel: int, mode: Mode = "full", *, tentative: bool = False) -> None:
+    def __init__(
+        self, numel: int, mode: Mode = "full", *, blanks: Sequence[tuple[int, int]] = (), tentative: bool = False
+    ) -> None:
         self.numel = numel
         self.mode = mode
+        self._blanks = blanks
         self._tentative = tentative
         self._carried: Tensor | None = None  # from a former codec, layout or checkpoint, still to be sent
         self._carrying = self._settling = False
+        self._resuming = self._resumed = False  # in the exchange to come, or under way: sites take what is carried
         self._sites: dict[Site, Tensor] = {}
         self._copies: dict[Site, int] = {}
         self._drafts: dict[Site, Tensor] = {}  # what the sites become at `commit`
@@ -124,7 +135,7 @@ class Residual:
             return codec.encode(x, step=step, out=out)
         residual = self._sites.get(site)
         if residual is None:
-            residual = self._sites[site] = torch.zeros(x.numel())
+            residual = self._sites[site] = self._inherited(site, copies)
             self._copies[site] = copies
         if self._tentative:
             residual = self._draft(site, residual)
@@ -134,10 +145,21 @@ class Residual:
             payload = codec.encode_feedback(x, residual, step=step, out=out)
             if codec.fine:  # casts send NaN and infinity instead of refusing them; they must not stay in the residual
                 torch.nan_to_num_(residual, nan=0.0, posinf=0.0, neginf=0.0)
+            for start, stop in self._blanks:
+                residual[max(0, start - site[1]) : max(0, stop - site[1])] = 0.0
             return payload
         except NonFiniteError:
             residual.zero_()
             raise
+
+    def _inherited(self, site: Site, copies: int) -> Tensor:
+        """The first residual of a site: zeros, or its part of what it was in another job."""
+        first = torch.zeros(site[2] - site[1])
+        if self._resumed and self._carried is not None and copies == 1:
+            part = self._carried[site[1] : site[2]]
+            first.copy_(part)
+            part.zero_()
+        return first
 
     def _draft(self, site: Site, now: Tensor) -> Tensor:
         """A copy of the site's residual, to be changed into the next."""
@@ -154,8 +176,13 @@ class Residual:
         return self._carried is not None
 
     def carry(self, x: Tensor) -> Tensor:
-        """Add to x what a former codec, layout or checkpoint left; x is changed in place."""
-        if self._carried is not None:
+        """Add to x what a former codec, layout or checkpoint left; x is changed in place.
+
+        In the first exchange of a resumed job each site takes its part instead: added to x, what belongs to a second
+        leg would be rounded elsewhere. What no site has taken is added in the next.
+        """
+        self._resumed, self._resuming = self._resuming, False
+        if self._carried is not None and not self._resumed:
             x += self._carried
             self._carrying = True
             if not self._tentative:
@@ -193,13 +220,17 @@ class Residual:
             total[site[1] : site[2]] += residual / self._copies[site]
         return total
 
-    def restart(self, left: Tensor | None = None) -> None:
-        """Begin anew with `left` still to be sent: `carry` adds it to the next input."""
+    def restart(self, left: Tensor | None = None, *, resumed: bool = False) -> None:
+        """Begin anew with `left` still to be sent: `carry` adds it to the next input.
+
+        `resumed`: it is of the same vector on the same way in another job, so that its sites are as they were.
+        """
         if left is not None and left.numel() != self.numel:
             raise BadInput(f"the residual has {left.numel()} values, the vector {self.numel}")
         self.roll_back()
         self._sites.clear()
         self._carried = left.clone() if left is not None and bool(left.any()) else None
+        self._resuming, self._resumed = resumed and self.mode != "off", False
 
     def whole(self) -> Tensor:
         """The residual itself, for codecs that feed back by themselves: the caller changes it in place."""
@@ -234,6 +265,7 @@ class Residuals:
         self._vectors: dict[str, tuple[Layout, Residual]] = {}  # by each name that lies in it
         self._codecs: dict[str, Codec] = {}  # of the names that `encode` was called for
         self._waiting: dict[str, Tensor] = {}  # of names that lie in no vector now
+        self._resumed: set[str] = set()  # of these, those that another job left as it would have gone on
 
     def lay_out(self, layout: Layout, codec: Codec) -> Residual | None:
         """The residual of a vector that goes through `codec` from now on, with what its names had before.
@@ -246,9 +278,11 @@ class Residuals:
         left = {name: value for name in layout.names if (value := self.take(name)) is not None}
         if mode == "off" and not left:
             return None
-        residual = Residual(layout.numel, mode, tentative=self._tentative)
+        blanks = layout.blanks if isinstance(layout, SideBySide) else ()
+        residual = Residual(layout.numel, mode, blanks=blanks, tentative=self._tentative)
         if left:
-            residual.restart(layout.join(left))
+            residual.restart(layout.join(left), resumed=self._resumed >= left.keys())
+        self._resumed.difference_update(layout.names)
         self._vectors.update(dict.fromkeys(layout.names, (layout, residual)))
         return residual
 
@@ -313,11 +347,12 @@ class Residuals:
         """Refuse what is not float32 vectors by name, of these lengths where they are given."""
         check_named(state, numels, "residuals")
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on with what another left; vectors must be laid out anew."""
+    def load_state_dict(self, state: Mapping[str, Tensor], *, resumed: bool = False) -> None:
+        """Go on with what another left; vectors must be laid out anew, where they are `resumed` as they were there."""
         self._vectors.clear()
         self._codecs.clear()
         self._waiting = {name: value.detach().clone().reshape(-1) for name, value in state.items()}
+        self._resumed = set(self._waiting) if resumed else set()
 
     def forget(self) -> None:
         """Have nothing left."""

@@ -20,6 +20,7 @@ from laconic.exchange.auto import Route
 from laconic.exchange.buckets import Buckets
 from laconic.exchange.chooser import AutoCodec, choice_for
 from laconic.exchange.dgc import correction_for, refuse_second_momentum
+from laconic.exchange.former import FormerBuckets, check_buckets
 from laconic.exchange.job import BucketRecord, Job, LayerForm, bucket_table, keep, layer_table, wire_nbytes
 from laconic.exchange.layout import Gradients, Parameters
 from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options
@@ -144,8 +145,9 @@ class CompressionState(Job):
 
     def _sparse_steps(self, given: Gradients, begun: float) -> Pausing[bool]:
         """Average a sparse gradient, which travels alone, exactly."""
+        info = self.parameters.info(given)
         if self.correction is not None:
-            raise _no_sparse_momentum(self.parameters.info(given).entries[0].name)
+            raise _no_sparse_momentum(info.entries[0].name)
         sparse = self._sparse.setdefault(given.index, SparseGradient())
         timings, algorithm = yield from sparse.steps(given.buffer, self.world.transport)
         self._ended([given], given.buffer.numel(), "none", algorithm, begun, timings)
@@ -176,12 +178,14 @@ class CompressionState(Job):
         return "\n\n".join(part for part in (choice, buckets, layer_table(self.layers)) if part)
 
     def state_dict(self) -> dict[str, Any]:
-        """The step, this rank's residuals and its momentum, by parameter name.
+        """The step, this rank's residuals and its momentum, by parameter name, and which parameters share a bucket.
 
         Survives new buckets, codecs and, through `merge_state_dicts`, world sizes.
         """
         warm = self.buckets.matrices.state_dict()
         state: dict[str, Any] = {"step": self.step, "residuals": self.residuals.state_dict(), "warm": warm}
+        if self.parameters.known is not None and (buckets := self.parameters.buckets):
+            state["buckets"] = buckets
         if self.correction is not None:
             state["velocity"] = self.correction.state_dict()
         return owned(state, self.world.rank, self.world.world_size)
@@ -193,6 +197,7 @@ class CompressionState(Job):
         self.residuals.check_state(state["residuals"], self.parameters.known)
         check_named(state.get("velocity", {}), self.parameters.known, "velocity")
         self.buckets.matrices.check_state(state.get("warm", {}))
+        check_buckets(state.get("buckets", []), self.parameters.known)
         if self.correction is None and state.get("velocity"):
             raise BadInput("the state holds momentum, and this one has none: give momentum=…, or leave it out there")
 
@@ -204,8 +209,10 @@ class CompressionState(Job):
         self.choice = self.choice.restarted(self.step)
         self.buckets.matrices.load_state_dict(state.get("warm", {}))
         self.buckets.clear()
-        self.overlap.restart()
-        self.residuals.load_state_dict(state["residuals"])
+        former = state.get("buckets", [])
+        self.parameters.restore(former)
+        self.overlap.restart(FormerBuckets(former, self.parameters.names) if former else None)
+        self.residuals.load_state_dict(state["residuals"], resumed=True)
 
     def finish(self) -> None:
         """Raise what went wrong in the last exchange, if anything did; the model is the same on all ranks anyway."""

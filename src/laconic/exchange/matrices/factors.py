@@ -76,9 +76,13 @@ class SufficientFactors(MatrixMethod):
         if self.watch is not None:
             self.watch.clear()
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """A one for each of the weights that go by factors next."""
+        return {name: torch.ones(1) for name in sorted(self.agreed)}
+
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """What is agreed is found anew at the first step."""
         self.agreed.clear()
+        self.agreed.update(state)
 
     def close(self) -> None:
         if self.watch is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -67,9 +67,6 @@ class Trainee(ABC):
     @abstractmethod
     def payload(self, name: str, parameter: nn.Parameter) -> tuple[str, float]:
         """By what codec a parameter's gradient goes, and how many bytes a worker sends for it."""
-
-    def rehearse(self, loss: Callable[[], Tensor]) -> None:  # noqa: B027 - most have nothing to rehearse
-        """Do once, before a checkpoint is restored, what only a first step does."""
 
     def staleness(self) -> list[int]:
         """Of the steps so far; empty where it is not measured."""
@@ -246,11 +243,6 @@ class CompressTrainee(Trainee):
 
     def payload(self, name: str, parameter: nn.Parameter) -> tuple[str, float]:
         return payload_of(self._job, self.chosen, name, parameter)
-
-    def rehearse(self, loss: Callable[[], Tensor]) -> None:
-        """DDP orders its buckets anew after the first backward, so that a resumed training would begin otherwise."""
-        loss().backward()  # type: ignore[no-untyped-call]
-        self.optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
         return self._job.state_dict()

@@ -222,8 +222,6 @@ class LockstepTraining(RankTraining):
 
     def _restore(self, step: int) -> None:
         kept: dict[str, Any] = self._checkpoints.read(step)
-        task, place = self.prepared.task, (self.world.rank, self.world.world_size)
-        self.trainee.rehearse(lambda: task.loss(self.trainee.model, task.batch(0, 0, *place)))
         self.trainee.module.load_state_dict(kept["model"])
         self.trainee.optimizer.load_state_dict(kept["optimizer"])
         self.trainee.load_state_dict(kept["exchange"])
