@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
         "distributed": "laconic.cli.bench:distributed",
         "networks": "laconic.cli.bench:networks",
         "operators": "laconic.cli.bench_operators:operators",
+        "step": "laconic.cli.bench_step:step",
     },
     "codecs": "laconic.cli.codecs:codecs",
     "compare": "laconic.cli.compare:compare",
@@ -40,7 +41,7 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
 }
 HELP = {
     "laconic": "Laconic trains PyTorch models over networks slower than the model.",
-    "bench": "Measure codecs, collectives and networks on this machine, and check that they are right.",
+    "bench": "Measure codecs, collectives, networks and training steps on this machine, and check that they are right.",
 }
 # What follows the script is the script's own.
 SETTINGS = {"run": {"allow_interspersed_args": False}}

@@ -6,6 +6,7 @@
     distribute:dynamic8            laconic.distribute
     distribute:none@local(8)       laconic.distribute(consistency="local(8)")
     elastic:dynamic8               laconic.elastic; for `laconic train`
+    distribute:dynamic8,feedback=false,algorithm=ring    the same with options of the door
 
 A codec alone, `dynamic8`, is compressed on DDP, since the exchange then runs beside backward. With a mode, or on an
 engine that DDP does not have (MPI), it is distributed.
@@ -21,7 +22,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from laconic.codecs import codec
 from laconic.codecs import names as codec_names
@@ -29,9 +30,10 @@ from laconic.consistency import build as build_mode
 from laconic.consistency.elastic import way_for
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.auto import coded_names
-from laconic.exchange.options import flat_codec
+from laconic.exchange.options import Options, flat_codec
 from laconic.lab.records.record import DOORS, Configuration, Door
 from laconic.lab.runs.strategies import PEERS
+from laconic.specs import split as split_spec
 from laconic.workloads import AS_DECLARED, Changes, Workload
 
 
@@ -124,6 +126,8 @@ class Prepared:
 
 
 SINGLE = "single"
+_COMMA = re.compile(r",(?![^()]*\))")  # outside parentheses
+_OPTION = re.compile(r"\w+\s*=")
 _NAME = re.compile(r"(?:([a-z]+):)?([^@:]+)(?:@(.+))?")
 
 
@@ -132,11 +136,16 @@ def configuration(name: str, workers: int, algorithm: str = "auto", engine: str 
 
     >>> [configuration(name, 4).name for name in ("ddp", "dynamic8", "none@local(4)")]
     ['ddp', 'compress:dynamic8', 'distribute:none@local(4)']
+    >>> configuration("distribute:dynamic8,feedback=false", 4).options
+    {'feedback': False}
 
     Raises:
         UnknownName: none of these; the valid ones are listed.
-        BadInput: a codec's arguments that it does not take, or a codec or mode that does not go with the door.
+        BadInput: a codec's arguments that it does not take, or a codec, mode or option that does not go with the door.
     """
+    whole, (name, options) = name, _options(name)
+    if options and (name in (*PEERS, SINGLE) or parse(name)[0] == "elastic"):
+        raise BadInput(f"'{whole}': options go with compress and distribute")
     valid = coded_names()
     if algorithm not in valid:
         raise UnknownName("compressed all-reduce algorithm", algorithm, valid)
@@ -154,7 +163,18 @@ def configuration(name: str, workers: int, algorithm: str = "auto", engine: str 
     if door == "compress" and (mode != "sync" or engine != "gloo"):
         cure = f"use distribute:{spec}@{mode}"
         raise BadInput(f"'{name}': compress is DDP's, which agrees at every step, on gloo; {cure}")
-    return Configuration(_full(door, spec, mode), door, spec, algorithm, mode, workers, engine)
+    Options.of(options, door)  # refuses those that there are not
+    given = "".join(f",{key}={str(value).lower()}" for key, value in options.items())
+    return Configuration(_full(door, spec, mode) + given, door, spec, algorithm, mode, workers, engine, options)
+
+
+def _options(name: str) -> tuple[str, dict[str, Any]]:
+    """A configuration's name and the options after it."""
+    base, *parts = _COMMA.split(name)
+    _, arguments = split_spec("configuration", f"options({','.join(parts)})")
+    if strange := [value for key, value in arguments if key is None]:
+        raise BadInput(f"'{name}': an option is written as name=value, got '{strange[0]}'")
+    return base, {str(key): value for key, value in arguments}
 
 
 def parse(name: str) -> tuple[Door | None, str, str]:
@@ -182,9 +202,10 @@ def with_mode(name: str, mode: str, door: Door | None = None) -> str:
     """
     if name in (*PEERS, SINGLE):
         return name
-    own_door, spec, own_mode = parse(name)
+    base, *options = _COMMA.split(name)
+    own_door, spec, own_mode = parse(base)
     door, mode = door or own_door, mode if own_mode == "sync" else own_mode
-    return _full(door, spec, mode)
+    return ",".join([_full(door, spec, mode), *options])
 
 
 def _full(door: str | None, spec: str, mode: str) -> str:
@@ -221,15 +242,20 @@ def combined(names: Sequence[str], modes: Sequence[str], workers: int) -> list[C
 
 
 def split(text: str) -> list[str]:
-    """Split at commas outside parentheses.
+    """Split at commas outside parentheses; an option, `name=value`, belongs to what stands before it.
 
-    >>> split("ddp, topk(16, bucket=512)+qsgd(4)")
-    ['ddp', 'topk(16, bucket=512)+qsgd(4)']
+    >>> split("ddp, topk(16, bucket=512)+qsgd(4), feedback=false")
+    ['ddp', 'topk(16, bucket=512)+qsgd(4),feedback=false']
 
     Raises:
         BadInput: nothing is named, or something twice.
     """
-    found = [part.strip() for part in re.split(r",(?![^()]*\))", text) if part.strip()]
+    found: list[str] = []
+    for part in (part.strip() for part in _COMMA.split(text) if part.strip()):
+        if found and _OPTION.match(part):
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
     if not found:
         raise BadInput("no configuration is named; write for example ddp,compress:dynamic8,distribute:dynamic8")
     if twice := [name for name in found if found.count(name) > 1]:

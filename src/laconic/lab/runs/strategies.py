@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
 import torch.distributed as dist
@@ -22,6 +22,8 @@ from laconic.codecs import Codec
 from laconic.consistency.distribute import distribute
 from laconic.consistency.modes.sync import SyncAgreement
 from laconic.exchange.hook import compress
+from laconic.exchange.job import BucketRecord
+from laconic.exchange.options import Options
 from laconic.exchange.state import CompressionState
 from laconic.lab.records.record import Configuration, Layer
 from laconic.transports.world import World
@@ -67,6 +69,10 @@ class Trainee(ABC):
     @abstractmethod
     def payload(self, name: str, parameter: nn.Parameter) -> tuple[str, float]:
         """By what codec a parameter's gradient goes, and how many bytes a worker sends for it."""
+
+    def exchanged(self) -> list[BucketRecord]:
+        """The exchanges of the last step that are on record and were not taken by `parts`; empty where none are."""
+        return []
 
     def staleness(self) -> list[int]:
         """Of the steps so far; empty where it is not measured."""
@@ -195,7 +201,9 @@ class SingleTrainee(Trainee):
 def options_of(chosen: Configuration) -> dict[str, Any]:
     """The options of the door: modes other than sync, and codec auto, choose the algorithm themselves."""
     fixed = chosen.consistency == "sync" and chosen.codec != "auto"
-    return {"algorithm": chosen.algorithm} if fixed else {}
+    known = {each.name for each in fields(Options)}  # a record has words for its reader beside them
+    given = {name: value for name, value in chosen.options.items() if name in known}
+    return {**({"algorithm": chosen.algorithm} if fixed else {}), **given}
 
 
 def take_records(state: CompressionState) -> tuple[float, float, float, float]:
@@ -206,6 +214,11 @@ def take_records(state: CompressionState) -> tuple[float, float, float, float]:
         encode, wait, decode = encode + record.encode_s, wait + record.wait_s, decode + record.decode_s
         sent += record.sent_nbytes
     return encode, wait, decode, sent
+
+
+def last_records(state: CompressionState) -> list[BucketRecord]:
+    """The records of the last step that has any."""
+    return [record for record in state.records if record.step == state.records[-1].step]
 
 
 def payload_of(
@@ -244,6 +257,9 @@ class CompressTrainee(Trainee):
     def payload(self, name: str, parameter: nn.Parameter) -> tuple[str, float]:
         return payload_of(self._job, self.chosen, name, parameter)
 
+    def exchanged(self) -> list[BucketRecord]:
+        return last_records(self._job)
+
     def state_dict(self) -> dict[str, Any]:
         return self._job.state_dict()
 
@@ -275,6 +291,9 @@ class DistributeTrainee(Trainee):
         if self._exchange is None:
             return "none", 4.0 * parameter.numel() * wire_factor(self.chosen.workers)
         return payload_of(self._exchange, self.chosen, name, parameter)
+
+    def exchanged(self) -> list[BucketRecord]:
+        return [] if self._exchange is None else last_records(self._exchange)
 
     def staleness(self) -> list[int]:
         return [record.staleness for record in self._job.records if record.staleness is not None]

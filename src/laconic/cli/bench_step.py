@@ -1,0 +1,61 @@
+"""`laconic bench step`: what a training step costs by several configurations, beside the least that it can cost."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from laconic.cli.run_options import show_warnings_as_sentences
+from laconic.cli.shared import Json, echo_json, echo_table
+from laconic.lab.bench.step import StepSpec, measure
+from laconic.lab.report import words
+from laconic.lab.runs.spec import split
+from laconic.lab.runs.strategies import PEERS
+
+CONFIGS = "compress:dynamic8,distribute:dynamic8,compress:auto"
+HEADINGS = (
+    "config", "step", "× bound", "× DDP's", "alone", "kernels", "wire", "processor", "sent", "peak memory", "loss", "",
+)  # fmt: skip
+
+
+def step(
+    workload: Annotated[str, typer.Option(help="Its name, or your own, module:factory.")] = "shakespeare-gpt",
+    configs: Annotated[str, typer.Option(help="Such as compress:dynamic8; options after commas.")] = CONFIGS,
+    peers: Annotated[bool, typer.Option(help=f"Measure {', '.join(PEERS)} in the same run.")] = True,
+    hosts: Annotated[int, typer.Option(help="One process each.")] = 2,
+    link: Annotated[str | None, typer.Option(help="Emulate links: 1gbit, 100mbit (root); else loopback.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples a step, of each host. Default: the workload's.")] = None,
+    blocks: Annotated[int, typer.Option(help="Turns of each configuration; fewer than 5 decide nothing.")] = 5,
+    steps: Annotated[int, typer.Option(help="Counted in a block.")] = 5,
+    warm_up: Annotated[int, typer.Option(help="Steps of each configuration before the first block.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0,
+    pin: Annotated[bool, typer.Option(help="Give each host one core of this machine, in turn.")] = True,
+    json: Json = False,
+) -> None:
+    """Time training steps by several configurations in turn, beside computing alone and what the wire allows."""
+    show_warnings_as_sentences()
+    named = split(",".join([*(name for name in PEERS if peers and name not in split(configs)), configs]))
+    record = measure(StepSpec(workload, named, hosts, link, batch, blocks, steps, warm_up, seed, pin))
+    if json:
+        return echo_json(record)
+    rows = [_cells(row) for row in [record["alone"], *record["results"]]]
+    echo_table(HEADINGS, [[words.plain(cell) for cell in row] for row in rows])
+    told = record["configuration"]
+    crowded = ", more hosts than cores" if record["oversubscribed"] else ""
+    typer.echo(
+        f"{workload}, {told['batch']} samples a step on each of {hosts} hosts{crowded}, link {told['link']}; "
+        f"medians of {blocks} blocks of {steps} steps; bound = max(alone + kernels, wire); "
+        "DDP's: if the optimiser waits for all gradients"
+    )
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    names = ("compute_seconds", "kernel_seconds", "wire_seconds", "processor_seconds")
+    times = [words.seconds(row[name]) for name in names]
+    differ = "replicas differ" if row["replicas_identical"] is False else ""
+    ratios = ["" if row[name] is None else f"{row[name]:.2f}" for name in ("ratio_to_bound", "ratio_to_ddp_bound")]
+    return [
+        row["config"], words.seconds(row["step_seconds"]), *ratios, *times,
+        words.nbytes(row["sent_nbytes"]), words.nbytes(row["peak_rss_nbytes"]), f"{row['loss']:.4g}", differ,
+    ]  # fmt: skip

@@ -1,0 +1,61 @@
+"""How long a codec's own kernels take for a step's gradients, by themselves: a part of the least that a step can cost.
+
+Callers: `bench/step.py`, in the turn of the configuration, when nothing else runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from laconic.codecs import Codec, codec
+from laconic.errors import BadInput
+
+REPEATS = 5  # the quickest counts: what is slower was disturbed
+
+
+def kernel_seconds(exchanged: Sequence[tuple[str, str, int]], world_size: int) -> float:
+    """Seconds of encoding and decoding on one rank, for exchanges of (codec, algorithm, numel), on N(0, 1) values.
+
+    Each value is encoded once, by whoever holds it or its sum. A rank decodes 2(P−1)/P of the values, or by gather P−1
+    times all. float32 costs nothing here, and what a matrix codec computes is left out.
+    """
+    numels: dict[tuple[str, str], int] = {}
+    for name, algorithm, numel in exchanged:
+        numels[name, algorithm] = numels.get((name, algorithm), 0) + numel
+    seconds = 0.0
+    for (name, algorithm), numel in numels.items():
+        chosen = _known(name)
+        if chosen is None or chosen.exact or chosen.kind == "matrix":
+            continue
+        encode_s, decode_s = _timed(chosen, torch.randn(numel, generator=torch.Generator().manual_seed(0)))
+        shares = world_size - 1 if algorithm == "gather" else 2 * (world_size - 1) / world_size
+        seconds += encode_s + shares * decode_s
+    return seconds
+
+
+def _known(name: str) -> Codec | None:
+    try:
+        return codec(name)
+    except BadInput:  # of an exchange that has no codec in our sense
+        return None
+
+
+def _timed(chosen: Codec, values: Tensor) -> tuple[float, float]:
+    """The quickest encoding, with feedback where the codec needs it, and the quickest decoding."""
+    residual, out = torch.zeros_like(values), torch.zeros_like(values)
+    buffer = torch.zeros(chosen.max_nbytes(values.numel()), dtype=torch.uint8)
+    times = []
+    for _ in range(REPEATS):
+        begun = time.perf_counter()
+        if chosen.fine:
+            payload = chosen.encode(values, out=buffer)
+        else:
+            payload = chosen.encode_feedback(values, residual, out=buffer)
+        middle = time.perf_counter()
+        chosen.decode_add(payload, out)
+        times.append((middle - begun, time.perf_counter() - middle))
+    return min(time[0] for time in times), min(time[1] for time in times)

@@ -1,0 +1,387 @@
+"""What a training step costs by several configurations, beside the least that it can cost, all in one run.
+
+Callers: `laconic bench step`. Every configuration has processes of its own, one a host, as it would have alone; so
+memory and threads are its own too. They take turns in short blocks, whose order rotates, so that a slow minute of the
+machine falls on all; whose turn it is stands in a store. "alone" is one of them: the same step without any exchange.
+
+    step     from the beginning of a step to that of the next, on the slowest host; mean of a block, median of blocks.
+             The first step of a block, which brings the model back into the caches, and the last are not counted.
+    bound    max(alone + the codec's kernels, bytes that a host sends / rate of its link)
+    DDP's    the same for those whose gradients must have arrived when backward ends, as DDP's: the wire begins when the
+             first gradient is there, sends each as soon as it can, and the optimiser comes after the last
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from laconic import statistics
+from laconic.errors import BadInput
+from laconic.lab.bench.kernel_time import kernel_seconds
+from laconic.lab.clusters.cluster import Cluster, core_of, interface_nbytes
+from laconic.lab.environment import environment
+from laconic.lab.records.record import Configuration
+from laconic.lab.runs.spec import SINGLE, configuration
+from laconic.lab.runs.strategies import PEERS, Times, make_trainee
+from laconic.lab.runs.trainer import weights_digest
+from laconic.transports.launcher import LocalJob, start_fork_server
+from laconic.transports.world import World, init
+from laconic.workloads import Changes, Task
+from laconic.workloads.data import fetch
+
+ALONE = "alone"
+EVALUATED = 128  # training samples that the loss is taken on
+LONGEST = timedelta(hours=12)  # of a wait for one's turn
+TIMEOUT_S = 300.0  # of an exchange
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """What is measured.
+
+    Attributes:
+        workload: its name, or module:factory.
+        configurations: by name; see `runs/spec.py`.
+        hosts: one process each.
+        link: speed of emulated links; None is this machine's loopback, without limit.
+        batch: samples a step, of each host; None is the workload's.
+        blocks: turns of each configuration.
+        steps: counted in a block.
+        warm_up: steps of each configuration before the first block.
+        seed: of weights and the order of samples.
+        pin: each host has one core, in turn.
+    """
+
+    workload: str
+    configurations: Sequence[str]
+    hosts: int = 2
+    link: str | None = None
+    batch: int | None = None
+    blocks: int = 5
+    steps: int = 5
+    warm_up: int = 3
+    seed: int = 0
+    pin: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("hosts", 2), ("blocks", 1), ("steps", 1), ("warm_up", 1)):
+            if getattr(self, name) < least:
+                raise BadInput(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the ranks of one configuration are told beside what is measured.
+
+    Attributes:
+        chosen: the configuration.
+        first: its position among all, which is also its first turn, the warm-up.
+        count: configurations in all.
+        store: host and port of the store in which turns are passed on.
+    """
+
+    chosen: Configuration
+    first: int
+    count: int
+    store: tuple[str, int]
+
+    def turns(self, blocks: int) -> list[int]:
+        """Its turns among all: in the block b the order begins with the b-th configuration.
+
+        >>> [Place(None, first, 3, ("", 0)).turns(2) for first in range(3)]
+        [[0, 3, 8], [1, 4, 6], [2, 5, 7]]
+        """
+        return [self.first, *(self.count * (1 + b) + (self.first - b) % self.count for b in range(blocks))]
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """When gradients are there in a step without exchange.
+
+    Attributes:
+        shares: (how much of the step had passed, what share of all values came then), in the order of time.
+        backward: how much of the step had passed when backward ended.
+    """
+
+    shares: tuple[tuple[float, float], ...]
+    backward: float
+
+    def bound_seconds(self, compute_s: float, wire_s: float) -> float:
+        """The least time of a step whose optimiser waits for all gradients to have been sent.
+
+        >>> Readiness(((0.5, 0.5), (0.75, 0.5)), 0.75).bound_seconds(compute_s=4.0, wire_s=6.0)
+        9.0
+        """
+        sent_s = compute_s * self.backward
+        wire_free_s = 0.0
+        for passed, share in self.shares:
+            wire_free_s = max(wire_free_s, compute_s * passed) + wire_s * share
+        return max(sent_s, wire_free_s) + compute_s * (1 - self.backward)
+
+
+@dataclass
+class Measured:
+    """One rank's figures of one configuration; lists have an entry a block."""
+
+    step_s: list[float] = field(default_factory=list)
+    sent_nbytes: list[float] = field(default_factory=list)
+    processor_s: list[dict[str, float]] = field(default_factory=list)
+    readiness: list[Readiness] = field(default_factory=list)  # of "alone"
+    kernel_s: float = 0.0
+    peak_rss_nbytes: int = 0
+    loss: float = 0.0
+    weights: str = ""
+
+
+class Turns:
+    """Whose turn it is, over all processes of a run."""
+
+    def __init__(self, place: Place) -> None:
+        self._store = dist.TCPStore(*place.store, is_master=False, timeout=LONGEST)
+
+    @contextmanager
+    def taken(self, turn: int) -> Iterator[None]:
+        """Wait for a turn, and pass it on when all ranks of this configuration are done with it."""
+        if turn:
+            self._store.wait([str(turn)], LONGEST)
+        yield
+        dist.barrier()
+        if dist.get_rank() == 0:
+            self._store.set(str(turn + 1), "")
+
+
+class Steps:
+    """A configuration that trains on this rank."""
+
+    def __init__(self, spec: StepSpec, chosen: Configuration, task: Task, world: World) -> None:
+        self.task, self.world, self.emulated = task, world, spec.link is not None
+        self.trainee = make_trainee(chosen, task.model, task.optimizer(task.model.parameters()), world)
+        self.measured = Measured()
+        self._chosen, self._step = chosen, 0
+        self._exchanged: list[tuple[str, str, int]] = []  # codec, algorithm and numel, of the last step
+        self._in_epoch = task.steps_per_epoch(world.world_size)
+
+    def run(self, steps: int) -> list[float]:
+        """Train so many steps; when each of them began."""
+        begun = []
+        task, trainee, rank, size = self.task, self.trainee, self.world.rank, self.world.world_size
+        for _ in range(steps):
+            begun.append(time.perf_counter())
+            epoch, step = divmod(self._step, self._in_epoch)
+            task.begin_step(trainee.optimizer, epoch, step, rank, size)
+            trainee.optimizer.zero_grad()
+            task.loss(trainee.model, task.batch(epoch, step, rank, size)).backward()  # type: ignore[no-untyped-call]
+            trainee.optimizer.step()
+            self._step += 1
+        return begun
+
+    def block(self, steps: int) -> None:
+        """A turn: a step that is not counted, `steps` that are, and one more, during which their exchanges may end."""
+        dist.barrier()
+        sent, spent = interface_nbytes() if self.emulated else 0, thread_seconds()
+        begun = self.run(steps + 2)
+        self.trainee.module.state_dict()  # ends the exchange that may still be under way
+        dist.barrier()
+        spent = {name: seconds - spent.get(name, 0.0) for name, seconds in thread_seconds().items()}
+        found, trained = self.measured, steps + 2
+        found.step_s.append((begun[-1] - begun[1]) / steps)
+        found.processor_s.append({name: seconds / trained for name, seconds in spent.items()})
+        self._exchanged = [(each.codec, each.algorithm, each.numel) for each in self.trainee.exchanged()]
+        found.sent_nbytes.append((interface_nbytes() - sent) / trained if self.emulated else self._counted(trained))
+        if self._chosen.kind == "single":
+            found.readiness.append(self.watch())
+        found.peak_rss_nbytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def time_kernels(self) -> None:
+        """Time the codecs of the last block by themselves; in the last turn, since it takes memory of its own."""
+        if self._chosen.kind == "peer":
+            numel = sum(p.numel() for p in self.trainee.module.parameters())
+            self._exchanged = [(PEERS[self._chosen.name].codec, "ring", numel)]
+        self.measured.kernel_s = kernel_seconds(self._exchanged, self.world.world_size)
+
+    def watch(self) -> Readiness:
+        """Train a step and note when each gradient is there; for a configuration that exchanges nothing."""
+        came: list[tuple[float, int]] = []
+        hooks = [
+            p.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                lambda p: came.append((time.perf_counter(), p.numel()))
+            )
+            for p in self.trainee.module.parameters()
+        ]
+        stepped: list[float] = []
+        hooks.append(self.trainee.optimizer.register_step_pre_hook(lambda *_: stepped.append(time.perf_counter())))
+        (begun,) = self.run(1)
+        seconds, numel = time.perf_counter() - begun, sum(each for _, each in came)
+        for hook in hooks:
+            hook.remove()
+        return Readiness(tuple(((at - begun) / seconds, n / numel) for at, n in came), (stepped[0] - begun) / seconds)
+
+    def _counted(self, steps: int) -> float:
+        """Bytes a step where no interface counts them: the exchange's own count, or the formula of a peer."""
+        if self.trainee.counts:
+            return self.trainee.parts(Times(0.0, 0.0, 0.0, 0.0)).sent / steps
+        return sum(self.trainee.payload(*named)[1] for named in self.trainee.module.named_parameters())
+
+    def conclude(self) -> Measured:
+        """What is found after the last block, in no one's turn."""
+        self.trainee.finish()
+        found, module, train = self.measured, self.trainee.module, self.task.data.train
+        found.weights = weights_digest(module).hex()
+        module.eval()
+        numbers = torch.arange(0, len(train), max(1, len(train) // EVALUATED))[:EVALUATED]
+        with torch.no_grad():
+            found.loss = float(self.task.loss(module, self.task.batch_of(0, numbers)))
+        self.trainee.close()
+        return found
+
+
+def run_rank(spec: StepSpec, place: Place) -> Measured:
+    """Train one configuration on this rank, in its turns."""
+    if spec.pin:
+        os.sched_setaffinity(0, {core_of(int(os.environ["RANK"]))})
+    turns = Turns(place)
+    dist.init_process_group("gloo")
+    try:
+        with init(timeout_s=TIMEOUT_S) as world:
+            task = Changes(batch=spec.batch).of(spec.workload).prepare(spec.seed, scaling="weak")
+            steps = Steps(spec, place.chosen, task, world)
+            warm_up, *blocks = place.turns(spec.blocks)
+            with turns.taken(warm_up):
+                steps.run(spec.warm_up)
+                steps.block(1)
+            steps.measured = Measured()
+            for turn in blocks:
+                with turns.taken(turn):
+                    steps.block(spec.steps)
+                    if turn == blocks[-1]:
+                        steps.time_kernels()
+            return steps.conclude()
+    finally:
+        dist.destroy_process_group()
+
+
+def thread_seconds() -> dict[str, float]:
+    """Processor seconds of this process so far, by the name of the thread."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for folder in Path("/proc/self/task").iterdir():
+        name = (folder / "comm").read_text().strip()
+        found["main" if folder.name == str(os.getpid()) else name] += int((folder / "schedstat").read_text().split()[0])
+    return {name: nanoseconds / 1e9 for name, nanoseconds in found.items()}
+
+
+def measure(spec: StepSpec) -> dict[str, Any]:
+    """Measure all configurations; returns the record that `laconic bench step --json` prints.
+
+    Raises:
+        BadInput: a configuration, workload or link that cannot be.
+        RankFailed: a rank failed; all are then stopped.
+    """
+    workload = Changes(batch=spec.batch).of(spec.workload)
+    chosen = [configuration(SINGLE, 1), *(configuration(name, spec.hosts) for name in spec.configurations)]
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    with ExitStack() as stack:
+        cluster = None if spec.link is None else stack.enter_context(Cluster(spec.hosts, spec.link))
+        fetch(workload.dataset)
+        start_fork_server("laconic.lab.bench.step")
+        turns = cluster.new_store() if cluster else dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        jobs: list[LocalJob[Measured]] = []
+        for first, each in enumerate(chosen):
+            task = (spec, Place(each, first, len(chosen), (turns.host, turns.port)))
+            jobs.append(cluster.start(run_rank, task) if cluster else LocalJob(spec.hosts, run_rank, task))
+            stack.callback(jobs[-1].kill)
+        alone, *rest = _results(jobs)
+    rate_bps = None if cluster is None else cluster.link.rate_bps
+    floor = Floor(statistics.median(_slowest(alone)).value, rate_bps, [each for r in alone for each in r.readiness])
+    return {
+        "results": [_row(each.name, each.kind, ranks, floor) for each, ranks in zip(chosen[1:], rest, strict=True)],
+        "alone": _row(ALONE, SINGLE, alone, floor),
+        "configuration": {**asdict(spec), "link": spec.link or "loopback", "batch": workload.batch},
+        "oversubscribed": spec.hosts > cores,
+        "load_average_before": load,
+        "environment": environment(),
+    }
+
+
+def _results(jobs: Sequence[LocalJob[Measured]]) -> list[list[Measured]]:
+    """Every job's results by rank; the first failure of any ends all, who would else wait for their turn."""
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        waiting = [pool.submit(job.results, LONGEST.total_seconds()) for job in jobs]
+        try:
+            ended, _ = wait(waiting, return_when=FIRST_EXCEPTION)
+            failed = next((each for each in ended if each.exception() is not None), None)
+        finally:
+            for job in jobs:
+                for process in job.processes:
+                    process.kill()
+        return [each.result() for each in ([failed] if failed else waiting)]
+
+
+def _slowest(ranks: Sequence[Measured]) -> list[float]:
+    """The step's seconds in each block, of the slowest rank."""
+    return [max(block) for block in zip(*(rank.step_s for rank in ranks), strict=True)]
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What the least time of a step follows from: computing alone, the link, and when gradients are there."""
+
+    compute_s: float
+    rate_bps: float | None
+    readiness: Sequence[Readiness]
+
+    def ddp_seconds(self, wire_s: float) -> float:
+        """The least time where the optimiser waits for all that was sent; the median over the blocks."""
+        return statistics.median([each.bound_seconds(self.compute_s, wire_s) for each in self.readiness]).value
+
+
+def _row(name: str, kind: str, ranks: Sequence[Measured], floor: Floor) -> dict[str, Any]:
+    blocks = _slowest(ranks)
+    step = statistics.median(blocks)
+    kernels_s = max(rank.kernel_s for rank in ranks)
+    sent = max(statistics.median(rank.sent_nbytes).value for rank in ranks)
+    wire_s = 0.0 if floor.rate_bps is None else 8 * sent / floor.rate_bps
+    least_s = floor.compute_s + kernels_s
+    bound_s, threads = max(least_s, wire_s), _by_thread(ranks)
+    ddp_s = max(least_s, floor.ddp_seconds(wire_s)) if kind in ("peer", "compress") else None
+    return {
+        "config": name,
+        "step_seconds": step.value,
+        "step_seconds_interval": [*step.interval],
+        "compute_seconds": floor.compute_s,
+        "kernel_seconds": kernels_s,
+        "wire_seconds": wire_s,
+        "bound_seconds": bound_s,
+        "ratio_to_bound": step.value / bound_s,
+        "ddp_bound_seconds": ddp_s,
+        "ratio_to_ddp_bound": None if ddp_s is None else step.value / ddp_s,
+        "processor_seconds": sum(threads.values()),
+        "processor_seconds_by_thread": threads,
+        "sent_nbytes": sent,
+        "loss": ranks[0].loss,
+        "peak_rss_nbytes": max(rank.peak_rss_nbytes for rank in ranks),
+        "replicas_identical": None if kind == SINGLE else len({rank.weights for rank in ranks}) == 1,
+        "block_seconds": blocks,
+    }
+
+
+def _by_thread(ranks: Sequence[Measured]) -> dict[str, float]:
+    """Processor seconds a step by thread, the mean of ranks and blocks; what is under 0.1 ms together as "other"."""
+    blocks = [block for rank in ranks for block in rank.processor_s]
+    found: defaultdict[str, float] = defaultdict(float)
+    for name in {name for block in blocks for name in block}:
+        seconds = sum(block.get(name, 0.0) for block in blocks) / len(blocks)
+        found[name if seconds >= 1e-4 else "other"] += seconds
+    return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -1,0 +1,148 @@
+"""`laconic bench step`: figures that agree with each other, turns that are taken once, and an end when a rank fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laconic.cli import main
+from laconic.errors import BadInput
+from laconic.lab.bench import step as step_lab
+from laconic.lab.bench.kernel_time import kernel_seconds
+from laconic.lab.bench.step import Measured, Place, Readiness, StepSpec, Turns, measure
+from laconic.lab.runs.spec import configuration
+from laconic.transports.launcher import RankFailed
+from tests.lab.clusters.test_cluster import needs_root
+
+FIELDS = {
+    "config", "step_seconds", "compute_seconds", "wire_seconds", "bound_seconds", "ratio_to_bound", "processor_seconds",
+    "sent_nbytes", "loss", "peak_rss_nbytes",
+}  # fmt: skip
+
+
+def assert_consistent(record: dict, blocks: int) -> None:  # type: ignore[type-arg]
+    for row in [record["alone"], *record["results"]]:
+        assert row.keys() >= FIELDS
+        assert row["compute_seconds"] == record["alone"]["step_seconds"] > 0
+        assert row["bound_seconds"] == max(row["compute_seconds"] + row["kernel_seconds"], row["wire_seconds"])
+        assert row["ratio_to_bound"] == pytest.approx(row["step_seconds"] / row["bound_seconds"])
+        assert row["processor_seconds"] == pytest.approx(sum(row["processor_seconds_by_thread"].values()))
+        assert row["processor_seconds"] > 0
+        assert len(row["block_seconds"]) == blocks
+        assert row["step_seconds_interval"][0] <= row["step_seconds"] <= row["step_seconds_interval"][1]
+        assert row["peak_rss_nbytes"] > 50e6  # a process with torch in it
+        assert row["loss"] > 0
+    for row in record["results"]:
+        assert row["replicas_identical"]
+        if row["ddp_bound_seconds"] is not None:
+            assert row["ddp_bound_seconds"] >= row["bound_seconds"] * (1 - 1e-9)
+
+
+@pytest.mark.processes
+def test_a_tiny_run_without_root_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--workload", "digits-mlp", "--configs", "ddp,distribute:dynamic8,feedback=false", "--no-peers"]
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "step", *words, "--blocks", "2", "--steps", "2", "--batch", "8", "--warm-up", "1", "--json"])
+    assert ended.value.code == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [row["config"] for row in record["results"]] == ["ddp", "distribute:dynamic8,feedback=false"]
+    assert_consistent(record, blocks=2)
+    alone, ddp, ours = record["alone"], *record["results"]
+    assert (alone["sent_nbytes"], alone["kernel_seconds"], ddp["kernel_seconds"]) == (0, 0, 0)
+    assert ddp["sent_nbytes"] == 4 * 85_002  # 2(P−1)/P of float32, P = 2
+    assert 85_002 < ours["sent_nbytes"] < 1.1 * 85_002
+    assert ours["kernel_seconds"] > 0
+    assert [row["wire_seconds"] for row in record["results"]] == [0, 0]  # no limit
+    assert record["configuration"]["link"] == "loopback"
+    assert ddp["loss"] == pytest.approx(ours["loss"], rel=0.05)  # the same steps, nearly the same gradients
+
+
+@needs_root
+@pytest.mark.processes
+def test_on_emulated_hosts_the_interface_counts_and_the_link_is_the_wire() -> None:
+    spec = StepSpec("digits-mlp", ["compress:dynamic8"], link="10mbit", batch=8, blocks=1, steps=2, warm_up=1)
+    record = measure(spec)
+    assert_consistent(record, blocks=1)
+    (ours,) = record["results"]
+    assert 85_002 < ours["sent_nbytes"] < 1.3 * 85_002  # with headers and acknowledgements
+    assert ours["wire_seconds"] == pytest.approx(8 * ours["sent_nbytes"] / 10e6)
+    assert ours["step_seconds"] > 0.8 * ours["wire_seconds"]
+
+
+def fails(spec: StepSpec, place: Place) -> Measured:
+    """One rank of the second configuration fails; all others wait for their turn."""
+    if place.first == 1 and os.environ["RANK"] == "1":
+        raise ValueError("this rank fails on purpose")
+    dist.init_process_group("gloo")
+    with Turns(place).taken(place.count + 1):
+        return Measured()
+
+
+@pytest.mark.processes
+def test_a_rank_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_lab, "run_rank", fails)
+    begun = time.monotonic()
+    with pytest.raises(RankFailed, match="this rank fails on purpose"):
+        measure(StepSpec("digits-mlp", ["ddp"]))
+    assert time.monotonic() - begun < 60  # they would wait for hours
+
+
+@given(st.integers(1, 9), st.integers(0, 12))
+def test_every_turn_is_taken_once_and_blocks_begin_with_another_each_time(count: int, blocks: int) -> None:
+    chosen = configuration("ddp", 2)
+    taken = [Place(chosen, first, count, ("", 0)).turns(blocks) for first in range(count)]
+    assert sorted(turn for turns in taken for turn in turns) == list(range(count * (1 + blocks)))
+    for block in range(1, 1 + blocks):
+        assert all(turns[block] // count == block for turns in taken)
+    firsts = [next(i for i in range(count) if taken[i][1 + b] == count * (1 + b)) for b in range(min(blocks, count))]
+    assert len(set(firsts)) == len(firsts)
+
+
+def test_the_least_that_ddp_allows() -> None:
+    late = Readiness(((0.8, 1.0),), 0.8)  # all gradients at the end of backward: nothing can be hidden
+    assert late.bound_seconds(compute_s=1.0, wire_s=3.0) == pytest.approx(4.0)
+    early = Readiness(((0.2, 0.5), (0.8, 0.5)), 0.8)  # half of them may be sent during backward
+    assert early.bound_seconds(compute_s=1.0, wire_s=1.0) == pytest.approx(0.8 + 0.5 + 0.2)
+    assert early.bound_seconds(compute_s=1.0, wire_s=0.0) == pytest.approx(1.0)
+
+
+def test_kernels_cost_what_the_codec_computes() -> None:
+    coded = kernel_seconds([("dynamic8", "direct", 200_000)], 4)
+    assert coded > 0
+    assert kernel_seconds([("none", "native", 1000), ("powersgd(2)", "ring", 1000), ("unheard-of", "x", 9)], 4) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--hosts", "1"], "--hosts must be at least 2, got 1"),
+        (["--blocks", "0"], "--blocks must be at least 1, got 0"),
+        (["--steps", "0"], "--steps must be at least 1, got 0"),
+        (["--warm-up", "0"], "--warm-up must be at least 1, got 0"),
+        (["--batch", "0"], "--batch must be at least 1, got 0"),
+        (["--workload", "digits-mpl"], "did you mean 'digits-mlp'"),
+        (["--configs", "dynamic9"], "did you mean 'dynamic8'"),
+        (["--configs", "distribute:dynamic8,feedbock=true"], "did you mean 'feedback'"),
+        (["--configs", "ddp,feedback=true"], "options go with compress and distribute"),
+        (["--link", "fast"], "a link is 'unlimited' or a rate"),
+    ],
+)
+def test_bad_input_is_one_sentence(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "step", *words])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert len(error.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["distribute:dynamic8,feedback", "elastic:none,feedback=true", "single,feedback=true"])
+def test_options_that_do_not_go_with_a_configuration(name: str) -> None:
+    with pytest.raises(BadInput, match="option"):
+        configuration(name, 2)
