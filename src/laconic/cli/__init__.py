@@ -22,6 +22,7 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
         "codecs": "laconic.cli.bench:codecs",
         "collectives": "laconic.cli.bench:collectives",
         "distributed": "laconic.cli.bench:distributed",
+        "memory": "laconic.cli.bench:memory",
         "networks": "laconic.cli.bench:networks",
         "operators": "laconic.cli.bench_operators:operators",
         "step": "laconic.cli.bench_step:step",

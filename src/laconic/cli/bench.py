@@ -1,4 +1,4 @@
-"""`laconic bench codecs | approximation | collectives | distributed | networks`: measure and check, with a table."""
+"""`laconic bench codecs | approximation | collectives | distributed | memory | networks`: measure, check, tabulate."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from laconic.lab.bench import approximation as approximation_lab
 from laconic.lab.bench import codec_speed
 from laconic.lab.bench import collectives as collectives_lab
 from laconic.lab.bench import distributed as distributed_lab
+from laconic.lab.bench import memory as memory_lab
 from laconic.lab.bench import networks as network_lab
 from laconic.lab.clusters.launch import run_job
 
@@ -166,6 +167,31 @@ def _distributed_cells(row: dict[str, Any], unit: float) -> list[str]:
     same = "identical" if row["replicas_identical"] else "DIFFER"
     end = same if row["passed"] else f"{same}  FAILS"
     return [row["codec"], row["algorithm"], f"{row['error'] / unit:.3g}", sent, told, end]
+
+
+def memory(
+    codec: Annotated[list[str] | None, typer.Option(help="A codec spec; repeat it for more.")] = None,
+    ranks: Ranks = 2,
+    width: Annotated[int, typer.Option(help="Inputs and outputs of each layer.")] = 4096,
+    layers: Annotated[int, typer.Option(help="Linear layers.")] = 3,
+    json: Json = False,
+) -> None:
+    """Measure the peak memory of a rank by DDP, compress and distribute, side by side."""
+    if width < 1 or layers < 1:
+        raise BadInput(f"--width and --layers must be at least 1, got {width} and {layers}")
+    record = memory_lab.run(codec or ["dynamic8", "topk(0.01)"], width, layers, ranks)
+    if json:
+        return echo_json(record)
+    rows = record["results"]
+    typer.echo(f"{rows[0]['gradient_nbytes'] / 1e6:.0f} MB of gradients, {ranks} ranks")
+    headings = ["way", "codec", "peak", "beyond DDP", "gradients beyond DDP", "step"]
+    echo_table(headings, [_memory_cells(row, rows[0]["peak_nbytes"]) for row in rows], left=["codec"])
+
+
+def _memory_cells(row: dict[str, Any], ddp_nbytes: int) -> list[str]:
+    beyond = row["peak_nbytes"] - ddp_nbytes
+    shares = [f"{beyond / 1e6:+.0f} MB", f"{beyond / row['gradient_nbytes']:+.2f}"]
+    return [row["way"], row["codec"], f"{row['peak_nbytes'] / 1e6:.0f} MB", *shares, f"{1e3 * row['step_s']:.0f} ms"]
 
 
 def networks(

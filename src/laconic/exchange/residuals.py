@@ -217,11 +217,27 @@ class Residual:
         """All that is left, as one vector, in memory of its own."""
         total = torch.zeros(self.numel) if self._carried is None else self._carried.clone()
         for site, residual in self._sites.items():
-            total[site[1] : site[2]] += residual / self._copies[site]
+            self._add_site(total, site, residual)
+        return total
+
+    def _add_site(self, total: Tensor, site: Site, residual: Tensor) -> None:
+        copies = self._copies[site]
+        total[site[1] : site[2]] += residual if copies == 1 else residual / copies
+
+    def release(self) -> Tensor:
+        """All that is left, as one vector, and nothing from then on; a site's memory is given back once it is added."""
+        whole = (0, 0, self.numel)
+        if self._carried is None and self._sites.keys() == {whole} and self._copies[whole] == 1:
+            total = self._sites.pop(whole)
+        else:
+            total = torch.zeros(self.numel) if self._carried is None else self._carried
+            while self._sites:
+                self._add_site(total, *self._sites.popitem())
+        self.restart()
         return total
 
     def restart(self, left: Tensor | None = None, *, resumed: bool = False) -> None:
-        """Begin anew with `left` still to be sent: `carry` adds it to the next input.
+        """Begin anew with `left`, which is then the residual's own, still to be sent: `carry` adds it to the input.
 
         `resumed`: it is of the same vector on the same way in another job, so that its sites are as they were.
         """
@@ -229,15 +245,15 @@ class Residual:
             raise BadInput(f"the residual has {left.numel()} values, the vector {self.numel}")
         self.roll_back()
         self._sites.clear()
-        self._carried = left.clone() if left is not None and bool(left.any()) else None
+        self._drafts.clear()
+        self._carried = left if left is not None and bool(left.any()) else None
         self._resuming, self._resumed = resumed and self.mode != "off", False
 
     def whole(self) -> Tensor:
         """The residual itself, for codecs that feed back by themselves: the caller changes it in place."""
         site = (0, 0, self.numel)
         if set(self._sites) != {site} or self._carried is not None:
-            total = self.total()
-            self.restart()
+            total = self.release()
             self._sites[site], self._copies[site] = total, 1
         return self._sites[site]
 
@@ -318,7 +334,7 @@ class Residuals:
         """What is left of `name`, which has none from then on; None where it has none already."""
         if name in self._vectors:
             layout, residual = self._vectors[name]
-            for each, value in layout.cut(residual.total()).items():
+            for each, value in layout.cut(residual.release()).items():
                 self._waiting[each] = value
                 self._vectors.pop(each)
                 self._codecs.pop(each, None)
