@@ -156,6 +156,10 @@ class Agreement(Job):
     def after_step(self) -> None:
         """Do what comes after it."""
 
+    def evaluated(self) -> None:
+        """Do what comes after each evaluation of a closure: gradients, and then the loss, become means."""
+        self.before_step()
+
     def predictor(self) -> nn.Module:
         """What predicts after `finish`: the model, or what a mode made of several."""
         return self.model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -119,6 +120,16 @@ def compare(cases: list[tuple[str, str, str, str]], steps: int) -> list[dict[str
     return found
 
 
+def _evaluate(
+    net: nn.Module, inner: torch.optim.Optimizer, tokens: Tensor, target: Tensor, losses: list[float]
+) -> Tensor:
+    inner.zero_grad()
+    loss = F.cross_entropy(net(tokens), target)
+    loss.backward()
+    losses.append(loss.item())
+    return loss
+
+
 def train(
     world: World, model: str, optimiser: str, codec: Any, steps: int, *, overlap: bool | None, way: str = "plain"
 ) -> dict[str, Any]:
@@ -130,7 +141,9 @@ def train(
     inner = OPTIMISERS[optimiser]([{"params": rest}, {"params": half, "lr": 0.01}])
     plan = torch.optim.lr_scheduler.ExponentialLR(inner, 0.97)
     job = laconic.distribute(net, inner, codec=codec, overlap=overlap, world=world, message_nbytes=1 << 11)
-    losses, saved = [], []
+    losses: list[float] = []
+    saved: list[str] = []
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=4)  # overflows in the first steps
     for step in range(steps):
         inner.zero_grad(set_to_none=way != "zeros")
         parts = 3 if way in ("accumulated", "no_sync") else 1
@@ -140,12 +153,19 @@ def train(
                 with job.no_sync():
                     F.cross_entropy(net(tokens), target).backward()
                 continue
+            if way == "closure":
+                inner.step(partial(_evaluate, net, inner, tokens, target, losses))  # type: ignore[arg-type]
+                continue
             loss = F.cross_entropy(net(tokens), target)
-            loss.backward()
+            (scaler.scale(loss) if way == "scaled" else loss).backward()
             losses.append(loss.item())
         if way == "clipped":
             nn.utils.clip_grad_norm_(net.parameters(), 0.5)
-        inner.step()
+        if way == "scaled":
+            scaler.step(inner)
+            scaler.update()
+        elif way != "closure":
+            inner.step()
         plan.step()
         if way == "looked at" and step % 3 == 2:
             saved.append(digest(net))

@@ -24,6 +24,7 @@ CASES: list[Case] = [
     *(("images", "adamw", codec, "plain") for codec in ("none", "onebit", "powersgd(2)", "factors")),
     *(("tied", "adamw", "dynamic8", way) for way in ("zeros", "accumulated", "no_sync", "looked at", "saved")),
     ("recurrent", "adamw", "dynamic8", "clipped"),
+    ("recurrent", "adamw", "dynamic8", "scaled"),
 ]
 EVERY_CODEC: list[Case] = [
     (model, "momentum", codec, "plain")
@@ -51,7 +52,7 @@ def _check(case: Case, found: list[dict[str, Any]]) -> None:
     assert all(each["parameters"] == found[0]["parameters"] for each in found), f"{case}: ranks differ"
     for each in found:
         assert not each["differs"], f"{case}: overlapped training has other {each['differs']}"
-        if case[3] == "clipped":
+        if case[3] in ("clipped", "scaled"):
             assert "are sent in step(): gradients are changed between backward and step()" in each["explained"]
         elif case[2] == "factors":
             assert "codec factors looks at the forward" in each["explained"]

@@ -149,17 +149,27 @@ class SyncAgreement(ExchangedGradients):
         return setup.options.overlap is not False and setup.world.world_size > 1
 
     def before_step(self) -> None:
-        if strangers := [p for g in self.optimizer.param_groups for p in g["params"] if not self._knows(p)]:
-            text = f"{len(strangers)} parameters with gradients were frozen, or not the optimiser's, at distribute()"
-            raise BadInput(f"{text}; unfreeze or add them before it, or the workers would drift apart")
+        self._check_known()
         if self.stream is None:
             super().before_step()
         else:
             self.stream.before_step()
 
+    def _check_known(self) -> None:
+        if strangers := [p for g in self.optimizer.param_groups for p in g["params"] if not self._knows(p)]:
+            text = f"{len(strangers)} parameters with gradients were frozen, or not the optimiser's, at distribute()"
+            raise BadInput(f"{text}; unfreeze or add them before it, or the workers would drift apart")
+
     def after_step(self) -> None:
         if self.stream is not None:
             self.stream.after_step()
+
+    def evaluated(self) -> None:
+        self._check_known()
+        if self.stream is None:
+            super().before_step()
+        else:
+            self.stream.evaluated()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """All backwards of a step but the last may run in this, as in DDP's; the last is then sent as it is made."""
@@ -185,7 +195,7 @@ class SyncAgreement(ExchangedGradients):
         self.settle_weights()
         super().load_state_dict(state)
         if self.stream is not None:
-            self.stream.restart(self.step)
+            self.stream.restart(self.state.step)
 
     def _knows(self, parameter: torch.Tensor) -> bool:
         return parameter.grad is None or self.gradients.holds(parameter)

@@ -66,7 +66,7 @@ class Stream:
         self._eager: set[int] = set()  # buckets with weights that are used otherwise than through their modules
         self._made: dict[int, int] = {}  # how often each parameter's gradient was made in this step
         self._expected: dict[int, int] = {}  # the most often it was in one before
-        self._changed = self._holding = self._held = False
+        self._changed = self._holding = self._held = self._evaluated = False
         self._watched = 0
         self._backward = self._forward = self._seconds = 0.0
         self._caller = threading.get_ident()
@@ -76,6 +76,7 @@ class Stream:
             for p in self._parameters()
         ]
         self._handles.append(optimizer.register_state_dict_pre_hook(lambda _: self.settle()))
+        self._handles.append(optimizer.register_load_state_dict_pre_hook(lambda *_: self.settle()))
         optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
         state.world.transport.guard = self._before_call
 
@@ -137,8 +138,19 @@ class Stream:
                 parameter.grad = self._views[id(parameter)] if now else None
         self._seconds += time.perf_counter() - begun
 
+    def evaluated(self) -> None:
+        """The optimiser has evaluated its closure, and wants the means now: an exchange of its own."""
+        self._evaluated = True
+        self.why_not = self._why_kept()
+        self.before_step()
+        self._exchanged()
+
     def after_step(self) -> None:
         """The optimiser has stepped what must not wait: the gradients of the others are means from here on, too."""
+        if not self._evaluated:  # else each evaluation was
+            self._exchanged()
+
+    def _exchanged(self) -> None:
         begun = time.perf_counter()
         later = [] if self.why_not else [n for n in self._sending.order if n not in self._eager]
         self._unapplied = [self._sending.buckets[number] for number in later]
@@ -173,6 +185,8 @@ class Stream:
 
     def _why_kept(self) -> str:
         """Why updates cannot wait for the next forward, whatever the optimiser; empty where they can."""
+        if self._evaluated:
+            return "the optimiser evaluates a closure"
         if self._state.choice.names("factors"):
             return "codec factors looks at the forward that makes a gradient"
         if any(hasattr(module, "_orig_mod") or module._compiled_call_impl for module in self._model.modules()):
