@@ -5,10 +5,8 @@ bucket's buffer. The exchange thread averages it while backward goes on. `step()
 returns. The first touch of one of its weights waits for the mean and takes the bucket's part of the step. Every forward
 sees the bits it would see without all this: only the time at which things happen is another.
 
-The first steps are watched, and nothing overlaps in them: how often backward runs before a step, whether gradients are
-changed between backward and step (clipping), whether weights are used otherwise than through their modules. What cannot
-be hidden is left as it was, and `explain()` says why. A later step that is not like those is refused where gradients
-were under way already, before it has changed any weight.
+What cannot be hidden is recognised by the loop's habits (`habits.py`). A step that is unlike those before is refused
+where its gradients were under way already, before it has changed any weight.
 """
 
 from __future__ import annotations
@@ -22,14 +20,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from laconic.consistency.overlapped.habits import WATCHED, Habits
 from laconic.consistency.overlapped.sending import Bucket, Sending
 from laconic.consistency.overlapped.touch import Touches
-from laconic.consistency.overlapped.updates import BucketSteps, why_whole
+from laconic.consistency.overlapped.updates import BucketSteps
 from laconic.errors import BadInput
 from laconic.exchange.layout import FlatBuffer, lies_in
 from laconic.exchange.state import CompressionState
 
-WATCHED = 2  # steps before anything overlaps
 REORDERED = (WATCHED, 10, 50)  # after so many steps the order of buckets is agreed on anew
 Ended = Callable[[int, float, float], None]
 
@@ -39,10 +37,6 @@ class Stream:
 
     Args:
         ended: called with each step's number, and the seconds its exchange held up the training, in all and waiting.
-
-    Attributes:
-        why_not: why updates are taken in `step()`; empty where they may wait for the next forward.
-        why_late: why gradients are sent only in `step()`; empty where backward sends them.
     """
 
     def __init__(
@@ -53,7 +47,8 @@ class Stream:
         state: CompressionState,
         ended: Ended,
     ) -> None:
-        self._model, self._optimizer, self._state, self._ended = model, optimizer, state, ended
+        self._optimizer, self._transport, self._ended = optimizer, state.world.transport, ended
+        self._habits = Habits(model, optimizer, state)
         self._sending = Sending(buffers, state)
         self._updates = BucketSteps(optimizer, buffers)
         self._bucket_of = {id(p): b for b in self._sending.buckets for p in b.buffer.parameters}
@@ -61,13 +56,7 @@ class Stream:
             id(p): v for b in buffers for p, v in zip(b.parameters, b.views, strict=True)
         }
         self.step = state.step
-        self.why_not = self.why_late = f"the first {WATCHED} steps are watched"
         self._unapplied: list[Bucket] = []  # of the last step, in the order they were sent
-        self._eager: set[int] = set()  # buckets with weights that are used otherwise than through their modules
-        self._made: dict[int, int] = {}  # how often each parameter's gradient was made in this step
-        self._expected: dict[int, int] = {}  # the most often it was in one before
-        self._changed = self._holding = self._held = self._evaluated = False
-        self._watched = 0
         self._backward = self._forward = self._seconds = 0.0
         self._caller = threading.get_ident()
         self._touches = Touches(model, self._touch)
@@ -78,7 +67,7 @@ class Stream:
         self._handles.append(optimizer.register_state_dict_pre_hook(lambda _: self.settle()))
         self._handles.append(optimizer.register_load_state_dict_pre_hook(lambda *_: self.settle()))
         optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
-        state.world.transport.guard = self._before_call
+        self._transport.guard = self._before_call
 
     def _parameters(self) -> Iterator[nn.Parameter]:
         return (p for bucket in self._sending.buckets for p in bucket.buffer.parameters)
@@ -91,10 +80,10 @@ class Stream:
         bucket = self._bucket_of[key]
         if gradient is None:
             return
-        if not self._made:
+        if not self._habits.made:
             self._backward = now
-        self._made[key] = self._made.get(key, 0) + 1
-        if key not in self._touches.seen and bucket.number not in self._eager:
+        whole = self._habits.note_made(key)
+        if key not in self._touches.seen and bucket.number not in self._habits.apart:
             self._used_apart(bucket)
         if bucket.sent is not None:
             self._refuse("backward added to gradients that were already sent; run all but the last in job.no_sync()")
@@ -102,19 +91,19 @@ class Stream:
             parameter.grad = gradient = gradient.clone()  # the buffer is the exchange's
         bucket.made[key] = (gradient, gradient._version)
         bucket.ready_s = now - self._backward
-        if not self._holding and (self._held or self._made[key] == self._expected.get(key)):
+        if whole:
             bucket.whole.add(key)
-            if bucket.is_whole and not self.why_late:
+            if bucket.is_whole and not self._habits.why_late:
                 self._sending.send_whole()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Gradients that are made inside are not the last of their step."""
-        self._holding = self._held = True
+        self._habits.holding = True
         try:
             yield
         finally:
-            self._holding = False
+            self._habits.holding = False
 
     # step
 
@@ -124,14 +113,14 @@ class Stream:
         self.settle()
         for bucket in self._sending.buckets:
             if not bucket.unchanged():
-                self._changed = True
+                self._habits.changed = True
                 if bucket.sent is not None:
                     self._refuse("gradients were changed between backward, which sent them, and step()")
             bucket.whole.update(map(id, bucket.buffer.parameters))
         self._sending.send_whole()
         self._updates.begin()
         for bucket in self._sending.buckets:
-            now = bool(self.why_not) or bucket.number in self._eager
+            now = bool(self._habits.why_not) or bucket.number in self._habits.apart
             if now:
                 self._sending.wait(bucket)
             for parameter in bucket.buffer.parameters:
@@ -140,19 +129,19 @@ class Stream:
 
     def evaluated(self) -> None:
         """The optimiser has evaluated its closure, and wants the means now: an exchange of its own."""
-        self._evaluated = True
-        self.why_not = self._why_kept()
+        self._habits.note_closure()
         self.before_step()
         self._exchanged()
 
     def after_step(self) -> None:
         """The optimiser has stepped what must not wait: the gradients of the others are means from here on, too."""
-        if not self._evaluated:  # else each evaluation was
+        if not self._habits.closures:  # else each evaluation was
             self._exchanged()
 
     def _exchanged(self) -> None:
         begun = time.perf_counter()
-        later = [] if self.why_not else [n for n in self._sending.order if n not in self._eager]
+        habits, sending = self._habits, self._sending
+        later = [] if habits.why_not else [number for number in sending.order if number not in habits.apart]
         self._unapplied = [self._sending.buckets[number] for number in later]
         for bucket in self._sending.buckets:
             bucket.touched = False
@@ -160,40 +149,16 @@ class Stream:
                 bucket.reset()
             for parameter in bucket.buffer.parameters:
                 parameter.grad = self._views[id(parameter)]
-        self._learn()
+        habits.end_step(len(sending.buckets))
+        if habits.steps in REORDERED:
+            sending.reorder()
         self._touches.seen.clear()
-        self._made, self._held, self._forward = {}, False, 0.0
+        self._forward = 0.0
         self.step += 1
         self._sending.begin(self.step)
         self._seconds += time.perf_counter() - begun
         if not self._unapplied:
             self._step_ended()
-
-    def _learn(self) -> None:
-        """What this step was like; overlapping begins when enough have been watched."""
-        for key, times in self._made.items():
-            self._expected[key] = max(times, self._expected.get(key, 0))
-        self._watched += 1
-        auto = self._state.auto
-        if auto is not None and not auto.settled:
-            self.why_not = self.why_late = "codec auto still measures"
-        elif self._watched >= WATCHED:
-            self.why_late = "gradients are changed between backward and step()" if self._changed else ""
-            self.why_not = why_whole(self._optimizer) or self._why_kept()
-            if self._watched in REORDERED:
-                self._sending.reorder()
-
-    def _why_kept(self) -> str:
-        """Why updates cannot wait for the next forward, whatever the optimiser; empty where they can."""
-        if self._evaluated:
-            return "the optimiser evaluates a closure"
-        if self._state.choice.names("factors"):
-            return "codec factors looks at the forward that makes a gradient"
-        if any(hasattr(module, "_orig_mod") or module._compiled_call_impl for module in self._model.modules()):
-            return "a compiled module does not ask for its weights one by one"
-        if len(self._eager) == len(self._sending.buckets):
-            return "all weights are used otherwise than through their modules"
-        return ""
 
     # the next forward
 
@@ -227,8 +192,8 @@ class Stream:
 
     def _used_apart(self, bucket: Bucket) -> None:
         """A gradient came of weights that nobody took from their module in this step."""
-        if self.why_not:
-            self._eager.add(bucket.number)  # no harm: nothing was put off
+        if self._habits.why_not:
+            self._habits.apart.add(bucket.number)  # no harm: nothing was put off
         else:
             self._refuse(f"weights of bucket {bucket.number} were used otherwise than through their modules")
 
@@ -260,11 +225,7 @@ class Stream:
 
     def explain(self) -> str:
         """What is hidden, and why the rest is not."""
-        sent = f"are sent in step(): {self.why_late}" if self.why_late else "are sent as backward makes them"
-        late = f"is waited for in step(): {self.why_not}" if self.why_not else "is taken when the next forward needs it"
-        eager = f"\n{len(self._eager)} buckets are not put off: {_APART}" if self._eager and not self.why_not else ""
-        order = ", ".join(map(str, self._sending.order))
-        return f"gradients {sent}\na bucket's update {late}{eager}\nbuckets are sent in the order {order}"
+        return f"{self._habits.explain()}\nbuckets are sent in the order {', '.join(map(str, self._sending.order))}"
 
     def close(self) -> None:
         """Bring all weights up to date and take the hooks off; what went wrong is raised after that."""
@@ -277,8 +238,6 @@ class Stream:
             for handle in self._handles:
                 handle.remove()
             vars(self._optimizer).pop("zero_grad", None)
-            self._state.world.transport.guard = None
+            self._transport.guard = None
             self._sending.close()
 
-
-_APART = "their weights are used otherwise than through their modules"
