@@ -270,7 +270,7 @@ class MpiTransport(Transport):
         return new
 
     def _reduce(self, tensor: Tensor, datatype: str, operation: str) -> None:
-        specification = [_memory_of(self.mpi, tensor), getattr(self.mpi, datatype)]
+        specification = [memory_of(self.mpi, tensor), getattr(self.mpi, datatype)]
         request = self.comm.Iallreduce(self.mpi.IN_PLACE, specification, op=getattr(self.mpi, operation))
         self._abandoned.append((request, tensor))  # only for as long as the wait may fail
         self._poll(request.Test, "the other ranks", None, 0)
@@ -306,10 +306,10 @@ class _MpiRound(Posted):
             _check_cpu(tensor)
         # Receives first, so that a message that is already here lands where it belongs at once.
         self.incoming = [
-            comm.Irecv([_memory_of(mpi, target), mpi.BYTE], recv.peer, tag)
+            comm.Irecv([memory_of(mpi, target), mpi.BYTE], recv.peer, tag)
             for recv, target in zip(recvs, self.targets, strict=True)
         ]
-        self.outgoing = [comm.Isend([_memory_of(mpi, send.data), mpi.BYTE], send.peer, tag) for send in sends]
+        self.outgoing = [comm.Isend([memory_of(mpi, send.data), mpi.BYTE], send.peer, tag) for send in sends]
 
     def received(self, index: int) -> Tensor:
         owner, peer, target = self.owner, self.recvs[index].peer, self.targets[index]
@@ -336,7 +336,7 @@ class _MpiRound(Posted):
                 continue
 
 
-def _memory_of(mpi: Any, tensor: Tensor) -> Any:
+def memory_of(mpi: Any, tensor: Tensor) -> Any:
     """The tensor's bytes as a buffer: 0.4 µs against 2.7 µs by way of NumPy, and for every dtype."""
     return mpi.memory.fromaddress(tensor.data_ptr(), tensor.nbytes)
 

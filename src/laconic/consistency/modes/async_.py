@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 
 import torch
 
+from laconic.consistency.averaging import OwnWeights
 from laconic.consistency.base import Mode, Setup, check_whole, register
+from laconic.consistency.one_sided import NO_CODEC, SharedWeights
 from laconic.consistency.servers.client import Client
 from laconic.consistency.servers.desk import Serving
 from laconic.consistency.servers.served import ServedAgreement
@@ -45,6 +47,7 @@ class Async(Mode):
             servers: Rudra's tree of two levels.
         replicas: copies of each shard on further servers, 0 or 1; an update is answered only when they have it. By
             default 1 where servers are beside the workers, for a worker that is lost takes its server along.
+        rma: under mpiexec, weights lie in MPI windows that workers read and add to; nobody serves (see `one_sided.py`).
 
     Options of `distribute`:
         sites: for `hierarchical`: the site of each rank, or how many sites of neighbouring ranks (2).
@@ -64,6 +67,7 @@ class Async(Mode):
     staleness_aware: bool = True
     hierarchical: bool = False
     replicas: int | None = None
+    rma: bool = False
 
     summary: ClassVar[str] = "workers push gradients to servers and pull weights, each in its own time"
     source: ClassVar[str] = "Dean et al., Large Scale Distributed Deep Networks, NeurIPS 2012"
@@ -81,7 +85,7 @@ class Async(Mode):
         return False
 
     def outlives(self, rank: int, world_size: int) -> bool:
-        return not self.hierarchical and outlives(rank, world_size, self.servers, self.replicas)
+        return not (self.hierarchical or self.rma) and outlives(rank, world_size, self.servers, self.replicas)
 
     @property
     def own_options(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -93,8 +97,16 @@ class Async(Mode):
             raise BadInput("async: a site's workers wait for each other, so hierarchical has no use for replicas")
         if self.hierarchical and (self.push, self.pull, self.servers) != (1, 1, None):
             raise BadInput("async: hierarchical goes with push=1, pull=1 and servers beside the workers")
+        if self.rma and (self.hierarchical or (self.servers, self.replicas) != (None, None)):
+            raise BadInput("async: with rma=true there are no servers, and so neither replicas nor hierarchical")
 
-    def install(self, setup: Setup) -> ServedAgreement:
+    @property
+    def no_codec(self) -> str:
+        return NO_CODEC if self.rma else ""
+
+    def install(self, setup: Setup) -> OwnWeights:
+        if self.rma:
+            return SharedWeights(setup, "async", self.push, self.pull, staleness_aware=self.staleness_aware)
         if self.hierarchical:
             return RudraAgreement(self, setup)
         return AsyncAgreement(self, setup)

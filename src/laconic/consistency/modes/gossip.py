@@ -15,6 +15,7 @@ from laconic.consistency.base import Mode, Setup, register
 from laconic.consistency.gossip.edges import EVERYONE, Edges, message_nbytes, trust
 from laconic.consistency.gossip.graphs import acquaintances, neighbours
 from laconic.consistency.gossip.pairs import PairsAgreement
+from laconic.consistency.one_sided import NO_CODEC, WindowPairs
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.message import unpack
 from laconic.exchange.options import PlannedCodec
@@ -47,6 +48,8 @@ class Gossip(Mode):
         asynchronous: average in pairs, each worker in its own time.
         gamma: γ, how far copies are trusted; none for what `edges.trust` finds.
         seed: of random pairs.
+        rma: asynchronous and under mpiexec, weights lie in MPI windows, and a worker moves both ends of a pair (see
+            `one_sided.py`).
 
     >>> str(Gossip("random", asynchronous=True))
     'gossip(random, asynchronous=true)'
@@ -61,6 +64,7 @@ class Gossip(Mode):
     asynchronous: bool = False
     gamma: float | None = None
     seed: int = 0
+    rma: bool = False
 
     summary: ClassVar[str] = "weights are averaged with a few neighbours at every step"
     source: ClassVar[str] = "Lian et al., D-PSGD, NeurIPS 2017; Lian et al., AD-PSGD, ICML 2018"
@@ -72,19 +76,28 @@ class Gossip(Mode):
         return not self.asynchronous
 
     def outlives(self, rank: int, world_size: int) -> bool:
-        return self.asynchronous
+        return self.asynchronous and not self.rma
 
     def __post_init__(self) -> None:
         neighbours(self.graph, 2, 0, 0)
         if self.gamma is not None and not 0 < self.gamma <= 1:
             raise BadInput(f"gossip: gamma is above 0 and at most 1, got {self.gamma}")
+        if self.rma and not self.asynchronous:
+            raise BadInput("gossip: rma=true goes with asynchronous=true")
+
+    @property
+    def no_codec(self) -> str:
+        return NO_CODEC if self.rma else ""
 
     def install(self, setup: Setup) -> OwnWeights:
         if not self.asynchronous:
             return GossipAgreement(self, setup)
         if not isinstance(setup.codec, str | Codec):
             raise BadInput("asynchronous gossip has one codec throughout: its workers are at different steps")
-        rank = setup.world.rank
+        world, rank = setup.world, setup.world.rank
+        if self.rma:
+            friends = acquaintances(self.graph, range(world.world_size), rank)
+            return WindowPairs(setup, friends, 1.0 if self.gamma is None else self.gamma, self.seed)
         return PairsAgreement(setup, lambda left: acquaintances(self.graph, left, rank), self.gamma, self.seed)
 
 

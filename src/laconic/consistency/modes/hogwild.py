@@ -14,6 +14,7 @@ from torch import Tensor
 
 from laconic.consistency.averaging import OwnWeights, average_buffers
 from laconic.consistency.base import Mode, Setup, register
+from laconic.consistency.one_sided import NO_CODEC, SharedWeights
 from laconic.errors import BadInput
 from laconic.exchange.collectives import all_gather, barrier, broadcast
 from laconic.transports.world import World
@@ -125,15 +126,24 @@ class Hogwild(Mode):
     after which it read the weights, and its next. `finish` waits for all workers; `close` gives each model a copy of
     its own.
 
+    Args:
+        rma: under mpiexec, the weights lie in MPI windows, on any hosts: after a step, what it changed is added by
+            MPI, atomically, and the weights are read (see `one_sided.py`). Cost: n float32 there and n back a step.
+
     Source: Niu et al., Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent, NeurIPS 2011.
     Differs: an update is the optimiser's own vectorised one, not an atomic addition to each value.
     """
+
+    rma: bool = False
 
     summary: ClassVar[str] = "workers of one host write to the same weights without locks"
     source: ClassVar[str] = "Niu et al., Hogwild!, NeurIPS 2011"
     examples: ClassVar[tuple[str, ...]] = ("hogwild",)
     same_weights: ClassVar[bool] = False
-    one_host: ClassVar[bool] = True
+
+    @property
+    def one_host(self) -> bool:  # type: ignore[override]
+        return not self.rma
 
     @property
     def lockstep(self) -> bool:
@@ -141,10 +151,10 @@ class Hogwild(Mode):
 
     @property
     def no_codec(self) -> str:
-        return "it sends nothing"
+        return NO_CODEC if self.rma else "it sends nothing"
 
-    def install(self, setup: Setup) -> HogwildAgreement:
-        return HogwildAgreement(setup)
+    def install(self, setup: Setup) -> OwnWeights:
+        return SharedWeights(setup, "hogwild", staleness_aware=False) if self.rma else HogwildAgreement(setup)
 
 
 class HogwildAgreement(OwnWeights):
