@@ -28,7 +28,7 @@ def step(
     batch: Annotated[int | None, typer.Option(help="Samples a step, of each host. Default: the workload's.")] = None,
     blocks: Annotated[int, typer.Option(help="Turns of each configuration; fewer than 5 decide nothing.")] = 5,
     steps: Annotated[int, typer.Option(help="Counted in a block.")] = 5,
-    warm_up: Annotated[int, typer.Option(help="Steps of each configuration before the first block.")] = 3,
+    warm_up: Annotated[int | None, typer.Option(help="Steps before the first block; 3, or 20 with auto.")] = None,
     seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0,
     pin: Annotated[bool, typer.Option(help="Give each host one core of this machine, in turn.")] = True,
     json: Json = False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from laconic.cli import main
 from laconic.errors import BadInput
+from laconic.exchange.chooser import TRIAL_STEPS, WARM_STEPS
+from laconic.exchange.late_hook import WATCHED
 from laconic.lab.bench import step as step_lab
 from laconic.lab.bench.kernel_time import kernel_seconds
 from laconic.lab.bench.step import Measured, Place, Readiness, StepSpec, Turns, measure
@@ -110,6 +113,14 @@ def test_the_least_that_ddp_allows() -> None:
     early = Readiness(((0.2, 0.5), (0.8, 0.5)), 0.8)  # half of them may be sent during backward
     assert early.bound_seconds(compute_s=1.0, wire_s=1.0) == pytest.approx(0.8 + 0.5 + 0.2)
     assert early.bound_seconds(compute_s=1.0, wire_s=0.0) == pytest.approx(1.0)
+
+
+def test_auto_has_the_time_it_takes_to_choose() -> None:
+    chosen = [configuration(name, 2) for name in ("ddp", "compress:auto")]
+    spec = StepSpec("digits-mlp", ["ddp", "compress:auto"])
+    assert spec.settled(chosen).warm_up == 20 > WATCHED + WARM_STEPS + TRIAL_STEPS
+    assert spec.settled(chosen[:1]).warm_up == 3
+    assert replace(spec, warm_up=7).settled(chosen).warm_up == 7
 
 
 def test_kernels_cost_what_the_codec_computes() -> None:

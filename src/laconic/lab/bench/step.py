@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from laconic.lab.clusters.cluster import Cluster, core_of, interface_nbytes
 from laconic.lab.environment import environment
 from laconic.lab.records.record import Configuration
 from laconic.lab.runs.spec import SINGLE, configuration
-from laconic.lab.runs.strategies import PEERS, Times, make_trainee
+from laconic.lab.runs.strategies import PEERS, Times, make_trainee, wire_factor
 from laconic.lab.runs.trainer import weights_digest
 from laconic.transports.launcher import LocalJob, start_fork_server
 from laconic.transports.world import World, init
@@ -44,6 +44,8 @@ from laconic.workloads.data import fetch
 
 ALONE = "alone"
 EVALUATED = 128  # training samples that the loss is taken on
+WARM_UP = 3
+AUTO_WARM_UP = 20  # codec "auto" watches DDP, measures and looks back for 17 steps
 LONGEST = timedelta(hours=12)  # of a wait for one's turn
 TIMEOUT_S = 300.0  # of an exchange
 
@@ -60,7 +62,8 @@ class StepSpec:
         batch: samples a step, of each host; None is the workload's.
         blocks: turns of each configuration.
         steps: counted in a block.
-        warm_up: steps of each configuration before the first block.
+        warm_up: steps of each configuration before the first block; None is a few, or as many as codec "auto" takes to
+            choose where it is measured.
         seed: of weights and the order of samples.
         pin: each host has one core, in turn.
     """
@@ -72,14 +75,20 @@ class StepSpec:
     batch: int | None = None
     blocks: int = 5
     steps: int = 5
-    warm_up: int = 3
+    warm_up: int | None = None
     seed: int = 0
     pin: bool = True
 
     def __post_init__(self) -> None:
         for name, least in (("hosts", 2), ("blocks", 1), ("steps", 1), ("warm_up", 1)):
-            if getattr(self, name) < least:
-                raise BadInput(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise BadInput(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+
+    def settled(self, chosen: Sequence[Configuration]) -> StepSpec:
+        """The same with a number of steps to warm up; the same for all configurations, for the losses' sake."""
+        learns = any(each.codec == "auto" for each in chosen)
+        return self if self.warm_up else replace(self, warm_up=AUTO_WARM_UP if learns else WARM_UP)
 
 
 @dataclass(frozen=True)
@@ -230,7 +239,9 @@ class Steps:
         return Readiness(tuple(((at - begun) / seconds, n / numel) for at, n in came), (stepped[0] - begun) / seconds)
 
     def _counted(self, steps: int) -> float:
-        """Bytes a step where no interface counts them: the exchange's own count, or the formula of a peer."""
+        """Bytes a step where no interface counts them: the exchange's own count, or a formula where torch exchanges."""
+        if self._chosen.kind == "compress" and not self._exchanged:  # "auto" has left DDP alone
+            return wire_factor(self.world.world_size) * sum(4.0 * p.numel() for p in self.trainee.module.parameters())
         if self.trainee.counts:
             return self.trainee.parts(Times(0.0, 0.0, 0.0, 0.0)).sent / steps
         return sum(self.trainee.payload(*named)[1] for named in self.trainee.module.named_parameters())
@@ -260,7 +271,7 @@ def run_rank(spec: StepSpec, place: Place) -> Measured:
             steps = Steps(spec, place.chosen, task, world)
             warm_up, *blocks = place.turns(spec.blocks)
             with turns.taken(warm_up):
-                steps.run(spec.warm_up)
+                steps.run(spec.warm_up or WARM_UP)
                 steps.block(1)
             steps.measured = Measured()
             for turn in blocks:
@@ -291,6 +302,7 @@ def measure(spec: StepSpec) -> dict[str, Any]:
     """
     workload = Changes(batch=spec.batch).of(spec.workload)
     chosen = [configuration(SINGLE, 1), *(configuration(name, spec.hosts) for name in spec.configurations)]
+    spec = spec.settled(chosen)
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     with ExitStack() as stack:
         cluster = None if spec.link is None else stack.enter_context(Cluster(spec.hosts, spec.link))
