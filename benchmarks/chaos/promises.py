@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from laconic.consistency import build
 
+LEAST = 3  # ranks, of which one is lost and two are left
 GO_ON, END, EITHER = "go on", "end", "either"
 
 
@@ -55,3 +56,21 @@ def of_pause(mode: str, engine: str, digest: int | None) -> Promise:
     """When a rank is held up for much less than the time-out, or nothing of the job itself is touched."""
     same = digest if engine != "elastic" and build(mode).repeatable else None
     return Promise(GO_ON, GO_ON, digest=same)
+
+
+def in_words(spec: str) -> str:
+    """The row of a mode in docs/faults.md.
+
+    >>> in_words("sync")
+    '| `sync` | each of the others raises | the same bits |'
+    """
+    mode = build(spec)
+    fatal = [rank for rank in range(LEAST) if not mode.outlives(rank, LEAST)]
+    if not fatal:
+        lost = "the others go on"
+    elif len(fatal) == LEAST:
+        lost = "each of the others raises"
+    else:
+        last = {0: "rank 0", LEAST - 1: "the last rank"}
+        lost = f"the others go on; without {' or '.join(last.get(each, str(each)) for each in fatal)}, each raises"
+    return f"| `{spec}` | {lost} | {'the same bits' if mode.repeatable else 'other bits'} |"

@@ -17,7 +17,7 @@ from benchmarks.chaos.stage import Stage
 
 from laconic.transports.launcher import LocalJob
 
-READER_S = 60.0
+READER_S = 90.0
 
 
 class Damage:
