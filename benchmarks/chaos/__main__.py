@@ -1,7 +1,7 @@
 """Play scenarios until the time is up; print a table with zeros where zeros belong, else end with exit code 1.
 
     python -m benchmarks.chaos --minutes 15 --seed 1 --output benchmarks/results/chaos.json
-    python -m benchmarks.chaos --faults kill --engines gloo --modes stale --number 4
+    python -m benchmarks.chaos --faults kill --number 4 --verbose
 
 The time is divided evenly among the kinds of fault: the next scenario is of the kind that has had least. Their order is
 a function of the seed, so a failure is played again with its `--faults` and `--number`.
@@ -28,7 +28,8 @@ from benchmarks.chaos.stage import Failed, Fault, Skipped, Stage, without_codec_
 
 from laconic.transports.launcher import start_fork_server
 
-LONGEST_S = 40.0  # what a scenario may still take when the time is nearly up
+LONGEST_S = 40.0  # what a scenario may still take when the time is nearly up, unless others of its engine took longer
+HUNG_S = 240.0  # longer than several jobs and their time-outs take
 
 
 class Chaos:
@@ -36,27 +37,45 @@ class Chaos:
 
     def __init__(self, faults: Sequence[Fault], options: argparse.Namespace) -> None:
         self.options, self.stage = options, Stage()
-        self._played: list[Scenario] = []  # now, one in each lane
+        self._played: dict[Scenario, float] = {}  # now, one in each lane, and since when
+        self._longest: dict[str, float] = {}  # by engine
         self.results: list[table.Result] = []
         self.absent = {fault.name: why for fault in faults if (why := fault.absent())}
         self.faults = [fault for fault in faults if fault.name not in self.absent]
         self.spent = {fault.name: 0.0 for fault in self.faults}
-        self._lock, self._mpi = threading.Lock(), threading.Lock()
-        self._orders = {fault.name: scenarios(fault.name, self._engines(fault), fault.moments, options.seed)
-                        for fault in self.faults if self._engines(fault)}  # fmt: skip
+        self._lock = threading.Lock()
+        self._orders = {f.name: scenarios(f.name, f.engines, f.moments, options.seed) for f in self.faults}
+        self._heads = {name: next(order) for name, order in self._orders.items()}
         self._ends = time.monotonic() + 60 * options.minutes
 
-    def _engines(self, fault: Fault) -> list[str]:
-        return [engine for engine in fault.engines if engine in self.options.engines]
-
     def _next(self) -> tuple[Fault, Scenario] | None:
-        """The next scenario of the kind that has had least time; None when the time is up."""
-        with self._lock:
-            if time.monotonic() + LONGEST_S > self._ends or not self._orders:
+        """The next scenario of the kind that has had least time; None when the time is up.
+
+        MPI's ranks wait by spinning: while one such job runs, the next kind has its turn.
+        """
+        while True:
+            with self._lock:
+                busy = any(each.engine == "mpi" for each in self._played)
+                left_s, waits = self._ends - time.monotonic(), False
+                for fault in sorted(self.faults, key=lambda each: self.spent[each.name]):
+                    scenario = self._heads[fault.name]
+                    if left_s < self._longest.get(scenario.engine, LONGEST_S):
+                        continue
+                    if not (busy and scenario.engine == "mpi"):
+                        return fault, self._take(fault)
+                    waits = True
+            if not waits:
                 return None
-            fault = min((each for each in self.faults if each.name in self._orders), key=lambda f: self.spent[f.name])
+            time.sleep(0.2)
+
+    def _take(self, fault: Fault) -> Scenario:
+        scenario, self._heads[fault.name] = self._heads[fault.name], next(self._orders[fault.name])
+        if self._is_asked_for(scenario):
+            self._played[scenario] = time.monotonic()
             self.spent[fault.name] += 0.1  # so that the other lane takes another kind
-            return fault, next(self._orders[fault.name])
+        else:
+            self.spent[fault.name] += 1e-6
+        return scenario
 
     def run(self) -> None:
         """Play until the time is up, in as many lanes as asked for; a scenario that is not over by then has hung."""
@@ -66,30 +85,31 @@ class Chaos:
         for lane in lanes:
             lane.join(max(0.0, self._ends - time.monotonic()))
         with self._lock:
-            hung = Verdict(HUNG, "the scenario did not end")
-            self.results += [table.Result(each, hung, 0.0) for each in self._played]
+            for scenario, begun in self._played.items():
+                seconds = time.monotonic() - begun
+                hung, late = Verdict(HUNG, "the scenario did not end"), Verdict(SKIPPED, "the time was up")
+                self.results.append(table.Result(scenario, hung if seconds > HUNG_S else late, seconds))
 
     def _lane(self) -> None:
         while (chosen := self._next()) is not None:
             fault, scenario = chosen
-            if self.options.mode in scenario.mode and self.options.number in (None, scenario.number):
+            if self._is_asked_for(scenario):
                 self.play(fault, scenario)
             if self.options.number is not None and scenario.number >= self.options.number:
                 return
 
+    def _is_asked_for(self, scenario: Scenario) -> bool:
+        asked = self.options
+        fits = scenario.engine in asked.engines and asked.mode in scenario.mode
+        return fits and asked.number in (None, scenario.number)
+
     def play(self, fault: Fault, scenario: Scenario) -> None:
         """Play one, and keep its result."""
-        begun = time.monotonic()
+        verdict = self._verdict(fault, scenario)
         with self._lock:
-            self._played.append(scenario)
-        if scenario.engine == "mpi":
-            with self._mpi:  # its ranks wait by spinning: one such job at a time
-                verdict = self._verdict(fault, scenario)
-        else:
-            verdict = self._verdict(fault, scenario)
-        result = table.Result(scenario, verdict, time.monotonic() - begun)
-        with self._lock:
-            self._played.remove(scenario)
+            result = table.Result(scenario, verdict, time.monotonic() - self._played.pop(scenario))
+            longest = self._longest.get(scenario.engine, LONGEST_S)
+            self._longest[scenario.engine] = max(longest, 1.2 * result.seconds)
             self.spent[fault.name] += result.seconds
             self.results.append(result)
         if verdict.column in FAILURES or self.options.verbose:

@@ -62,6 +62,7 @@ class Running:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._offsets: dict[int, int] = {}
         self._lines: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(task.ranks)}
+        self.closed = False
         self.job: LocalJob[None] | None = None
         self.mpiexec: subprocess.Popen[bytes] | None = None
         values = values_of(task)
@@ -84,7 +85,10 @@ class Running:
         self.close()
 
     def close(self) -> None:
-        """End every process of the job, the stopped ones too."""
+        """End every process of the job, the stopped ones too; safe to call twice."""
+        if self.closed:
+            return
+        self.closed = True
         pids = [pid for rank in range(self.task.ranks) if (pid := self.pid(rank)) is not None]
         if self.job is not None:
             self.job.kill()

@@ -12,6 +12,7 @@ import json
 import os
 import resource
 import sys
+import threading
 import time
 import warnings
 import zlib
@@ -29,6 +30,7 @@ from laconic.transports.threads import run_threads
 from laconic.transports.world import World
 
 EVERY = 5  # steps between two checkpoints
+_ONE_AT_A_TIME = threading.Lock()  # ranks that are threads share torch's generator
 SAMPLES = 12  # of a step over all workers of an elastic job
 
 
@@ -98,8 +100,9 @@ class Notes:
 
 def network(seed: int) -> nn.Module:
     """The first layer is large enough for codecs, the rest is exempt from them."""
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 10))
+    with _ONE_AT_A_TIME:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 10))
 
 
 def digest(model: nn.Module) -> int:

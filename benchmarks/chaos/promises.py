@@ -44,8 +44,10 @@ def of_loss(mode: str, engine: str, victim: int, ranks: int, moment: str) -> Pro
     if engine == "elastic":
         return Promise(EITHER if moment == "start" else GO_ON, EITHER)
     goes_on = build(mode).outlives(victim, ranks)
+    if goes_on and engine == "threads":
+        return Promise(EITHER, EITHER)  # there is no store through which the others could agree that it is gone
     if engine == "mpi":
-        goes_on = False  # mpiexec ends all ranks when one has died
+        goes_on = False  # neither is there here, and mpiexec ends all ranks when one has died
     if moment == "start":
         return Promise(EITHER if goes_on else END, EITHER, launcher_ends=engine == "mpi")
     others = GO_ON if goes_on else EITHER if moment == "finish" else END

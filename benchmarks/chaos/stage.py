@@ -67,11 +67,14 @@ class Stage:
         self._run, self.timeout_s, self.grace_s = run, timeout_s, grace_s
         self.folder = Path(tempfile.mkdtemp(prefix="chaos-"))
         self._clean: dict[tuple[object, ...], list[Ending]] = {}
+        self._running: list[Running] = []
         self._lock = threading.Lock()
         self._count = 0
 
     def close(self) -> None:
-        """Remove all that was written."""
+        """End what still runs, and remove all that was written."""
+        for running in self._running:
+            running.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def task(self, scenario: Scenario, **changes: object) -> Task:
@@ -86,7 +89,10 @@ class Stage:
 
     def start(self, task: Task, cluster: Cluster | None = None) -> Running:
         """The processes of a job."""
-        return Running(task, self._run, cluster)
+        running = Running(task, self._run, cluster)
+        with self._lock:
+            self._running = [*(each for each in self._running if not each.closed), running]
+        return running
 
     def limit_s(self, task: Task) -> float:
         """How long after a fault a rank may take: the training, the time-out and the grace."""

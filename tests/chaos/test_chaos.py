@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from benchmarks.chaos import __main__ as chaos
-from benchmarks.chaos import table
+from benchmarks.chaos import readers, table
 from benchmarks.chaos.faults import all_faults
 from benchmarks.chaos.faults.signals import Kill
 from benchmarks.chaos.judge import HUNG, LOST, SKIPPED, SURVIVED, WRONG, Verdict, judge
 from benchmarks.chaos.launch import Ending
-from benchmarks.chaos.promises import EITHER, END, GO_ON, Promise, of_loss
+from benchmarks.chaos.promises import EITHER, END, GO_ON, Promise, in_words, of_loss
 from benchmarks.chaos.scenario import ENGINES, Scenario, modes_of, scenarios
 from benchmarks.chaos.stage import Stage
 
@@ -86,6 +86,12 @@ def test_the_promise_is_what_the_mode_declares() -> None:
     assert of_loss("sync(drop_slowest=1)", "mpi", 1, 3, "step").launcher_ends
 
 
+def test_the_page_says_what_every_mode_declares() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "faults.md").read_text()
+    for spec in modes_of("gloo"):
+        assert in_words(spec) in page, f"docs/faults.md has not the row {in_words(spec)}"
+
+
 @pytest.mark.parametrize("column", [HUNG, LOST, WRONG])
 def test_a_missing_zero_is_not_well_and_is_printed(column: str) -> None:
     scenario = next(scenarios("kill", ["gloo"], ["step"], seed=1))
@@ -115,6 +121,11 @@ def test_every_engine_goes_through_every_registered_mode_in_an_order_given_by_th
     everyone = {spec for name in consistency.names() for spec in consistency.get(name).examples}
     assert everyone <= set(modes_of("gloo"))
     assert set(ENGINES) == {"gloo", "zmq", "threads", "mpi", "elastic"}
+
+
+def test_every_kind_of_file_refuses_damage_or_reads_as_it_was_written() -> None:
+    for kind in readers.KINDS[:-1]:  # payloads have a suite of their own
+        assert readers.run(kind, "7") == {"wrong": [], "lost": []}, kind
 
 
 def test_the_command_ends_with_1_where_a_zero_is_missing(
