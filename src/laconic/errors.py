@@ -15,7 +15,7 @@
     └── TransportError (RuntimeError)     something failed between ranks; has .rank, .peer, .round
         ├── PeerLost                      a peer died, stopped or was cut off
         ├── CollectiveTimeout (TimeoutError)  nobody is known dead, but the wait ran out
-        ├── Mismatch                      ranks called different collectives, sizes or dtypes
+        ├── Mismatch                      ranks called different collectives, sizes or dtypes, or train different models
         └── NotAuthorised                 no key where one is needed, or a wrong one
 """
 
@@ -124,7 +124,7 @@ class CollectiveTimeout(TransportError, TimeoutError):
 
 
 class Mismatch(TransportError):
-    """Ranks disagree on the collective they are in: its kind, algorithm, numel or dtype."""
+    """Ranks disagree on the collective they are in (kind, algorithm, numel, dtype), or on what they train and how."""
 
 
 class NotAuthorised(TransportError):

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic.consistency.base import INSTALLED, Agreement, Mode, Setup, build
 from laconic.errors import BadInput
+from laconic.exchange.likeness import check_alike, terms_of
 from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options
 from laconic.transports.world import World, current
 
@@ -43,6 +44,11 @@ def distribute(
         The job: `finish()` after the last step, records, `explain()`, state and `close()`. It unpacks into model and
         optimiser.
 
+    Raises:
+        BadInput: what is asked for does not go together.
+        Mismatch: another rank has another model or other options; names the first difference.
+        CollectiveTimeout, PeerLost: a rank did not call it.
+
     >>> model = nn.Linear(4, 2)
     >>> model, optimizer = distribute(model, torch.optim.SGD(model.parameters(), 0.1), codec="dynamic8")
     >>> model(torch.ones(4)).sum().backward()
@@ -61,7 +67,9 @@ def distribute(
     plan = "none" if mode.no_codec else DEFAULT_CODEC if codec is None else codec
     ddp = model if isinstance(model, DistributedDataParallel) else None
     module = model if ddp is None else ddp.module
-    job = mode.install(Setup(module, optimizer, given.world or current(), plan, given, own))
+    here = given.world or current()
+    check_alike("distribute", terms_of(module.named_parameters(), plan, given, consistency=mode, **own), here.transport)
+    job = mode.install(Setup(module, optimizer, here, plan, given, own))
     job.attach(mode)
     if ddp is not None:
         _silence(ddp, job)

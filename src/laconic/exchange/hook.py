@@ -21,9 +21,10 @@ from laconic.errors import BadInput
 from laconic.exchange.collectives import world_of
 from laconic.exchange.fsdp import ShardedCompression
 from laconic.exchange.late_hook import LateHook
-from laconic.exchange.options import CodecPlan, Options
+from laconic.exchange.likeness import check_alike, terms_of
+from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options
 from laconic.exchange.state import CompressionState
-from laconic.transports.world import current
+from laconic.transports.world import World, current
 
 _compressed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -65,6 +66,8 @@ def compress(
     Raises:
         UnknownName: no such codec, option or algorithm.
         BadInput: options that do not go together, or a model that is neither, or is compressed already.
+        Mismatch: another rank has another model or other options; names the first difference.
+        CollectiveTimeout, PeerLost: a rank did not call it.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -75,6 +78,8 @@ def compress(
         job: CompressionState | ShardedCompression = _compress_ddp(model, codec, given)
     elif isinstance(model, FSDPModule):
         job = ShardedCompression(model, codec, given)
+        if _on_all_ranks(model):
+            _check_alike(model, codec, given, given.world or current())
     else:
         text = f"got {type(model).__name__}; wrap it, or call fully_shard on it, first"
         raise BadInput(f"compress takes a DistributedDataParallel model or one that fully_shard was applied to, {text}")
@@ -89,6 +94,7 @@ def _compress_ddp(model: DistributedDataParallel, codec: CodecPlan | None, optio
     whole = group is None or group.size() == dist.get_world_size()
     world = options.world or (current() if whole else world_of(group))  # joined now, on all its ranks
     state = CompressionState(codec, model.module.named_parameters(), replace(options, world=world))
+    _check_alike(model.module, codec, options, world)
     state.observe(model.module)
     if state.auto is not None and not state.auto.settled and world.world_size > 1:
         late = LateHook(model, state, lambda: model.register_comm_hook(state, hook))
@@ -96,3 +102,15 @@ def _compress_ddp(model: DistributedDataParallel, codec: CodecPlan | None, optio
     else:
         model.register_comm_hook(state, hook)
     return state
+
+
+def _check_alike(model: nn.Module, codec: CodecPlan | None, options: Options, world: World) -> None:
+    """Make sure that all ranks compress the same model in the same way."""
+    terms = terms_of(model.named_parameters(), DEFAULT_CODEC if codec is None else codec, options)
+    check_alike("compress", terms, world.transport)
+
+
+def _on_all_ranks(model: nn.Module) -> bool:
+    """Whether the ranks among which an FSDP2 model is sharded, or replicated too, are all there are."""
+    meshes = [mesh for p in model.parameters() if (mesh := getattr(p, "device_mesh", None)) is not None]
+    return bool(meshes) and meshes[0].size() == dist.get_world_size()

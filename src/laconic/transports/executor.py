@@ -132,13 +132,19 @@ def agree(transport: Transport, collective: str, algorithm: str, values: Tensor,
     run(schedule, torch.zeros(1, dtype=torch.uint8, device=values.device), transport, "max", claim=claim)
 
 
-def gather_texts(text: str, transport: Transport, most: int = TEXT_NBYTES) -> list[str]:
-    """Every rank's text of at most `most` bytes, by rank: names and addresses, by which ranks are introduced."""
+def gather_texts(
+    text: str, transport: Transport, most: int = TEXT_NBYTES, collective: str = "all_gather"
+) -> list[str]:
+    """Every rank's text of at most `most` bytes, by rank: names and addresses, by which ranks are introduced.
+
+    Errors call it `collective`.
+    """
     table = torch.zeros(transport.world_size, most, dtype=torch.uint8)
     own = text.encode()[:most]
     table[transport.rank, : len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8) if own else 0
     if transport.world_size > 1:
-        run(build("all_gather", "ring", transport.world_size, table.numel()), table.view(-1), transport)
+        schedule = build("all_gather", "ring", transport.world_size, table.numel())
+        run(schedule, table.view(-1), transport, claim=(collective, "ring", table.numel(), "uint8"))
     return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in table]
 
 

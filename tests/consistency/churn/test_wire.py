@@ -221,3 +221,12 @@ def test_codecs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         pytest.raises(BadInput, match=r"trains .*, through dynamic8; this worker has .* of 4 by seed 0$"),
     ):
         laconic.elastic(model, optimizer, codec="none", **make)
+
+
+def test_a_worker_with_another_model_of_the_same_size_is_refused(tmp_path: Path) -> None:
+    make = {"data": laconic.Samples(8, 4), "meeting": tmp_path, "patience_s": 0.5}
+    first, others = nn.Linear(40, 40), (nn.Sequential(nn.Linear(40, 40)), nn.Linear(41, 40, bias=False))
+    with laconic.elastic(first, torch.optim.SGD(first.parameters(), 0.1), **make):
+        for model in others:
+            with pytest.raises(BadInput, match=r"trains 1640 parameters \(\w+\) by SGD.*; this worker has 1640 param"):
+                laconic.elastic(model, torch.optim.SGD(model.parameters(), 0.1), **make)

@@ -1,0 +1,85 @@
+"""Whether all ranks ask for the same, before anything is trained: other models of the same size would train nonsense.
+
+Callers: `compress` and `distribute`. Ranks exchange a digest of what they must have in common, in one small collective.
+Only where digests differ do they exchange all of it, to name the first difference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from torch import Tensor
+
+from laconic.codecs import Codec
+from laconic.errors import Mismatch
+from laconic.exchange.options import CodecPlan, Options
+from laconic.transports.base import Transport
+from laconic.transports.executor import gather_texts
+
+_DIGEST_NBYTES = 96
+Terms = list[tuple[str, str]]  # what must be the same, and what it is here
+
+
+def terms_of(
+    named: Iterable[tuple[str, Tensor]], codec: CodecPlan, options: Options, **others: object
+) -> Terms:
+    """What ranks must have in common: codec, options and `others` by name, then the parameters in order."""
+    plain = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in ("exempt", "world")}
+    given = {**others, "codec": _spelt(codec), **plain, "exempt": options.exemptions}
+    terms = [(name, str(value)) for name, value in given.items()]
+    for number, (name, parameter) in enumerate(named):
+        dtype, trained = str(parameter.dtype).removeprefix("torch."), "" if parameter.requires_grad else ", frozen"
+        terms.append((f"parameter {number}", f"'{name}' of {dtype} {tuple(parameter.shape)}{trained}"))
+    return terms
+
+
+def _spelt(codec: CodecPlan) -> str:
+    if isinstance(codec, Mapping):
+        return str({step: str(each) for step, each in sorted(codec.items())})
+    return "a function of the step" if callable(codec) and not isinstance(codec, Codec) else str(codec)
+
+
+def check_alike(door: str, terms: Terms, transport: Transport) -> None:
+    """Return once all ranks have called `door` with the same terms.
+
+    Cost: one all-gather of 96 bytes a rank, and one of all terms where they differ.
+
+    Raises:
+        Mismatch: on every rank, naming the first term that differs, and what it is on which ranks.
+        PeerLost, CollectiveTimeout: a rank did not call it.
+
+    >>> from laconic.transports.threads import run_threads
+    >>> run_threads(3, lambda t: check_alike("compress", [("codec", "onebit" if t.rank == 1 else "topk")], t))
+    Traceback (most recent call last):
+    ...
+    laconic.errors.Mismatch: [rank 0/3] compress: codec differs: topk on ranks 0, 2; onebit on rank 1
+    """
+    if transport.world_size == 1:
+        return
+    text = json.dumps(terms)
+    own = f"{hashlib.sha256(text.encode()).hexdigest()} {len(text)}"
+    digests = gather_texts(own, transport, _DIGEST_NBYTES, door)
+    if len(set(digests)) == 1:
+        return
+    most = max(int(digest.split()[1]) for digest in digests)
+    everyone = [json.loads(each) for each in gather_texts(text, transport, most, f"{door} in full")]
+    difference, other = _first_difference(everyone, transport.rank)
+    where = f"[rank {transport.rank}/{transport.world_size}] {door}"
+    raise Mismatch(f"{where}: {difference}", rank=transport.rank, peer=other)
+
+
+def _first_difference(everyone: Sequence[Sequence[Any]], rank: int) -> tuple[str, int]:
+    """In words, and the first rank that differs from this one."""
+    for number in range(max(map(len, everyone))):
+        found = [tuple(terms[number]) if number < len(terms) else None for terms in everyone]
+        if len(set(found)) > 1:
+            what = next(term[0] for term in found if term is not None)
+            said = ["not there" if term is None else term[1] for term in found]
+            ranks = {each: [str(r) for r, other in enumerate(said) if other == each] for each in dict.fromkeys(said)}
+            told = [f"{each} on rank{'s' * (len(who) > 1)} {', '.join(who)}" for each, who in ranks.items()]
+            return f"{what} differs: {'; '.join(told)}", next(r for r, each in enumerate(said) if each != said[rank])
+    raise AssertionError("digests of equal terms are equal")
