@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 import laconic
@@ -177,6 +177,38 @@ def _on_ranks() -> dict[str, Any]:
     laconic.init().close()
     dist.destroy_process_group()
     return found
+
+
+def _in_half_precision() -> dict[str, Any]:
+    """What travels as it is has the reduce dtype: half of float32's bytes, and the sums of the same values."""
+    dist.init_process_group("gloo")
+    found: dict[str, Any] = {}
+    for name, dtype in (("float32", None), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        mesh, model = init_device_mesh("cpu", (dist.get_world_size(),)), _plain()
+        fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=dtype))
+        state = laconic.compress(model, "none")
+        found[name] = _gradients(model)
+        found[f"{name} nbytes"] = sum(record.sent_nbytes for record in state.records)
+    mixed = _plain()
+    fully_shard(mixed, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
+    state = laconic.compress(mixed, "dynamic8")
+    _gradients(mixed)
+    found["dynamic8 nbytes"] = sum(record.sent_nbytes for record in state.records)
+    laconic.init().close()
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.processes
+def test_the_reduce_dtype_is_kept_on_the_wire() -> None:
+    for found in run_local(2, _in_half_precision, timeout_s=90):
+        for name, digits in (("bf16", 2**-8), ("fp16", 2**-11)):
+            assert found[f"{name} nbytes"] < 0.51 * found["float32 nbytes"]
+            for parameter, gradient in found["float32"].items():
+                # Each rank rounds its gradient once, before it is sent, and torch rounds the mean once more.
+                bound = 4 * digits * gradient.abs().max().item()
+                torch.testing.assert_close(found[name][parameter].float(), gradient, rtol=0, atol=bound)
+        assert found["dynamic8 nbytes"] < 0.3 * found["float32 nbytes"]
 
 
 def _refused(model: nn.Module) -> str:

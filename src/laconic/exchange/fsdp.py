@@ -34,6 +34,7 @@ from laconic.transports.base import Transport
 from laconic.transports.world import current
 
 _EXACT = codec("none")
+_WIRE = {torch.bfloat16: codec("bf16"), torch.float16: codec("fp16")}  # without loss, for values of these types
 
 
 @dataclass(frozen=True)
@@ -129,11 +130,12 @@ class CompressedReduceScatter:
             coded, exact = [s for s in self.shards if not s.exempt], [s for s in self.shards if s.exempt]
         else:  # not all parameters took part, and torch does not say which
             chosen, coded, exact = _EXACT, [], [Shard("", (), 0, 0, values.shape[1], True)]
-        channels = []
+        channels, as_it_is = [], _WIRE.get(input_tensor.dtype, _EXACT)
         if coded:
-            channels.append(Channel(_cut(values, coded), chosen, self.residual))
+            wire = as_it_is if chosen.exact and self.residual is None else chosen
+            channels.append(Channel(_cut(values, coded), wire, self.residual))
         if exact:
-            channels.append(Channel(_cut(values, exact), _EXACT))
+            channels.append(Channel(_cut(values, exact), as_it_is))
         try:
             timings = reduce_scatter_coded(channels, transport, step=self.step)
         except Exception as error:
