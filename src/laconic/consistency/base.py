@@ -127,7 +127,6 @@ class Agreement(Job):
     """
 
     KEPT: ClassVar[int] = 10_000
-    closures: ClassVar[bool] = False  # `step(closure)` makes sense: `before_step` may be called at every evaluation
 
     def __init__(self, setup: Setup) -> None:
         self.model, self.optimizer, self.world = setup.model, setup.optimizer, setup.world
@@ -159,6 +158,11 @@ class Agreement(Job):
     def evaluated(self) -> None:
         """Do what comes after each evaluation of a closure: gradients, and then the loss, become means."""
         self.before_step()
+
+    @property
+    def closures(self) -> bool:
+        """Whether `step(closure)` makes sense: workers agree in `evaluated`."""
+        return False
 
     def predictor(self) -> nn.Module:
         """What predicts after `finish`: the model, or what a mode made of several."""

@@ -74,10 +74,8 @@ class StepHooks:
         self._warn_of_missing_state()
         if closure is not None:
             if not self.job.closures:
-                raise BadInput(
-                    f"a closure goes with consistency 'sync', whose workers agree at every evaluation: "
-                    f"{type(self.job).__name__} cannot; step without it"
-                )
+                text = "whose workers agree on gradients and loss at every evaluation; else step without it"
+                raise BadInput(f"a closure goes with consistency 'sync', {text}")
             return (args[0], self._agreed(closure)), {k: v for k, v in options.items() if k != "closure"}
         if self._overflowed():
             self._skipped = [(p, p.grad) for group in optimizer.param_groups for p in group["params"]]

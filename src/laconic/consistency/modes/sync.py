@@ -148,6 +148,10 @@ class SyncAgreement(ExchangedGradients):
     def overlaps(self, setup: Setup) -> bool:
         return setup.options.overlap is not False and setup.world.world_size > 1
 
+    @property
+    def closures(self) -> bool:
+        return True
+
     def before_step(self) -> None:
         self._check_known()
         if self.stream is None:
