@@ -27,9 +27,8 @@ def distribute(
     """Let `optimizer` train `model` together with all other workers; use both as before.
 
     Every worker begins with rank 0's weights. Communication belongs to `optimizer.step()`; learning-rate schedulers,
-    gradient accumulation and `state_dict()` (which then holds the exchange's state too) work as without it. A worker
-    that skips a step the others take makes them wait: under GradScaler, which skips by what one worker sees, use
-    `laconic.compress` on DDP, which exchanges gradients in backward.
+    gradient accumulation and `state_dict()` (which then holds the exchange's state too) work as without it. Under
+    torch.amp.GradScaler, workers in lockstep all skip a step that overflowed on any of them; each has its own scale.
 
     Args:
         model: a module. A DistributedDataParallel one is used as before, but leaves all communication to the job.
