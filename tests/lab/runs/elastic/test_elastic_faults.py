@@ -17,6 +17,7 @@ import torch
 from laconic.codecs import codec
 from laconic.consistency.churn.coded import Coded, merged
 from laconic.consistency.churn.meeting import Meeting, View, event
+from laconic.consistency.churn.wire import HEADER_NBYTES, Occasion, Offer
 from laconic.errors import BadInput, StorageError
 from laconic.lab.records.record import Record
 from laconic.lab.runs import run as run_module
@@ -125,8 +126,6 @@ def test_residuals_go_into_a_state_and_out_of_it() -> None:
 
     def sent(one: Coded, x: torch.Tensor) -> torch.Tensor:
         """What of x, and of what was left, all go on with."""
-        from laconic.consistency.churn.wire import HEADER_NBYTES, Occasion, Offer
-
         coordinator = wire()
         one.values.copy_(x)
         body = one.offer(1, Occasion(0, 1, 2))[HEADER_NBYTES:]
