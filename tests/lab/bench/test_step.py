@@ -20,6 +20,7 @@ from laconic.lab.bench import step as step_lab
 from laconic.lab.bench.kernel_time import kernel_seconds
 from laconic.lab.bench.step import Measured, Place, Readiness, StepSpec, Turns, measure
 from laconic.lab.runs.spec import configuration
+from laconic.lab.runs.strategies import options_of
 from laconic.transports.launcher import RankFailed
 from tests.lab.clusters.test_cluster import needs_root
 
@@ -151,6 +152,13 @@ def test_bad_input_is_one_sentence(words: list[str], says: str, capsys: pytest.C
     error = capsys.readouterr().err
     assert says in error
     assert len(error.strip().splitlines()) == 1
+
+
+def test_options_reach_the_door_and_words_for_the_reader_do_not() -> None:
+    chosen = configuration("distribute:dynamic8,overlap=false,algorithm=ring", 2)
+    told = replace(chosen, options={**chosen.options, "bytes": "counted by the exchange"})
+    assert options_of(told) == {"algorithm": "ring", "overlap": False}
+    assert options_of(configuration("compress:dynamic8", 2)) == {"algorithm": "auto"}
 
 
 @pytest.mark.parametrize("name", ["distribute:dynamic8,feedback", "elastic:none,feedback=true", "single,feedback=true"])
