@@ -25,6 +25,7 @@ CASES: list[Case] = [
     *(("tied", "adamw", "dynamic8", way) for way in ("zeros", "accumulated", "no_sync", "looked at", "saved")),
     ("recurrent", "adamw", "dynamic8", "clipped"),
     ("recurrent", "adamw", "dynamic8", "scaled"),
+    ("images", "momentum", "dynamic8", "closure"),
 ]
 EVERY_CODEC: list[Case] = [
     (model, "momentum", codec, "plain")
@@ -54,6 +55,8 @@ def _check(case: Case, found: list[dict[str, Any]]) -> None:
         assert not each["differs"], f"{case}: overlapped training has other {each['differs']}"
         if case[3] in ("clipped", "scaled"):
             assert "are sent in step(): gradients are changed between backward and step()" in each["explained"]
+        elif case[3] == "closure":
+            assert "the optimiser evaluates a closure" in each["explained"]
         elif case[2] == "factors":
             assert "codec factors looks at the forward" in each["explained"]
         else:
