@@ -35,7 +35,7 @@ HUNG_S = 240.0  # longer than several jobs and their time-outs take
 class Chaos:
     """Lanes that play scenarios side by side, most of which wait."""
 
-    def __init__(self, faults: Sequence[Fault], options: argparse.Namespace) -> None:
+    def __init__(self, faults: Sequence[Fault], options: argparse.Namespace, ends: float) -> None:
         self.options, self.stage = options, Stage()
         self._played: dict[Scenario, float] = {}  # now, one in each lane, and since when
         self._longest: dict[str, float] = {}  # by engine
@@ -46,7 +46,7 @@ class Chaos:
         self._lock = threading.Lock()
         self._orders = {f.name: scenarios(f.name, f.engines, f.moments, options.seed) for f in self.faults}
         self._heads = {name: next(order) for name, order in self._orders.items()}
-        self._ends = time.monotonic() + 60 * options.minutes
+        self._ends = ends
 
     def _next(self) -> tuple[Fault, Scenario] | None:
         """The next scenario of the kind that has had least time; None when the time is up.
@@ -144,10 +144,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args(arguments)
+    begun = time.monotonic()
     warm()
     start_fork_server("benchmarks.chaos.program")
     chosen = [fault for fault in known if fault.name in options.faults]
-    chaos, begun = Chaos(chosen, options), time.monotonic()
+    chaos = Chaos(chosen, options, begun + 60 * options.minutes)
     try:
         chaos.run()
     finally:

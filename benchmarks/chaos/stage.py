@@ -102,6 +102,11 @@ class Stage:
         """The same job with a folder for what outlives it: checkpoints, or an elastic job's meeting."""
         return replace(task, checkpoints=checkpoints, **changes)  # type: ignore[arg-type]
 
+    def needs_checkpoints(self, scenario: Scenario) -> None:
+        """Skipped, where some ranks never save."""
+        if "servers=" in scenario.mode:
+            raise Skipped("a rank that only serves is in finish() all the time, and saves no checkpoint")
+
     def clean(self, scenario: Scenario) -> int | None:
         """The weights that the scenario's job ends with when nothing happens to it.
 

@@ -39,13 +39,14 @@ class Damage:
 
     def _checkpoints(self, scenario: Scenario, stage: Stage) -> Verdict:
         """All ranks are killed; with their newest files damaged they go on from older ones, with all of them not."""
+        stage.needs_checkpoints(scenario)
         promise = of_pause(scenario.mode, scenario.engine, stage.clean(scenario))
         task, chance = stage.task(scenario), scenario.chance
         folder = Path(task.folder, "checkpoints")
         first = stage.moved(task, str(folder))
         with stage.start(first) as running:
             for rank in range(task.ranks):
-                stage.reach(running, rank, 0 if scenario.mode == "async(servers=1)" and rank == 2 else 22)
+                stage.reach(running, rank, 22)
             for rank in range(task.ranks):
                 running.kill(rank)
             running.endings(range(task.ranks), stage.grace_s)

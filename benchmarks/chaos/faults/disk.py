@@ -92,15 +92,17 @@ class FullDisk:
 
     def _checkpoints(self, scenario: Scenario, stage: Stage) -> Verdict:
         """Training goes on without checkpoints, and what was saved before is good to go on from."""
+        stage.needs_checkpoints(scenario)
         promise = of_pause(scenario.mode, scenario.engine, stage.clean(scenario))
-        task, disk = stage.task(scenario), None
+        task = stage.task(scenario)
         disk = Path(task.folder, "disk")
         saved = stage.moved(task, str(disk / "checkpoints"), file_nbytes=None if self.mounts else LARGEST_NBYTES)
         with contextlib.ExitStack() as stack:
             if self.mounts:
                 stack.enter_context(small_disk(disk))
             with stage.start(saved) as running:
-                stage.reach(running, 0, 12)  # of which ten are in a checkpoint
+                for rank in range(task.ranks):
+                    stage.reach(running, rank, 12)  # of which ten are in a checkpoint
                 filler = fill(disk) if self.mounts else disk / "none"
                 Path(task.folder, "full").touch()
                 endings = running.endings(range(task.ranks), START_S)
@@ -116,6 +118,6 @@ class FullDisk:
             with stage.start(again) as running:
                 verdict = judge(promise, running.endings(range(task.ranks), START_S))
                 begun = max((each.get("begin", 0) for each in running.notes(0)), default=0)
-        if verdict.column == SURVIVED and begun < 10 and not scenario.mode.startswith("async(servers"):
+        if verdict.column == SURVIVED and begun < 10:
             return Verdict(LOST, f"the checkpoints from before are gone: it began again at step {begun}")
         return verdict
