@@ -53,10 +53,13 @@ def check_alike(door: str, terms: Terms, transport: Transport) -> None:
         PeerLost, CollectiveTimeout: a rank did not call it.
 
     >>> from laconic.transports.threads import run_threads
-    >>> run_threads(3, lambda t: check_alike("compress", [("codec", "onebit" if t.rank == 1 else "topk")], t))
-    Traceback (most recent call last):
-    ...
-    laconic.errors.Mismatch: [rank 0/3] compress: codec differs: topk on ranks 0, 2; onebit on rank 1
+    >>> def work(transport):
+    ...     try:
+    ...         check_alike("compress", [("codec", "onebit" if transport.rank == 1 else "topk")], transport)
+    ...     except Mismatch as error:
+    ...         return str(error)
+    >>> run_threads(3, work)[0]
+    '[rank 0/3] compress: codec differs: topk on ranks 0, 2; onebit on rank 1'
     """
     if transport.world_size == 1:
         return
