@@ -116,7 +116,11 @@ def largest(
     chosen = collect(array, codec, bound, keys, add=add, limit=limit)
     if chosen is None or chosen.size < k:  # the sample misled
         chosen = collect(array, codec, _histogram_bound(array, k, *map(np.int32, keys)), keys, limit=limit)
-    if chosen is None or chosen.size < k:  # most keys are equal, as in a gradient of zeros
+    if chosen is not None and chosen.size < k and keys == MAGNITUDE:  # the others are zeros, as embeddings' gradients are
+        kept = np.empty(k, np.int64)
+        _fill_up(chosen, kept)
+        return kept
+    if chosen is None or chosen.size < k:  # most keys are equal
         chosen = np.arange(array.size)
     return _trim(chosen, _keys(array[chosen], keys), k)
 
@@ -165,6 +169,19 @@ def _keep(chosen: Array, words: Array, bound: int, ties: int, kept: Array) -> No
             kept[size] = chosen[j]
             size += 1
             ties -= tie
+
+
+@njit(nogil=True, cache=True)
+def _fill_up(chosen: Array, kept: Array) -> None:
+    """Sorted `chosen` and, so that `kept` is full, the lowest indices that are not among them; sorted, too."""
+    missing, at = kept.size - chosen.size, 0
+    for size in range(kept.size):
+        if missing > 0 and (at == chosen.size or chosen[at] > size):
+            kept[size] = size
+            missing -= 1
+        else:
+            kept[size] = chosen[at]
+            at += 1
 
 
 @njit(nogil=True, cache=True)
