@@ -34,8 +34,8 @@ def compile_all() -> Iterator[str]:
         for numel in _NUMELS:
             _use(codecs.codec(spec), torch.randn(numel, generator=torch.Generator().manual_seed(numel)))
         yield spec
-    for value in (0.0, 1.0):
-        _use(codecs.codec("topk(0.01)"), torch.full((200_000,), value))  # a sample does not tell the largest from the rest
+    for value in (0.0, 1.0):  # a sample does not tell the largest from the rest
+        _use(codecs.codec("topk(0.01)"), torch.full((200_000,), value))
     yield "topk of equal values"
     PowerSGD().start((4, 3))
     yield "powersgd"

@@ -116,7 +116,7 @@ def largest(
     chosen = collect(array, codec, bound, keys, add=add, limit=limit)
     if chosen is None or chosen.size < k:  # the sample misled
         chosen = collect(array, codec, _histogram_bound(array, k, *map(np.int32, keys)), keys, limit=limit)
-    if chosen is not None and chosen.size < k and keys == MAGNITUDE:  # the others are zeros, as embeddings' gradients are
+    if chosen is not None and chosen.size < k and keys == MAGNITUDE:  # the others are zeros
         kept = np.empty(k, np.int64)
         _fill_up(chosen, kept)
         return kept
