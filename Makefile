@@ -9,6 +9,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export XDG_CACHE_HOME := $(CURDIR)/.cache
 export TMPDIR := $(CURDIR)/.cache/tmp
 export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba
+# pip asks for rustc's version, and rustup then makes a folder in a home that has none.
+export RUSTUP_HOME ?= $(or $(wildcard $(HOME)/.rustup),$(CURDIR)/.cache/rustup)
+export CARGO_HOME ?= $(or $(wildcard $(HOME)/.cargo),$(CURDIR)/.cache/cargo)
 
 .PHONY: demo test slow fuzz soak chaos check bench docs clean
 .DEFAULT_GOAL := demo
