@@ -25,6 +25,7 @@ from laconic.codecs import Codec
 from laconic.codecs.compose import Selected
 from laconic.codecs.entropy import Entropy
 from laconic.errors import BadInput, NonFiniteError
+from laconic.exchange.give_back import give_back
 from laconic.exchange.ownership import OWNER, owned
 from laconic.storage.form import check_named
 from laconic.storage.tree import map_tensors
@@ -298,6 +299,8 @@ class Residuals:
         residual = Residual(layout.numel, mode, blanks=blanks, tentative=self._tentative)
         if left:
             residual.restart(layout.join(left), resumed=self._resumed >= left.keys())
+            for value in left.values():
+                give_back(value)
         self._resumed.difference_update(layout.names)
         self._vectors.update(dict.fromkeys(layout.names, (layout, residual)))
         return residual
