@@ -46,8 +46,8 @@ def of_loss(mode: str, engine: str, victim: int, ranks: int, moment: str) -> Pro
     goes_on = build(mode).outlives(victim, ranks)
     if goes_on and engine == "threads":
         return Promise(EITHER, EITHER)  # there is no store through which the others could agree that it is gone
-    if engine == "mpi":
-        goes_on = False  # neither is there here, and mpiexec ends all ranks when one has died
+    if goes_on and engine == "mpi":  # neither is there here: whoever ends first is lost to the next
+        return Promise(EITHER, EITHER, launcher_ends=True)
     if moment == "start":
         return Promise(EITHER if goes_on else END, EITHER, launcher_ends=engine == "mpi")
     others = GO_ON if goes_on else EITHER if moment == "finish" else END
