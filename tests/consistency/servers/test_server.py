@@ -16,6 +16,7 @@ import laconic
 from laconic.consistency import build
 from laconic.consistency.modes.easgd import Centre
 from laconic.consistency.servers.clocks import Clocks
+from laconic.consistency.servers.desk import Desk, Serving
 from laconic.consistency.servers.shards import Layout, Shard, ShardOptimizer, changed_options, cut, plain_options
 from laconic.consistency.servers.wire import Kind, Message, unpack, weights_in
 from laconic.errors import BadInput, PayloadError, PeerLost
@@ -55,6 +56,31 @@ def test_layouts() -> None:
         Layout(2, servers=2, replicas=0, numel=10)
     with pytest.raises(BadInput, match="replicas=1"):
         Layout(3, servers=1, replicas=1, numel=10)
+
+
+def test_a_server_stays_until_those_who_finished_have_their_answers() -> None:
+    """A copy answers in the place of a server that is killed between two answers to FINISH."""
+    layout, sent = Layout(2, servers=None, replicas=1, numel=4), list[tuple[int, Message]]()
+    serving = Serving("async")
+    shards = {number: serving.shard(layout, number, torch.zeros(2)) for number in (0, 1)}
+    desk = Desk(3, layout, shards, serving, lambda member, message: sent.append((member, message)))
+    for worker in (0, 1):
+        desk.take(2, Message(Kind.FINISH, 0, worker, payload=torch.empty(0)).forwarded(0))
+        desk.take(worker, Message(Kind.FINISH, 1, worker, wants_weights=True, payload=torch.empty(0)))
+        for member, message in list(sent):
+            if message.kind == Kind.FORWARD:
+                desk.take(member, Message(Kind.STORED, message.shard, message.worker, message.sequence))
+    desk.answer()
+    assert desk.unanswered
+    desk.leave(2)  # and the workers turn to this one
+    desk.take(0, Message(Kind.FINISH, 0, 0, wants_weights=True))
+    desk.answer()
+    assert sent[-1][0] == 0
+    assert sent[-1][1].kind == Kind.REPLY
+    for worker in (0, 1):
+        assert desk.unanswered
+        desk.take(worker, Message(Kind.COMMIT, 0, worker))
+    assert not desk.unanswered
 
 
 def _network(seed: int = 0) -> nn.Module:

@@ -7,6 +7,7 @@ progress, and name who is missing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -113,6 +114,10 @@ class Client:
         for shard in range(len(self.edges)):
             self._request(shard, Kind.FINISH, 0, True, payload=buffers if shard == 0 else None)
         self.wait()
+        note = Message(Kind.COMMIT, 0, self.mesh.rank).pack()
+        for member in self.mesh.peers:
+            with contextlib.suppress(PeerLost):
+                self.mesh.send_to(member, note, 0)
         self.roll.look(0.0)
         if self.trainers == 0:
             names = ", ".join(map(str, self.layout.trainers))

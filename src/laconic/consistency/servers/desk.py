@@ -78,16 +78,26 @@ class Desk:
         self.live = {member for member in range(len(layout.homes)) if layout.linked(me, member)}
         self._copies = {number: set(layout.chain(number)) - {me} for number in shards}
         self._held: list[_Held] = []
+        self._answered: set[int] = set()  # workers that have all answers to their FINISH
         self._told_at = 0.0
 
     @property
     def held(self) -> bool:
         return bool(self._held)
 
+    @property
+    def unanswered(self) -> bool:
+        """Whether a worker that finished may yet ask for its answer here, should another server be lost."""
+        ended = {worker for shard in self.shards.values() for worker in shard.idle}
+        return bool((ended & self.live) - self._answered)
+
     def take(self, peer: int, message: Message) -> None:
         """Do what a message asks for."""
         if message.kind in REQUESTS:
+            self._answered.discard(message.worker)
             self._request(message)
+        elif message.kind == Kind.COMMIT:
+            self._answered.add(message.worker)
         elif message.kind == Kind.FORWARD:
             self._store(peer, message)
         elif message.kind == Kind.COPY:

@@ -22,6 +22,7 @@ from laconic.errors import BadInput, PeerLost
 from laconic.transports.zeromq import ZmqTransport
 
 OWES_S = 1.0  # how long a server that is to stop waits for its copies, before it leaves requests unanswered
+ENDS_S = 8.0  # and for workers that have yet to get all answers to their FINISH: until they notice a silent server
 
 
 class Server:
@@ -57,8 +58,9 @@ class Server:
         self._stop.set()
 
     def _owes(self) -> bool:
-        """Whether a request is held that a copy has yet to confirm: its worker would take this server for lost."""
-        return self._desk.held and time.monotonic() - self._stopped_at < OWES_S
+        """Whether a copy has yet to confirm a request, or this server may have to answer in the place of a lost one."""
+        waited_s = time.monotonic() - self._stopped_at
+        return (self._desk.held and waited_s < OWES_S) or (self._desk.unanswered and waited_s < ENDS_S)
 
     def join(self, timeout_s: float = 10.0) -> None:
         """Wait for the end of the thread."""

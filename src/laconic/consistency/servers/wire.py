@@ -40,7 +40,7 @@ class Kind(IntEnum):
     WAITING = 8  # a sign that FINISH has come and others have yet to finish; version: how far the shard is
     BARRIER = 9  # between sites: these values are coming; wait for them
     COPY = 10  # a server gives another a shard to hold a copy of: the payload is all there is to know about it
-    COMMIT = 11  # between peers: all have the mean
+    COMMIT = 11  # between peers: all have the mean; to a server: this worker has all answers to its FINISH
 
 
 @dataclass(frozen=True)
