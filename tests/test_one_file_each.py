@@ -179,7 +179,6 @@ class InOneAgreement(Agreement):
         super().__init__(setup)
         for value in setup.model.state_dict().values():
             broadcast(value)
-        self.attach()
 
     def before_step(self):
         with self.agreeing():

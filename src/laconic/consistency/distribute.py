@@ -26,7 +26,7 @@ def distribute(
 ) -> Agreement:
     """Let `optimizer` train `model` together with all other workers; use both as before.
 
-    Every worker begins with rank 0's weights. Communication belongs to `optimizer.step()`; learning-rate schedulers,
+    Every worker begins with rank 0's weights. Communication goes on beside the loop; learning-rate schedulers,
     gradient accumulation and `state_dict()` (which then holds the exchange's state too) work as without it. Under
     torch.amp.GradScaler, workers in lockstep all skip a step that overflowed on any of them; each has its own scale.
 

@@ -51,23 +51,24 @@ class LateHook:
     def __init__(self, ddp: DistributedDataParallel, state: CompressionState, register: Callable[[], None]) -> None:
         self._ddp, self._state, self._world, self._register = ddp, state, state.world, register
         self._numel = sum(p.numel() for p in ddp.module.parameters() if p.requires_grad)
-        self._begun: list[float] = []
-        self._waiting: list[float] = []
-        self._last = 0.0
-        self._decided_s: float | None = None
-        self._handles: list[Any] = []
-        self._forward = ddp.register_forward_pre_hook(self._before_forward)
-        self._watch()
-
-    def _watch(self) -> None:
-        """Measure the next steps."""
-        self._begun, self._waiting = [], []
-        self._handles = [
+        self._watching = True
+        self._ended: list[float] = []  # when backwards ended
+        self._waiting: list[float] = []  # and how long they waited for DDP
+        self._last = 0.0  # gradient of the backward that runs
+        self._decided_s = 0.0
+        self._handles: list[Any] = [
             p.register_post_accumulate_grad_hook(self._gradient_made)
-            for p in self._ddp.module.parameters()
+            for p in ddp.module.parameters()
             if p.requires_grad
         ]
-        self._say(f"DDP is left alone for {WATCHED} steps, which are measured")
+        self._handles.append(ddp.register_forward_pre_hook(self._before_forward))
+        self._begin(watching=True)
+
+    def _begin(self, *, watching: bool) -> None:
+        """Measure the next steps."""
+        self._watching, self._ended, self._waiting = watching, [], []
+        if watching:
+            self._say(f"DDP is left alone for {WATCHED} steps, which are measured")
 
     def _say(self, verdict: str) -> None:
         if self._state.auto is not None:  # another one after a resumption
@@ -83,22 +84,19 @@ class LateHook:
         self._last = time.perf_counter()
 
     def _backward_ended(self) -> None:
-        self._waiting.append(time.perf_counter() - self._last)
+        self._ended.append(time.perf_counter())
+        self._waiting.append(self._ended[-1] - self._last)
         self._last = 0.0
 
     def _before_forward(self, *_: object) -> None:
-        """A step begins: all ranks are here, and DDP has nothing under way."""
-        if not (torch.is_grad_enabled() and self._ddp.training and self._ddp.require_backward_grad_sync):
-            return
-        self._begun.append(time.perf_counter())
-        if self._handles and len(self._begun) == WATCHED + 1:
+        """DDP has nothing under way, and all ranks have ended as many backwards when they next come here."""
+        if self._watching and len(self._ended) >= WATCHED:
             self._decide()
-        elif not self._handles and len(self._begun) == LOOK_AGAIN:
+        elif not self._watching and len(self._ended) >= LOOK_AGAIN:
             self._look_again()
 
     def _step_s(self) -> float:
-        times = self._begun[1:]
-        return statistics.median(b - a for a, b in itertools.pairwise(times))
+        return statistics.median(b - a for a, b in itertools.pairwise(self._ended[1:]))
 
     def _decide(self) -> None:
         assert self._state.auto is not None
@@ -114,11 +112,10 @@ class LateHook:
             spared[spec] = spared_s(waiting_s, plain_s, cost.wire_s, cost.encode_s + cost.decode_s)
         best = max(spared, key=spared.__getitem__)
         figures = f"{1e3 * waiting_s:.1f} of {1e3 * step_s:.1f} ms a step wait for it"
-        for handle in self._handles:
-            handle.remove()
-        self._handles, self._begun, self._decided_s = [], [], step_s
+        self._decided_s = step_s
+        self._begin(watching=False)
         if spared[best] > PAYS * step_s:
-            self._forward.remove()
+            self.close()
             _log.info("codec auto: %s could spare %.1f ms: %s", best, 1e3 * spared[best], figures)
             self._register()
         else:
@@ -127,13 +124,10 @@ class LateHook:
     def _look_again(self) -> None:
         """Watch anew where a step takes clearly more or less time than when it was decided."""
         (step_s,) = mean_of_ranks([self._step_s()], self._world)
-        before, self._begun = self._decided_s or step_s, []
-        if not before / CLEARLY < step_s < before * CLEARLY:
-            self._watch()
+        self._begin(watching=not self._decided_s / CLEARLY < step_s < self._decided_s * CLEARLY)
 
     def close(self) -> None:
         """Look no more."""
-        self._forward.remove()
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -167,6 +167,15 @@ class FlatBuffer:
     parameters: tuple[nn.Parameter, ...]
     views: tuple[Tensor, ...]
 
+    def check(self) -> None:
+        """Refuse to go on where the views lie elsewhere now: converting a model moves its gradients, too."""
+        at = self.values.data_ptr()
+        for view in self.views:
+            if view.numel() and view.data_ptr() != at:
+                text = "convert it (model.to, .half, .double …) before, or when its gradients are None"
+                raise BadInput(f"the model was converted after distribute(), while it had gradients; {text}")
+            at += view.nbytes
+
 
 class FlatGradients:
     """Flat buffers of about `nbytes` for the gradients of these parameters, in the order backward makes them.
@@ -212,6 +221,7 @@ class FlatGradients:
     def complete(self) -> None:
         """Zeros where this rank has made no gradient: another may have."""
         for buffer in self.buffers:
+            buffer.check()
             for parameter, view in zip(buffer.parameters, buffer.views, strict=True):
                 if parameter.grad is None:
                     view.zero_()
@@ -232,10 +242,11 @@ def lies_in(gradient: Tensor, view: Tensor) -> bool:
 
 def write(gradient: Tensor | None, view: Tensor) -> None:
     """Copy a gradient to its place; zeros where there is none."""
-    if gradient is None or gradient.is_sparse:
-        view.zero_()
-    if gradient is not None:
-        view.add_(gradient) if gradient.is_sparse else view.copy_(gradient)
+    with torch.no_grad():  # a gradient may have one itself
+        if gradient is None or gradient.is_sparse:
+            view.zero_()
+        if gradient is not None:
+            view.add_(gradient) if gradient.is_sparse else view.copy_(gradient)
 
 
 def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device]:

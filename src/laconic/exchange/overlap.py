@@ -42,6 +42,7 @@ from laconic.transports.world import World
 
 _log = logging.getLogger("laconic.exchange")
 Work = Callable[[], Generator[None, None, Any]]
+EXCHANGE_THREAD = "laconic-exchange"
 _LOOK_S = 0.25  # how often an idle exchange thread looks at what is held
 
 
@@ -63,7 +64,7 @@ class ExchangeThread:
     """One thread that runs jobs in the order they were submitted, at most `depth` at once; without any, `idle`."""
 
     def __init__(
-        self, name: str = "laconic-exchange", *, depth: int = 1, idle: Callable[[], None] = lambda: None
+        self, name: str = EXCHANGE_THREAD, *, depth: int = 1, idle: Callable[[], None] = lambda: None
     ) -> None:
         self._jobs: queue.SimpleQueue[tuple[Work, Any] | None] = queue.SimpleQueue()
         self._depth = depth

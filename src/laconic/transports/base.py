@@ -8,6 +8,7 @@ names rank, round and peer; bytes and messages are counted per peer; one thread 
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -159,22 +160,26 @@ class Transport(ABC):
         self._sequence = 0
         self._points: dict[tuple[int, int], int] = {}  # messages so far, by source and target
         self._splits = 0
-        self.guard: Callable[[], None] | None = None  # called before every call, by whoever has an exchange under way
+        self.guards: list[weakref.WeakMethod[Callable[[], None]]] = []  # of jobs that have exchanges under way
 
     def call(self, collective: str, algorithm: str, numel: int, dtype: str, detail: str = "", rounds: int = 0) -> Call:
         """Enter a collective, to be left by `with`; its messages carry its code, so that only equal calls match."""
-        if self.guard is not None:
-            self.guard()
+        self.await_jobs()
         self._sequence += 1
         return self.enter(Call(self, self._sequence, collective, algorithm, numel, dtype, detail, rounds))
+
+    def await_jobs(self) -> None:
+        """Wait for what jobs have under way on this transport, unless one of their threads calls."""
+        for guard in self.guards:
+            if (wait := guard()) is not None:
+                wait()
 
     def point(self, source: int, target: int, numel: int, dtype: str) -> Call:
         """Enter the next message from one rank to another: a call of those two, which the others do not count.
 
         Its sequence number is beyond those of collectives, and the same at both ends.
         """
-        if self.guard is not None:
-            self.guard()
+        self.await_jobs()
         turn = self._points[source, target] = self._points.get((source, target), 0) + 1
         sequence = POINT | ((turn * self.world_size + source) * self.world_size + target) % POINT
         route = f"from rank {source} to rank {target}"

@@ -6,6 +6,7 @@ A World is this process's rank, its transport, and what is known about the link.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from laconic.errors import BadInput, UnknownName
+from laconic.errors import BadInput, LaconicError, UnknownName
 from laconic.transports.base import DEFAULT_TIMEOUT_S, Call, Incoming, Outgoing, Transport
 from laconic.transports.executor import agree
 from laconic.transports.profile import Profile
@@ -124,6 +125,8 @@ class World:
             self.closed = True
             if self.watch is not None:
                 self.watch.close()
+            with contextlib.suppress(LaconicError):  # which whoever waits for them is told
+                self.transport.await_jobs()
             self.transport.close()
         if _current is self:
             _current = None

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import laconic
-from laconic.transports.world import World
+from laconic.transports.world import World, current
 
 VOCABULARY, LENGTH = 40, 12
 
@@ -49,14 +49,17 @@ class Recurrent(nn.Module):
 
 
 class Branches(nn.Module):
-    """A layer that is used twice, one that is used in some steps, one that never is, and one used by name only."""
+    """A layer that is used twice, one that each rank uses in other steps, one that nobody uses, one used by name only.
+
+    Each is a bucket of its own.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, 32)
-        self.shared, self.sometimes, self.never = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
-        self.borrowed = nn.Linear(32, VOCABULARY)
-        self.calls = 0
+        self.embedding = nn.Embedding(VOCABULARY, 64)
+        self.shared, self.sometimes, self.never = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)
+        self.borrowed = nn.Linear(64, VOCABULARY)
+        self.calls = current().rank
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.shared(torch.relu(self.shared(self.embedding(tokens).mean(1))))
@@ -90,6 +93,7 @@ OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda p: torch.optim.AdamW(p, 1e-3),
     "rmsprop": lambda p: torch.optim.RMSprop(p, 1e-3),
     "adagrad": lambda p: torch.optim.Adagrad(p, 1e-2),
+    "adafactor": lambda p: torch.optim.Adafactor(p, 1e-2),
 }
 
 
@@ -156,9 +160,16 @@ def train(
             if way == "closure":
                 inner.step(partial(_evaluate, net, inner, tokens, target, losses))  # type: ignore[arg-type]
                 continue
-            loss = F.cross_entropy(net(tokens), target)
+            with torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
+                loss = F.cross_entropy(net(tokens), target)
             (scaler.scale(loss) if way == "scaled" else loss).backward()
             losses.append(loss.item())
+        if way == "clamped":
+            for parameter in net.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.data.clamp_(-1e-3, 1e-3)
+        if way == "talking":
+            laconic.all_reduce(torch.tensor(losses[-1]), algorithm="tree", group=world)
         if way == "clipped":
             nn.utils.clip_grad_norm_(net.parameters(), 0.5)
         if way == "scaled":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -53,8 +54,9 @@ def test_recurrent_layers_ask_before_their_forward(kind: type[nn.RNNBase]) -> No
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_do_not_ask(copied: Callable[[nn.Module], nn.Module]) -> None:
-    model = nn.Sequential(nn.Linear(3, 4))
-    touches = Touches(model, lambda _: None)
+    model = nn.Sequential(nn.Linear(3, 4), nn.LSTM(3, 4))
+    lock = threading.Lock()  # cannot be copied, as the job that asks cannot
+    touches = Touches(model, lambda _: lock.locked())
     other = copied(model)
     assert not any(isinstance(each._parameters, AskingParameters) for each in other.modules())
     assert torch.equal(other[0].weight, model[0].weight)

@@ -80,7 +80,10 @@ def _begin(address: str) -> socket.socket | None:
         return None
     connection = socket.socket(socket.AF_INET6 if ":" in place.host else socket.AF_INET)
     connection.setblocking(False)
-    if connection.connect_ex((place.host, place.port)) in _UNDER_WAY:
-        return connection
+    try:
+        if connection.connect_ex((place.host, place.port)) in _UNDER_WAY:
+            return connection
+    except OSError:  # a name that nobody knows
+        pass
     connection.close()
     return None

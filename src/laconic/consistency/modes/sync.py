@@ -62,7 +62,7 @@ class ExchangedGradients(Agreement):
 
     def exchanged_step(self, step: int, seconds: float, wait_s: float) -> None:
         """Keep the record of a step whose gradients have all been exchanged."""
-        sent_nbytes = sum(record.sent_nbytes for record in self.state.records if record.step == step)
+        sent_nbytes = sum(record.sent_nbytes for record in list(self.state.records) if record.step == step)
         self.keep(StepRecord(step, seconds, wait_s, sent_nbytes, staleness=0))
 
     def explain(self) -> str:
@@ -192,6 +192,8 @@ class SyncAgreement(ExchangedGradients):
         return hidden + super().explain()
 
     def state_dict(self) -> dict[str, Any]:
+        if self.stream is not None:
+            self.stream.check_between()
         self.settle_weights()
         return super().state_dict()
 

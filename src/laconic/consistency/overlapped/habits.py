@@ -22,7 +22,8 @@ class Habits:
         why_late: why gradients are sent only in `step()`; empty where backward sends them.
         steps: how many have been seen.
         changed: gradients were changed between backward and a step.
-        closures: the optimiser evaluates closures.
+        called: the loop communicated between backward and a step.
+        kept: gradients were not None when backward began.
         apart: numbers of buckets with weights that are used otherwise than through their modules.
         holding: backward runs in `no_sync` now.
         made: how often each parameter's gradient was made in this step, by id.
@@ -32,7 +33,8 @@ class Habits:
         self._model, self._optimizer, self._state = model, optimizer, state
         self.why_not = self.why_late = f"the first {WATCHED} steps are watched"
         self.steps = 0
-        self.changed = self.closures = self.holding = False
+        self.changed = self.called = self.kept = self.holding = False
+        self._closures = False
         self.apart: set[int] = set()
         self.made: dict[int, int] = {}
         self._most: dict[int, int] = {}  # the most often each gradient was made before a step
@@ -54,17 +56,33 @@ class Habits:
         if auto is not None and not auto.settled:
             self.why_not = self.why_late = "codec auto still measures"
         elif self.steps >= WATCHED:
-            self.why_late = "gradients are changed between backward and step()" if self.changed else ""
+            self.why_late = self._why_late()
             self.why_not = self._why_whole(buckets)
 
     def note_closure(self) -> None:
         """The optimiser evaluates a closure."""
-        self.closures = True
+        self._closures = True
         self.why_not = _CLOSURE
 
+    def look_at_optimizer(self) -> None:
+        """Hooks may have come since the last step."""
+        self.why_not = self.why_not or why_whole(self._optimizer)
+
+    @property
+    def watching(self) -> bool:
+        """Whether nothing is hidden yet."""
+        return self.steps < WATCHED
+
+    def _why_late(self) -> str:
+        if self.changed:
+            return "gradients are changed between backward and step()"
+        return "the loop communicates between backward and step()" if self.called else ""
+
     def _why_whole(self, buckets: int) -> str:
-        if self.closures:
+        if self._closures:
             return _CLOSURE
+        if self.kept:
+            return "gradients are not set to None between two steps"
         if self._state.choice.names("factors"):
             return "codec factors looks at the forward that makes a gradient"
         if any(hasattr(module, "_orig_mod") or module._compiled_call_impl for module in self._model.modules()):

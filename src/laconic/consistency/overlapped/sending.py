@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,11 +20,35 @@ from laconic.consistency.overlapped.order import Timeline
 from laconic.errors import CollectiveTimeout
 from laconic.exchange.collectives import broadcast
 from laconic.exchange.layout import FlatBuffer, Gradients, lies_in, write
-from laconic.exchange.overlap import ThreadShare
+from laconic.exchange.overlap import EXCHANGE_THREAD, ThreadShare
 from laconic.exchange.state import CompressionState
 from laconic.transports.rounds import Pausing
 
 _log = logging.getLogger("laconic.consistency")
+
+
+@dataclass(frozen=True)
+class Made:
+    """A gradient as backward left it."""
+
+    gradient: Tensor
+    version: int
+    summary: str  # while a loop's habits are watched
+
+    @classmethod
+    def of(cls, gradient: Tensor, *, watched: bool) -> Made:
+        return cls(gradient, gradient._version, _summary(gradient) if watched else "")
+
+    def is_still(self, gradient: Tensor | None) -> bool:
+        """Whether it is this gradient, unchanged; what changes by way of `.data` shows in a summary only."""
+        if gradient is None or gradient is not self.gradient or gradient._version != self.version:
+            return False
+        return not self.summary or self.summary == _summary(gradient)
+
+
+def _summary(gradient: Tensor) -> str:
+    values = gradient.detach()
+    return "sparse" if values.is_sparse else f"{values.sum().item()} {torch.linalg.vector_norm(values).item()}"
 
 
 class Bucket:
@@ -31,7 +56,8 @@ class Bucket:
 
     Attributes:
         whole: ids of the parameters whose gradients of this step are all made.
-        made: gradients as backward left them, with their versions.
+        made: gradients as backward left them, by parameter.
+        versions: of the weights that the next update is for.
         sent: None while the gradients are this rank's own; set when the exchange has ended, well or not.
     """
 
@@ -39,7 +65,8 @@ class Bucket:
         self.number = number
         self.buffer = buffer
         self.whole: set[int] = set()
-        self.made: dict[int, tuple[Tensor, int]] = {}
+        self.made: dict[int, Made] = {}
+        self.versions: list[int] = []
         self.sent: threading.Event | None = None
         self.submitted = self.ended = self.ready_s = self.wire_s = self.needed_s = 0.0
         self.touched = False
@@ -50,6 +77,7 @@ class Bucket:
 
     def place(self) -> None:
         """Copy the gradients into the buffer; zeros where this rank has made none: another may have."""
+        self.buffer.check()
         for parameter, view in zip(self.buffer.parameters, self.buffer.views, strict=True):
             if parameter.grad is None or not lies_in(parameter.grad, view):
                 write(parameter.grad, view)
@@ -58,17 +86,16 @@ class Bucket:
         """Whether the gradients are still what backward left."""
         for parameter in self.buffer.parameters:
             gradient, made = parameter.grad, self.made.get(id(parameter))
-            if made is None and gradient is not None:
-                return False
-            if made is not None and (gradient is not made[0] or gradient._version != made[1]):
+            if not (gradient is None if made is None else made.is_still(gradient)):
                 return False
         return True
 
-    def reset(self) -> None:
-        """Begin the next step."""
+    def begin(self) -> None:
+        """Forget the gradients of the last step."""
         self.whole.clear()
         self.made.clear()
-        self.sent = None
+        self.touched = False
+        self.versions = [parameter._version for parameter in self.buffer.parameters]
 
 
 class Sending:
@@ -92,6 +119,10 @@ class Sending:
         self._ordering: tuple[threading.Event, Tensor] | None = None
         self._thread = ThreadShare(state.world.transport)
 
+    def on_thread(self) -> bool:
+        """Whether the exchange thread is asking."""
+        return threading.current_thread().name == EXCHANGE_THREAD
+
     def begin(self, step: int) -> None:
         """Begin step number `step`."""
         self._step, self._next = step, 0
@@ -114,7 +145,15 @@ class Sending:
 
     def _submit(self, work: Callable[[], Pausing[Any]]) -> threading.Event:
         ended = threading.Event()
-        self._thread.submit(work).add_done_callback(lambda _: ended.set())
+
+        def note(done: Any) -> None:
+            try:
+                done.value()
+            except Exception as error:
+                self.fail(error)
+            ended.set()
+
+        self._thread.submit(work).add_done_callback(note)
         return ended
 
     def _travel(self, bucket: Bucket, gradients: Gradients) -> Pausing[None]:

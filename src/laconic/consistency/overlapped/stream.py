@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -21,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from laconic.consistency.overlapped.habits import WATCHED, Habits
-from laconic.consistency.overlapped.sending import Bucket, Sending
+from laconic.consistency.overlapped.sending import Bucket, Made, Sending
 from laconic.consistency.overlapped.touch import Touches
 from laconic.consistency.overlapped.updates import BucketSteps
-from laconic.errors import BadInput
+from laconic.errors import BadInput, LaconicError
 from laconic.exchange.layout import FlatBuffer, lies_in
 from laconic.exchange.state import CompressionState
 
@@ -52,48 +53,47 @@ class Stream:
         self._sending = Sending(buffers, state)
         self._updates = BucketSteps(optimizer, buffers)
         self._bucket_of = {id(p): b for b in self._sending.buckets for p in b.buffer.parameters}
-        self._views = {
-            id(p): v for b in buffers for p, v in zip(b.parameters, b.views, strict=True)
-        }
+        self._views = {id(p): v for b in buffers for p, v in zip(b.parameters, b.views, strict=True)}
         self.step = state.step
         self._unapplied: list[Bucket] = []  # of the last step, in the order they were sent
+        self._evaluated = False  # in this step, by a closure
         self._backward = self._forward = self._seconds = 0.0
-        self._caller = threading.get_ident()
+        self._lock = threading.RLock()  # whoever touches a weight may take its bucket's step
         self._touches = Touches(model, self._touch)
         self._handles: list[Any] = [
             p.register_post_accumulate_grad_hook(self._gradient_made)  # type: ignore[no-untyped-call]
-            for p in self._parameters()
+            for bucket in self._sending.buckets
+            for p in bucket.buffer.parameters
         ]
         self._handles.append(optimizer.register_state_dict_pre_hook(lambda _: self.settle()))
         self._handles.append(optimizer.register_load_state_dict_pre_hook(lambda *_: self.settle()))
-        optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
-        self._transport.guard = self._before_call
-
-    def _parameters(self) -> Iterator[nn.Parameter]:
-        return (p for bucket in self._sending.buckets for p in bucket.buffer.parameters)
+        self._guard = weakref.WeakMethod(self._before_call)
+        self._transport.guards.append(self._guard)
 
     # backward
 
     def _gradient_made(self, parameter: Tensor) -> None:
         """A hook: autograd has added to this parameter's gradient."""
-        now, key, gradient = time.perf_counter(), id(parameter), parameter.grad
+        now, key, gradient, habits = time.perf_counter(), id(parameter), parameter.grad, self._habits
         bucket = self._bucket_of[key]
         if gradient is None:
             return
-        if not self._habits.made:
+        if not habits.made:
             self._backward = now
-        whole = self._habits.note_made(key)
-        if key not in self._touches.seen and bucket.number not in self._habits.apart:
-            self._used_apart(bucket)
+        if key not in habits.made and (lies_in(gradient, self._views[key]) or hasattr(gradient, _OLD)):
+            self._note_kept()
+        whole = habits.note_made(key)
+        if key not in self._touches.seen and bucket.number not in habits.apart:
+            self._note_apart(bucket)
         if bucket.sent is not None:
-            self._refuse("backward added to gradients that were already sent; run all but the last in job.no_sync()")
+            self._refuse(_AGAIN if gradient is bucket.made[key].gradient else _SKIPPED)
         if lies_in(gradient, self._views[key]):
             parameter.grad = gradient = gradient.clone()  # the buffer is the exchange's
-        bucket.made[key] = (gradient, gradient._version)
+        bucket.made[key] = Made.of(gradient, watched=habits.watching)
         bucket.ready_s = now - self._backward
         if whole:
             bucket.whole.add(key)
-            if bucket.is_whole and not self._habits.why_late:
+            if bucket.is_whole and not habits.why_late:
                 self._sending.send_whole()
 
     @contextmanager
@@ -118,104 +118,126 @@ class Stream:
                     self._refuse("gradients were changed between backward, which sent them, and step()")
             bucket.whole.update(map(id, bucket.buffer.parameters))
         self._sending.send_whole()
+        self._habits.look_at_optimizer()
         self._updates.begin()
         for bucket in self._sending.buckets:
-            now = bool(self._habits.why_not) or bucket.number in self._habits.apart
+            now = self._steps_now(bucket)
             if now:
                 self._sending.wait(bucket)
             for parameter in bucket.buffer.parameters:
                 parameter.grad = self._views[id(parameter)] if now else None
         self._seconds += time.perf_counter() - begun
 
+    def _steps_now(self, bucket: Bucket) -> bool:
+        return bool(self._habits.why_not) or bucket.number in self._habits.apart
+
     def evaluated(self) -> None:
         """The optimiser has evaluated its closure, and wants the means now: an exchange of its own."""
         self._habits.note_closure()
+        self._evaluated = True
         self.before_step()
         self._exchanged()
 
     def after_step(self) -> None:
-        """The optimiser has stepped what must not wait: the gradients of the others are means from here on, too."""
-        if not self._habits.closures:  # else each evaluation was
+        """The optimiser has stepped what must not wait."""
+        if not self._evaluated:  # else each evaluation was
             self._exchanged()
+        self._evaluated = False
 
     def _exchanged(self) -> None:
-        begun = time.perf_counter()
-        habits, sending = self._habits, self._sending
-        later = [] if habits.why_not else [number for number in sending.order if number not in habits.apart]
-        self._unapplied = [self._sending.buckets[number] for number in later]
-        for bucket in self._sending.buckets:
-            bucket.touched = False
-            if bucket not in self._unapplied:
-                bucket.reset()
+        begun, sending = time.perf_counter(), self._sending
+        later = [number for number in sending.order if not self._steps_now(sending.buckets[number])]
+        self._unapplied = [sending.buckets[number] for number in later]
+        for bucket in self._unapplied:
             for parameter in bucket.buffer.parameters:
-                parameter.grad = self._views[id(parameter)]
-        habits.end_step(len(sending.buckets))
-        if habits.steps in REORDERED:
+                if (made := bucket.made.get(id(parameter))) is not None:
+                    setattr(made.gradient, _OLD, True)
+                    parameter.grad = made.gradient  # this rank's own: the mean may still be under way
+        for bucket in sending.buckets:
+            bucket.begin()
+            if bucket not in self._unapplied:
+                bucket.sent = None
+        self._habits.end_step(len(sending.buckets))
+        if self._habits.steps in REORDERED:
             sending.reorder()
         self._touches.seen.clear()
         self._forward = 0.0
-        self.step += 1
-        self._sending.begin(self.step)
+        self.restart(self.step + 1)
         self._seconds += time.perf_counter() - begun
         if not self._unapplied:
             self._step_ended()
+
+    def restart(self, step: int) -> None:
+        """Go on with step number `step`."""
+        self.step = step
+        self._sending.begin(step)
 
     # the next forward
 
     def _touch(self, parameter: Tensor) -> None:
         """Somebody takes this parameter from its module: it is to be up to date."""
         bucket = self._bucket_of.get(id(parameter))
-        if bucket is None or bucket.touched or threading.get_ident() != self._caller:
+        if bucket is None or bucket.touched or self._sending.on_thread():
             return
-        now = time.perf_counter()
-        self._forward = self._forward or now
-        bucket.needed_s = now - self._forward
-        if bucket in self._unapplied:
-            self._apply(bucket)
-            self._forward += time.perf_counter() - now  # what it takes is no part of the forward
-        bucket.touched = True
+        with self._lock:
+            now = time.perf_counter()
+            self._forward = self._forward or now
+            bucket.needed_s = now - self._forward
+            if bucket in self._unapplied:
+                self._apply(bucket)
+                self._forward += time.perf_counter() - now  # what it takes is no part of the forward
+            bucket.touched = True
 
     def _apply(self, bucket: Bucket) -> None:
         begun = time.perf_counter()
         self._sending.wait(bucket)
-        self._updates.apply(bucket.number)
+        if bucket.versions != [parameter._version for parameter in bucket.buffer.parameters]:
+            self._refuse(f"weights of bucket {bucket.number} were changed before their update had come")
+        try:
+            self._updates.apply(bucket.number)
+        except BaseException as error:
+            text = f"the update of bucket {bucket.number} was broken off by {type(error).__name__}: {error}"
+            self._sending.fail(LaconicError(f"step {self.step - 1}: {text}; go on from a checkpoint"))
+            raise
         self._unapplied.remove(bucket)
-        bucket.reset()
+        bucket.sent = None
         self._seconds += time.perf_counter() - begun
         if not self._unapplied:
             self._step_ended()
 
     def settle(self) -> None:
         """Bring all weights up to date."""
-        for bucket in list(self._unapplied):
-            self._apply(bucket)
+        with self._lock:
+            for bucket in list(self._unapplied):
+                self._apply(bucket)
 
-    def _used_apart(self, bucket: Bucket) -> None:
+    def check_between(self) -> None:
+        """Refuse what makes sense between two steps only: backward has sent gradients that no step has applied."""
+        if any(bucket.sent is not None and bucket not in self._unapplied for bucket in self._sending.buckets):
+            text = "backward has sent gradients of it already; save before backward, or after step()"
+            raise BadInput(f"step {self.step} is under way: {text}")
+
+    def _note_kept(self) -> None:
+        """A gradient was not None when backward began to make it."""
+        self._habits.kept = True
+        if not self._habits.why_not:
+            self._refuse("gradients were not set to None since the last step, whose means they should be by now")
+
+    def _note_apart(self, bucket: Bucket) -> None:
         """A gradient came of weights that nobody took from their module in this step."""
-        if self._habits.why_not:
-            self._habits.apart.add(bucket.number)  # no harm: nothing was put off
-        else:
+        if not self._habits.why_not:
             self._refuse(f"weights of bucket {bucket.number} were used otherwise than through their modules")
-
-    def restart(self, step: int) -> None:
-        """Go on with step number `step`, all weights being up to date."""
-        self.step = step
-        self._sending.begin(step)
+        self._habits.apart.add(bucket.number)  # no harm: nothing was put off
 
     def _step_ended(self) -> None:
-        step = self.step - 1
         seconds, self._seconds = self._seconds, 0.0
         waited_s, self._sending.waited_s = self._sending.waited_s, 0.0
-        self._ended(step, seconds, waited_s)
-
-    def _zero_grad(self, set_to_none: bool = True) -> None:
-        if not set_to_none:
-            self.settle()  # or it would zero what is under way
-        type(self._optimizer).zero_grad(self._optimizer, set_to_none)
+        self._ended(self.step - 1, seconds, waited_s)
 
     def _before_call(self) -> None:
-        """The training thread is about to use the transport, which the exchange thread has to itself until then."""
-        if threading.get_ident() == self._caller:
+        """Somebody is about to use the transport, which the exchange thread has to itself until then."""
+        if not self._sending.on_thread():
+            self._habits.called = self._habits.called or bool(self._habits.made)
             self._sending.wait_all()
 
     def _refuse(self, text: str) -> NoReturn:
@@ -237,7 +259,11 @@ class Stream:
             self._touches.close()
             for handle in self._handles:
                 handle.remove()
-            vars(self._optimizer).pop("zero_grad", None)
-            self._transport.guard = None
+            if self._guard in self._transport.guards:
+                self._transport.guards.remove(self._guard)
             self._sending.close()
 
+
+_OLD = "_laconic_of_an_earlier_step"  # the attribute of a gradient that has been exchanged
+_AGAIN = "backward added to gradients that were already sent; run all but the last in job.no_sync()"
+_SKIPPED = "backward ran again, and gradients that were already sent were never applied: no step may be left out"

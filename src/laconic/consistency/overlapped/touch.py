@@ -1,6 +1,6 @@
 """Parameters that are brought up to date when somebody touches them through their module.
 
-Caller: `updates.py`. A module finds its parameters in a dictionary, `_parameters`: `self.weight`, `parameters()`,
+Caller: `stream.py`. A module finds its parameters in a dictionary, `_parameters`: `self.weight`, `parameters()`,
 `state_dict()`, `to()` and every forward come by it. While a job overlaps, the modules' dictionaries are ones that ask
 first. So weights whose update is still under way are waited for exactly where they are needed, whoever needs them: a
 layer, a tied layer, an evaluation, a checkpoint.
@@ -56,6 +56,13 @@ class AskingParameters(dict[str, Any]):
         return {name: deepcopy(value, memory) for name, value in self.items()}
 
 
+class _AskBefore:
+    """A hook before a forward: takes the module's parameters from its dictionary, which asks. It is copied freely."""
+
+    def __call__(self, module: nn.Module, _: object) -> None:
+        module._parameters.values()
+
+
 class Touches:
     """The asking dictionaries of a model's modules, as long as a job overlaps.
 
@@ -73,15 +80,11 @@ class Touches:
             asking.ask = self._touched
             module.__dict__["_parameters"] = asking
             if isinstance(module, nn.RNNBase):
-                self._handles.append(module.register_forward_pre_hook(self._before_forward))
+                self._handles.append(module.register_forward_pre_hook(_AskBefore()))
 
     def _touched(self, parameter: Tensor) -> None:
         self.seen.add(id(parameter))
         self._ask(parameter)
-
-    def _before_forward(self, module: nn.Module, _: object) -> None:
-        for parameter in module.parameters(recurse=False):
-            self._touched(parameter)
 
     def _asking(self) -> Iterator[tuple[nn.Module, AskingParameters]]:
         for module in self._modules:

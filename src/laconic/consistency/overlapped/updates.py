@@ -41,27 +41,28 @@ class BucketSteps:
         self._buffers = buffers
         self._groups: list[dict[str, Any]] = []
         self._members: list[list[tuple[int, list[nn.Parameter]]]] = []
-        self._laid_out: list[int] = []
+        self._laid_out: list[list[int]] = []
 
     def begin(self) -> None:
         """Put down the settings of a step: from here on they may change."""
         groups = self._optimizer.param_groups
-        sizes = [len(group["params"]) for group in groups]
-        if sizes != self._laid_out:
+        now = [[id(parameter) for parameter in group["params"]] for group in groups]
+        if now != self._laid_out:
             self._lay_out(groups)
-            self._laid_out = sizes
+            self._laid_out = now
         self._groups = [
             {name: _kept(value) for name, value in group.items() if name != "params"} for group in groups
         ]
 
     def _lay_out(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Which parameters of which group lie in each bucket."""
+        """Which parameters of which group lie in each bucket; those of no group are not stepped."""
         group_of = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
         self._members = []
         for buffer in self._buffers:
             members: dict[int, list[nn.Parameter]] = {}
             for parameter in buffer.parameters:
-                members.setdefault(group_of[id(parameter)], []).append(parameter)
+                if (group := group_of.get(id(parameter))) is not None:
+                    members.setdefault(group, []).append(parameter)
             self._members.append(sorted(members.items()))
 
     def apply(self, bucket: int) -> None:
@@ -69,7 +70,8 @@ class BucketSteps:
         optimizer, buffer = self._optimizer, self._buffers[bucket]
         whole = optimizer.param_groups
         now = [parameter.grad for parameter in buffer.parameters]
-        with torch.inference_mode(False):  # state that is made in an evaluation has to be trainable
+        # A forward's settings are not the optimiser's: state that is made in an evaluation has to be trainable.
+        with torch.inference_mode(False), torch.autocast(buffer.values.device.type, enabled=False):
             try:
                 for parameter, view in zip(buffer.parameters, buffer.views, strict=True):
                     parameter.grad = view
