@@ -164,22 +164,16 @@ class Transport(ABC):
 
     def call(self, collective: str, algorithm: str, numel: int, dtype: str, detail: str = "", rounds: int = 0) -> Call:
         """Enter a collective, to be left by `with`; its messages carry its code, so that only equal calls match."""
-        self.await_jobs()
+        await_jobs(self)
         self._sequence += 1
         return self.enter(Call(self, self._sequence, collective, algorithm, numel, dtype, detail, rounds))
-
-    def await_jobs(self) -> None:
-        """Wait for what jobs have under way on this transport, unless one of their threads calls."""
-        for guard in self.guards:
-            if (wait := guard()) is not None:
-                wait()
 
     def point(self, source: int, target: int, numel: int, dtype: str) -> Call:
         """Enter the next message from one rank to another: a call of those two, which the others do not count.
 
         Its sequence number is beyond those of collectives, and the same at both ends.
         """
-        self.await_jobs()
+        await_jobs(self)
         turn = self._points[source, target] = self._points.get((source, target), 0) + 1
         sequence = POINT | ((turn * self.world_size + source) * self.world_size + target) % POINT
         route = f"from rank {source} to rank {target}"
@@ -271,6 +265,13 @@ class Transport(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def await_jobs(transport: Transport) -> None:
+    """Wait for what jobs have under way on this transport, unless one of their threads calls."""
+    for guard in transport.guards:
+        if (wait := guard()) is not None:
+            wait()
 
 
 def members_of(colours: Sequence[int], rank: int) -> list[int]:

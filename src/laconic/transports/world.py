@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laconic.errors import BadInput, LaconicError, UnknownName
-from laconic.transports.base import DEFAULT_TIMEOUT_S, Call, Incoming, Outgoing, Transport
+from laconic.transports.base import DEFAULT_TIMEOUT_S, Call, Incoming, Outgoing, Transport, await_jobs
 from laconic.transports.executor import agree
 from laconic.transports.profile import Profile
 from laconic.transports.rendezvous import LauncherWatch, Place, find_place, watch_launcher
@@ -126,7 +126,7 @@ class World:
             if self.watch is not None:
                 self.watch.close()
             with contextlib.suppress(LaconicError):  # which whoever waits for them is told
-                self.transport.await_jobs()
+                await_jobs(self.transport)
             self.transport.close()
         if _current is self:
             _current = None

@@ -39,12 +39,17 @@ def started(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with subprocess.Popen(
         [sys.executable, "-m", "laconic", "run", *words], cwd=folder, env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_heed_interrupts,
     ) as process:  # fmt: skip
         try:
             yield process
         finally:
             process.kill()
+
+
+def _heed_interrupts() -> None:
+    """A shell lets what it starts in the background ignore SIGINT, and so would all that is started from there."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def finished(folder: Path, *words: str) -> tuple[int, list[str], str]:
