@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import laconic
 from laconic.consistency import get, names
 from laconic.errors import BadInput
+from laconic.storage.tree import dumps
 from laconic.transports.launcher import run_local
 
 SPECS = [spec for name in names() for spec in get(name).examples]
@@ -61,6 +63,15 @@ def _accepted(job: Any, states: dict[str, Any]) -> list[str]:
     return found
 
 
+def _at_rest(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The job's state once nothing of asynchronous workers is on its way any more, which would change it by itself."""
+    before, saved = None, optimizer.state_dict()["laconic"]
+    while before is None or dumps(before) != dumps(saved):
+        time.sleep(0.3)
+        before, saved = saved, optimizer.state_dict()["laconic"]
+    return saved
+
+
 def _one(spec: str) -> dict[str, Any]:
     with laconic.init(timeout_s=60) as world:
         torch.manual_seed(0)
@@ -74,7 +85,7 @@ def _one(spec: str) -> dict[str, Any]:
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
         laconic.barrier()
-        saved = optimizer.state_dict()["laconic"]
+        saved = _at_rest(optimizer)
         paths = list(_tensors(saved))
         wrong = {"not a state": {}, "not whose": {k: v for k, v in saved.items() if k != "owner"}}
         for path in paths:

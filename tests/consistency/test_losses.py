@@ -89,6 +89,7 @@ def _until(condition: Any, what: str) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.alone  # a starved rank would be given up, too
 @pytest.mark.processes
 @pytest.mark.parametrize("engine", ["gloo", "zmq"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -134,6 +135,7 @@ def _all_die() -> str:
     return "finished"
 
 
+@pytest.mark.alone  # a starved rank would be given up, too
 @pytest.mark.processes
 def test_a_server_whose_workers_were_all_lost_does_not_finish() -> None:
     (outcome,) = LocalJob(3, _all_die).outcomes(60, [2])
@@ -166,6 +168,7 @@ def _with_two_servers(folder: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.alone  # a starved rank would be given up, too
 @pytest.mark.processes
 def test_a_server_that_was_replaced_never_reports_success(tmp_path: Path) -> None:
     job = LocalJob(4, _with_two_servers, (str(tmp_path),))
@@ -204,6 +207,7 @@ def _count(folder: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.alone  # a starved rank would be given up, too
 @pytest.mark.processes
 def test_a_shard_outlives_its_server_and_then_the_one_that_took_over(tmp_path: Path) -> None:
     job = LocalJob(4, _count, (str(tmp_path),))

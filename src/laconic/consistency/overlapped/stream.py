@@ -199,6 +199,9 @@ class Stream:
             text = f"the update of bucket {bucket.number} was broken off by {type(error).__name__}: {error}"
             self._sending.fail(LaconicError(f"step {self.step - 1}: {text}; go on from a checkpoint"))
             raise
+        for parameter in bucket.buffer.parameters:
+            if hasattr(parameter.grad, _OLD):  # nobody has reset it: now it can be the mean
+                parameter.grad = self._views[id(parameter)]
         self._unapplied.remove(bucket)
         bucket.sent = None
         self._seconds += time.perf_counter() - begun
