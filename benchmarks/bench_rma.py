@@ -25,6 +25,7 @@ from torch import nn
 import laconic
 from laconic.errors import LaconicError
 from laconic.lab.environment import environment
+from laconic.storage.files import replace
 from laconic.transports.mpi_launcher import run_mpi
 from laconic.workloads.data import load
 
@@ -131,7 +132,7 @@ def main() -> int:
     if options.output is None:
         print(text)
     else:
-        options.output.write_text(text + "\n")
+        replace(options.output, text + "\n")
     return 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,7 @@ from laconic.errors import BadInput
 from laconic.workloads.order import SampleLedger
 from tests.consistency.churn.trainers import BATCH, EPOCHS, SAMPLES, Trainer, assert_alike, come_and_go, problem, until
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small models: threads of torch's own would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def _data(epochs: int) -> dict[str, Any]:

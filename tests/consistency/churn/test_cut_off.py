@@ -8,7 +8,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,8 @@ from laconic.consistency.churn.line import Line
 from laconic.consistency.churn.meeting import Meeting, View, read_events
 from laconic.lab.clusters.cluster import Cluster
 from tests.consistency.churn.trainers import Training, until
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 needs_root = pytest.mark.skipif(
     not sys.platform.startswith("linux") or os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"),
@@ -147,14 +148,6 @@ class _Worker(Training):
 
     def _train(self) -> None:
         self.result = train(str(self._folder), self._stop_at.is_set)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.timeout(120)

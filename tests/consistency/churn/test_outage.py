@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import laconic
 from laconic.consistency.churn import meeting as meeting_module
@@ -20,16 +19,11 @@ from laconic.consistency.churn.meeting import Meeting, read_events
 from laconic.errors import StorageError
 from tests.consistency.churn.trainers import Trainer, assert_alike, until
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(waits for a folder|newcomers wait|left out|cannot be written)")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*(waits for a folder|newcomers wait|left out|cannot be written)"),
+]
 OPTIONS: dict[str, Any] = {"data": laconic.Samples(256, 32, 30)}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Disk:

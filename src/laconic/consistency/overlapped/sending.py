@@ -68,7 +68,7 @@ class Bucket:
         self.made: dict[int, Made] = {}
         self.versions: list[int] = []
         self.sent: threading.Event | None = None
-        self.submitted = self.ended = self.ready_s = self.wire_s = self.needed_s = 0.0
+        self.submitted = self.ready_s = self.wire_s = self.needed_s = 0.0
         self.touched = False
 
     @property

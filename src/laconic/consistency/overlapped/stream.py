@@ -48,7 +48,7 @@ class Stream:
         state: CompressionState,
         ended: Ended,
     ) -> None:
-        self._optimizer, self._transport, self._ended = optimizer, state.world.transport, ended
+        self._transport, self._ended = state.world.transport, ended
         self._habits = Habits(model, optimizer, state)
         self._sending = Sending(buffers, state)
         self._updates = BucketSteps(optimizer, buffers)
@@ -86,7 +86,8 @@ class Stream:
         if key not in self._touches.seen and bucket.number not in habits.apart:
             self._note_apart(bucket)
         if bucket.sent is not None:
-            self._refuse(_AGAIN if gradient is bucket.made[key].gradient else _SKIPPED)
+            made = bucket.made.get(key)
+            self._refuse(_AGAIN if made is not None and made.gradient is gradient else _SKIPPED)
         if lies_in(gradient, self._views[key]):
             parameter.grad = gradient = gradient.clone()  # the buffer is the exchange's
         bucket.made[key] = Made.of(gradient, watched=habits.watching)
