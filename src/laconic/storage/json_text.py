@@ -61,7 +61,9 @@ def seal(value: Mapping[str, Any], indent: int | None = None) -> str:
     >>> seal({"step": 3})
     '{"step": 3, "seal": "f2c76473acac2fa2"}'
     """
-    return json.dumps({**value, SEAL: _digest(value)}, indent=indent, ensure_ascii=False)
+    read = json.loads(json.dumps(value))  # as `unseal` will find it: keys are text, tuples are lists
+    text = json.dumps({**read, SEAL: _digest(read)}, indent=indent, ensure_ascii=False)
+    return text.encode(errors="backslashreplace").decode()  # half a character, as in some file names
 
 
 def unseal(text: str | bytes, *, required: bool = True) -> dict[str, Any]:

@@ -83,6 +83,26 @@ def test_a_server_stays_until_those_who_finished_have_their_answers() -> None:
     assert not desk.unanswered
 
 
+def test_a_copy_that_took_over_answers_only_what_another_copy_has_too() -> None:
+    """A push that its dead server had passed on is asked again: two hold it before the worker hears so."""
+    layout, sent = Layout(3, servers=None, replicas=1, numel=6), list[tuple[int, Message]]()
+    serving = Serving("async")
+    shards = {number: serving.shard(layout, number, torch.zeros(2)) for number in range(3) if 4 in layout.chain(number)}
+    desk = Desk(4, layout, shards, serving, lambda member, message: sent.append((member, message)))
+    push = Message(Kind.PUSH, 0, 0, payload=laconic.codec("none").encode(torch.ones(2)))
+    desk.take(3, push.forwarded(0))
+    desk.leave(3)
+    sent.clear()
+    desk.take(0, push)
+    desk.answer()
+    assert [(member, message.kind) for member, message in sent] == [(5, Kind.COPY), (5, Kind.FORWARD)]
+    desk.take(5, Message(Kind.STORED, 0, 0, push.sequence))
+    desk.answer()
+    assert sent[-1][0] == 0
+    assert sent[-1][1].kind == Kind.REPLY
+    assert torch.equal(desk.shards[0].values, torch.ones(2))
+
+
 def _network(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3))

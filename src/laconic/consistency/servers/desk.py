@@ -137,17 +137,16 @@ class Desk:
             worker, nobody = message.worker, shard is None and serves
             self.send(worker, Message(Kind.REFUSED, number, worker, message.sequence, wants_weights=nobody))
             return
-        copies: set[int] = set()
-        if missing == 0:
-            self._top_up(number)
-            staleness = max(0, shard.version - message.version)
-            self._apply(shard, message, message.kind, staleness)
-            copies = set(self._copies[number])
-            for member in copies:
-                self.send(member, message.forwarded(staleness))
-        elif any(held.request.key == message.key for held in self._held):
+        if any(held.request.key == message.key for held in self._held):
             return  # the same request came before, and waits for copies
-        self._held.append(_Held(message, shard.last[message.worker][1], copies))
+        self._top_up(number)
+        if missing == 0:
+            self._apply(shard, message, message.kind, max(0, shard.version - message.version))
+        staleness = shard.last[message.worker][1]
+        copies = set(self._copies[number])  # new ones too, where this server took over what is asked again
+        for member in copies:
+            self.send(member, message.forwarded(staleness))
+        self._held.append(_Held(message, staleness, copies))
 
     def _apply(self, shard: Shard, message: Message, kind: Kind, staleness: int) -> None:
         if kind == Kind.PUSH:
