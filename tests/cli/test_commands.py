@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,5 +133,25 @@ def test_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--version"])
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("laconic ")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["bench", "--help"], ["--version"]])
+def test_lists_wait_for_no_import(words: list[str]) -> None:
+    heavy = "[name for name in ('torch', 'numba', 'numpy', 'plotly') if name in sys.modules]"
+    program = f"import atexit, sys; atexit.register(lambda: print('loaded', {heavy})); import laconic.cli as cli"
+    program += f"; cli.main({words})"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.endswith("loaded []\n")
+
+
+def test_the_list_says_what_each_command_does(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    told = capsys.readouterr().out
+    assert "--version" in told
+    assert "Train a workload" in told

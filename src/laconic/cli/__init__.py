@@ -1,15 +1,18 @@
 """The command line: thin commands, no logic. `laconic --help` lists them.
 
-A command's module is imported only when it is called, so that `laconic simulate` does not
-wait for torch. Bad input ends in exit code 2 and one sentence.
+A command's module is imported only when it is called, so that `laconic simulate` does not wait for torch; the list of
+commands reads their first lines from the source. Bad input ends in exit code 2 and one sentence.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -51,9 +54,6 @@ SETTINGS = {"run": {"allow_interspersed_args": False}}
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the `laconic` command."""
     words = sys.argv[1:] if arguments is None else arguments
-    if words == ["--version"]:
-        typer.echo(f"laconic {__version__}")
-        return
     # Emulated hosts have no name service, of which torch complains at every connection; read when torch is loaded.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
@@ -66,21 +66,50 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _group(name: str, table: Mapping[str, str | Mapping[str, str]], words: list[str]) -> typer.Typer:
-    """The commands of `table` that `words` may need: the one they name, or all of them for the help text."""
+    """The command of `table` that `words` name, or what the list says of all of them."""
     group = typer.Typer(name=name, help=HELP[name], add_completion=False, no_args_is_help=True, rich_markup_mode=None,
                         pretty_exceptions_enable=False)  # fmt: skip
-    group.callback()(_nothing)
+    group.callback()(_laconic if name == "laconic" else _nothing)
     if words and not words[0].startswith("-") and words[0] not in table:
         raise UnknownName("command", words[0], table)
-    for command in [words[0]] if words and words[0] in table else table:
+    called = words[:1] if words and words[0] in table else None
+    for command in called or table:
         entry = table[command]
         if isinstance(entry, str):
-            module, function = entry.split(":")
-            settings = SETTINGS.get(command)
-            group.command(command, context_settings=settings)(getattr(importlib.import_module(module), function))
+            function = _function(entry) if called else _listed(entry)
+            group.command(command, context_settings=SETTINGS.get(command))(function)
         else:
             group.add_typer(_group(command, entry, words[1:]), name=command)
     return group
+
+
+def _function(entry: str) -> Callable[..., None]:
+    module, name = entry.split(":")
+    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+
+
+def _listed(entry: str) -> Callable[..., None]:
+    """A stand-in with the command's description, for lists: importing all commands takes seconds."""
+    module, name = entry.split(":")
+    source = Path(__file__).with_name(module.rpartition(".")[2] + ".py").read_text(encoding="utf-8")
+
+    def listed() -> None: ...
+
+    defined = (each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef) and each.name == name)
+    listed.__doc__ = ast.get_docstring(next(defined))
+    return listed
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"laconic {__version__}")
+        raise typer.Exit
+
+
+def _laconic(
+    version: Annotated[bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Say it.")] = False,
+) -> None:
+    """The options of `laconic` itself."""
 
 
 def _nothing() -> None:
