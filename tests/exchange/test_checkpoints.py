@@ -18,6 +18,7 @@ from torch import nn
 
 import laconic
 from laconic.errors import BadInput, CheckpointError, StorageError
+from laconic.exchange import checkpoints as exchange_module
 from laconic.exchange.checkpoints import Checkpoints, Cursor
 from laconic.storage import checkpoints as module
 from laconic.transports.launcher import run_local
@@ -179,6 +180,18 @@ def test_an_error_of_the_writing_thread_is_raised(tmp_path: Path, monkeypatch: p
     with pytest.raises(OSError, match="No space left"):
         training.checkpoints.save(2, model=training.model)
     training.checkpoints.close()
+
+
+def test_a_write_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = threading.Event()
+    monkeypatch.setattr(exchange_module, "WRITING_S", 0.05)
+    checkpoints = Checkpoints(tmp_path)
+    monkeypatch.setattr(checkpoints.files, "write", lambda *_: stuck.wait(30))
+    checkpoints.save(1, model=nn.Linear(2, 1))
+    with pytest.raises(StorageError, match="still being written after"):
+        checkpoints.save(2, model=nn.Linear(2, 1))
+    stuck.set()
+    checkpoints.wait()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

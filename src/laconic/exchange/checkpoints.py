@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laconic.errors import BadInput, CheckpointError
+from laconic.errors import BadInput, CheckpointError, StorageError
 from laconic.exchange.collectives import all_gather, barrier
 from laconic.storage.checkpoints import MOST_STEPS, CheckpointFiles, random_state, set_random_state
 from laconic.storage.files import writing
@@ -28,6 +28,7 @@ from laconic.storage.tree import check, map_tensors
 from laconic.transports.world import World, current
 from laconic.workloads.order import part, permutation
 
+WRITING_S = 1800.0  # longer than any checkpoint takes to write
 SLOTS = 8  # newest whole checkpoints that workers tell each other of
 BEGINNING = 2  # by how many checkpoints one worker can be ahead of one that has none yet
 
@@ -117,9 +118,16 @@ class Checkpoints:
         self._writing.start()
 
     def wait(self) -> None:
-        """Return when the last `save` is on the disk; raises what its write met."""
+        """Return when the last `save` is on the disk; raises what its write met.
+
+        Raises:
+            StorageError: the write failed, or it has not ended for WRITING_S.
+        """
         if self._writing is not None:
-            self._writing.join()
+            self._writing.join(WRITING_S)
+            if self._writing.is_alive():
+                text = f"{self.files.folder}: a checkpoint is still being written after {WRITING_S:g} s"
+                raise StorageError(f"{text}; is the file system stuck? Older checkpoints are whole")
             self._writing = None
         failed, self._failed = self._failed, None
         if failed is not None:
