@@ -24,6 +24,12 @@ def _same_chance() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that closed its world does not refuse one to the next test."""
+    monkeypatch.setattr("laconic.transports.world._was_closed", False)
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Small models: threads of torch's own would only wait for each other."""

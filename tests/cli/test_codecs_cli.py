@@ -61,7 +61,10 @@ def test_bench_codecs_prints_plain_lines_when_piped():
     assert any("memcpy of 5,000 floats" in line for line in lines)
 
 
-def test_bench_approximation_prints_ours_beside_the_papers(tmp_path):
+def test_bench_approximation_prints_ours_beside_the_papers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "plot" not in json.loads(run("approximation", "--samples", "2000", "--json"))
+    assert not list(tmp_path.iterdir())  # no file that was not asked for
     plot = tmp_path / "plot.html"
     output = run("approximation", "--samples", "20000", "--plot", str(plot))
     assert plot.exists()

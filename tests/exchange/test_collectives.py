@@ -142,3 +142,12 @@ def test_bad_input() -> None:
     with pytest.raises(UnknownName, match="valid ones: max, mean"):
         laconic.all_reduce(torch.ones(2), "average")
     laconic.init().close()
+
+
+def test_a_closed_world_is_not_opened_again_by_chance() -> None:
+    laconic.init().close()
+    with pytest.raises(BadInput, match=r"call laconic\.init\(\) to join"):
+        laconic.all_reduce(torch.ones(3))
+    with laconic.init() as world:
+        assert laconic.all_reduce(torch.ones(3)).tolist() == [1.0] * 3
+        assert world.world_size == 1

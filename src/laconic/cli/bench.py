@@ -64,15 +64,17 @@ def _codec_cells(row: dict[str, Any]) -> list[str]:
 
 def approximation(
     samples: Annotated[int, typer.Option(help="Values per distribution.")] = approximation_lab.PAPER_SAMPLES,
-    plot: Annotated[Path, typer.Option(help="Where the HTML plot is written.")] = Path("approximation.html"),
+    plot: Annotated[Path | None, typer.Option(help="Write a plot to this HTML file.")] = None,
     json: Json = False,
 ) -> None:
     """Measure the four 8-bit types' errors beside Table 1 of their paper."""
     with _progress("distributions", quiet=json) as progress:
         record = approximation_lab.run(samples, progress=progress)
-    approximation_lab.write_plot(record, plot)
+    if plot is not None:
+        approximation_lab.write_plot(record, plot)
+        record["plot"] = str(plot)
     if json:
-        return echo_json({**record, "plot": str(plot)})
+        return echo_json(record)
     echo_table(
         ["distribution", "codec", "rel. error %", "paper's", "abs. error", "paper's"],
         [
@@ -83,7 +85,8 @@ def approximation(
         ],
     )  # fmt: skip
     typer.echo(record["caution"])
-    typer.echo(f"plot: {plot}")
+    if plot is not None:
+        typer.echo(f"plot: {plot}")
 
 
 def collectives(

@@ -25,6 +25,7 @@ from laconic.transports.rendezvous import LauncherWatch, Place, find_place, watc
 from laconic.transports.rounds import drive, finish
 
 _current: World | None = None
+_was_closed = False  # the default world, by its owner, and no other was made since
 _generations = 0
 
 
@@ -120,7 +121,7 @@ class World:
 
     def close(self) -> None:
         """Close the transport; safe to call twice."""
-        global _current
+        global _current, _was_closed
         if not self.closed:
             self.closed = True
             if self.watch is not None:
@@ -129,7 +130,7 @@ class World:
                 await_jobs(self.transport)
             self.transport.close()
         if _current is self:
-            _current = None
+            _current, _was_closed = None, True
 
     def __enter__(self) -> World:
         return self
@@ -166,7 +167,7 @@ def init(
         (0, 1)
         >>> world.close()
     """
-    global _current, _generations
+    global _current, _generations, _was_closed
     if not isinstance(timeout_s, int | float) or not 0 < timeout_s < float("inf"):
         raise BadInput(f"timeout_s must be a number of seconds above zero, got {timeout_s!r}")
     if _current is not None:
@@ -188,13 +189,19 @@ def init(
     options = Options(name, timeout_s, key_file, bind, insecure, _generations)
     transport = _ENGINES[name](place, options)
     store = None if place.store is None else dist.PrefixStore(f"world/g{_generations}", place.store)
-    _current = World(transport, known, watch=watch_launcher(place, transport), store=store)
+    _current, _was_closed = World(transport, known, watch=watch_launcher(place, transport), store=store), False
     atexit.register(_current.close)
     return _current
 
 
 def current() -> World:
-    """The default world; joins the job when `init` was not called yet."""
+    """The default world; joins the job when `init` was not called yet.
+
+    Raises:
+        BadInput: it was closed.
+    """
+    if _was_closed:
+        raise BadInput("this process has closed its world; call laconic.init() to join the job again")
     return _current if _current is not None else init()
 
 

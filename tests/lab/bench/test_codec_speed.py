@@ -45,7 +45,7 @@ def test_record_holds_what_is_promised():
     assert dynamic8["encode_target"] == 2.5
     assert topk["encode_feedback_target"] == 6.0
     assert "encode_target" not in topk
-    assert record["environment"]["versions"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(record["environment"]["versions"]["torch"])  # and what it was built for
     assert record["configuration"]["threads"] == 2
 
 
