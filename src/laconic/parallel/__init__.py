@@ -1,0 +1,14 @@
+"""HOW IT IS DIVIDED: a model's layers over ranks, with compressed activations between them.
+
+`laconic.divide(model, plan)` is the door (`divide.py`); `plan.py` is the division as data, `forms/` are the ways to
+divide a layer, `moves.py` the operators between ranks they are made of, `boundary.py` how a tensor crosses.
+"""
+
+from __future__ import annotations
+
+from laconic.parallel import forms as _forms  # noqa: F401  (registers every form)
+from laconic.parallel.boundary import Boundary, Cut, Traffic
+from laconic.parallel.forms.stages import Stages
+from laconic.parallel.plan import Form, Plan, register
+
+__all__ = ["Boundary", "Cut", "Form", "Plan", "Stages", "Traffic", "register"]

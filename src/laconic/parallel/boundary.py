@@ -1,0 +1,305 @@
+"""How a tensor crosses a cut through a model: codecs, messages, counted and predicted bytes.
+
+Callers: the moves (`moves.py`) and the pipeline. A `Boundary` is the pair of codecs, as data; a `Cut` is the place in a
+running model where tensors cross, with its world and its counts.
+
+Invariants: a message's size follows from shape, dtype and codec alone, so receives are posted without asking; exact
+codecs send the values as they are, in their own dtype; every wait ends within the transport's time-out in data or in a
+TransportError that names rank, round and peer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from laconic.codecs import Codec, codec
+from laconic.errors import BadInput, NonFiniteError
+from laconic.transports.base import Call, Incoming, Outgoing
+from laconic.transports.rounds import Pausing, drive, finish
+from laconic.transports.world import World
+
+GENTLE = "dynamic8"  # for gradients where activations take fewer bits
+GENTLE_BITS = 8
+_POISON = 0xFF  # a payload begins with another byte
+Spec = str | Codec
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The codecs of what crosses a cut: activations on the way forward, their gradients on the way back.
+
+    >>> print(Boundary.of("dynamic8"), "|", Boundary.of("qsgd(4)"), "|", Boundary.of(("fp16", "none")))
+    dynamic8 | qsgd → dynamic8 | fp16 → none
+    """
+
+    forward: Codec
+    backward: Codec
+
+    @classmethod
+    def of(cls, given: Spec | tuple[Spec, Spec] | Boundary | None) -> Boundary:
+        """The boundary that a codec, a pair of codecs or None (exact) names.
+
+        One codec serves both ways if it takes at least 8 bits a value. Below, gradients go through `dynamic8`: they
+        need milder compression than activations.
+
+        Source: Rudakov et al., Activations and Gradients Compression for Model-Parallel Training, 2024.
+
+        Raises:
+            UnknownName: no such codec.
+            BadInput: a codec whose payloads vary in size, or one for matrices.
+        """
+        if isinstance(given, Boundary):
+            return given
+        if isinstance(given, tuple | list):
+            if len(given) != 2:
+                raise BadInput(f"a boundary takes one codec or two (forward, backward), got {len(given)}")
+            return cls(_fixed(given[0]), _fixed(given[1]))
+        forward = _fixed("none" if given is None else given)
+        return cls(forward, forward if bits(forward) >= GENTLE_BITS else _fixed(GENTLE))
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing is lost either way."""
+        return self.forward.exact and self.backward.exact
+
+    def __str__(self) -> str:
+        if self.forward == self.backward:
+            return str(self.forward)
+        return f"{self.forward} → {self.backward}"
+
+
+def _fixed(spec: Spec) -> Codec:
+    if spec == "auto":
+        raise BadInput("codec 'auto' learns from gradients; a boundary takes a fixed-size codec such as dynamic8")
+    made = codec(spec)
+    if made.kind == "matrix":
+        raise BadInput(f"codec '{made}' sends gradients of matrices; a boundary takes one such as dynamic8")
+    if not made.fixed_size:
+        raise BadInput(
+            f"codec '{made}' makes payloads of varying size, and a boundary's receives are posted ahead; take a "
+            "fixed-size one such as dynamic8, fp16 or topk(0.1)"
+        )
+    return made
+
+
+def bits(codec: Codec) -> float:
+    """What a codec spends on a value, its header apart, measured on a million.
+
+    >>> bits(codec("fp16"))
+    16.0
+    """
+    return 8 * (codec.max_nbytes(2_000_000) - codec.max_nbytes(1_000_000)) / 1_000_000
+
+
+def predicted_nbytes(codec: Codec, numel: int, dtype: torch.dtype = torch.float32) -> int:
+    """The bytes of one message that holds `numel` values; an empty one is not sent.
+
+    >>> predicted_nbytes(codec("none"), 10), predicted_nbytes(codec("dynamic8"), 10), predicted_nbytes(codec("fp16"), 0)
+    (40, 30, 0)
+    """
+    if numel == 0:
+        return 0
+    return numel * dtype.itemsize if codec.exact else codec.max_nbytes(numel)
+
+
+def pack(codec: Codec, tensor: Tensor, step: int = 0) -> Tensor:
+    """What is sent for `tensor`, a 1-D tensor on the CPU: itself, or a payload.
+
+    Values that the codec refuses (NaN, infinity) become a payload that unpacks to NaN, so that the other side goes on
+    as one process would.
+    """
+    flat = tensor.detach().contiguous().view(-1).cpu()
+    if codec.exact:
+        return flat
+    try:
+        return codec.encode(flat if flat.dtype == torch.float32 else flat.float(), step=step)
+    except NonFiniteError:
+        return torch.full((codec.max_nbytes(flat.numel()),), _POISON, dtype=torch.uint8)
+
+
+def unpack(codec: Codec, data: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The tensor that `pack` was given, as far as the codec keeps it. Raises PayloadError."""
+    if codec.exact:
+        return data.view(tuple(shape))
+    if data.numel() and int(data[0]) == _POISON:
+        return torch.full(tuple(shape), math.nan, dtype=dtype)
+    return codec.decode(data, math.prod(shape)).to(dtype).view(tuple(shape))
+
+
+@dataclass
+class Traffic:
+    """Bytes and messages that this rank has sent, by name of the cut and way ("forward" or "backward")."""
+
+    sent_nbytes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    messages: Counter[tuple[str, str]] = field(default_factory=Counter)
+    wait_s: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+
+    def count(self, name: str, way: str, call: Call) -> None:
+        """Add what a call has sent."""
+        self.sent_nbytes[name, way] += call.timings.sent_nbytes
+        self.messages[name, way] += call.timings.messages
+        self.wait_s[name, way] += call.timings.wait_s
+
+    @property
+    def total_nbytes(self) -> int:
+        return sum(self.sent_nbytes.values())
+
+
+class Cut:
+    """Where tensors cross between the ranks of a world: `swap` is a call of all of them, `send` and `recv` of two.
+
+    Args:
+        name: of the layer or stage that the cut belongs to; ranks compare it, and traffic is counted by it.
+    """
+
+    def __init__(self, world: World, boundary: Boundary, name: str, traffic: Traffic | None = None) -> None:
+        self.world = world
+        self.boundary = boundary
+        self.name = name
+        self.traffic = Traffic() if traffic is None else traffic
+        self._step = 0  # of stochastic codecs
+
+    @property
+    def rank(self) -> int:
+        return self.world.rank
+
+    @property
+    def size(self) -> int:
+        return self.world.world_size
+
+    def codec(self, way: str) -> Codec:
+        """The codec of a way, "forward" or "backward"."""
+        return self.boundary.forward if way == "forward" else self.boundary.backward
+
+    def predicted_nbytes(self, way: str, numel: int, dtype: torch.dtype = torch.float32) -> int:
+        """The bytes of one message of `numel` values on this way."""
+        return predicted_nbytes(self.codec(way), numel, dtype)
+
+    def swap(
+        self, way: str, sends: Mapping[int, Tensor], shapes: Mapping[int, Sequence[int]], whole: int = 0
+    ) -> dict[int, Tensor]:
+        """One round in which all ranks send tensors and receive some; what a rank sends itself goes through the codec.
+
+        A tensor that goes to several ranks is encoded once.
+
+        Args:
+            sends: by the rank they go to.
+            shapes: of what comes, by the rank it comes from.
+            whole: a number that must be the same on all ranks, such as the values in all pieces together.
+
+        Returns:
+            What came, by source, in the order of `shapes`.
+
+        Raises:
+            PeerLost, Mismatch, CollectiveTimeout, PayloadError: naming rank, round and peer.
+        """
+        codec, like = self.codec(way), next(iter(sends.values()), None)
+        dtype = torch.get_default_dtype() if like is None else like.dtype
+        packed = self._pack_all(codec, sends)
+        outgoing = [Outgoing(peer, data) for peer, data in packed.items() if peer != self.rank and data.numel()]
+        awaited = [peer for peer, shape in shapes.items() if peer != self.rank and math.prod(shape)]
+        incoming = [_incoming(peer, codec, math.prod(shapes[peer]), dtype) for peer in awaited]
+        came = {peer: torch.empty(tuple(shape), dtype=dtype) for peer, shape in shapes.items()}
+        if self.rank in came:
+            came[self.rank] = unpack(codec, packed[self.rank], shapes[self.rank], dtype)
+
+        def take(index: int, data: Tensor) -> None:
+            peer = awaited[index]
+            came[peer] = unpack(codec, data, shapes[peer], dtype)
+
+        if self.size > 1:
+            text = str(dtype).removeprefix("torch.")
+            with self.world.transport.call(f"{way} of {self.name}", "swap", whole, text, str(codec), 1) as call:
+                finish(drive(call, 0, outgoing, incoming, take))
+            self.traffic.count(self.name, way, call)
+        if like is not None and like.device.type != "cpu":
+            return {peer: tensor.to(like.device) for peer, tensor in came.items()}
+        return came
+
+    def send(self, way: str, tensor: Tensor, peer: int) -> Crossing:
+        """Start to send a tensor to one rank, which calls `recv`; wait for what is returned before the program ends."""
+        data = self._pack_all(self.codec(way), {peer: tensor})[peer]
+        outgoing = [Outgoing(peer, data)] if data.numel() else []
+        crossing = Crossing(self, way, (self.rank, peer), tensor.shape, tensor.dtype)
+        crossing.begin(outgoing)
+        return crossing
+
+    def recv(self, way: str, shape: Sequence[int], dtype: torch.dtype, peer: int) -> Crossing:
+        """Start to receive what one rank sends; several may be under way.
+
+        They arrive in the order they were sent. Engines that cannot keep several calls under way begin in `wait`: so
+        wait for what comes from one rank in the order of these calls.
+        """
+        crossing = Crossing(self, way, (peer, self.rank), shape, dtype)
+        if self.world.transport.interleaves:
+            crossing.begin()
+        return crossing
+
+    def point(self, way: str, route: tuple[int, int], numel: int, dtype: torch.dtype) -> Call:
+        """Enter the next message on a route (from, to) that begins or ends here."""
+        other = route[1] if route[0] == self.rank else route[0]
+        if not 0 <= other < self.size or other == self.rank:
+            raise BadInput(f"[rank {self.rank}/{self.size}] {self.name}: a message needs another rank, got {other}")
+        kind = f"{str(dtype).removeprefix('torch.')} {way} of {self.name} through {self.codec(way)}"
+        return self.world.transport.point(*route, numel, kind)
+
+    def _pack_all(self, codec: Codec, sends: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        self._step += 1
+        once: dict[int, Tensor] = {}
+        for tensor in sends.values():
+            if id(tensor) not in once:
+                once[id(tensor)] = pack(codec, tensor, self._step) if tensor.numel() else torch.empty(0)
+        return {peer: once[id(tensor)] for peer, tensor in sends.items()}
+
+
+def _incoming(peer: int, codec: Codec, numel: int, dtype: torch.dtype, keep: bool = False) -> Incoming:
+    """A receive: exact values straight into memory that the caller gets, a payload into the engine's unless `keep`."""
+    size, kind = (numel, dtype) if codec.exact else (codec.max_nbytes(numel), torch.uint8)
+    into = torch.empty(size, dtype=kind) if codec.exact or keep else None
+    return Incoming(peer, size, kind, torch.device("cpu"), into)
+
+
+class Crossing:
+    """A message under way between two ranks; `wait` returns what came, None for what was sent."""
+
+    def __init__(
+        self, cut: Cut, way: str, route: tuple[int, int], shape: Sequence[int], dtype: torch.dtype
+    ) -> None:
+        self._cut, self._way, self._route, self._shape, self._dtype = cut, way, route, tuple(shape), dtype
+        self._under_way: tuple[Call, Pausing[None]] | None = None
+        self._value = torch.empty(self._shape, dtype=dtype) if math.prod(shape) == 0 else None
+        self._done = False
+
+    def begin(self, outgoing: Sequence[Outgoing] = ()) -> tuple[Call, Pausing[None]]:
+        """Post the message."""
+        source, target = self._route
+        codec, numel = self._cut.codec(self._way), math.prod(self._shape)
+        comes = numel and target == self._cut.rank
+        incoming = [_incoming(source, codec, numel, self._dtype, keep=True)] if comes else []
+        call = self._cut.point(self._way, self._route, numel, self._dtype)
+        self._under_way = (call, drive(call, 0, outgoing, incoming, self._take))
+        next(self._under_way[1])
+        return self._under_way
+
+    def _take(self, index: int, data: Tensor) -> None:
+        self._value = unpack(self._cut.codec(self._way), data, self._shape, self._dtype)
+
+    def wait(self) -> Tensor | None:
+        """Wait for the message, at most the transport's time-out; later calls return the same.
+
+        Raises:
+            PeerLost, Mismatch, CollectiveTimeout, PayloadError: naming rank and peer.
+        """
+        if not self._done:
+            call, steps = self._under_way or self.begin()
+            with call:
+                finish(steps)
+            self._done, self._under_way = True, None
+            self._cut.traffic.count(self._cut.name, self._way, call)
+        return self._value
