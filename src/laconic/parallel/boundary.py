@@ -203,7 +203,7 @@ class Cut:
         dtype = torch.get_default_dtype() if like is None else like.dtype
         packed = self._pack_all(codec, sends)
         outgoing = [Outgoing(peer, data) for peer, data in packed.items() if peer != self.rank and data.numel()]
-        awaited = [peer for peer, shape in shapes.items() if peer != self.rank and math.prod(shape)]
+        awaited = [peer for peer, shape in shapes.items() if peer != self.rank and 0 not in shape]
         incoming = [_incoming(peer, codec, math.prod(shapes[peer]), dtype) for peer in awaited]
         came = {peer: torch.empty(tuple(shape), dtype=dtype) for peer, shape in shapes.items()}
         if self.rank in came:
