@@ -227,6 +227,7 @@ class Cut:
         data = self._pack_all(self.codec(way), {peer: tensor})[peer]
         outgoing = [Outgoing(peer, data)] if data.numel() else []
         crossing = Crossing(self, way, (self.rank, peer), tensor.shape, tensor.dtype)
+        crossing.payload = data
         crossing.begin(outgoing)
         return crossing
 
@@ -275,6 +276,7 @@ class Crossing:
         self._under_way: tuple[Call, Pausing[None]] | None = None
         self._value = torch.empty(self._shape, dtype=dtype) if math.prod(shape) == 0 else None
         self._done = False
+        self.payload: Tensor | None = None  # of what is sent, until it has arrived
 
     def begin(self, outgoing: Sequence[Outgoing] = ()) -> tuple[Call, Pausing[None]]:
         """Post the message."""
@@ -290,6 +292,11 @@ class Crossing:
     def _take(self, index: int, data: Tensor) -> None:
         self._value = unpack(self._cut.codec(self._way), data, self._shape, self._dtype)
 
+    def arrives(self) -> Tensor:
+        """What the other rank will get of what was just sent."""
+        assert self.payload is not None
+        return unpack(self._cut.codec(self._way), self.payload, self._shape, self._dtype)
+
     def wait(self) -> Tensor | None:
         """Wait for the message, at most the transport's time-out; later calls return the same.
 
@@ -300,6 +307,6 @@ class Crossing:
             call, steps = self._under_way or self.begin()
             with call:
                 finish(steps)
-            self._done, self._under_way = True, None
+            self._done, self._under_way, self.payload = True, None, None
             self._cut.traffic.count(self._cut.name, self._way, call)
         return self._value

@@ -23,6 +23,8 @@ class Stages(Form):
         schedule: async (receives posted ahead, sends waited for at the end), gpipe or 1f1b.
         memory: flush (the gradient is that of one process), stash (PipeDream's weights of each micro-batch's forward)
             or 2bw (double-buffered weights).
+        in_flight: the most micro-batches that a stage holds, with async; by default 1 + 3 for each link.
+        delta: send the change against the last activation of the same sample (AQ-SGD); `step` then wants `samples`.
     """
 
     whole_model: ClassVar[bool] = True
@@ -31,6 +33,8 @@ class Stages(Form):
     micro: int = 4
     schedule: str = "async"
     memory: str = "flush"
+    in_flight: int | None = None
+    delta: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.cuts, list):
@@ -43,5 +47,7 @@ class Stages(Form):
             raise BadInput(f"the cuts of stages differ, got {self.cuts}")
         if not isinstance(self.micro, int) or isinstance(self.micro, bool) or self.micro < 1:
             raise BadInput(f"micro is a number of micro-batches from 1, got {self.micro!r}")
+        if self.in_flight is not None and (not isinstance(self.in_flight, int) or self.in_flight < 1):
+            raise BadInput(f"in_flight is a number of micro-batches from 1, got {self.in_flight!r}")
         one_of("the schedule of stages", self.schedule, SCHEDULES)
         one_of("the memory of stages", self.memory, MEMORIES)

@@ -1,0 +1,174 @@
+"""Where to cut: the places that let the slowest stage, or the slowest link, be as fast as possible.
+
+Caller: `build.py`, for `cuts="auto"`. The model is cut at every layer, and each piece measured on a sample. A dynamic
+programme then finds the cuts with the least bottleneck, and among those within 2 % of it the ones that send least.
+
+    bottleneck = max over stages (forward + backward time),  over cuts (bytes that cross one way / bandwidth)
+
+Without a sample nothing can be measured: then a piece's time is taken as its number of weights, and what crosses as the
+number of tensors.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from laconic.errors import BadInput
+from laconic.parallel.boundary import Boundary, predicted_nbytes
+from laconic.parallel.pipeline.cutting import Traced
+
+GBIT_BPS = 125e6  # a link that nobody has measured is taken as 1 Gbit/s
+_SLACK, _SLACK_UNMEASURED = 1.02, 1.2
+_REPEATS = 3
+
+
+def choose(
+    traced: Traced, stages: int, boundary: Boundary, sample: Sequence[Tensor] | None, bandwidth_Bps: float = GBIT_BPS
+) -> list[str]:
+    """The names of the layers that begin stages 1, 2, …
+
+    Raises:
+        BadInput: there are fewer layers than stages.
+    """
+    places, names = zip(*traced.candidates().items(), strict=True) if traced.candidates() else ((), ())
+    if len(places) < stages - 1:
+        layers = ", ".join(dict.fromkeys(name for _, name in traced.layers))
+        raise BadInput(f"{stages} stages need as many layers, and the model has {len(places) + 1}: {layers}")
+    if sample is None:
+        seconds, wires = _weights(traced, places), [float(_crossing(traced, place)) for place in places]
+        slack, wire_counts = _SLACK_UNMEASURED, False
+    else:
+        seconds, nbytes = _measure(traced, places, sample, boundary)
+        wires, slack, wire_counts = [each / bandwidth_Bps for each in nbytes], _SLACK, True
+    found = cut(seconds, wires, stages, slack, wire_counts)
+    return [names[index] for index in found]
+
+
+def cut(
+    seconds: Sequence[float], wires: Sequence[float], stages: int, slack: float = 1.0, wire_counts: bool = True
+) -> list[int]:
+    """The cuts, as indices of `wires`, with the least bottleneck; within `slack` of it, those with the least Σ wires.
+
+    Args:
+        seconds: of the pieces, in order.
+        wires: the time that a cut before piece i + 1 needs on its link.
+        wire_counts: whether a link can be the bottleneck.
+
+    Cost: O(stages · pieces²).
+
+    >>> cut([1, 1, 1, 3], [9, 0, 0], stages=2)
+    [2]
+    >>> cut([1, 1, 1, 1], [1, 1, 1], stages=3)
+    [0, 1]
+    """
+    upto = [0.0]
+    for each in seconds:
+        upto.append(upto[-1] + each)
+
+    def stage_s(first: int, last: int) -> float:  # of pieces first … last − 1, with the link before them
+        wire = wires[first - 1] if first and wire_counts else 0.0
+        return max(upto[last] - upto[first], wire)
+
+    least = _programme(len(seconds), stages, lambda f, n: stage_s(f, n), max)[0]
+    limit = least * slack
+
+    def sent(first: int, last: int) -> float:
+        if stage_s(first, last) > limit:
+            return math.inf
+        return wires[first - 1] if first else 0.0
+
+    return [first - 1 for first in _programme(len(seconds), stages, sent, lambda a, b: a + b)[1]]
+
+
+def _programme(
+    pieces: int, stages: int, cost: Callable[[int, int], float], join: Callable[[float, float], float]
+) -> tuple[float, list[int]]:
+    """The least cost of pieces in so many stages, and the first piece of each stage but the first."""
+    best: list[dict[int, tuple[float, list[int]]]] = [{last: (cost(0, last), []) for last in range(1, pieces + 1)}]
+    for stage in range(1, stages):
+        row = {}
+        for last in range(stage + 1, pieces + 1):
+            options = [
+                (join(before, cost(first, last)), [*firsts, first])
+                for first, (before, firsts) in best[-1].items()
+                if first < last
+            ]
+            row[last] = min(options, key=lambda option: option[0])
+        best.append(row)
+    return best[-1][pieces]
+
+
+def _weights(traced: Traced, places: Sequence[int]) -> list[float]:
+    """How many weights each piece has; one counted twice is in the first that has it."""
+    seen: set[int] = set()
+    found = []
+    for piece in range(len(places) + 1):
+        parameters = [p for p in traced.segment(places, piece).module.parameters() if id(p) not in seen]
+        seen |= {id(p) for p in parameters}
+        found.append(float(sum(p.numel() for p in parameters)))
+    return found
+
+
+def _crossing(traced: Traced, place: int) -> int:
+    return len(traced.values([place]))
+
+
+def _measure(
+    traced: Traced, places: Sequence[int], sample: Sequence[Tensor], boundary: Boundary
+) -> tuple[list[float], list[int]]:
+    """Seconds of each piece, forward and backward, and the bytes that cross before each piece but the first.
+
+    The model is left as it was: gradients, buffers and the generator of random numbers.
+    """
+    buffers = [(each, each.clone()) for each in traced.model.buffers()]
+    known: dict[str, Any] = dict(zip(traced.inputs, sample, strict=True))
+    seconds = []
+    with torch.random.fork_rng(devices=[]):
+        for piece in range(len(places) + 1):
+            segment = traced.segment(places, piece)
+            args = [_leaf(known[name]) for name in segment.takes]
+            times = [_timed(segment.module, args) for _ in range(_REPEATS)]
+            seconds.append(statistics.median(spent for spent, _ in times))
+            known |= dict(zip(segment.gives, times[-1][1], strict=False))
+    for buffer, value in buffers:
+        buffer.copy_(value)
+    sizes = {name: _nbytes(value, boundary) for name, value in known.items()}
+    return seconds, [sum(sizes[value.name] for value in traced.values([place])) for place in places]
+
+
+def _leaf(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.detach().clone().requires_grad_()
+    return value
+
+
+def _timed(module: fx.GraphModule, args: Sequence[Any]) -> tuple[float, tuple[Any, ...]]:
+    """Seconds of a forward and a backward pass, and what came out."""
+    begun = time.perf_counter()
+    with torch.enable_grad():
+        out: tuple[Any, ...] = module(*(arg * 1 if _trains(arg) else arg for arg in args))  # may change it in place
+    roots = list(filter(_trains, tree_leaves(out)))
+    leaves = [*filter(_trains, args), *filter(_trains, module.parameters())]
+    if roots and leaves:
+        torch.autograd.grad(roots, leaves, [torch.ones_like(root) for root in roots], allow_unused=True)
+    return time.perf_counter() - begun, out
+
+
+def _trains(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _nbytes(value: Any, boundary: Boundary) -> int:
+    if not isinstance(value, Tensor):
+        return 0
+    if not value.is_floating_point():
+        return value.nbytes
+    return predicted_nbytes(boundary.forward, value.numel(), value.dtype)

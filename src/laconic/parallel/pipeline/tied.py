@@ -1,0 +1,78 @@
+"""Weights that several stages use, such as an embedding that is the last layer too.
+
+Callers: `build.py` finds them, `pipeline.py` wraps each step. Every stage that uses one holds a copy. After a step the
+stages add their gradients, from the last to the first, and the first sends the sum to the others; as all copies begin
+alike and get the same gradient, equal optimisers keep them alike.
+
+The sum is that of one process up to rounding: one process adds the stages' parts for each micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from laconic.parallel.boundary import Cut
+
+
+class Tied:
+    """What this stage shares.
+
+    Args:
+        shared: for each weight: where it crosses, this stage's copy (None where it has none), and the stages that have
+            one, in order. The same list on all ranks.
+    """
+
+    def __init__(self, shared: Sequence[tuple[Cut, nn.Parameter | None, tuple[int, ...]]]) -> None:
+        self._shared = [(cut, own, stages) for cut, own, stages in shared if own is not None]
+
+    def begin(self) -> None:
+        """Let all copies be the first stage's."""
+        for cut, own, stages in self._shared:
+            self._from_first(cut, own.data, stages)
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """The gradients that are made inside are summed over the stages at the end."""
+        before = [own.grad for _, own, _ in self._shared]
+        for _, own, _ in self._shared:
+            own.grad = None
+        yield
+        for (cut, own, stages), kept in zip(self._shared, before, strict=True):
+            gradient = self._sum(cut, torch.zeros_like(own) if own.grad is None else own.grad, stages)
+            own.grad = gradient if kept is None else kept + gradient
+
+    @property
+    def nbytes(self) -> int:
+        """What this stage sends for them in a step."""
+        return sum(
+            own.nbytes * (len(stages) - 1 if cut.rank == stages[0] else 1) for cut, own, stages in self._shared
+        )
+
+    def _sum(self, cut: Cut, gradient: Tensor, stages: Sequence[int]) -> Tensor:
+        at = stages.index(cut.rank)
+        if at + 1 < len(stages):
+            gradient = _received(cut, "backward", gradient, stages[at + 1]) + gradient
+        sending = cut.send("backward", gradient, stages[at - 1]) if at else None
+        total = self._from_first(cut, gradient, stages)
+        if sending is not None:
+            sending.wait()
+        return total
+
+    def _from_first(self, cut: Cut, tensor: Tensor, stages: Sequence[int]) -> Tensor:
+        """The first stage's tensor, written into this stage's."""
+        if cut.rank == stages[0]:
+            for crossing in [cut.send("forward", tensor, stage) for stage in stages[1:]]:
+                crossing.wait()
+        else:
+            tensor.copy_(_received(cut, "forward", tensor, stages[0]))
+        return tensor
+
+
+def _received(cut: Cut, way: str, like: Tensor, source: int) -> Tensor:
+    came = cut.recv(way, like.shape, like.dtype, source).wait()
+    assert came is not None
+    return came.to(like.device)
