@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from laconic.exchange.state import CompressionState as CompressionState
     from laconic.operators.tuning import tune as tune
     from laconic.operators.tuning import untune as untune
+    from laconic.planner.cost import cost as cost
     from laconic.schedules.link import Link as Link
     from laconic.transports.faults import Faulty as Faulty
     from laconic.transports.launcher import run_local as run_local

@@ -53,7 +53,7 @@ def test_every_network_says_what_it_is(name: str) -> None:
 def test_every_network_takes_its_sample(name: str) -> None:
     entry = models.describe(name)
     with torch.device("meta"):
-        dtype = torch.int64 if name.startswith("char-") else torch.float32
+        dtype = torch.int64 if entry.vocabulary else torch.float32
         output = models.build(name)(torch.empty(2, *entry.sample, dtype=dtype))
     assert output.shape[0] == 2
     assert output.shape[1:] in {(), (10,), (1000,), (64, 65)}

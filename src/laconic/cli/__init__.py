@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
     },
     "codecs": "laconic.cli.codecs:codecs",
     "compare": "laconic.cli.compare:compare",
+    "cost": "laconic.cli.cost:cost",
     "demo": "laconic.cli.compare:demo",
     "key": "laconic.cli.key:key",
     "lint": "laconic.cli.report:lint",

@@ -1,7 +1,7 @@
 """What was measured on this machine, kept on disk: a JSON file for each processor, instruction set, threads and torch.
 
-Callers: the tuner. A measurement is only true where it was made, so the file's name and head say where; an entry that
-is foreign, of another form or corrupt counts as absent and is measured again.
+Callers: the tuner, the planner. A measurement is only true where it was made, so the file's name and head say where; an
+entry that is foreign, of another form or corrupt counts as absent and is measured again.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ class Cache:
 
     Args:
         folder: where the files are; None keeps nothing.
+        kind: whose entries they are, the first part of the file's name.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, kind: str = "operators") -> None:
         self.machine = machine()
         name = hashlib.sha256(json.dumps(self.machine, sort_keys=True).encode()).hexdigest()[:16]
-        self.path = None if folder is None else folder / f"operators-{name}.json"
+        self.path = None if folder is None else folder / f"{kind}-{name}.json"
         self.entries = self._read()
         self.changed = False
 

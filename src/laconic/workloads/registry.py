@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from laconic import specs
 from laconic.errors import BadInput
@@ -53,9 +54,25 @@ def get(spec: str) -> Workload:
 
 
 def _own(spec: str, module: str, call: str) -> Workload:
-    """What a factory of the user's returns; modules are looked for in the current folder too, as `python -m` does."""
-    name, _ = specs.split("workload", call)
-    where = f"workload '{spec}'"
+    workload = import_own("workload", spec)
+    if not isinstance(workload, Workload):
+        name, _ = specs.split("workload", call)
+        made = type(workload).__name__
+        raise BadInput(f"workload '{spec}': '{name}' made a {made}, not a laconic.workloads.Workload")
+    return workload
+
+
+def import_own(what: str, spec: str) -> Any:
+    """What a factory of the user's, `module:factory(arguments)`, returns.
+
+    Modules are looked for in the current folder too, as `python -m` does.
+
+    Raises:
+        BadInput: the module cannot be imported, or has no such function.
+    """
+    module, _, call = spec.partition(":")
+    module, where = module.strip(), f"{what} '{spec}'"
+    name, _ = specs.split(what, call)
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
     try:
@@ -67,8 +84,6 @@ def _own(spec: str, module: str, call: str) -> Workload:
     if factory is None:
         raise BadInput(f"{where}: module '{module}' has no '{name}'")
     if not callable(factory):
-        raise BadInput(f"{where}: '{name}' is a {type(factory).__name__}, not a function that makes a Workload")
-    workload = specs.call("workload", call, factory)
-    if not isinstance(workload, Workload):
-        raise BadInput(f"{where}: '{name}' made a {type(workload).__name__}, not a laconic.workloads.Workload")
-    return workload
+        kind = type(factory).__name__
+        raise BadInput(f"{where}: '{name}' is a {kind}, not a function that makes a {what.capitalize()}")
+    return specs.call(what, call, factory)

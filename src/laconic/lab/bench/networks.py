@@ -24,7 +24,6 @@ GRADIENT_TOLERANCE = 1e-4  # of the difference quotient
 # is which depends on the depth; a right gradient agrees at some length, a wrong one at none.
 STEPS = (1e-6, 1e-7, 1e-8, 1e-5, 1e-9)
 SMALL_SAMPLE = 3 * 32 * 32  # values of an input up to which a network is checked by default
-_VOCABULARY = 65
 
 
 @dataclass(frozen=True)
@@ -73,13 +72,14 @@ def check(name: str, batch: int = 4, directions: int = 3, repeats: int = 5, seed
     Raises:
         BadInput: its inputs are no dense tensors, or too few samples.
     """
-    sample = models.describe(name.partition("(")[0].strip()).sample
+    network = models.describe(name.partition("(")[0].strip())
+    sample = network.sample
     if not sample:
         raise BadInput(f"network '{name}' takes no dense tensor: tests/workloads/test_models.py tests it by hand")
     if batch < 2 or directions < 1 or repeats < 1:
         raise BadInput("a check needs a batch of 2 or more, a direction and a repeat")
     torch.manual_seed(seed)
-    model, x = models.build(name), _inputs(name, sample, batch)
+    model, x = models.build(name), _inputs(network, batch)
     _fill_zeros(model)
     forward_s, backward_s = _timed(model, x, repeats)
     model.eval()
@@ -103,10 +103,10 @@ def _fill_zeros(model: nn.Module) -> None:
                 parameter.normal_(std=0.1)
 
 
-def _inputs(name: str, sample: tuple[int, ...], batch: int) -> Tensor:
-    if name.startswith("char-"):
-        return torch.randint(_VOCABULARY, (batch, *sample))
-    return torch.randn(batch, *sample)
+def _inputs(network: models.Network, batch: int) -> Tensor:
+    if network.vocabulary:
+        return torch.randint(network.vocabulary, (batch, *network.sample))
+    return torch.randn(batch, *network.sample)
 
 
 def _double(x: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ class CharGPT(nn.Module):
         return logits
 
 
-@network("char-gpt", sample=(64,))
+@network("char-gpt", sample=(64,), vocabulary=65)
 def char_gpt(
     characters: int = 65, length: int = 64, layers: int = 4, width: int = 256, heads: int = 4, tied: bool = True
 ) -> nn.Module:

@@ -22,6 +22,7 @@ class Network:
         name: as given to `build`.
         builder: (**arguments) -> nn.Module.
         sample: shape of one input sample; () where it is not a dense tensor.
+        vocabulary: inputs are whole numbers below this; 0 where they are float32.
         published: parameters as published for the default arguments, or None where nobody published them.
         summary: first line of the builder's docstring.
     """
@@ -29,6 +30,7 @@ class Network:
     name: str
     builder: Callable[..., nn.Module]
     sample: tuple[int, ...]
+    vocabulary: int
     published: int | None
     summary: str
 
@@ -37,12 +39,12 @@ REGISTRY: Registry[Network] = Registry("network")
 
 
 def network(
-    name: str, sample: tuple[int, ...] = (), published: int | None = None
+    name: str, sample: tuple[int, ...] = (), published: int | None = None, vocabulary: int = 0
 ) -> Callable[[Callable[P, nn.Module]], Callable[P, nn.Module]]:
     """Decorator: register a builder under `name`."""
 
     def add(builder: Callable[P, nn.Module]) -> Callable[P, nn.Module]:
-        REGISTRY.add(name, Network(name, builder, sample, published, summary_of(builder)))
+        REGISTRY.add(name, Network(name, builder, sample, vocabulary, published, summary_of(builder)))
         return builder
 
     return add

@@ -102,7 +102,7 @@ class CharLSTM(nn.Module):
         return logits
 
 
-@network("char-lstm", sample=(64,))
+@network("char-lstm", sample=(64,), vocabulary=65)
 def char_lstm(characters: int = 65, embedding: int = 64, hidden: int = 256, layers: int = 1) -> nn.Module:
     """A character LSTM: 64-dimensional embedding, 256 units, 350,593 parameters.
 

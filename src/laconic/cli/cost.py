@@ -1,0 +1,126 @@
+"""`laconic cost`: what a model costs, layer by layer and in all."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from laconic.cli.shared import Json, echo_json, echo_table
+from laconic.errors import BadInput
+from laconic.lab.report import words
+from laconic.planner import published
+from laconic.planner.cost import Cost, LayerCost
+from laconic.planner.cost import cost as count
+from laconic.planner.formulas import dram_joules
+from laconic.planner.subject import parse_shape
+
+HEADINGS = (
+    "layer", "kind", "calls", "parameters", "weights", "output", "saved", "multiply-adds", "W", "D", "W/D", "im2col",
+)  # fmt: skip
+Model = Annotated[str, typer.Argument(help="A network or workload by name, or your own, module:factory.")]
+Batch = Annotated[int | None, typer.Option(help="Samples a step. Default: the workload's, or 1.")]
+Shape = Annotated[str | None, typer.Option(help="Shape of one input, such as 3,224,224.")]
+Type = Annotated[str | None, typer.Option(help="float32, float64, or int64 for numbers of tokens.")]
+Rule = Annotated[str | None, typer.Option(help="sgd, momentum, rmsprop or adam. Default: the workload's, or momentum.")]
+
+
+def cost(
+    model: Model,
+    batch: Batch = None,
+    input_shape: Shape = None,
+    input_type: Type = None,
+    optimizer: Rule = None,
+    evaluate: Annotated[bool, typer.Option("--eval", help="In evaluation mode, without gradients.")] = False,
+    methods: Annotated[bool, typer.Option("--methods", help="W and D of convolutions by each method.")] = False,
+    beside: Annotated[bool, typer.Option("--published", help="Beside what was published (VGG-16).")] = False,
+    rate: Annotated[float, typer.Option(help="Samples a second, for the power of memory.")] = 20.0,
+    json: Json = False,
+) -> None:
+    """Count parameters, bytes, work, depth, memory and energy of a model; nothing is computed or downloaded."""
+    shape = None if input_shape is None else parse_shape(input_shape)
+    if rate <= 0:
+        raise BadInput(f"--rate is above 0, got {rate:g}")
+    found = count(model, batch, shape, input_type, optimizer, train=not evaluate)
+    if json:
+        return echo_json(found.to_dict())
+    rows = [_cells(layer) for layer in found.layers]
+    echo_table(HEADINGS, rows, left=("kind",))
+    for line in _totals(found, rate, train=not evaluate):
+        typer.echo(words.plain(line))
+    if methods:
+        _methods(found)
+    if beside:
+        _published(found)
+
+
+def _cells(layer: LayerCost) -> list[str]:
+    cells = [
+        layer.name, layer.kind, str(layer.calls), f"{layer.parameters:,}", words.nbytes(layer.weight_nbytes),
+        words.nbytes(layer.output_nbytes), words.nbytes(layer.saved_nbytes), f"{layer.multiply_adds:,}",
+        f"{layer.work:,}", str(layer.depth), words.digits(layer.parallelism),
+        "" if layer.amplification is None else f"{layer.amplification:.1f} ×",
+    ]  # fmt: skip
+    return [words.plain(cell) for cell in cells]
+
+
+def _totals(found: Cost, rate: float, train: bool) -> list[str]:
+    total = found.to_dict()["total"]
+    shape = "×".join(map(str, found.sample))
+    lines = [
+        f"{found.name}, {found.batch} × {shape}: {total['parameters']:,} parameters, "
+        f"{words.nbytes(total['weight_nbytes'])} of weights",
+        f"  forward   {total['multiply_adds']:,} multiply-adds; work W {total['work']:,}, depth D {found.depth:,}, "
+        f"average parallelism W/D {words.digits(total['parallelism'])}",
+    ]
+    if train:
+        lines.append(f"  backward  {total['backward_multiply_adds']:,} multiply-adds")
+        lines.append(
+            f"  memory    {words.nbytes(found.training_nbytes)} at the peak of a training step: weights "
+            f"{words.nbytes(total['weight_nbytes'])}, gradients {words.nbytes(total['gradient_nbytes'])}, optimiser "
+            f"{words.nbytes(found.optimizer_nbytes)}, saved for backward {words.nbytes(found.saved_nbytes)}, and what "
+            "lives for a moment"
+        )
+    joules = total["joules_per_sample"]
+    lines.append(
+        f"  energy    {1e3 * joules:.3g} mJ of memory a sample at 640 pJ per 32-bit access, {rate * joules:.3g} W at "
+        f"{rate:g} samples a second; weights alone {rate * total['weight_joules_per_sample']:.3g} W"
+    )
+    return lines
+
+
+def _methods(found: Cost) -> None:
+    typer.echo("")
+    rows = []
+    for layer in found.layers:
+        for name, (work, depth) in layer.methods.items():
+            rows.append([layer.name, name, f"{work:.4g}", str(depth), f"{work / depth:.4g}"])
+    echo_table(("layer", "method", "W", "D", "W/D"), rows, left=("method",))
+
+
+def _published(found: Cost) -> None:
+    typer.echo("")
+    if found.name in published.MULTIPLY_ADDS:
+        ours = found.total("multiply_adds") / found.batch / 1e9
+        theirs = published.MULTIPLY_ADDS[found.name]
+        typer.echo(f"multiply-adds of an image: published {theirs} · 10⁹, here {ours:.4g} · 10⁹")
+    if found.name == "vgg16":
+        layers = [layer for layer in found.layers if layer.kind in ("Conv2d", "MaxPool2d", "Linear")]
+        mib = 2**20
+        rows = [
+            [row.layer, f"{row.weight_nbytes / mib:.4g}", f"{_kernel_nbytes(layer) / mib:.4g}",
+             f"{row.output_nbytes / mib:.3g}", f"{layer.output_nbytes / found.batch / mib:.3g}"]
+            for row, layer in zip(published.VGG16_MEMORY, layers, strict=True)
+        ]  # fmt: skip
+        echo_table(("layer", "weights, published", "here, without biases", "outputs, published", "here; MiB"), rows)
+    watts = published.ENERGY_HERTZ * dram_joules(published.ENERGY_PARAMETERS)
+    typer.echo(
+        f"a network of 10⁹ weights, each read {published.ENERGY_HERTZ:g} times a second: published "
+        f"{published.ENERGY_WATTS} W, here {watts:.3g} W"
+    )
+
+
+def _kernel_nbytes(layer: LayerCost) -> int:
+    """Weights without biases, as the table counts them."""
+    biases = layer.output_shape[1] if layer.parameters else 0
+    return layer.weight_nbytes - 4 * biases
