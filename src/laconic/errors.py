@@ -7,7 +7,7 @@
     ├── MissingExtra (ImportError)        an optional package is not installed; names the extra
     ├── PayloadError (ValueError)         bytes from the wire or a file are truncated, oversized or corrupt
     ├── CheckpointError (RuntimeError)    there are checkpoints, and none that all workers can go on from
-    ├── StorageError (OSError)            a file cannot be written, such as on a full disk; says what is still intact
+    ├── StorageError (OSError)            a file cannot be written (a full disk) or read; says what is still intact
     ├── NonFiniteError (ValueError)       NaN or infinity where a codec's policy is to refuse it
     ├── ScheduleError (ValueError)        a schedule is not a correct collective
     ├── ProfileError (ValueError)         a link profile cannot be read
@@ -73,7 +73,7 @@ class CheckpointError(LaconicError, RuntimeError):
 
 
 class StorageError(LaconicError, OSError):
-    """A file cannot be written: the disk is full or read-only, or a right is missing.
+    """A file cannot be written: the disk is full or read-only, or a right is missing; or cannot be read.
 
     The sentence names the file and says what is still intact; `errno` is the system's number, where it gave one.
     """

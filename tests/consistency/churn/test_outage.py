@@ -7,11 +7,13 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import laconic
 from laconic.consistency.churn import meeting as meeting_module
@@ -43,6 +45,12 @@ class Disk:
             return write(path, *about, **more)
 
         return attempt
+
+
+def _job(folder: Path, **options: Any) -> Any:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return laconic.elastic(model, optimizer, laconic.Samples(64, 4, 100_000), folder, codec="none", **options)
 
 
 def _begun(folder: Path, *leave_after: int | None, **options: Any) -> list[Trainer]:
@@ -111,6 +119,71 @@ def test_a_first_worker_is_told_at_once(tmp_path: Path, monkeypatch: pytest.Monk
     worker.join(10)
     assert isinstance(worker.error, StorageError)
     assert "workers cannot meet in" in str(worker.error)
+
+
+class Readings:
+    """Everything that is read in a meeting folder, which fails while `lost`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lost, self.refused = False, 0
+        for holder, name in ((meeting_module.os, "listdir"), (Path, "exists"), (Path, "read_bytes")):
+            monkeypatch.setattr(holder, name, self._failing(getattr(holder, name)))
+
+    def _failing(self, read: Callable[..., Any]) -> Callable[..., Any]:
+        def attempt(*about: Any, **more: Any) -> Any:
+            if self.lost and threading.current_thread().name == "newcomer":
+                self.refused += 1
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(about[0]))
+            return read(*about, **more)
+
+        return attempt
+
+
+@pytest.mark.parametrize("outage_s", [60.0, 0.3])
+def test_a_newcomer_waits_for_a_folder_that_cannot_be_read(
+    outage_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = Readings(monkeypatch)
+    job = _job(tmp_path)
+    readings.lost = True
+    found: list[Any] = []
+
+    def come() -> None:
+        try:
+            with _job(tmp_path, outage_s=outage_s) as second:
+                found.append(second.worker)
+        except Exception as error:
+            found.append(error)
+
+    newcomer = threading.Thread(target=come, name="newcomer", daemon=True)
+    newcomer.start()
+    if outage_s < 1:
+        newcomer.join(60)
+        assert isinstance(found[0], StorageError)
+        assert found[0].errno == errno.EACCES
+        assert "could not be read for 0.3 s" in str(found[0])
+        assert "the model is with the members" in str(found[0])
+        job.close()
+        return
+    until(lambda: readings.refused > 1)
+    assert not found
+    readings.lost = False
+    for _ in job.batches():  # takes it in
+        job.step()
+        if len(job.members) == 2 or found:
+            break
+    newcomer.join(60)
+    assert found == [2]
+    job.close()
+
+
+@pytest.mark.parametrize("reading", ["number", "newest", "key"])
+def test_a_folder_that_cannot_be_read_is_a_storage_error(reading: str, tmp_path: Path) -> None:
+    meeting = Meeting(tmp_path / "job")
+    (tmp_path / "job").rmdir()
+    (tmp_path / "job").touch()
+    with pytest.raises(StorageError, match=r"job.* cannot be "):
+        getattr(meeting, reading)()
 
 
 @pytest.fixture

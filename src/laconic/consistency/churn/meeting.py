@@ -15,12 +15,13 @@ dead only one gets view n+1, and the other finds that it is out: a zombie cannot
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,10 @@ class View:
 
 
 class Meeting:
-    """The folder of one job; made when it is not there, readable by its owner only."""
+    """The folder of one job; made when it is not there, readable by its owner only.
+
+    What cannot be read or written raises StorageError.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -84,8 +88,7 @@ class Meeting:
 
     def number(self) -> int:
         """A number that no other worker of this job has or had."""
-        found = [int(name[1]) for name in map(_ID.fullmatch, os.listdir(self.folder)) if name]
-        candidate = max(found, default=0) + 1
+        candidate = self._highest(_ID) + 1
         while not create(self.folder / f"id-{candidate:08d}", ""):
             candidate += 1
         return candidate
@@ -96,26 +99,40 @@ class Meeting:
 
     def newest(self, known: int = 0) -> View | None:
         """The newest view above number `known`; None where there is none."""
-        if known:
-            number = known
-            while self._path(number + 1).exists():
+        number = known or self._highest(_VIEW)
+        with self._reading():
+            while known and self._path(number + 1).exists():
                 number += 1
-        else:
-            found = [int(name[1]) for name in map(_VIEW.fullmatch, os.listdir(self.folder)) if name]
-            number = max(found, default=0)
-        if number <= known:
-            return None
+            if number <= known:
+                return None
+            text = self._path(number).read_bytes()
         try:
-            return View.parse(self._path(number).read_bytes())
+            return View.parse(text)
         except PayloadError as error:
             raise PayloadError(f"{self._path(number)} is {error}") from error
+
+    def _highest(self, pattern: re.Pattern[str]) -> int:
+        """The highest number of files that are called so, 0 where there are none."""
+        with self._reading():
+            return max((int(name[1]) for name in map(pattern.fullmatch, os.listdir(self.folder)) if name), default=0)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            text = f"{error.filename or self.folder} cannot be read: {error.strerror}"
+            raise StorageError(text, error.errno) from error
 
     def key(self) -> bytes:
         """The job's key: made by the first who asks, read by all others."""
         path = self.folder / "key"
-        if not path.exists():
-            create(path, new_key().decode())
-        return path.read_bytes()
+        with self._reading():
+            if path.exists():
+                return path.read_bytes()
+        create(path, new_key().decode())
+        with self._reading():
+            return path.read_bytes()
 
     def finish(self, step: int) -> None:
         """Say that the training is over; a warning when that cannot be written."""
@@ -127,7 +144,8 @@ class Meeting:
     @property
     def finished(self) -> bool:
         """Whether the training is over."""
-        return (self.folder / "finished.json").exists()
+        with self._reading():
+            return (self.folder / "finished.json").exists()
 
     def record(self, events: Iterable[dict[str, Any]]) -> None:
         """Append events, one JSON object a line; a warning when they cannot be written."""

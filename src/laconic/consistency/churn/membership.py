@@ -16,7 +16,7 @@ from laconic.consistency.churn.doubt import Doubt
 from laconic.consistency.churn.line import Line, NewView
 from laconic.consistency.churn.meeting import Meeting, View, event
 from laconic.consistency.churn.options import Deadline, ElasticOptions
-from laconic.consistency.churn.outage import RETRY_S, Outage
+from laconic.consistency.churn.outage import RETRY_S, Outage, outlast
 from laconic.consistency.churn.replica import Replica
 from laconic.consistency.churn.watch import LOGGER, NO_MODEL, TICK_S, Watch, model_lost
 from laconic.consistency.churn.wire import Kind, Message, Wire, pack
@@ -34,17 +34,23 @@ class Fenced(Exception):
     """The others have gone on without this worker: it is out, and may come back as a newcomer."""
 
 
-def found(line: Line, job: str) -> View | None:
+def found(line: Line, job: str, outage_s: float) -> View | None:
     """The first view, with this worker alone, if nobody has made one yet."""
+    meeting = line.meeting
     alone = View(1, ((line.id, line.address),), job, time.time())
-    return alone if line.meeting.newest() is None and line.meeting.publish(alone) else None
+    return alone if outlast(meeting.newest, meeting.folder, outage_s) is None and meeting.publish(alone) else None
 
 
-def join(line: Line, job: str, patience_s: float) -> View:
-    """Wait until a view holds this worker, who would train `job`; PeerLost when nobody is reached in `patience_s`."""
+def join(line: Line, job: str, patience_s: float, outage_s: float) -> View:
+    """Wait until a view holds this worker, who would train `job`.
+
+    Raises:
+        PeerLost: nobody is reached in `patience_s`.
+        StorageError: the folder cannot be read for `outage_s`.
+    """
     asked, asked_at, quiet_since = 0, 0.0, time.monotonic()
     while True:
-        newest = line.meeting.newest()
+        newest = outlast(line.meeting.newest, line.meeting.folder, outage_s)
         assert newest is not None
         if newest.job != job:
             raise BadInput(f"the job in {line.meeting.folder} trains {newest.job}; this worker has {job}")
@@ -58,7 +64,7 @@ def join(line: Line, job: str, patience_s: float) -> View:
         view = line.invitation(LOOK_S)
         if view is not None:
             return view
-        if line.meeting.finished:
+        if outlast(lambda: line.meeting.finished, line.meeting.folder, outage_s):
             raise Finished
         if line.has_reached(newest.coordinator):
             quiet_since = time.monotonic()  # it lives, and answers between two steps
@@ -72,7 +78,13 @@ class Membership(Watch):
     """One worker's place in a group."""
 
     def __init__(
-        self, meeting: Meeting, replica: Replica, wire: Wire, deadline: Deadline, options: ElasticOptions, period: int
+        self,
+        meeting: Meeting,
+        replica: Replica,
+        wire: Wire,
+        deadline: Deadline,
+        options: ElasticOptions,
+        period: int,
     ) -> None:
         super().__init__(replica, deadline, options, period)
         self.meeting, self.wire = meeting, wire
@@ -88,29 +100,31 @@ class Membership(Watch):
         """
         self._reset()
         self.wire.forget()
-        self._line = Line(self.meeting, self._number(), self.options.silence_s)
+        number, outage_s = self._number(), self.options.outage_s
+        self._line = outlast(lambda: Line(self.meeting, number, self.options.silence_s), self.meeting.folder, outage_s)
         self._pending: View | None = None
         try:
-            self._pending = found(self._line, self._job)
+            self._pending = found(self._line, self._job, outage_s)
             if self._pending is not None:
                 self.step = 0
             else:
-                self._pending = join(self._line, self._job, patience_s or self.deadline.patience_s)
+                self._pending = join(self._line, self._job, patience_s or self.deadline.patience_s, outage_s)
         except BaseException:
             self._line.close()
             raise
 
     def _number(self) -> int:
         """A number for this worker; where the job is there, but its folder cannot be written to, it is waited for."""
-        outage = Outage(f"a number in {self.meeting.folder}", self.options.outage_s, "the model is with the members")
+        folder, outage_s = self.meeting.folder, self.options.outage_s
+        outage = Outage(f"a number in {folder}", outage_s, "the model is with the members")
         while True:
             try:
                 return self.meeting.number()
             except StorageError as error:
-                if self.meeting.finished:
+                if outlast(lambda: self.meeting.finished, folder, outage_s):
                     raise Finished from None
-                if self.meeting.newest() is None:
-                    raise StorageError(f"workers cannot meet in {self.meeting.folder}: {error}", error.errno) from error
+                if outlast(self.meeting.newest, folder, outage_s) is None:
+                    raise StorageError(f"workers cannot meet in {folder}: {error}", error.errno) from error
                 outage.failed(error)
                 time.sleep(RETRY_S)
 

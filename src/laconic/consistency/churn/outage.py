@@ -1,30 +1,35 @@
-"""A meeting folder that cannot be written to for a while: full, read-only, without inodes.
+"""A meeting folder that cannot be written or read for a while: full, read-only, without inodes, out of reach.
 
-Callers: `watch.py` (the next view) and `membership.py` (a newcomer's number), which try again until it works. Training
-that needs no change of members goes on meanwhile, and the model stays in every member's memory.
+Callers: `watch.py` (the next view) and `membership.py` (what a newcomer needs), which try again until it works.
+Training that needs no change of members goes on meanwhile, and the model stays in every member's memory.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
 from laconic.errors import StorageError
 
+T = TypeVar("T")
 RETRY_S = 0.5  # from one try to the next
 
 
 class Outage:
-    """One attempt to write that is made again and again; warns when it first fails.
+    """One attempt that is made again and again; warns when it first fails.
 
     Args:
-        what: what cannot be written, and by whom, as the beginning of a sentence.
+        what: what cannot be written or read, and by whom, as the beginning of a sentence.
         patience_s: how long to try.
         kept: what is still intact, and what to do about it, as the end of the sentence when patience is over.
+        deed: written or read.
     """
 
-    def __init__(self, what: str, patience_s: float, kept: str) -> None:
-        self._what, self._patience_s, self._kept = what, patience_s, kept
+    def __init__(self, what: str, patience_s: float, kept: str, deed: str = "written") -> None:
+        self._what, self._patience_s, self._kept, self._deed = what, patience_s, kept, deed
         self._since: float | None = None
 
     @property
@@ -40,8 +45,23 @@ class Outage:
         """
         if self._since is None:
             self._since = time.monotonic()
-            text = f"{self._what} waits for a folder that can be written to, for {self._patience_s:g} s at most"
+            text = f"{self._what} waits for a folder that can be {self._deed}, for {self._patience_s:g} s at most"
             warnings.warn(f"{text}: {error}", stacklevel=2)
         if time.monotonic() - self._since >= self._patience_s:
-            text = f"{self._what} could not be written for {self._patience_s:g} s: {error}"
+            text = f"{self._what} could not be {self._deed} for {self._patience_s:g} s: {error}"
             raise StorageError(f"{text}; {self._kept}", error.errno) from error
+
+
+def outlast(read: Callable[[], T], folder: Path, patience_s: float) -> T:
+    """What `read` finds in a meeting folder, as soon as that can be read.
+
+    Raises:
+        StorageError: it could not for `patience_s`.
+    """
+    outage = Outage(f"the meeting folder {folder}", patience_s, "the model is with the members", "read")
+    while True:
+        try:
+            return read()
+        except StorageError as error:
+            outage.failed(error)
+            time.sleep(RETRY_S)
