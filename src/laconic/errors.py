@@ -65,7 +65,13 @@ class MissingExtra(LaconicError, ImportError):
 
 
 class PayloadError(LaconicError, ValueError):
-    """A payload is truncated, oversized, corrupt, or not for this codec."""
+    """A payload is truncated, oversized, corrupt, or not for this codec.
+
+    Attributes:
+        peer: the rank that sent it, where that is known.
+    """
+
+    peer: int | None = None
 
 
 class CheckpointError(LaconicError, RuntimeError):

@@ -16,11 +16,12 @@ from laconic.codecs import Codec
 from laconic.consistency.base import Mode, build
 from laconic.consistency.blocks import BlockMode
 from laconic.consistency.churn.coded import Coded
+from laconic.consistency.churn.exchanged import Exchanged
 from laconic.consistency.churn.job import ElasticJob
 from laconic.consistency.churn.meeting import Meeting
 from laconic.consistency.churn.options import ElasticOptions, Samples
 from laconic.consistency.churn.replica import BlockWork, Replica, Work
-from laconic.consistency.churn.wire import Exact, Rule, Wire, weighted_mean
+from laconic.consistency.churn.wire import Collected, Exact, Rule, weighted_mean
 from laconic.consistency.modes.local import BlockMomentum, Local
 from laconic.consistency.modes.robust import Robust
 from laconic.consistency.modes.sync import Sync
@@ -49,10 +50,14 @@ def way_for(consistency: str | Mode, workers: int | None = None) -> Way:
     return mode
 
 
-def parts_of(way: Way, codec: Codec, replica: Replica) -> tuple[Work, Wire]:
+def parts_of(
+    way: Way, codec: Codec, replica: Replica, options: ElasticOptions
+) -> tuple[Work, Collected | Exchanged]:
     """What a worker does between two agreements, and how what it offers travels."""
     work: Work = BlockWork(replica, way, relative=not codec.exact) if isinstance(way, BlockMode) else Work(replica)
     rule = ruled(way) if isinstance(way, Robust) else None
+    if rule is None and not options.drop_slowest:
+        return work, Exchanged(codec, replica.coded_numel, replica.numel, options.algorithm)
     if codec.exact:
         return work, Exact(replica.numel, rule or weighted_mean, believes=rule is None)
     return work, Coded(codec, replica.coded_numel, replica.numel, rule)
@@ -131,6 +136,8 @@ def elastic(
         raise BadInput("codec 'auto' chooses for all-reduces, which elastic does not use; name a codec")
     way, built = way_for(consistency, given.workers), flat_codec(DEFAULT_CODEC if codec is None else codec)
     terms = ("" if way == Sync() else f", by {way}") + ("" if built.exact else f", through {built}")
+    terms += f", without the {given.drop_slowest} slowest" if given.drop_slowest else ""
+    terms += f", exchanged by {given.algorithm}" if given.algorithm != "auto" else ""
     exempt = None if built.exact else Exemptions()
     replica = Replica(model, optimizer, data.ledger(), scheduler, exempt=exempt, terms=terms)
-    return ElasticJob(replica, parts_of(way, built, replica), Meeting(meeting), given, data.epochs)
+    return ElasticJob(replica, parts_of(way, built, replica, given), Meeting(meeting), given, data.epochs)

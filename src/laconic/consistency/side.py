@@ -103,9 +103,14 @@ def _shared_key(world: World) -> bytes:
 
 def receive(mesh: ZmqTransport, timeout_s: float) -> tuple[int, Tensor] | None:
     """The next message and its sender; None when none came, or nobody is left who could send one."""
+    came = receive_tagged(mesh, timeout_s)
+    return None if came is None else (came[0], came[2])
+
+
+def receive_tagged(mesh: ZmqTransport, timeout_s: float) -> tuple[int, int, Tensor] | None:
+    """As `receive`, with the message's tag in the middle."""
     try:
-        sender, _, data = mesh.recv_any(timeout_s)
-        return sender, data
+        return mesh.recv_any(timeout_s)
     except CollectiveTimeout:
         return None
     except PeerLost:

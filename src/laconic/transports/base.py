@@ -119,7 +119,9 @@ class Call:
 
     def bad_payload(self, round: int, peer: int, error: PayloadError) -> PayloadError:
         """`error` with the rank, the round and the peer it came from."""
-        return PayloadError(f"{self.where(round)}: peer {peer} sent a bad payload: {error}")
+        failure = PayloadError(f"{self.where(round)}: peer {peer} sent a bad payload: {error}")
+        failure.peer = peer
+        return failure
 
     def __enter__(self) -> Call:
         return self

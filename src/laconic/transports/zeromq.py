@@ -174,7 +174,7 @@ class ZmqTransport(Transport):
 
     # messages outside collectives
 
-    def send_to(self, peer: int, payload: Tensor, tag: int) -> Posted:
+    def send_to(self, peer: int, payload: Tensor, tag: int) -> ZmqRound:
         """Send a contiguous 1-D tensor to a peer, which gets it from `recv_any` with `tag` (0 … 2³²−1).
 
         Returns at once; `sent()` of the result waits until the payload may be written to again.

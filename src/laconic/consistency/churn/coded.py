@@ -1,6 +1,6 @@
-"""Vectors that travel through a codec: how they lie in a message, and error feedback on both legs of an elastic step.
+"""Vectors that the coordinator collects through a codec: how they lie in a message, and error feedback on both legs.
 
-Callers: `group.py` (`Coded`, as a `Wire`), `modes/robust.py` (`CodedVector`).
+Callers: `group.py` (`Coded`, as `Collected`), `exchanged.py`, `modes/robust.py` (`CodedVector`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec
-from laconic.consistency.churn.wire import HEADER_NBYTES, MAX_MEMBERS, Occasion, Offer, Rule, Unreadable, Wire
+from laconic.consistency.churn.wire import HEADER_NBYTES, MAX_MEMBERS, Collected, Occasion, Offer, Rule, Unreadable
 from laconic.errors import NonFiniteError, PayloadError
 from laconic.exchange.message import aligned
 from laconic.exchange.residuals import Residuals
@@ -92,7 +92,17 @@ class CodedVector:
         return body[: self._exact_nbytes].clone().view(torch.float32), payload
 
 
-class Coded(Wire):
+def load_kernels(codec: Codec, numel: int) -> None:
+    """Let a codec compile now, before this worker joins: not in its first step, for which all others wait."""
+    numel = min(numel, 1024)
+    if numel:
+        small, x = CodedVector(codec, numel, numel), torch.zeros(numel)
+        body = small.encode(x, Residuals(), 0)
+        small.decode(body, x)
+        small.decode_add(body, x)
+
+
+class Coded(Collected):
     """The first `coded_numel` values through `codec`, the others as float32.
 
     With member i's vector xᵢ over nᵢ of N samples: it sends pᵢ = C(nᵢ/N·xᵢ + eᵢ) and keeps eᵢ, what pᵢ leaves out. The
@@ -115,16 +125,7 @@ class Coded(Wire):
         self._sum = torch.empty(0)
         self._mine, self._ours = Residuals(tentative=True), Residuals(tentative=True)
         self._offered: int | None = None
-        self._load_kernels(codec)
-
-    def _load_kernels(self, codec: Codec) -> None:
-        """Let the codec compile now, before this worker joins: not in its first step, for which all others wait."""
-        numel = min(self._vector.coded_numel, 1024)
-        if numel:
-            small, x = CodedVector(codec, numel, numel), torch.zeros(numel)
-            body = small.encode(x, Residuals(), 0)
-            small.decode(body, x)
-            small.decode_add(body, x)
+        load_kernels(codec, coded_numel)
 
     def offer(self, samples: int, occasion: Occasion) -> Tensor:
         self._offered = occasion.step

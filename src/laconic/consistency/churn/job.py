@@ -10,13 +10,14 @@ from typing import Any
 
 from torch import Tensor
 
+from laconic.consistency.churn.exchanged import Exchanged
 from laconic.consistency.churn.group import Group
 from laconic.consistency.churn.meeting import Meeting
 from laconic.consistency.churn.membership import Fenced, Finished
 from laconic.consistency.churn.options import Deadline, ElasticOptions
 from laconic.consistency.churn.replica import Replica, Work, digest
 from laconic.consistency.churn.watch import NO_MODEL
-from laconic.consistency.churn.wire import Mean, Wire
+from laconic.consistency.churn.wire import Collected, Mean
 from laconic.errors import BadInput
 from laconic.exchange.job import Job, StepRecord
 from laconic.storage.form import check_like
@@ -34,7 +35,12 @@ class ElasticJob(Job):
     KEPT = 10_000
 
     def __init__(
-        self, replica: Replica, parts: tuple[Work, Wire], meeting: Meeting, options: ElasticOptions, epochs: int
+        self,
+        replica: Replica,
+        parts: tuple[Work, Collected | Exchanged],
+        meeting: Meeting,
+        options: ElasticOptions,
+        epochs: int,
     ) -> None:
         self._replica, self._meeting, self._options, self._epochs = replica, meeting, options, epochs
         self._work, self._wire = parts

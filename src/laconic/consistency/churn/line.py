@@ -13,8 +13,9 @@ import time
 from torch import Tensor
 
 from laconic.consistency.churn.meeting import Meeting, View, event
-from laconic.consistency.churn.wire import MAX_MEMBERS, Kind, Message, Offer, pack, unpack
-from laconic.consistency.side import receive
+from laconic.consistency.churn.progress import Progress
+from laconic.consistency.churn.wire import MAX_MEMBERS, Kind, Message, Offer, pack, piece, unpack
+from laconic.consistency.side import receive_tagged
 from laconic.errors import PayloadError, PeerLost
 from laconic.transports.zeromq import ZmqTransport
 from laconic.transports.zeromq_keys import is_loopback, read_key
@@ -46,6 +47,7 @@ class Line:
         self.busy: set[int] = set()  # who has said so, in this view or before
         self.receiving: set[int] = set()  # members that a state is on its way to
         self.finishing: set[int] = set()  # members that have made their last step
+        self.progress = Progress(self.view)
         self.ignored = 0  # messages of other views, of strangers and of no known kind
         self._leaving: set[int] = set()
         self._holding: set[int] = set()
@@ -57,10 +59,10 @@ class Line:
         self._looked_at = time.monotonic()
         host = os.environ.get("LACONIC_BIND", "127.0.0.1")
         key = read_key() if is_loopback(host) else read_key() or meeting.key()
-        self._transport = ZmqTransport(
+        self.transport = ZmqTransport(
             None, self.id, 1, 60.0, bind=host, key=key, patience=Patience(HEARTBEAT_S, silence_s, LINGER_S)
         )
-        self.address = self._transport.address
+        self.address = self.transport.address
 
     def close(self) -> None:
         """Say goodbye and give up all connections; safe to call twice."""
@@ -70,7 +72,7 @@ class Line:
         for member in self.view.ids:
             if member != self.id:
                 self.tell(member, pack(Kind.LEAVE, self.view.number, 0))
-        self._transport.close()
+        self.transport.close()
 
     # joining
 
@@ -79,11 +81,11 @@ class Line:
         coordinator, address = view.members[0]
         tried_s = time.monotonic() - self._tried_at
         with contextlib.suppress(PeerLost):
-            is_stuck = tried_s > RECONNECT_S and not self._transport.is_connected(coordinator)
-            if is_stuck or coordinator not in self._transport.peers:
-                self._transport.add_peer(coordinator, address)
+            is_stuck = tried_s > RECONNECT_S and not self.transport.is_connected(coordinator)
+            if is_stuck or coordinator not in self.transport.peers:
+                self.transport.add_peer(coordinator, address)
                 self._tried_at = time.monotonic()
-            self._transport.send_to(coordinator, pack(Kind.JOIN, view.number, 0, body=self.address.encode()), 0)
+            self.transport.send_to(coordinator, pack(Kind.JOIN, view.number, 0, body=self.address.encode()), 0)
 
     def invitation(self, wait_s: float) -> View | None:
         """A view with this worker in it, if one is announced within `wait_s`."""
@@ -106,11 +108,12 @@ class Line:
         self.view, self.newcomers = view, waiting
         for member, address in view.members:
             # Whoever was met before and cannot be reached is lost: a new connection would only hide that.
-            if member != self.id and member not in self._met and member not in self._transport.peers:
-                self._transport.add_peer(member, address)
+            if member != self.id and member not in self._met and member not in self.transport.peers:
+                self.transport.add_peer(member, address)
             self._met.setdefault(member, time.monotonic())
         for known in (self.receiving, self.finishing, self._leaving, self._holding, self._gradients):
             known.clear()
+        self.progress = Progress(view)
         self.busy &= set(view.ids)  # an evaluation goes on whoever comes or goes
 
     def has_newcomers(self) -> bool:
@@ -121,7 +124,7 @@ class Line:
         return bool(self.newcomers)
 
     def _forget(self, member: int) -> None:
-        self._transport.drop_peer(member)
+        self.transport.drop_peer(member)
         self._met.pop(member, None)
 
     def propose(self, lost: dict[int, str], step: int, redo: int) -> View:
@@ -149,10 +152,10 @@ class Line:
 
     def reaches(self, member: int) -> bool:
         """Whether a member may be there: its connection stands, or has been in the making for less than silence_s."""
-        if self._transport.is_connected(member):
+        if self.transport.is_connected(member):
             return True
         since = self._met.setdefault(member, time.monotonic())
-        return member in self._transport.peers and time.monotonic() - since < self._silence_s
+        return member in self.transport.peers and time.monotonic() - since < self._silence_s
 
     def waited_s(self, since: float) -> float:
         """How long a wait has lasted since `since`, or since the last member was busy or receiving a state."""
@@ -162,17 +165,17 @@ class Line:
 
     def has_reached(self, member: int) -> bool:
         """Whether its connection stands."""
-        return self._transport.is_connected(member)
+        return self.transport.is_connected(member)
 
     @property
     def sent_nbytes(self) -> int:
         """Payload bytes sent so far."""
-        return self._transport.counters.total_sent_nbytes
+        return self.transport.counters.total_sent_nbytes
 
     def tell(self, member: int, message: Tensor) -> None:
         """Send; a member that is gone is noticed by `reaches`."""
         with contextlib.suppress(PeerLost):
-            self._transport.send_to(member, message, 0)
+            self.transport.send_to(member, message, 0)
 
     def next(self, wait_s: float, *, look: bool = True) -> Message | None:
         """The next message of the present view, None when none came within `wait_s`; NewView when that is over."""
@@ -206,6 +209,7 @@ class Line:
 
     def _note(self, message: Message) -> None:
         """Keep what may be wanted after the wait in which it came."""
+        self.progress.note(message)
         if message.kind is Kind.START:
             getting = {m for place, m in enumerate(self.view.ids) if message.detail >> place & 1}
             self.receiving = getting - self._holding - {self.id}
@@ -245,9 +249,12 @@ class Line:
             raise NewView(newest)
 
     def _receive(self, wait_s: float) -> Message | None:
-        came = receive(self._transport, wait_s)
+        came = receive_tagged(self.transport, wait_s)
+        if came is None:
+            return None
+        sender, tag, data = came
         try:
-            return None if came is None else unpack(*came)
+            return piece(sender, tag, self.view.number, data) if tag else unpack(sender, data)
         except PayloadError:
             self.ignored += 1
             return None

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import time
 
-from laconic.consistency.churn.doubt import Doubt
+from laconic.consistency.churn.doubt import Doubt, all_answer
+from laconic.consistency.churn.exchanged import Exchanged
 from laconic.consistency.churn.line import Line, NewView
 from laconic.consistency.churn.meeting import Meeting, View, event
 from laconic.consistency.churn.options import Deadline, ElasticOptions
 from laconic.consistency.churn.outage import RETRY_S, Outage, outlast
 from laconic.consistency.churn.replica import Replica
 from laconic.consistency.churn.watch import LOGGER, NO_MODEL, TICK_S, Watch, model_lost
-from laconic.consistency.churn.wire import Kind, Message, Wire, pack
+from laconic.consistency.churn.wire import Collected, Kind, Message, pack
 from laconic.errors import BadInput, PeerLost, StorageError
 
 LOOK_S = 0.08  # how often the meeting folder is looked into while nobody answers
@@ -60,7 +61,8 @@ def join(line: Line, job: str, patience_s: float, outage_s: float) -> View:
             quiet_since = time.monotonic()
         if newest.number != asked or time.monotonic() - asked_at > ASK_AGAIN_S:
             asked, asked_at = newest.number, time.monotonic()
-            line.ask(newest)
+            if all_answer(newest):  # members exchange with each other: who reaches some of them only is of no use
+                line.ask(newest)
         view = line.invitation(LOOK_S)
         if view is not None:
             return view
@@ -69,7 +71,7 @@ def join(line: Line, job: str, patience_s: float, outage_s: float) -> View:
         if line.has_reached(newest.coordinator):
             quiet_since = time.monotonic()  # it lives, and answers between two steps
         if time.monotonic() - quiet_since > patience_s:
-            where = f"[worker {line.id}] nobody of view {newest.number} in {line.meeting.folder} can be reached"
+            where = f"[worker {line.id}] not all of view {newest.number} in {line.meeting.folder} can be reached"
             cure = "if all are gone, so is the model: begin in another folder"
             raise PeerLost(f"{where} within {patience_s:g} s; {cure}", rank=line.id, peer=newest.coordinator)
 
@@ -81,7 +83,7 @@ class Membership(Watch):
         self,
         meeting: Meeting,
         replica: Replica,
-        wire: Wire,
+        wire: Collected | Exchanged,
         deadline: Deadline,
         options: ElasticOptions,
         period: int,

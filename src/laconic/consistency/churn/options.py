@@ -9,6 +9,7 @@ from typing import Any
 
 from laconic.consistency.churn.wire import MAX_MEMBERS
 from laconic.errors import BadInput, UnknownName
+from laconic.exchange.auto import coded_names
 from laconic.workloads.order import SampleLedger
 
 
@@ -41,6 +42,7 @@ class ElasticOptions:
         patience_s: how long to wait for a worker before the deadline is learned from past steps, and at least for a
             newcomer's first gradient; longer than a step takes, or a block of steps where workers agree on blocks.
         silence_s: after so long without a heartbeat a connection counts as broken, whatever steps take.
+        algorithm: how members sum what they have among themselves, see `laconic.compress`.
         outage_s: how long what surrounds the job may fail: for so long a worker that was shut out tries to come back,
             and a change of members that cannot be written into the meeting folder is tried again.
     """
@@ -50,12 +52,15 @@ class ElasticOptions:
     patience_s: float = 5.0
     silence_s: float = 1.5
     outage_s: float = 300.0
+    algorithm: str = "auto"
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.drop_slowest < 0 or self.silence_s <= 0 or self.outage_s < 0:
             text = f"{self.workers}, {self.drop_slowest}, {self.silence_s} and {self.outage_s}"
             wanted = "workers ≥ 1, drop_slowest ≥ 0, silence_s > 0 and outage_s ≥ 0"
             raise BadInput(f"elastic needs {wanted}, got {text}")
+        if self.algorithm not in coded_names():
+            raise UnknownName("algorithm", self.algorithm, coded_names())
         if self.workers > MAX_MEMBERS:
             raise BadInput(f"an elastic training has at most {MAX_MEMBERS} workers at a time, not {self.workers}")
 

@@ -98,13 +98,13 @@ class Watch:
         return next(message for message in self._heard(waits_s) if message is not None)
 
     def _heard(self, waits_s: float | None) -> Iterator[Message | None]:
-        """As `_hear`, with None after every moment in which nothing came."""
+        """As `_hear`, with pieces of any member, and with None after every moment in which nothing came."""
         since, watched = time.monotonic(), self.view.coordinator
         suspects: dict[int, str] = {}
         while True:
             message = self._line.next(TICK_S)
             if message is not None:
-                if message.sender == self.view.coordinator:
+                if message.sender == self.view.coordinator or message.kind is Kind.PIECE:
                     yield message
                 continue
             suspects |= {m: CUT for m in self._others if m not in suspects and not self._line.reaches(m)}

@@ -1,8 +1,9 @@
-"""How the vectors that members agree on travel: what a member offers, and what the coordinator makes of all offers.
+"""How the vectors that members agree on travel, and the messages of a group.
 
-Callers: `group.py` sends and receives, `job.py` writes the vector and says what was committed. `Exact` sends float32;
-through a codec there is `coded.py`. Invariant: what `combine` returns on the coordinator and `read` on the others has
-the same bits.
+Callers: `group.py` sends and receives, `job.py` writes the vector and says what was committed. Members sum their
+vectors among themselves (`exchanged.py`). Where it is not known before who is in the sum, or a rule wants every single
+vector, the coordinator collects them: `Exact` as float32, `coded.py` through a codec. Invariant: what all members end
+with has the same bits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from laconic.errors import PayloadError
 _HEADER = struct.Struct("<4sBBHIqQ4x")  # magic, kind, flag, version, view, step, detail, to a multiple of 16
 HEADER_NBYTES = _HEADER.size
 _MAGIC = b"LacE"
-_VERSION = 1
+_VERSION = 2
 MAX_MEMBERS = 64  # bits of a message's `detail`
 
 
@@ -33,13 +34,18 @@ class Kind(IntEnum):
     START = 4  # C: the view begins at `step`; flag: train (else wait for more); detail: a bit for each who gets a STATE
     FETCH = 5  # C: send me your state
     STATE = 6  # body: a replica after `step` steps
-    GRADIENT = 7  # M: body: the mean gradient over `detail` samples, or whatever members agree on (`wire.py`)
+    GRADIENT = 7  # M: where vectors are collected: body: the mean gradient over `detail` samples, or whatever it is
     MEAN = 8  # C: body: the mean of all; detail: one bit for each member whose gradient is in it
     HELD = 9  # M: the weights after `step` steps are here too; to all when they came as a STATE
     BUSY = 10  # to all, in any view: flag: no step from me for a while (else: again)
     FINISH = 11  # M: no more steps from me
     DONE = 12  # C: nobody has any more steps
     LEAVE = 13  # to all: I am leaving
+    WAITING = 14  # M, or C to all: for others, in a step; detail: a bit for each member that is out of reach from here
+    READY = 15  # M: the sum of `step` is here, and not applied yet
+    COMMIT = 16  # C: all have the sum of `step`: apply it
+    UNREADABLE = 17  # M: what the member at the place `detail` sent cannot be read; body: why
+    PIECE = 18  # from member to member: a piece of an exchange; no message of this format, see `piece_tag`
 
 
 class Message(NamedTuple):
@@ -99,7 +105,26 @@ def unpack(sender: int, message: Tensor) -> Message:
     return Message(sender, _KINDS[kind], view, step, detail, flag, message[HEADER_NBYTES:])
 
 
-_KINDS = {int(kind): kind for kind in Kind}
+_KINDS = {int(kind): kind for kind in Kind if kind is not Kind.PIECE}
+
+
+def piece_tag(view: int, code: int) -> int:
+    """The tag with which a piece of an exchange travels: that of messages is 0.
+
+    >>> view_of(piece_tag(130, 77)) == view_of(piece_tag(2, 78)), view_of(0)
+    (True, None)
+    """
+    return 1 << 31 | (view & 0x7F) << 24 | code & 0xFFFFFF
+
+
+def view_of(tag: int) -> int | None:
+    """The view of a piece, modulo 128; None for what is no piece."""
+    return tag >> 24 & 0x7F if tag >> 31 else None
+
+
+def piece(sender: int, tag: int, view: int, data: Tensor) -> Message:
+    """A piece that came in `view`, as a message; its own view is another where the tag says so."""
+    return Message(sender, Kind.PIECE, view if view_of(tag) == view & 0x7F else -1, 0, tag, 0, data)
 
 
 Rule = Callable[[Sequence[tuple[int, Tensor]], Tensor], None]  # one vector of (samples, vector) of each
@@ -153,18 +178,9 @@ class Occasion(NamedTuple):
 
 
 class Wire(Protocol):
-    """One worker's end."""
+    """One worker's end: `Collected`, or `Exchanged`."""
 
     values: Tensor  # where the vector that is offered next is written
-
-    def offer(self, samples: int, occasion: Occasion) -> Tensor:
-        """The message, its header blank, in which `values` goes to the coordinator."""
-
-    def combine(self, offers: Sequence[Offer], occasion: Occasion, listeners: int) -> tuple[Tensor | None, Tensor]:
-        """The message, its header blank, that tells `listeners` others the result, and the result; or Unreadable."""
-
-    def read(self, body: Tensor) -> Tensor:
-        """The result from its message; PayloadError when it cannot be read."""
 
     def renew(self) -> None:
         """What was offered last may still be on its way: do not write to it again."""
@@ -191,7 +207,20 @@ class Wire(Protocol):
         return
 
 
-class Exact(Wire):
+class Collected(Wire, Protocol):
+    """Vectors that the coordinator collects: a star, in which it sends and receives those of all."""
+
+    def offer(self, samples: int, occasion: Occasion) -> Tensor:
+        """The message, its header blank, in which `values` goes to the coordinator."""
+
+    def combine(self, offers: Sequence[Offer], occasion: Occasion, listeners: int) -> tuple[Tensor | None, Tensor]:
+        """The message, its header blank, that tells `listeners` others the result, and the result; or Unreadable."""
+
+    def read(self, body: Tensor) -> Tensor:
+        """The result from its message; PayloadError when it cannot be read."""
+
+
+class Exact(Collected):
     """Vectors of float32, without a copy on the way out.
 
     Cost: 4 bytes a value each way.

@@ -1,0 +1,62 @@
+"""How far the others are in the exchange of a step, by what they have said in the present view.
+
+Callers: `line.py` notes messages, `group.py` waits by it, `mesh.py` takes the pieces.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+
+from torch import Tensor
+
+from laconic.consistency.churn.meeting import View
+from laconic.consistency.churn.wire import Kind, Message
+
+
+class Progress:
+    """What was heard in one view.
+
+    Attributes:
+        pieces: of exchanges, by sender, in order: the tag and the data.
+        ready: of which step a member has the sum.
+        committed: the step that is to be applied, −1 before the first.
+        unreadable: whose pieces cannot be read, and why.
+    """
+
+    def __init__(self, view: View) -> None:
+        self._ids = view.ids
+        self.pieces: dict[int, deque[tuple[int, Tensor]]] = defaultdict(deque)
+        self.ready: dict[int, int] = {}
+        self.committed = -1
+        self.unreadable: dict[int, str] = {}
+        self._said_at: dict[int, float] = {}
+        self._cut: dict[tuple[int, int], float] = {}  # (by whom, who) cannot be reached, since when
+
+    def note(self, message: Message) -> None:
+        """A message of this view has come."""
+        sender, now = message.sender, time.monotonic()
+        self._said_at[sender] = now
+        if message.kind is Kind.PIECE:
+            self.pieces[sender].append((message.detail, message.body))
+        elif message.kind is Kind.READY:
+            self.ready[sender] = message.step
+            self._cut = {pair: at for pair, at in self._cut.items() if pair[0] != sender}
+        elif message.kind is Kind.COMMIT:
+            self.committed = message.step
+        elif message.kind is Kind.UNREADABLE and message.detail < len(self._ids):
+            self.unreadable[self._ids[message.detail]] = message.text
+        elif message.kind is Kind.WAITING:
+            missed = [m for place, m in enumerate(self._ids) if message.detail >> place & 1]
+            others = {pair: at for pair, at in self._cut.items() if pair[0] != sender}
+            self._cut = others | {(sender, m): self._cut.get((sender, m), now) for m in missed}
+
+    def said_since(self, member: int, since: float) -> float:
+        """When a member was last heard, or `since`."""
+        return max(since, self._said_at.get(member, 0.0))
+
+    def apart(self, patience_s: float) -> dict[int, str]:
+        """Members that another has not reached for so long, and why: of two, the one that came later."""
+        now = time.monotonic()
+        pairs = [sorted(pair, key=self._ids.index) for pair, at in self._cut.items() if now - at > patience_s]
+        return {late: f"worker {early} and it cannot reach each other" for early, late in pairs}
