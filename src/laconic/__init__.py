@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from laconic import consistency as consistency
     from laconic import errors as errors
     from laconic import operators as operators
+    from laconic import parallel as parallel
     from laconic import schedules as schedules
     from laconic import workloads as workloads
     from laconic.codecs import Codec as Codec
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from laconic.exchange.state import CompressionState as CompressionState
     from laconic.operators.tuning import tune as tune
     from laconic.operators.tuning import untune as untune
+    from laconic.parallel.divide import divide as divide
     from laconic.planner.cost import cost as cost
     from laconic.schedules.link import Link as Link
     from laconic.transports.faults import Faulty as Faulty

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from laconic.parallel import forms as _forms  # noqa: F401  (registers every form)
 from laconic.parallel.boundary import Boundary, Cut, Traffic
+from laconic.parallel.forms.channels import Channels
+from laconic.parallel.forms.data import Data
+from laconic.parallel.forms.dense import Dense
+from laconic.parallel.forms.local import Local
+from laconic.parallel.forms.norm import Norm
+from laconic.parallel.forms.space import Space
 from laconic.parallel.forms.stages import Stages
 from laconic.parallel.plan import Form, Plan, register
 
-__all__ = ["Boundary", "Cut", "Form", "Plan", "Stages", "Traffic", "register"]
+__all__ = [
+    "Boundary", "Channels", "Cut", "Data", "Dense", "Form", "Local", "Norm", "Plan", "Space", "Stages", "Traffic",
+    "register",
+]  # fmt: skip

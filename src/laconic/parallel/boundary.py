@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec, codec
-from laconic.errors import BadInput, NonFiniteError
-from laconic.transports.base import Call, Incoming, Outgoing
+from laconic.errors import BadInput, NonFiniteError, TransportError
+from laconic.transports.base import Call, Incoming, Outgoing, Posted, Transport, members_of
 from laconic.transports.rounds import Pausing, drive, finish
 from laconic.transports.world import World
 
@@ -132,6 +132,22 @@ def unpack(codec: Codec, data: Tensor, shape: Sequence[int], dtype: torch.dtype)
     return codec.decode(data, math.prod(shape)).to(dtype).view(tuple(shape))
 
 
+class Silent(Transport):
+    """A place among ranks where nothing is sent: tensors of the meta device cross it, and only their bytes count."""
+
+    engine = "silent"
+
+    def post(self, call: Call, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
+        raise TransportError("nothing can be sent here", rank=self.rank)
+
+    def split(self, colours: Sequence[int]) -> Transport:
+        members = members_of(colours, self.rank)
+        return Silent(members.index(self.rank), len(members), self.timeout_s)
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
 @dataclass
 class Traffic:
     """Bytes and messages that this rank has sent, by name of the cut and way ("forward" or "backward")."""
@@ -173,6 +189,11 @@ class Cut:
     def size(self) -> int:
         return self.world.world_size
 
+    @property
+    def silent(self) -> bool:
+        """Whether bytes are counted and not sent."""
+        return isinstance(self.world.transport, Silent)
+
     def codec(self, way: str) -> Codec:
         """The codec of a way, "forward" or "backward"."""
         return self.boundary.forward if way == "forward" else self.boundary.backward
@@ -201,6 +222,8 @@ class Cut:
         """
         codec, like = self.codec(way), next(iter(sends.values()), None)
         dtype = torch.get_default_dtype() if like is None else like.dtype
+        if self.silent:
+            return self._predict(way, sends, shapes, dtype)
         packed = self._pack_all(codec, sends)
         outgoing = [Outgoing(peer, data) for peer, data in packed.items() if peer != self.rank and data.numel()]
         awaited = [peer for peer, shape in shapes.items() if peer != self.rank and 0 not in shape]
@@ -221,6 +244,14 @@ class Cut:
         if like is not None and like.device.type != "cpu":
             return {peer: tensor.to(like.device) for peer, tensor in came.items()}
         return came
+
+    def _predict(
+        self, way: str, sends: Mapping[int, Tensor], shapes: Mapping[int, Sequence[int]], dtype: torch.dtype
+    ) -> dict[int, Tensor]:
+        sizes = [self.predicted_nbytes(way, t.numel(), dtype) for peer, t in sends.items() if peer != self.rank]
+        self.traffic.sent_nbytes[self.name, way] += sum(sizes)
+        self.traffic.messages[self.name, way] += sum(size > 0 for size in sizes)
+        return {peer: torch.empty(tuple(shape), dtype=dtype, device="meta") for peer, shape in shapes.items()}
 
     def send(self, way: str, tensor: Tensor, peer: int) -> Crossing:
         """Start to send a tensor to one rank, which calls `recv`; wait for what is returned before the program ends."""

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from laconic.errors import BadInput
+from laconic.exchange.likeness import check_alike
 from laconic.parallel.boundary import Boundary, Spec
+from laconic.parallel.forms.data import Data
+from laconic.parallel.forms.norm import Norm
 from laconic.parallel.forms.stages import Stages
-from laconic.parallel.plan import Form, Plan
+from laconic.parallel.layer import Context, Layer, scaled, share_gradients
+from laconic.parallel.plan import Form, LayerForm, Plan, SplitForm
 from laconic.transports.world import World, current
+
+ELEMENTWISE = (
+    nn.CELU, nn.Dropout, nn.ELU, nn.GELU, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.Identity, nn.LeakyReLU,
+    nn.LogSigmoid, nn.Mish, nn.ReLU, nn.ReLU6, nn.SELU, nn.SiLU, nn.Sigmoid, nn.Softplus, nn.Softsign, nn.Tanh,
+)  # fmt: skip
+CONTEXT = "laconic_division"  # the attribute of a divided model that holds its context
 
 
 def divide(
@@ -22,7 +35,11 @@ def divide(
     world: World | None = None,
     sample: Sequence[Tensor] | None = None,
 ) -> nn.Module:
-    """Divide `model` over the ranks of a world; all ranks call it with the same model and plan.
+    """Divide `model` over the ranks of a world, in place; all ranks call it with the same model and plan.
+
+    Afterwards backward gives each rank the gradients of what it holds, equal to those of the whole model on the whole
+    batch: make the optimiser after this. Where the plan has `Data`, ranks bring rows of their own and get their rows of
+    the output, and the loss is the mean over all rows; else all ranks bring the same batch.
 
     Args:
         plan: {pattern: form}, a form of the whole model, a spec, or `Plan.to_json`'s text.
@@ -30,11 +47,126 @@ def divide(
         world: the ranks that share the model; the default world when None.
         sample: inputs of a micro-batch, on which `Stages("auto")` measures the layers.
 
+    Returns:
+        The model; of stages, this rank's part of the pipeline.
+
     Raises:
         BadInput: a pattern matches nothing, a layer cannot be divided so, a codec's payloads vary in size.
+        Mismatch: the ranks brought different models, weights or plans.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> divide(model, "0=dense(output); 2=dense(input)", codec="dynamic8")(torch.ones(3, 4)).shape
+    torch.Size([3, 2])
     """
     boundary, asked, here = Boundary.of(codec), Plan.of(plan), world or current()
     if isinstance(asked.alone, Stages):
         build: Callable[..., nn.Module] = import_module("laconic.parallel.pipeline").build
         return build(model, asked.alone, boundary, here, sample)
-    raise BadInput(f"'{asked}' is no division that is known")
+    if hasattr(model, CONTEXT):
+        raise BadInput("this model is divided already")
+    layers = asked.layers(model)
+    context = Context(here, boundary, _shares(asked, here.world_size))
+    if not context.silent:
+        check_alike("divide", _terms(model, asked, boundary), here.transport)
+    lies = _layouts(model, layers, context.base)
+    made = {name: form.make(name, module, context, *lies[name])
+            for name, module, form in layers if isinstance(form, LayerForm)}  # fmt: skip
+    for name, layer in made.items():
+        owner, _, own = name.rpartition(".")
+        if not name:
+            raise BadInput("the model is a single layer; put it into nn.Sequential to divide it")
+        setattr(model.get_submodule(owner), own, layer)
+    if context.shares is not None:
+        _share_the_rest(model, asked, context)
+    setattr(model, CONTEXT, context)
+    return model
+
+
+def _shares(plan: Plan, ranks: int) -> tuple[int, ...] | None:
+    found = {form.shares or (1,) * ranks for _, form in plan.entries if isinstance(form, Data)}
+    if len(found) > 1:
+        raise BadInput("the layers of a model see the same rows: give all Data the same shares")
+    shares = next(iter(found), None)
+    if shares is not None and len(shares) != ranks:
+        raise BadInput(f"shares are one a rank: {len(shares)} for {ranks} ranks")
+    return shares
+
+
+def _terms(model: nn.Module, plan: Plan, boundary: Boundary) -> list[tuple[str, str]]:
+    """What ranks must have in common: the plan, the codecs, and the weights to the bit."""
+    terms = [("plan", str(plan)), ("codec", str(boundary))]
+    for name, tensor in model.state_dict().items():
+        flat = tensor.detach().new_empty(0) if tensor.is_meta else tensor.detach().cpu().contiguous().view(-1)
+        code = 0 if tensor.is_meta else zlib.crc32(flat.view(torch.uint8).numpy())
+        terms.append((f"'{name}'", f"{tuple(tensor.shape)} with checksum {code:08x}"))
+    return terms
+
+
+def _layouts(
+    model: nn.Module, layers: Sequence[tuple[str, nn.Module, Form]], base: str
+) -> dict[str, tuple[str, str]]:
+    """(takes, gives) of each layer: as its form says; parts between neighbours that fit; else as the model's input."""
+    lies: dict[str, list[str]] = {}
+    last: tuple[str, LayerForm] | None = None
+    for name, _, form in layers:
+        if not isinstance(form, LayerForm):
+            continue
+        takes, gives = getattr(form, "takes", None), getattr(form, "gives", None)
+        lies[name] = [takes or base, gives or base]
+        if form.part == "any":
+            continue
+        free = last is not None and takes is None and getattr(last[1], "gives", None) is None
+        if last is not None and free and _fits(model, last, name, form, layers):
+            lies[last[0]][1] = lies[name][0] = form.part
+        last = (name, form)
+    _check_norms(layers, lies, base)
+    return {name: (takes, gives) for name, (takes, gives) in lies.items()}
+
+
+def _fits(
+    model: nn.Module, last: tuple[str, LayerForm], name: str, form: LayerForm, layers: Sequence[tuple[str, Any, Form]]
+) -> bool:
+    """Whether a layer can take the parts of the one before: both in one Sequential, only such layers between them."""
+    (before, opener), owner = last, name.rpartition(".")[0]
+    home = model.get_submodule(owner)
+    if not opener.opens or not form.closes or opener.part != form.part:
+        return False
+    if before.rpartition(".")[0] != owner or not isinstance(home, nn.Sequential):
+        return False
+    if isinstance(form, SplitForm):
+        made, taken = (model.get_parameter(f"{each}.weight").shape for each in (before, name))
+        same = made[0] == taken[1] and getattr(opener, "blocks", 1) == 1 and opener.pieces == form.pieces
+    else:
+        same = opener.pieces == form.pieces
+    return same and _between(home, before, name, layers)
+
+
+def _between(home: nn.Module, before: str, after: str, layers: Sequence[tuple[str, Any, Form]]) -> bool:
+    """Whether only elementwise layers, and norms over all ranks, lie between two children of a Sequential."""
+    names, norms = [name for name, _ in home.named_children()], {name for name, _, f in layers if isinstance(f, Norm)}
+    owner = before.rpartition(".")[0]
+    first, last = names.index(before.rpartition(".")[2]), names.index(after.rpartition(".")[2])
+    prefix = f"{owner}." if owner else ""
+    return all(
+        isinstance(home.get_submodule(each), ELEMENTWISE) or prefix + each in norms for each in names[first + 1 : last]
+    )
+
+
+def _check_norms(layers: Sequence[tuple[str, nn.Module, Form]], lies: dict[str, list[str]], base: str) -> None:
+    """Refuse to share statistics where all ranks see the same."""
+    strips = any("area" in pair for pair in lies.values())
+    for name, _, form in layers:
+        if isinstance(form, Norm) and base == "whole" and not strips:
+            raise BadInput(f"all ranks bring the same rows to {name}; norm is for plans with Data, or between strips")
+
+
+def _share_the_rest(model: nn.Module, plan: Plan, context: Context) -> None:
+    """Let what is not divided have the gradients of all ranks' rows, weighted by how many they are."""
+    assert context.shares is not None
+    codec = next(form.codec for _, form in plan.entries if isinstance(form, Data))
+    inside = {id(p) for layer in model.modules() if isinstance(layer, Layer) for p in layer.parameters()}
+    cut = context.cut("data", boundary=Boundary.of((codec, codec)))
+    share_gradients([p for p in model.parameters() if id(p) not in inside], cut)
+    weight = context.world.world_size * context.shares[context.world.rank] / sum(context.shares)
+    if weight != 1:
+        model.register_forward_hook(lambda module, inputs, output: scaled(output, weight))

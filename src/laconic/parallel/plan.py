@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
@@ -23,11 +23,13 @@ from torch import nn
 
 from laconic import specs
 from laconic.errors import BadInput, PayloadError
+from laconic.parallel.layer import Context, Layer
 from laconic.registry import Registry
 from laconic.storage import json_text
 
 REGISTRY: Registry[type[Form]] = Registry("form of division")
 register = REGISTRY.register
+LAYOUTS = ("whole", "rows", "part", "grid")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,57 @@ class Form:
 
     def __str__(self) -> str:
         return specs.spec_of(self)
+
+
+@dataclass(frozen=True)
+class LayerForm(Form):
+    """A form of single layers.
+
+    Attributes:
+        kinds: the modules it divides; in other modules it divides those of these kinds.
+        part: what its pieces are: "part" of the values or channels, or "area" of an image; "any" lets both through.
+        opens: it can give parts to the layer after it, unless told otherwise.
+        closes: it can take parts.
+    """
+
+    kinds: ClassVar[tuple[type[nn.Module], ...]] = ()
+    part: ClassVar[str] = "part"
+    opens: ClassVar[bool] = False
+    closes: ClassVar[bool] = False
+
+    @property
+    def pieces(self) -> object:
+        """What two forms must have in common for one to take the other's parts."""
+        return None
+
+    def make(self, name: str, module: nn.Module, context: Context, takes: str, gives: str) -> Layer:
+        """The divided layer that takes the module's place.
+
+        Raises:
+            BadInput: the layer cannot be divided so.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SplitForm(LayerForm):
+    """A form of layers with a weight, divided by output or input."""
+
+    split: str = "output"
+    takes: str | None = None
+    gives: str | None = None
+
+    def __post_init__(self) -> None:
+        for value in (self.takes, self.gives):
+            one_of("takes and gives", value or "whole", LAYOUTS)
+
+    @property
+    def opens(self) -> bool:  # type: ignore[override]
+        return self.split == "output"
+
+    @property
+    def closes(self) -> bool:  # type: ignore[override]
+        return self.split == "input"
 
 
 @dataclass(frozen=True)
@@ -128,23 +181,26 @@ class Plan:
             rows.append({"match": pattern, "form": form.name} | ({"options": options} if options else {}))
         return json.dumps({"division": rows})
 
-    def layers(self, model: nn.Module) -> Iterator[tuple[str, nn.Module, Form]]:
+    def layers(self, model: nn.Module) -> list[tuple[str, nn.Module, Form]]:
         """(name, module, form) of every module that is divided, in the model's order.
 
+        A pattern that matches a module with others inside means those inside that its form can divide.
+
         Raises:
-            BadInput: a pattern matches nothing; the sentence lists the model's layers.
+            BadInput: a pattern matches nothing, or nothing that its form can divide.
         """
-        unused = dict.fromkeys(pattern for pattern, _ in self.entries)
-        for name, module in model.named_modules():
-            for pattern, form in self.entries:
-                if matches(pattern, name):
-                    unused.pop(pattern, None)
-                    yield name, module, form
-                    break
-        if unused:
-            names = [name for name, module in model.named_modules() if name and not list(module.children())]
-            some = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
-            raise BadInput(f"the pattern '{next(iter(unused))}' matches no layer of the model; its layers: {some}")
+        found: dict[str, tuple[nn.Module, Form]] = {}
+        modules = dict(model.named_modules())
+        for pattern, form in self.entries:
+            named = [name for name in modules if matches(pattern, name)]
+            if not named:
+                leaves = [name for name, module in modules.items() if name and not list(module.children())]
+                some = ", ".join(leaves[:12]) + (", …" if len(leaves) > 12 else "")
+                raise BadInput(f"the pattern '{pattern}' matches no layer of the model; its layers: {some}")
+            for name in named:
+                inside = _divisible(name, modules[name], form)
+                found.update({each: found.get(each, (modules[each], form)) for each in inside})
+        return [(name, *found[name]) for name in modules if name in found]
 
     def __str__(self) -> str:
         return "; ".join(f"{pattern}={form}" if pattern else str(form) for pattern, form in self.entries)
@@ -160,10 +216,28 @@ def matches(pattern: str, name: str) -> bool:
     return len(wanted) == len(found) and all(map(fnmatchcase, found, wanted))
 
 
+def _divisible(name: str, module: nn.Module, form: Form) -> list[str]:
+    """The names of what a form divides in a module: itself, or those inside."""
+    if not isinstance(form, LayerForm) or isinstance(module, form.kinds):
+        return [name]
+    prefix = f"{name}." if name else ""
+    inside = [prefix + each for each, inner in module.named_modules() if isinstance(inner, form.kinds)]
+    if not inside:
+        kinds = ", ".join(kind.__name__ for kind in form.kinds)
+        raise BadInput(f"'{name}' is a {type(module).__name__}, and {form} divides {kinds}")
+    return inside
+
+
 def one_of(what: str, value: object, valid: tuple[str, ...]) -> None:
     """Refuse a word that is not one of these."""
     if value not in valid:
         raise BadInput(f"{what} is {', '.join(valid[:-1])} or {valid[-1]}, got {value!r}")
+
+
+def check_count(what: str, value: object) -> None:
+    """Refuse what is not a whole number from 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise BadInput(f"{what} is a whole number from 1, got {value!r}")
 
 
 def _form(value: Form | str) -> Form:

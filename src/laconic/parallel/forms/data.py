@@ -1,0 +1,32 @@
+"""`Data`: layers that are whole on every rank, each of which brings rows of the batch of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from laconic.errors import BadInput
+from laconic.parallel.boundary import Boundary
+from laconic.parallel.plan import Form, register
+
+
+@register("data")
+@dataclass(frozen=True)
+class Data(Form):
+    """Data parallelism inside a divided model: gradients are the mean over ranks, weighted by their rows.
+
+    With it in a plan, every rank brings rows of its own, and all layers that are not divided are treated so.
+
+    Args:
+        shares: the rows that ranks bring, in proportion, such as (3, 1); equal by default.
+        codec: what gradients go through on their way; exact by default.
+    """
+
+    shares: tuple[int, ...] | None = None
+    codec: str = "none"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.shares, list):
+            object.__setattr__(self, "shares", tuple(self.shares))
+        if self.shares is not None and (not self.shares or any(not isinstance(s, int) or s < 1 for s in self.shares)):
+            raise BadInput(f"shares are whole numbers from 1, one a rank, got {self.shares!r}")
+        Boundary.of(self.codec)

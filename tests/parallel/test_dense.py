@@ -1,0 +1,160 @@
+"""Dense layers and channels, divided, beside one process."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from laconic.errors import BadInput
+from laconic.parallel import Data, Dense
+from laconic.parallel.divide import divide
+from laconic.transports.threads import run_threads
+from laconic.transports.world import World
+from tests.parallel.whole import check
+
+SIZES = {"ranks": st.integers(1, 4), "batch": st.integers(4, 9), "n": st.integers(4, 9), "m": st.integers(4, 9),
+         "bias": st.booleans()}  # fmt: skip
+
+
+def chain(n: int, m: int, bias: bool, dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    torch.manual_seed(n * 100 + m)
+    return nn.Sequential(nn.Linear(n, m, bias), nn.Tanh(), nn.Linear(m, n, bias), nn.Linear(n, m)).to(dtype)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "0=dense(output)",
+        "0=dense(output); 2=dense(input)",
+        "0=dense(input); 3=dense(output)",
+        "0=dense(output, gives=whole); 2=dense(input, takes=whole); 3=dense(input)",
+        "*=dense(input)",
+    ],
+)
+@settings(max_examples=8)
+@given(**SIZES)
+def test_by_output_and_input(plan: str, ranks: int, batch: int, n: int, m: int, bias: bool) -> None:
+    x = torch.randn(batch, n, dtype=torch.float64)
+    chosen = {"0": Dense("input"), "2": Dense("input"), "3": Dense("input")} if plan[0] == "*" else plan
+    check(chain(n, m, bias), chosen, ranks, x)
+
+
+@pytest.mark.parametrize("split", ["summa", "cannon", "1.5d"])
+@settings(max_examples=6)
+@given(ranks=st.sampled_from([1, 4, 9]), batch=st.integers(3, 8), n=st.integers(3, 8), m=st.integers(3, 8),
+       bias=st.booleans())  # fmt: skip
+def test_grids(split: str, ranks: int, batch: int, n: int, m: int, bias: bool) -> None:
+    x = torch.randn(batch, n, dtype=torch.float64)
+    check(chain(n, m, bias), {"0": Dense(split), "2": Dense(split)}, ranks, x)
+
+
+@pytest.mark.parametrize("split", ["summa", "cannon", "1.5d"])
+def test_blocks_stay_on_the_grid(split: str) -> None:
+    plan = {"0": Dense(split, gives="grid"), "2": Dense(split, takes="grid")}
+    check(chain(6, 10, True), plan, 4, torch.randn(8, 6, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("grid", [2, 3, 6])
+def test_grids_need_not_be_square(grid: int) -> None:
+    x = torch.randn(7, 8, dtype=torch.float64)
+    check(chain(8, 9, True), {"0": Dense("summa", grid=grid), "2": Dense("1.5d", grid=grid)}, 6, x)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"0": Data(), "2": Dense("output"), "3": Dense("input")},
+        {"0": Dense("output"), "2": Dense("input"), "3": Data()},
+        {"0": Dense("summa"), "3": Data()},
+        {"0": Dense("input"), "3": Data(), "2": Dense("output", gives="rows")},
+    ],
+)
+def test_rows_of_their_own(plan: dict[str, object]) -> None:
+    check(chain(5, 7, True), plan, 4, torch.randn(8, 5, dtype=torch.float64), rows=[2, 2, 2, 2])
+
+
+def test_unequal_shares() -> None:
+    plan = {"0": Data((3, 1, 2)), "2": Dense("output"), "3": Dense("input")}
+    check(chain(5, 7, True), plan, 3, torch.randn(12, 5, dtype=torch.float64), rows=[6, 2, 4])
+
+
+def test_float32_is_close_too() -> None:
+    model, x = chain(33, 70, True, torch.float32), torch.randn(16, 33)
+    check(model, "0=dense(output); 2=dense(input)", 3, x, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("plan", ["0=channels(output)", "0=channels(output); 2=channels(input)", "0=channels(input)"])
+@settings(max_examples=5)
+@given(ranks=st.integers(1, 3), n=st.integers(3, 6), m=st.integers(3, 6), stride=st.integers(1, 2))
+def test_channels(plan: str, ranks: int, n: int, m: int, stride: int) -> None:
+    torch.manual_seed(n)
+    model = nn.Sequential(nn.Conv2d(n, m, 3, stride, 1), nn.ReLU(), nn.Conv2d(m, n, 2, bias=False)).double()
+    check(model, plan, ranks, torch.randn(2, n, 7, 6, dtype=torch.float64))
+
+
+class Attention(nn.Module):
+    """A block whose heads follow from its projections' sizes."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.head = width // heads
+        self.mixed, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.widen, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        query, key, value = self.mixed(x).reshape(batch, length, 3, -1, self.head).permute(2, 0, 3, 1, 4)
+        seen = nn.functional.scaled_dot_product_attention(query, key, value)
+        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, -1))
+        return x + self.narrow(nn.functional.gelu(self.widen(x)))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_heads_and_mlp_of_a_transformer(ranks: int) -> None:
+    torch.manual_seed(1)
+    plan = {
+        "*.mixed": Dense("output", gives="part", blocks=3, unit=4), "*.out": Dense("input", takes="part", unit=4),
+        "*.widen": Dense("output", gives="part"), "*.narrow": Dense("input", takes="part"),
+    }  # fmt: skip
+    model = nn.Sequential(Attention(20, 5), Attention(20, 5)).double()
+    check(model, plan, ranks, torch.randn(2, 6, 20, dtype=torch.float64))
+
+
+def test_blocks_come_back_in_order() -> None:
+    model = nn.Sequential(nn.Linear(5, 12)).double()
+    check(model, {"0": Dense("output", blocks=3)}, 2, torch.randn(4, 5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"0": Dense("output", unit=3)}, "cannot be cut in 1 × multiples of 3"),
+        ({"1": Dense()}, "is a Tanh, and dense divides Linear"),
+        ({"nothing": Dense()}, "matches no layer"),
+        ({"0": Dense("cannon")}, "grid is square"),
+        ({"0": Dense(), "2": Data((1, 2, 3))}, "3 for 2 ranks"),
+    ],
+)
+def test_what_cannot_be_divided_is_one_sentence(plan: dict[str, object], words: str) -> None:
+    model = chain(4, 5, True)
+
+    def work(transport):  # type: ignore[no-untyped-def]
+        with pytest.raises(BadInput, match=words):
+            divide(copy.deepcopy(model), plan, world=World(transport))  # type: ignore[arg-type]
+
+    run_threads(2, work)
+
+
+def test_a_layer_that_is_too_small() -> None:
+    model = nn.Sequential(nn.Linear(5, 2))
+
+    def work(transport):  # type: ignore[no-untyped-def]
+        with pytest.raises(BadInput, match="has 2 outputs for 3 ranks"):
+            divide(copy.deepcopy(model), {"0": Dense()}, world=World(transport))
+
+    run_threads(3, work)
