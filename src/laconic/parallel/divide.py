@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from laconic.parallel.forms.data import Data
 from laconic.parallel.forms.norm import Norm
 from laconic.parallel.forms.stages import Stages
 from laconic.parallel.layer import Context, Layer, scaled, share_gradients
+from laconic.parallel.pipeline import build
 from laconic.parallel.plan import Form, LayerForm, Plan, SplitForm
 from laconic.transports.world import World, current
 
@@ -60,7 +60,6 @@ def divide(
     """
     boundary, asked, here = Boundary.of(codec), Plan.of(plan), world or current()
     if isinstance(asked.alone, Stages):
-        build: Callable[..., nn.Module] = import_module("laconic.parallel.pipeline").build
         return build(model, asked.alone, boundary, here, sample)
     if hasattr(model, CONTEXT):
         raise BadInput("this model is divided already")
