@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from laconic import operators as operators
     from laconic import parallel as parallel
     from laconic import schedules as schedules
+    from laconic import search as search
     from laconic import workloads as workloads
     from laconic.codecs import Codec as Codec
     from laconic.codecs import codec as codec

@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
     "report": "laconic.cli.report:report",
     "run": "laconic.cli.run:run",
     "schedule": "laconic.cli.schedule:schedule",
+    "search": "laconic.cli.search:search",
     "simulate": "laconic.cli.schedule:simulate",
     "train": "laconic.cli.train:train",
     "warm": "laconic.cli.warm:warm",

@@ -38,19 +38,25 @@ def page(record: Record, findings: Sequence[Finding]) -> str:
         ("honesty", "Honesty", _lint(findings)),
         ("setting", "Setting", _setting(record)),
     ]
+    title = _title(record)
+    eyebrow = f"{record.kind} · {record.created[:10]}"
+    return document(title, eyebrow, f"<p class='meta'>{_meta(record)}</p>{_warning(record, findings)}", sections,
+                    _footer(record))  # fmt: skip
+
+
+def document(title: str, eyebrow: str, header: str, sections: Sequence[tuple[str, str, str]], footer: str) -> str:
+    """A whole page: sections are (name, title, HTML), and those without content are left out."""
     kept = [(name, title, body) for name, title, body in sections if body]
     links = "".join(f"<a href='#{name}'>{title}</a>" for name, title, _ in kept)
     body = "".join(f"<section id='{name}'><h2>{title}</h2>{body}</section>" for name, title, body in kept)
-    title = _title(record)
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         "<meta name='viewport' content='width=device-width,initial-scale=1'>"
         "<meta name='color-scheme' content='light dark'>"
         f"<title>{words.text(title)}</title><link rel='icon' href='data:,'><style>\n{page_style()}</style></head><body>"
-        f"<header><p class='eyebrow'>Laconic · {words.text(record.kind)} · {words.text(record.created[:10])}</p>"
-        f"<h1>{words.text(title)}</h1><p class='meta'>{_meta(record)}</p>{_warning(record, findings)}"
-        f"<nav aria-label='Contents'>{links}</nav></header><main>{body}</main>{_footer(record)}</body></html>\n"
+        f"<header><p class='eyebrow'>Laconic · {words.text(eyebrow)}</p><h1>{words.text(title)}</h1>{header}"
+        f"<nav aria-label='Contents'>{links}</nav></header><main>{body}</main>{footer}</body></html>\n"
     )
 
 

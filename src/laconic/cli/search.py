@@ -1,0 +1,88 @@
+"""`laconic search`: find the parameters with which a workload, or an objective of one's own, is best."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from laconic.cli import run_options as options
+from laconic.cli.shared import Json, echo_json
+from laconic.lab.runs.progress import say
+from laconic.search import api
+from laconic.search.history import History, Seen
+from laconic.search.methods import names
+from laconic.search.report import write_report
+from laconic.search.retrain import retrain as train_again
+from laconic.search.rules import REGISTRY as RULES
+
+
+def search(
+    objective: Annotated[str | None, typer.Argument(help="A workload, or module:function of a trial.")] = None,
+    space: Annotated[str | None, typer.Option(help="A .toml file, or 'rate = log(0.001, 1); …'.")] = None,
+    method: Annotated[str, typer.Option(help=f"{', '.join(names())}; with options: evolution(population=30).")] = "tpe",
+    trials: Annotated[int | None, typer.Option(help="How many; default 20.")] = None,
+    rule: Annotated[str, typer.Option(help=f"Of early stopping: {', '.join(RULES.names())}.")] = "none",
+    workers: Annotated[int, typer.Option("-n", "--workers", help="Workers of each trial.")] = 1,
+    parallel: Annotated[int, typer.Option(help="Trials at the same time.")] = 1,
+    storage: Annotated[str, typer.Option(help="journal://FILE, postgresql://…, grpc://HOST:PORT.")] = "",
+    minimize: Annotated[bool, typer.Option("--minimize", help="Lower is better.")] = False,
+    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
+    epochs: options.Epochs = None,
+    codec: Annotated[str, typer.Option(help="What is sent, where the space does not say.")] = "none",
+    link: options.Link = None,
+    limit: Annotated[float | None, typer.Option(help="Seconds after which a trial has failed.")] = None,
+    retrain: Annotated[int, typer.Option(help="Train the best and the default with so many new seeds.")] = 0,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this search, runs/<id>.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Default: runs/<time>-search-<objective>.")] = None,
+    json: Json = False,
+) -> None:
+    """Search parameters by trials; Ctrl-C or a crash loses at most those under way, and --resume goes on."""
+    options.show_warnings_as_sentences()
+    note = _quiet if json else _say
+    try:
+        if resume is not None:
+            found = api.resume(resume, trials=trials, note=note)
+        else:
+            own = _objective_options(objective, epochs, codec, link)
+            found = api.search(
+                options.named(objective), space, method, 20 if trials is None else trials, note=note, rule=rule,
+                workers=workers, parallel=parallel, storage=storage, seed=seed, limit_s=limit,
+                command=options.command(), **own, **({"maximize": False} if minimize else {}),
+                **({"folder": folder} if folder is not None else {}),
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        say("stopped; what has ended is kept: laconic search --resume FOLDER goes on")
+        raise typer.Exit(130) from None
+    again = train_again(found, retrain) if retrain else None
+    report = write_report(found)
+    if json:
+        return echo_json({**found.to_json(), "retrained": again, "report": str(report)})
+    if found.best is None:
+        typer.echo(f"none of {len(found.history)} trials came to its end; report: {report}")
+        raise typer.Exit(1)
+    typer.echo(f"best of {len(found.history)} trials: {found.value:.6g} by {_words(found.params)}")
+    for row in again or []:
+        typer.echo(f"{row['what']}: {row['mean']:.4g} over {len(row['values'])} new seeds, report {row['report']}")
+    typer.echo(f"report: {report}")
+
+
+def _objective_options(objective: str | None, epochs: int | None, codec: str, link: str | None) -> dict[str, Any]:
+    """What only a search of a workload takes."""
+    given = {"epochs": epochs, "codec": codec if codec != "none" else None, "link": link}
+    asked = {name: value for name, value in given.items() if value is not None}
+    return {"options": asked} if asked else {}
+
+
+def _words(point: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+                     for name, value in point.items())  # fmt: skip
+
+
+def _quiet(trial: Seen, history: History) -> None: ...
+
+
+def _say(trial: Seen, history: History) -> None:
+    what = trial.why if trial.state == "failed" else f"{abs(trial.score or 0.0):.6g}"
+    say(f"trial {trial.number} {trial.state}: {what}; {_words(trial.point)}; {trial.seconds:.1f} s")

@@ -1,0 +1,200 @@
+"""`laconic.search`: find the parameters with which an objective is best.
+
+Callers: users and the command line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from laconic.errors import BadInput
+from laconic.lab.records.record import make_id
+from laconic.lab.runs.stopping import only_one
+from laconic.search.history import History, Seen
+from laconic.search.loop import ABANDONED, Loop, Note
+from laconic.search.pool import Objective, Pool
+from laconic.search.space import Point, Space
+from laconic.search.spec import SearchSpec
+from laconic.search.training import WorkloadObjective, space_of
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a search found.
+
+    Attributes:
+        spec: what was asked.
+        history: every trial.
+    """
+
+    spec: SearchSpec
+    history: History
+
+    @property
+    def best(self) -> Seen | None:
+        """The best trial; None where all failed."""
+        return self.history.best
+
+    @property
+    def params(self) -> Point:
+        """The best trial's parameters.
+
+        Raises:
+            BadInput: no trial came to its end.
+        """
+        if self.best is None:
+            raise BadInput("no trial came to its end, so there is no best one")
+        return self.best.point
+
+    @property
+    def value(self) -> float:
+        """The best trial's value."""
+        return math.nan if self.best is None or self.best.score is None else self.spec.sign * self.best.score
+
+    @property
+    def tuning_runs(self) -> int:
+        """All trials that were begun, failed and stopped ones too, for the record of what is trained next."""
+        return len(self.history)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as plain values."""
+        trials = [
+            {"number": t.number, "params": t.point, "value": None if t.score is None else self.spec.sign * t.score,
+             "state": t.state, "seconds": t.seconds, "why": t.why, "parent": t.proposal.parent, "attempt": t.attempts}
+            for t in self.history.trials.values()
+        ]  # fmt: skip
+        best = self.best
+        return {
+            "objective": self.spec.objective, "method": self.spec.method, "rule": self.spec.rule,
+            "seed": self.spec.seed, "folder": str(self.spec.folder), "tuning_runs": self.tuning_runs,
+            "best": None if best is None else {"number": best.number, "value": self.value, "params": best.point},
+            "trials": trials,
+        }  # fmt: skip
+
+
+def search(
+    objective: str | Callable[..., float],
+    space: Space | Mapping[str, Any] | str | Path | None = None,
+    method: str = "tpe",
+    trials: int = 50,
+    *,
+    note: Note = lambda trial, history: None,
+    **options: Any,
+) -> Result:
+    """Find the parameters with which an objective is best.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found = search(lambda trial: -(trial.params["x"] - 2) ** 2, "x = float(0, 4)", "random", 20, folder=folder)
+    >>> len(found.history), -0.5 < found.value <= 0
+    (20, True)
+
+    Args:
+        objective: a function of a `Trial` that returns a number, module:function, or the name of a workload.
+        space: a `Space`, its table, a TOML file or a line of text; None for a workload's own.
+        method: such as "tpe" or "evolution(population=30)".
+        trials: how many are made; a search in a folder that has some goes on to this number.
+        note: called after each trial.
+        options: fields of `SearchSpec`: maximize, rule, seed, parallel, workers, storage, folder, start, retries,
+            give_up, limit_s; for a workload `options` holds its epochs, codec and link.
+
+    Raises:
+        BadInput: an empty or contradictory space, a method that cannot search it, a storage that cannot be reached.
+    """
+    called, name = resolve(objective, options)
+    if space is None:
+        if not isinstance(called, WorkloadObjective):
+            raise BadInput("name a space: only workloads have one of their own")
+        space = space_of(called.workload)
+    space = Space.read(space)
+    if isinstance(called, WorkloadObjective):
+        called.check(space)
+        options = {"maximize": called.maximize, "parallel": 1, **options}
+    folder = Path(options.pop("folder", "") or _new_folder(name))
+    spec = SearchSpec.of(name, space, {**options, "method": method, "trials": trials, "folder": folder})
+    return run(spec, called, note)
+
+
+def resume(folder: Path, objective: Callable[..., float] | None = None, trials: int | None = None,
+           note: Note = lambda trial, history: None) -> Result:  # fmt: skip
+    """Go on with the search in a folder, to its number of trials or another.
+
+    Raises:
+        RecordError: there is no search.
+    """
+    spec = SearchSpec.load(folder)
+    spec = spec if trials is None else replace(spec, trials=trials)
+    if objective is None:
+        objective, _ = resolve(spec.objective, {"options": spec.options, "workers": spec.workers})
+    return run(spec, objective, note)
+
+
+def run(spec: SearchSpec, objective: Objective, note: Note = lambda trial, history: None) -> Result:
+    """Make the trials of a search that are left."""
+    from laconic.search.ledger import opened
+
+    spec.save()
+    shared = bool(spec.storage)
+    # a workload starts ranks of its own
+    ranks = 1 if isinstance(objective, WorkloadObjective) else spec.workers
+    with opened(spec.address, spec.folder.name, spec.space, spec.sign) as ledger:
+        loop = Loop(spec, ledger, note)
+        with Pool(objective, spec.parallel, ranks, spec.limit_s) as pool:
+            if shared:
+                return Result(spec, loop.run(pool))
+            with only_one(spec.folder):
+                return Result(spec, loop.run(pool))
+
+
+def load(folder: Path) -> Result:
+    """The search in a folder, as far as it has come."""
+    from laconic.search.ledger import opened
+
+    spec, history = SearchSpec.load(folder), History()
+    with opened(spec.address, spec.folder.name, spec.space, spec.sign) as ledger:
+        ledger.load(history)
+    return Result(spec, history)
+
+
+def resolve(objective: str | Callable[..., float], options: Mapping[str, Any]) -> tuple[Any, str]:
+    """What evaluates trials, and its name."""
+    if not isinstance(objective, str):
+        if not callable(objective):
+            raise BadInput(f"an objective is a function or a name, got {type(objective).__name__}")
+        return objective, getattr(objective, "__qualname__", type(objective).__name__)
+    module, colon, name = objective.partition(":")
+    if colon and name.isidentifier():
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise BadInput(f"the objective '{objective}' cannot be imported: {error}") from error
+        if getattr(found, "__annotations__", {}).get("return") not in ("Workload", _workload()):
+            return found, objective
+    given = {"workers": options.get("workers", 1), **dict(options.get("options", {}))}
+    try:
+        return WorkloadObjective(objective, **given), objective
+    except TypeError as error:
+        raise BadInput(f"options of a workload's search are epochs, codec and link: {error}") from error
+
+
+def _workload() -> type:
+    from laconic.workloads import Workload
+
+    return Workload
+
+
+def _new_folder(name: str) -> Path:
+    runs = Path("runs")
+    return runs / make_id("search-" + "".join(c if c.isalnum() else "-" for c in name).strip("-"), runs)
+
+
+__all__ = ["ABANDONED", "Result", "load", "resolve", "resume", "run", "search"]

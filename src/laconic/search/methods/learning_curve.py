@@ -1,0 +1,40 @@
+"""Stop by prediction of the curve: another method's points, ended when their curve cannot reach the best."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from laconic.search.history import History, Proposal
+from laconic.search.methods.base import Chance, Method, build, need, register
+from laconic.search.space import Space
+
+
+@register("learning_curve")
+@dataclass(frozen=True)
+class LearningCurve(Method):
+    """Points of another method, with the rule `learning_curve(end)`: see `rules.py`.
+
+    Source: Domhan, Springenberg, Hutter, IJCAI 2015.
+
+    Attributes:
+        end: the step that trials end at.
+        chance: a trial is stopped when it reaches the best with less than this chance.
+        points: the method that chooses the points.
+    """
+
+    end: int = 20
+    chance: float = 0.05
+    points: str = "random"
+
+    def __post_init__(self) -> None:
+        need(self.points != "learning_curve", "learning_curve takes its points from another method, such as tpe")
+
+    @property
+    def rule(self) -> str:  # type: ignore[override]
+        return f"learning_curve({self.end}, {self.chance})"
+
+    def check(self, space: Space) -> None:
+        build(self.points).check(space)
+
+    def propose(self, space: Space, history: History, chance: Chance) -> Proposal | None:
+        return build(self.points).propose(space, history, chance)

@@ -1,0 +1,170 @@
+"""A search as a page: the best so far, parallel coordinates, importance, cost, and every trial that failed.
+
+Callers: `laconic search` at its end. The page's frame and charts are the laboratory's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+
+from laconic.lab.report import FILE, words
+from laconic.lab.report.charts import NARROW, WIDE, Axis, Pair, Series, Size, curves, wrap
+from laconic.lab.report.page import document
+from laconic.search.api import Result
+from laconic.search.history import Seen, score_of
+from laconic.statistics import median
+from laconic.storage.files import replace
+
+SHOWN = 60  # lines of the parallel coordinates: the best of them, and as many others
+
+
+def write_report(found: Result, repeats: Sequence[Result] = ()) -> Path:
+    """Write report.html into the search's folder; `repeats` are the same search with other seeds."""
+    return replace(found.spec.folder / FILE, page(found, repeats))
+
+
+def page(found: Result, repeats: Sequence[Result] = ()) -> str:
+    """The report of a search."""
+    spec, trials = found.spec, list(found.history.trials.values())
+    states = ("done", "stopped", "failed", "running")
+    counts = {state: sum(trial.state == state for trial in trials) for state in states}
+    told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    header = (
+        f"<p class='meta'>{words.text(spec.method)} · {len(trials)} trials ({told}) · seed {spec.seed} · "
+        f"rule {words.text(spec.rule)}</p>"
+    )
+    sections = [
+        ("best", "Best", _best(found)),
+        ("curve", "Best so far", _curve([found, *repeats])),
+        ("coordinates", "Parallel coordinates", _twice(lambda size: coordinates(found, size))),
+        ("importance", "Importance", _importance(found)),
+        ("cost", "Cost", _cost(found)),
+        ("failed", "Failed trials", _listed([trial for trial in trials if trial.state == "failed"], found)),
+        ("trials", "Every trial", _listed(trials, found)),
+    ]
+    footer = (
+        f"<footer><p>{words.text(spec.folder.name)}: all {found.tuning_runs} trials count as tuning runs of what is "
+        f"trained with these parameters.{_dashboard(found)}</p></footer>"
+    )
+    return document(f"Search of {spec.objective}", "search", header, sections, footer)
+
+
+def _dashboard(found: Result) -> str:
+    if importlib.util.find_spec("optuna_dashboard") is None:
+        return ""
+    return f" Look closer: <code>optuna-dashboard {words.text(found.spec.address)}</code>"
+
+
+def _best(found: Result) -> str:
+    if found.best is None:
+        return "<p class='lead'>No trial has come to its end.</p>"
+    items = "".join(f"<dt>{words.text(name)}</dt><dd>{words.text(_shown(value))}</dd>"
+                    for name, value in found.params.items())  # fmt: skip
+    return f"<p class='lead'>Trial {found.best.number}: <b>{words.digits(found.value, 6)}</b></p><dl>{items}</dl>"
+
+
+def _twice(draw: object) -> str:
+    assert callable(draw)
+    return f"<figure>{draw(WIDE)}{draw(NARROW)}</figure>"
+
+
+def best_so_far(found: Result) -> list[Pair]:
+    """The highest score after each trial that has one, as values."""
+    ended = found.history.ended
+    bests = accumulate((score_of(trial) for trial in ended), max)
+    return [(float(number), found.spec.sign * score) for number, score in enumerate(bests, start=1)]
+
+
+def _curve(results: Sequence[Result]) -> str:
+    lines = [line for line in map(best_so_far, results) if line]
+    if not lines:
+        return ""
+    count, caption = min(map(len, lines)), "The best value after each trial."
+    if len(lines) == 1:
+        series = [Series("best so far", 0, lines[0])]
+    else:
+        found = [median([line[i][1] for line in lines]) for i in range(count)]
+        spread = [[(i + 1.0, at.interval[k]) for i, at in enumerate(found) if at.interval] for k in (0, 1)]
+        middle = [(i + 1.0, at.value) for i, at in enumerate(found)]
+        series = [Series(f"median of {len(lines)} searches", 0, middle, spread)]
+        caption = f"The best value after each trial: the median of {len(lines)} searches and its 95 % interval."
+    x, y = Axis("trials", "linear", lambda v: f"{v:g}"), Axis("best value", "linear", lambda v: words.digits(v, 4))
+    drawn = "".join(curves(series, x, y, size, title=caption) for size in (WIDE, NARROW))
+    return f"<figure>{drawn}<figcaption>{words.text(caption)}</figcaption></figure>"
+
+
+def coordinates(found: Result, size: Size) -> str:
+    """One vertical line for each parameter, one across for each trial; the best tenth stand out."""
+    ranked = sorted(found.history.ended, key=score_of)
+    if not ranked:
+        return ""
+    chosen = list(dict.fromkeys(range(max(0, len(ranked) - SHOWN), len(ranked))))
+    top, bottom, names = 34.0, size.height - 34.0, list(found.spec.space.parameters)
+    across = [40.0 + (size.width - 80.0) * (i / max(1, len(names) - 1)) for i in range(len(names))]
+    body = []
+    for x, name in zip(across, names, strict=True):
+        body.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}" stroke="var(--line)"/>')
+        body.append(f'<text x="{x:.1f}" y="20" text-anchor="middle" font-size="{size.font}" fill="var(--ink)">'
+                    f"{words.text(name)}</text>")  # fmt: skip
+    for position in chosen:
+        trial, good = ranked[position], position >= len(ranked) - max(1, len(ranked) // 10)
+        places = zip(across, names, found.spec.space.places(trial.point), strict=True)
+        there = [(x, bottom - place * (bottom - top)) for x, name, place in places if name in trial.point]
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in there)
+        look = 'stroke="var(--s2)" stroke-width="2"' if good else 'stroke="var(--s6)" stroke-width="1" opacity="0.5"'
+        body.append(f'<polyline points="{points}" fill="none" {look}><title>trial {trial.number}</title></polyline>')
+    return wrap("\n".join(body), size, size.height, "Parameters of the trials; the best tenth stand out")
+
+
+def importance(found: Result) -> dict[str, float]:
+    """The share of each parameter in what makes the best trials differ, by PED-ANOVA; {} with too few trials."""
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+    from laconic.search.methods.tpe import mirror_of
+
+    done = [trial for trial in found.history.ended if trial.state == "done"]
+    if len(done) < 4 or len({trial.score for trial in done}) < 2:
+        return {}
+    study = mirror_of(found.spec.space, found.history).study
+    shares = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
+    return {name: share for name, share in shares.items() if math.isfinite(share)}
+
+
+def _importance(found: Result) -> str:
+    shares = importance(found)
+    rows = "".join(f"<dt>{words.text(name)}</dt><dd>{words.percent(share)}</dd>" for name, share in shares.items())
+    return f"<dl>{rows}</dl><p>By PED-ANOVA, over the trials that ran to their end.</p>" if rows else ""
+
+
+def _cost(found: Result) -> str:
+    trials = list(found.history.trials.values())
+    total = sum(trial.seconds for trial in trials)
+    lost = sum(trial.seconds for trial in trials if trial.state == "failed")
+    steps = sum(max(trial.reports, default=0) + 1 for trial in trials if trial.reports)
+    parts = {"trials": str(len(trials)), "time of all": words.seconds(total), "of it failed": words.seconds(lost)}
+    if steps:
+        parts["reported steps"] = f"{steps:,}"
+    return f"<dl>{''.join(f'<dt>{name}</dt><dd>{words.text(value)}</dd>' for name, value in parts.items())}</dl>"
+
+
+def _listed(trials: Sequence[Seen], found: Result) -> str:
+    """A table of trials."""
+    if not trials:
+        return ""
+    rows = "".join(
+        f"<tr><th scope='row'>{t.number}</th><td>{t.state}</td>"
+        f"<td>{words.NOTHING if t.score is None else words.digits(found.spec.sign * t.score, 5)}</td>"
+        f"<td>{words.text(', '.join(f'{k} {_shown(v)}' for k, v in t.point.items()))}</td>"
+        f"<td>{words.text(t.why or '')}</td><td>{words.seconds(t.seconds)}</td></tr>"
+        for t in trials
+    )
+    titles = "".join(f"<th>{title}</th>" for title in ("trial", "state", "value", "parameters", "why", "time"))
+    return f"<div class='scroll'><table><thead><tr>{titles}</tr></thead><tbody>{rows}</tbody></table></div>"
+
+
+def _shown(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,385 @@
+"""What is searched: a small typed table of parameters, in Python, in TOML or in one line of text.
+
+    [learning_rate]                     learning_rate = log(0.001, 1)
+    type = "log"                        mode = choice(['sync', 'local({period})'])
+    low = 0.001                         period = int(1, 16) when mode = local({period})
+    high = 1.0
+
+Callers: methods, which draw points and move them; the loop, which checks that what a method proposes is in the space.
+A point holds the parameters that are active: one with `when` is there only where an earlier choice has one of the named
+values. Invariant: every point that `draw`, `at` or `moved` gives is `checked`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from laconic import specs
+from laconic.errors import BadInput
+from laconic.registry import Registry
+
+Point = dict[str, Any]
+Value = str | int | float | bool
+KINDS: Registry[type[Parameter]] = Registry("kind of parameter")
+MOST_POINTS = 1_000_000  # a grid of more is refused
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter; a value is a place in [0, 1) to the methods that only know numbers."""
+
+    @property
+    def count(self) -> int | None:
+        """How many values it has; None for a continuous one."""
+        raise NotImplementedError
+
+    def at(self, place: float) -> Value:
+        """The value at a place in [0, 1)."""
+        raise NotImplementedError
+
+    def place(self, value: Value) -> float:
+        """The reverse of `at`: the middle of the places that give this value."""
+        raise NotImplementedError
+
+    def has(self, value: Any) -> bool:
+        """Whether it is one of the values."""
+        raise NotImplementedError
+
+    def draw(self, chance: np.random.Generator) -> Value:
+        """A value by chance, each place being as likely."""
+        return self.at(float(chance.random()))
+
+    def moved(self, value: Value, chance: np.random.Generator, far: float = 0.2) -> Value:
+        """Another value: near by where values have an order, any other where they have none."""
+        if self.count == 1:
+            return value
+        place = self.place(value)
+        for _ in range(64):
+            other = self.at(min(max(place + far * float(chance.standard_normal()), 0.0), 1 - 1e-12))
+            if other != value:
+                return other
+        return self.draw(chance)
+
+
+@KINDS.register("float")
+@dataclass(frozen=True)
+class Float(Parameter):
+    """A number from `low` to `high`; with `log` each factor is as likely."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        _check_range(self, self.log)
+
+    count = None
+
+    def at(self, place: float) -> float:
+        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        value = low + place * (high - low)
+        return float(min(max(math.exp(value) if self.log else value, self.low), self.high))
+
+    def place(self, value: Value) -> float:
+        low, high, at = float(self.low), float(self.high), float(value)
+        if self.log:
+            low, high, at = math.log(low), math.log(high), math.log(at)
+        return 0.0 if high == low else (at - low) / (high - low)
+
+    def has(self, value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
+
+
+@KINDS.register("log")
+def _log(low: float, high: float) -> Float:
+    """A number from `low` to `high`, each factor being as likely."""
+    return Float(low, high, log=True)
+
+
+@KINDS.register("int")
+@dataclass(frozen=True)
+class Int(Parameter):
+    """A whole number from `low` to `high`, in steps."""
+
+    low: int
+    high: int
+    step: int = 1
+
+    def __post_init__(self) -> None:
+        _check_range(self, False)
+        if not all(isinstance(each, int) for each in (self.low, self.high, self.step)) or self.step < 1:
+            raise BadInput(f"an int has whole numbers and a step of 1 or more, got {self}")
+
+    @property
+    def count(self) -> int:
+        return (self.high - self.low) // self.step + 1
+
+    def at(self, place: float) -> int:
+        return self.low + self.step * min(int(place * self.count), self.count - 1)
+
+    def place(self, value: Value) -> float:
+        return ((int(value) - self.low) // self.step + 0.5) / self.count
+
+    def has(self, value: Any) -> bool:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return whole and self.low <= value <= self.high and (value - self.low) % self.step == 0
+
+
+@KINDS.register("choice")
+@dataclass(frozen=True)
+class Choice(Parameter):
+    """One of several values without an order."""
+
+    values: Sequence[Value]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.values, list | tuple) or not self.values:
+            raise BadInput(f"a choice needs at least one value, such as choice(['a', 'b']), got {self.values!r}")
+        if wrong := [each for each in self.values if not isinstance(each, str | int | float | bool)]:
+            raise BadInput(f"a choice is among words, numbers, true and false, got {wrong[0]!r}")
+        if twice := [each for each in self.values if _times(each, self.values) > 1]:
+            raise BadInput(f"a choice names {twice[0]!r} twice")
+        object.__setattr__(self, "values", tuple(self.values))
+
+    @property
+    def count(self) -> int:
+        return len(self.values)
+
+    def at(self, place: float) -> Value:
+        return self.values[min(int(place * self.count), self.count - 1)]
+
+    def place(self, value: Value) -> float:
+        return (self.values.index(value) + 0.5) / self.count
+
+    def has(self, value: Any) -> bool:
+        return _times(value, self.values) == 1
+
+    def moved(self, value: Value, chance: np.random.Generator, far: float = 0.2) -> Value:
+        others = [each for each in self.values if each != value]
+        return others[int(chance.integers(len(others)))] if others else value
+
+
+@dataclass(frozen=True)
+class Space:
+    """Parameters by name, and under which condition each is there.
+
+    >>> text = "rate = log(0.001, 1); mode = choice(['sync', 'local']); period = int(1, 4) when mode = local"
+    >>> space = Space.read(text)
+    >>> space.checked({"rate": 0.1, "mode": "sync"})
+    {'rate': 0.1, 'mode': 'sync'}
+
+    Attributes:
+        parameters: in the order in which they are decided.
+        when: for a parameter that is not always there, {earlier choice: values with which it is}.
+    """
+
+    parameters: Mapping[str, Parameter]
+    when: Mapping[str, Mapping[str, Sequence[Value]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.parameters:
+            raise BadInput("the space is empty: name at least one parameter, such as learning_rate = log(0.001, 1)")
+        names = list(self.parameters)
+        for name, conditions in self.when.items():
+            for other, values in conditions.items():
+                earlier = names[: names.index(name)] if name in names else []
+                if other not in earlier:
+                    raise BadInput(f"'{name}' is there when '{other}' says so, which must be a parameter before it")
+                if wrong := [value for value in values if not self.parameters[other].has(value)]:
+                    raise BadInput(f"'{name}' is there when {other} = {wrong[0]!r}, which {other} can never be")
+
+    @classmethod
+    def read(cls, source: str | Path | Mapping[str, Any] | Space) -> Space:
+        """A space from a TOML file, a line of text, or a table in Python.
+
+        Raises:
+            BadInput: it is none; the sentence names the parameter.
+        """
+        if isinstance(source, Space):
+            return source
+        if isinstance(source, Mapping):
+            return cls._of_table(source)
+        if isinstance(source, Path) or str(source).endswith(".toml"):
+            try:
+                return cls._of_table(tomllib.loads(Path(source).read_text()))
+            except (OSError, UnicodeDecodeError) as error:
+                raise BadInput(f"the space {source} cannot be read: {error}") from error
+            except tomllib.TOMLDecodeError as error:
+                raise BadInput(f"the space {source} is no TOML: {error}") from error
+        return cls._of_text(source)
+
+    @classmethod
+    def _of_table(cls, table: Mapping[str, Any]) -> Space:
+        parameters, when = {}, {}
+        for name, row in table.items():
+            if isinstance(row, Parameter):
+                parameters[name] = row
+                continue
+            if not isinstance(row, Mapping) or "type" not in row:
+                raise BadInput(f"parameter '{name}' needs a type: {', '.join(KINDS.names())}")
+            given = {key: value for key, value in row.items() if key not in ("type", "when")}
+            with _about(name):
+                kind = KINDS.get(row["type"])
+                try:
+                    parameters[name] = kind(**given)
+                except TypeError as error:
+                    raise BadInput(f"{error}") from error
+            if "when" in row:
+                when[name] = {key: tuple(_listed(value)) for key, value in dict(row["when"]).items()}
+        return cls(parameters, when)
+
+    @classmethod
+    def _of_text(cls, text: str) -> Space:
+        parameters, when = {}, {}
+        for line in (part.strip() for part in text.replace("\n", ";").split(";")):
+            if not line:
+                continue
+            name, equals, rest = line.partition("=")
+            kind, _, condition = rest.partition(" when ")
+            name = name.strip()
+            if not equals or not name:
+                raise BadInput(f"a space is a .toml file, or lines such as rate = log(0.001, 1), got '{line}'")
+            with _about(name):
+                parameters[name] = specs.build(KINDS, kind.strip())
+            if condition:
+                other, _, values = condition.partition("=")
+                known = {str(value): value for value in getattr(parameters.get(other.strip()), "values", ())}
+                when[name] = {other.strip(): tuple(known.get(v.strip(), v.strip()) for v in values.split("|"))}
+        return cls(parameters, when)
+
+    def to_table(self) -> dict[str, Any]:
+        """The table that `read` makes an equal space of, for records."""
+        kinds = {Float: "float", Int: "int", Choice: "choice"}
+        rows = {}
+        for name, each in self.parameters.items():
+            values = {part.name: getattr(each, part.name) for part in fields(each)}
+            plain = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+            rows[name] = {"type": kinds[type(each)], **plain}
+            if name in self.when:
+                rows[name]["when"] = {key: list(value) for key, value in self.when[name].items()}
+        return rows
+
+    def is_active(self, name: str, point: Mapping[str, Any]) -> bool:
+        """Whether a parameter is there, by what was decided before it."""
+        return all(other in point and _times(point[other], values) for other, values in self.when.get(name, {}).items())
+
+    def build(self, choose: Any) -> Point:
+        """The point of `choose(name, parameter)` for each active parameter, in order."""
+        point: Point = {}
+        for name, each in self.parameters.items():
+            if self.is_active(name, point):
+                point[name] = choose(name, each)
+        return point
+
+    def draw(self, chance: np.random.Generator) -> Point:
+        """A point by chance."""
+        return self.build(lambda name, each: each.draw(chance))
+
+    def at(self, places: Sequence[float]) -> Point:
+        """The point at places in [0, 1), one for each parameter, active or not."""
+        known = dict(zip(self.parameters, places, strict=True))
+        return self.build(lambda name, each: each.at(known[name]))
+
+    def places(self, point: Mapping[str, Any]) -> list[float]:
+        """The places of a point; the middle for a parameter that is not active."""
+        return [each.place(point[name]) if name in point else 0.5 for name, each in self.parameters.items()]
+
+    def moved(self, point: Mapping[str, Any], names: Sequence[str], chance: np.random.Generator) -> Point:
+        """The point with the named parameters moved; those that become active are drawn."""
+        def choose(name: str, each: Parameter) -> Value:
+            if name not in point:
+                return each.draw(chance)
+            value: Value = point[name]
+            return each.moved(value, chance) if name in names else value
+
+        return self.build(choose)
+
+    def checked(self, point: Mapping[str, Any]) -> Point:
+        """The point, if it is one of this space.
+
+        Raises:
+            BadInput: a value outside, missing or too many.
+        """
+        def choose(name: str, each: Parameter) -> Value:
+            if name not in point:
+                raise BadInput(f"the point has no '{name}'")
+            value: Value = point[name]
+            if not each.has(value):
+                raise BadInput(f"{name} = {value!r} is not in {each}")
+            return value
+
+        built = self.build(choose)
+        if extra := point.keys() - built.keys():
+            raise BadInput(f"'{min(extra)}' is not active in this point, or no parameter of the space")
+        return built
+
+    @property
+    def size(self) -> int | None:
+        """How many points there are; None where one parameter is continuous, or where they are too many to count."""
+        counts = [each.count for each in self.parameters.values()]
+        if any(count is None for count in counts) or math.prod(c or 1 for c in counts) > MOST_POINTS:
+            return None
+        return sum(1 for _ in self.points()) if self.when else math.prod(c or 1 for c in counts)
+
+    def points(self, levels: int = 5) -> Iterator[Point]:
+        """Every point, in order; continuous parameters at so many levels."""
+        counts = [each.count or levels for each in self.parameters.values()]
+        if math.prod(counts) > MOST_POINTS:
+            raise BadInput(f"a grid of {math.prod(counts):,} points is too large; most are {MOST_POINTS:,}")
+        seen: set[tuple[Any, ...]] = set()
+        for numbers in itertools.product(*map(range, counts)):
+            point = self.at([self._level(each, i, n) for each, i, n in
+                             zip(self.parameters.values(), numbers, counts, strict=True)])  # fmt: skip
+            if not self.when:
+                yield point
+            elif (key := key_of(point)) not in seen:
+                seen.add(key)
+                yield point
+
+    @staticmethod
+    def _level(each: Parameter, number: int, count: int) -> float:
+        if each.count is not None:
+            return (number + 0.5) / count
+        return 0.5 if count == 1 else number / (count - 1)  # both ends are levels
+
+
+def key_of(point: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What two equal points have in common, and no others."""
+    return tuple((name, type(value).__name__, value) for name, value in sorted(point.items()))
+
+
+@contextlib.contextmanager
+def _about(name: str) -> Iterator[None]:
+    """Name the parameter in a BadInput of the block."""
+    try:
+        yield
+    except BadInput as error:
+        raise BadInput(f"parameter '{name}': {error}") from error
+
+
+def _listed(value: Any) -> Sequence[Value]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def _times(value: Any, values: Sequence[Value]) -> int:
+    """How often a value is among others; true is not 1."""
+    return sum(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values)
+
+
+def _check_range(each: Float | Int, log: bool) -> None:
+    numbers = (each.low, each.high)
+    if not all(isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n) for n in numbers):
+        raise BadInput(f"low and high are numbers, got {each.low!r} and {each.high!r}")
+    if each.low > each.high:
+        raise BadInput(f"low is above high: {each.low} > {each.high}")
+    if log and each.low <= 0:
+        raise BadInput(f"with log, low is above 0, got {each.low}")

@@ -1,0 +1,234 @@
+"""Trials that train a workload: each is a run of the laboratory, with its record, metrics and checkpoints.
+
+Callers: `laconic search WORKLOAD`. What a parameter changes goes by its name:
+
+    learning_rate, batch, epochs          of the workload
+    model, momentum, weight_decay         of the workload
+    codec, consistency, algorithm         of the configuration
+    any name in braces                    in the workload's spec or in a value: shakespeare-gpt(layers={layers}),
+                                          local({period})
+
+Trials are judged on samples held out of the training data, so that the test data stays unseen by the search; only what
+is found is tested on it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from laconic.errors import BadInput
+from laconic.lab.records import metrics
+from laconic.lab.records.record import Trial as Trained
+from laconic.lab.runs import stopping
+from laconic.lab.runs.run import Run
+from laconic.lab.runs.spec import RunSpec, configuration, with_mode
+from laconic.lab.runs.workers import Workers
+from laconic.search.space import Choice, Float, Space
+from laconic.search.trial import Trial
+from laconic.transports.launcher import RankFailed
+from laconic.workloads import Changes, Workload, get
+from laconic.workloads.data.split import Dataset, Split, held_out
+
+CHANGES = ("learning_rate", "batch", "epochs")
+FIELDS = ("model", "momentum", "weight_decay")
+CONFIGURATION = ("codec", "consistency", "algorithm")
+HELD_OUT = 0.2  # of the training data, to judge trials by
+LOOK_S = 0.2  # how often the metrics of a training are looked at
+
+
+class HeldOut(Workload):
+    """A workload that is tested on a part of its training data."""
+
+    def load(self, folder: str | Path | None = None, *, download: bool = True) -> Dataset:
+        data = super().load(folder, download=download)
+        train, test = held_out(len(data.train), HELD_OUT)
+        return replace(data, title=f"{data.title}, {HELD_OUT:.0%} of its training data held out",
+                       train=_part(data.train, train), test=_part(data.train, test))  # fmt: skip
+
+
+def _part(split: Split, numbers: torch.Tensor) -> Split:
+    if not isinstance(split.x, torch.Tensor):
+        raise BadInput("a search needs dense samples to hold some of them out; this workload's are sparse")
+    return Split(split.x[numbers], split.y[numbers])
+
+
+def changed(base: str, held_out: bool = True, model: str = "", momentum: float = -1.0, weight_decay: float = -1.0
+            ) -> Workload:  # fmt: skip
+    """A workload with other fields, by a spec that every worker can read."""
+    workload = get(base)
+    given = {"momentum": momentum, "weight_decay": weight_decay}
+    options = {name: value for name, value in given.items() if value >= 0}
+    if options:
+        try:
+            workload.optimizer(torch.nn.Linear(1, 1).parameters(), 0.1, **options)
+        except TypeError as error:
+            raise BadInput(f"the optimiser of {base} takes no {' or '.join(options)}") from error
+        words = ", ".join(f"{name} {value:g}" for name, value in options.items())
+        workload = replace(workload, optimizer=partial(workload.optimizer, **options),
+                           optimizer_name=f"{workload.optimizer_name}; {words}")  # fmt: skip
+    workload = replace(workload, model=model or workload.model)
+    if not held_out:
+        return workload
+    return HeldOut(**{name: getattr(workload, name) for name in workload.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class WorkloadObjective:
+    """Trains a workload by a trial's parameters; the value is its accuracy, or loss, on held-out data.
+
+    Attributes:
+        workload: its spec, or module:factory; may have parameters in braces.
+        workers: of a trial.
+        epochs: of a trial; None for the workload's own.
+        codec: where the space does not say.
+        link: speed of emulated links.
+    """
+
+    workload: str
+    workers: int = 1
+    epochs: int | None = None
+    codec: str = "none"
+    link: str | None = None
+
+    @property
+    def maximize(self) -> bool:
+        """Whether the workload is judged by something that grows."""
+        return "{" in self.workload or get(self.workload).objective.higher_is_better
+
+    def check(self, space: Space) -> None:
+        """Refuse parameters that nothing reads.
+
+        Raises:
+            BadInput: the sentence names what is read.
+        """
+        texts = [self.workload, *(str(v) for p in space.parameters.values() for v in getattr(p, "values", ()))]
+        for name in space.parameters:
+            if name not in (*CHANGES, *FIELDS, *CONFIGURATION) and not any(f"{{{name}}}" in text for text in texts):
+                known = ", ".join((*CHANGES, *FIELDS, *CONFIGURATION))
+                raise BadInput(f"nothing reads the parameter '{name}': name one of {known}, or {{{name}}} in a value")
+
+    def spec(self, params: Mapping[str, Any], seed: int, runs: Path, *, held_out: bool = True) -> RunSpec:
+        """The run that trains with these parameters."""
+        values = {name: _filled(value, params) for name, value in params.items()}
+        own = {name: values[name] for name in FIELDS if name in values}
+        named = "".join(f", {name}={value!r}" for name, value in own.items())
+        base = _filled(self.workload, params)
+        plain = not own and not held_out
+        workload = base if plain else f"laconic.search.training:changed({base!r}, held_out={held_out}{named})"
+        changes = {name: values[name] for name in CHANGES if name in values}
+        codec = with_mode(str(values.get("codec", self.codec)), str(values.get("consistency", "sync")))
+        return RunSpec(
+            workload, self.workers, [codec], [seed], str(values.get("algorithm", "auto")), self.link,
+            changes=Changes(**{"epochs": self.epochs, **changes}), runs=runs,
+        )  # fmt: skip
+
+    def __call__(self, trial: Trial) -> float:
+        trained = train(self.spec(trial.params, trial.seed, Path(trial.task.folder) / "trials"), trial)
+        return value_of(trained)
+
+
+def train(spec: RunSpec, trial: Trial | None = None) -> Trained:
+    """Train as a run of its own, to the end or to where a search's rule stops it.
+
+    Raises:
+        RankFailed: a worker raised or died.
+    """
+    (name,), (seed,) = spec.configurations, spec.seeds
+    with Workers(spec.workers, spec.link, spec.hosts) as workers:
+        run = Run.begin("train", spec, workers, [configuration(name, spec.workers, spec.algorithm)])
+        told = replace(run.trial(run.record.configurations[0], seed), keeps=trial is not None)
+        over = threading.Event()
+        watch = threading.Thread(target=_watch, args=(run, trial, over), daemon=True)
+        if trial is not None:
+            watch.start()
+        try:
+            ended = workers.run(told)
+        finally:
+            over.set()
+        if trial is not None:
+            watch.join()
+    trained = ended.trial
+    if trained is None:  # stopped by the rule: the last evaluation is all there is
+        last = _evaluations(run)
+        if not last:
+            raise RankFailed("it was stopped before its first evaluation")
+        value = next(iter(last.values()))
+        trained = _cut_off(run, value)
+    run.record.trials, run.record.finished = [trained], True
+    run.conclude()
+    return trained
+
+
+def value_of(trained: Trained) -> float:
+    """What a training is judged by: accuracy where there is one."""
+    value = trained.test_loss if trained.test_accuracy is None else trained.test_accuracy
+    if value is None:
+        raise BadInput("the training was never evaluated")
+    return value
+
+
+def _evaluations(run: Run) -> dict[int, dict[str, Any]]:
+    """The lines of metrics with scores, by step, newest first."""
+    lines = [line for line in metrics.read(run.folder) if "test_loss" in line]
+    return {line["step"]: line for line in reversed(lines)}
+
+
+def _cut_off(run: Run, line: Mapping[str, Any]) -> Trained:
+    from laconic.lab.runs.trial import failed_trial
+
+    chosen, seed = run.record.configurations[0].name, run.record.seeds[0]
+    empty = failed_trial(chosen, seed, 0, "")
+    return replace(empty, failed=None, steps=line["step"], test_loss=line["test_loss"],
+                   test_accuracy=line["test_accuracy"], seconds_total=line.get("seconds", 0.0))  # fmt: skip
+
+
+def _watch(run: Run, trial: Trial | None, over: threading.Event) -> None:
+    """Report each evaluation, and ask the ranks to stop where the search's rule says so."""
+    assert trial is not None
+    told, per_epoch = 0, max(1, run.steps // max(1, int(run.record.workload.epochs)))
+    while True:
+        last = over.wait(LOOK_S)
+        for step, line in sorted(_evaluations(run).items()):
+            if step <= told or step >= run.steps:
+                continue
+            told = step
+            accuracy = line["test_accuracy"]
+            if trial.report(line["test_loss"] if accuracy is None else accuracy, step // per_epoch):
+                stopping.request_stop(run.folder)
+                return
+        if last:
+            return
+
+
+def _filled(value: Any, params: Mapping[str, Any]) -> Any:
+    """A text with the parameters that it names in braces."""
+    if not isinstance(value, str) or "{" not in value:
+        return value
+    try:
+        return value.format_map(dict(params))
+    except (KeyError, IndexError, ValueError) as error:
+        raise BadInput(f"'{value}' names a parameter in braces that is not there: {error}") from error
+
+
+def space_of(workload: str) -> Space:
+    """Hyper-parameters that every workload has, around its own: rate, batch and, where there is one, momentum.
+
+    >>> sorted(space_of("digits-mlp").parameters)
+    ['batch', 'learning_rate', 'momentum']
+    """
+    found = get(workload)
+    batches = [max(1, found.batch // 2), found.batch, 2 * found.batch, 4 * found.batch]
+    parameters: dict[str, Any] = {
+        "learning_rate": Float(found.learning_rate / 30, found.learning_rate * 10, log=True),
+        "batch": Choice(sorted(set(batches))),
+    }
+    if "momentum" in found.optimizer_name:
+        parameters["momentum"] = Float(0.0, 0.99)
+    return Space(parameters)
