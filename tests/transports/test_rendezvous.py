@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from laconic.errors import BadInput
+from laconic.errors import BadInput, CollectiveTimeout
 from laconic.transports.rendezvous import find_place
 
 
@@ -21,6 +21,14 @@ def test_a_port_in_use_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         _launched(monkeypatch, RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
         with pytest.raises(BadInput, match=rf"^\[rank 0/2\]: port {port} .* in use .*; choose another MASTER_PORT$"):
             find_place(30.0)
+
+
+def test_a_stranger_who_listens_and_never_answers_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        _launched(monkeypatch, RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        with pytest.raises(CollectiveTimeout, match=rf"^\[rank 1/2\]: what listens at 127.0.0.1:{port} has not answered"):
+            find_place(0.5)
 
 
 def test_an_incomplete_environment_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import queue
 import signal
 import threading
 from dataclasses import dataclass
@@ -84,17 +85,13 @@ def _from_torchrun(timeout_s: float) -> Place:
     except ValueError as error:
         raise BadInput(f"RANK, WORLD_SIZE and MASTER_PORT must be whole numbers: {error}") from error
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    where = f"{os.environ['MASTER_ADDR']}:{port}"
     try:
-        store = dist.TCPStore(
-            os.environ["MASTER_ADDR"],
-            port,
-            world_size,
-            is_master=rank == 0 and not agent,
-            timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-        )
+        store = _joined(os.environ["MASTER_ADDR"], port, world_size, rank == 0 and not agent, timeout_s)
+    except TimeoutError:
+        text = f"[rank {rank}/{world_size}]: what listens at {where} has not answered as a store in {timeout_s:g} s"
+        raise CollectiveTimeout(f"{text}; choose another MASTER_PORT", rank=rank) from None
     except RuntimeError as error:
-        where = f"{os.environ['MASTER_ADDR']}:{port}"
         if "EADDRINUSE" in str(error):
             raise BadInput(
                 f"[rank {rank}/{world_size}]: port {port} of this machine is in use by another program, perhaps by an "
@@ -104,6 +101,28 @@ def _from_torchrun(timeout_s: float) -> Place:
         raise CollectiveTimeout(text.splitlines()[0], rank=rank) from error
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return Place(rank, world_size, "torchrun", dist.PrefixStore(f"laconic/r{restart}", store), None if agent else 0)
+
+
+def _joined(host: str, port: int, world_size: int, is_master: bool, timeout_s: float) -> dist.Store:
+    """The store there. torch waits without end for a program that listens there and never answers, so it waits on a
+    thread, which stays behind when the time is up."""
+    came: queue.SimpleQueue[dist.Store | BaseException] = queue.SimpleQueue()
+
+    def join() -> None:
+        try:
+            limit = timedelta(seconds=timeout_s)
+            came.put(dist.TCPStore(host, port, world_size, is_master, timeout=limit, wait_for_workers=False))
+        except BaseException as error:
+            came.put(error)
+
+    threading.Thread(target=join, name="laconic-store", daemon=True).start()
+    try:
+        found = came.get(timeout=timeout_s + LOOK_S)
+    except queue.Empty:
+        raise TimeoutError from None
+    if isinstance(found, BaseException):
+        raise found
+    return found
 
 
 def _from_mpi() -> Place:

@@ -11,7 +11,7 @@ import pytest
 
 from laconic.cli import main
 from laconic.errors import CheckpointError, StorageError
-from laconic.lab.records.record import Record
+from laconic.lab.records.record import Interruption, Record
 from laconic.lab.runs.compare import compare, resume
 from laconic.lab.runs.spec import RunSpec, TrialSpec
 from laconic.lab.runs.train import resume as resume_training
@@ -111,3 +111,9 @@ def test_a_resumption_without_a_whole_checkpoint_does_not_begin_again(
         main(["train", "--resume", str(done.folder)])
     assert ended.value.code == 2
     assert "remove the folder to begin from step 0" in capsys.readouterr().err
+    for path in (done.folder / "checkpoints").iterdir():
+        path.unlink()
+    stopped = Interruption("2026-01-01T00:00:00", step=40, rank=None, what="stopped on request", lost=3)
+    replace(done.record, trials=[], finished=False, interruptions=[stopped]).save(done.folder)
+    with pytest.raises(CheckpointError, match="the checkpoint of step 37 is gone"):
+        resume_training(done.folder)

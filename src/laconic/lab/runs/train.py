@@ -10,6 +10,7 @@ import contextlib
 import logging
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -138,6 +139,8 @@ def _train(run: Run, workers: Workers, *, resumed: bool = False) -> Finished:
         step = driver.saved()
         stopping.forget(folder)
         if resumed:
+            if step == 0:
+                _explain_beginning_again(run)
             _log.info("%s: going on from step %d", folder, step)
             interruptions.note_resumption(record, folder, step, driver.reached())
             run.save()
@@ -151,6 +154,20 @@ def _train(run: Run, workers: Workers, *, resumed: bool = False) -> Finished:
                 record.trials, record.finished = [ended.trial], True
             run.conclude()
     return Finished(folder, record, ended.step, run.steps)
+
+
+def _explain_beginning_again(run: Run) -> None:
+    """Why a resumed training begins from step 0: no checkpoint was made yet.
+
+    Raises:
+        CheckpointError: the record knows of one.
+    """
+    folder = run.folder / "checkpoints"
+    saved = max((each.step - each.lost for each in run.record.interruptions if each.ended and each.step), default=0)
+    if saved > 0:
+        text = f"{folder}: the checkpoint of step {saved} is gone; put it back, or start another run"
+        raise CheckpointError(f"{text} to begin from step 0")
+    warnings.warn(f"{folder} has no checkpoint yet: the training begins again from step 0", stacklevel=2)
 
 
 def _trained(run: Run, driver: Ranks | Elastic, step: int, over: Callable[[], None]) -> Ended:
