@@ -126,10 +126,13 @@ def floats(x: Tensor, codec: Codec) -> Array:
 
 def values_for(codec: Codec, numel: int, out: Tensor | None) -> Tensor:
     """Where `codec` decodes `numel` values to: `out` once checked, or a new float32 tensor."""
-    if numel < 0:
-        raise BadInput(f"{codec}: numel must be 0 or more, got {numel}")
+    if isinstance(numel, bool) or not isinstance(numel, int) or numel < 0:
+        raise BadInput(f"{codec}: numel must be a whole number from 0, got {numel!r}")
     if out is None:
-        return torch.empty(numel, dtype=torch.float32)
+        try:
+            return torch.empty(numel, dtype=torch.float32)
+        except RuntimeError as error:
+            raise BadInput(f"{codec}: there is no room for {numel} values") from error
     floats(out, codec)
     if out.numel() != numel:
         raise BadInput(f"{codec}: out has {out.numel()} values, numel is {numel}")

@@ -99,6 +99,9 @@ class Checkpoints:
         """
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < MOST_STEPS:
             raise BadInput(f"step is a whole number from 0 to 999999999, got {step!r}")
+        for name, given in (("model", model), ("optimizer", optimizer)):
+            if given is not None and not hasattr(given, "state_dict"):
+                raise BadInput(f"{name} must have a state_dict(), got {type(given).__name__}")
         self.wait()
         tree = {
             "step": step,

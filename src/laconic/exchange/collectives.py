@@ -180,8 +180,8 @@ def world_of(group: Group) -> World:
 def _rooted(collective: str, tensor: Tensor, root: int, op: str, algorithm: str, group: Group) -> Tensor:
     world = world_of(group)
     registry.get(collective, algorithm)
-    if not 0 <= root < world.world_size:
-        raise BadInput(f"{collective}: root must be a rank from 0 to {world.world_size - 1}, got {root}")
+    if not isinstance(root, int) or not 0 <= root < world.world_size:
+        raise BadInput(f"{collective}: root must be a rank from 0 to {world.world_size - 1}, got {root!r}")
     flat = _flat(tensor, op if collective == "reduce" else "copy", world)
     _run(collective, algorithm, world, flat, op, root=root)
     return _restore(tensor, flat)

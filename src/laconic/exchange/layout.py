@@ -60,6 +60,8 @@ def exemptions(exempt: Exemptions | Sequence[str] | None) -> Exemptions:
         return exempt
     if isinstance(exempt, str):
         return Exemptions(names=(exempt,))
+    if exempt is not None and not (isinstance(exempt, Sequence) and all(isinstance(name, str) for name in exempt)):
+        raise BadInput(f"exempt is a list of names (regular expressions) or Exemptions(…), got {exempt!r}")
     return Exemptions(names=tuple(exempt or ()))
 
 
@@ -112,6 +114,9 @@ class Parameters:
 
     def __init__(self, named: Iterable[tuple[str, Tensor]], exempt: Exemptions) -> None:
         listed = list(named)
+        if strange := [each for each in listed if not isinstance(each, tuple)]:
+            text = f"got {type(strange[0]).__name__} for a pair of name and parameter"
+            raise BadInput(f"give the parameters with their names, model.named_parameters(): {text}")
         self.names = {id(parameter): name for name, parameter in listed}
         self.exempt = exempt
         self.known = {name: parameter.numel() for name, parameter in listed} or None  # how many values each has

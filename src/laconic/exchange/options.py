@@ -143,7 +143,15 @@ class Options:
         valid = coded_names()
         if self.algorithm not in valid:
             raise UnknownName("compressed all-reduce algorithm", self.algorithm, valid)
+        nbytes = self.message_nbytes
+        if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 1:
+            raise BadInput(f"message_nbytes must be a whole number of bytes from 1, got {nbytes!r}")
+        for name in ("feedback", "overlap"):
+            if getattr(self, name) not in (None, True, False):
+                raise BadInput(f"{name} must be True, False or None, got {getattr(self, name)!r}")
         if self.world is not None:
+            if not isinstance(self.world, World):
+                raise BadInput(f"world must be what laconic.init() returns, got {type(self.world).__name__}")
             self.check_hosts(self.world)
 
     @classmethod

@@ -33,6 +33,8 @@ def check_owner(state: Mapping[str, Any], world: World) -> None:
     Raises:
         BadInput: it is another's, is not noted whose it is, or has lost tensors on its way.
     """
+    if not isinstance(state, Mapping):
+        raise BadInput(f"this is no job's state: a job's state_dict() is a mapping, got {type(state).__name__}")
     if OWNER not in state:
         found = ", ".join(map(str, state)) or "nothing"
         raise BadInput(f"this is no job's state: it does not say whose it is, and has {found}")

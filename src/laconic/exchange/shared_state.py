@@ -43,6 +43,8 @@ class SharedState:
     """
 
     def __init__(self, job: Job) -> None:
+        if not isinstance(job, Job):
+            raise BadInput(f"SharedState keeps the state of a job of compress or distribute, got {type(job).__name__}")
         if job.own_weights:
             text = "its workers have weights of their own, which such a checkpoint keeps of one rank only"
             raise BadInput(f"this job cannot be saved for all ranks together: {text}; use laconic.Checkpoints")

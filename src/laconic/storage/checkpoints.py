@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from laconic.errors import CheckpointError, PayloadError, StorageError
+from laconic.storage.files import folder_of
 from laconic.storage.tree import read_file, write_file
 
 MOST_STEPS = 10**9
@@ -39,7 +40,7 @@ class CheckpointFiles:
     """
 
     def __init__(self, folder: str | Path, rank: int = 0, keep: int = 2) -> None:
-        self.folder, self.rank, self.keep = Path(folder), rank, keep
+        self.folder, self.rank, self.keep = folder_of(folder), rank, keep
 
     def write(self, step: int, tree: Any) -> None:
         """Write the checkpoint of `step`, then remove those too old to keep.

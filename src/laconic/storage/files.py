@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from laconic.errors import StorageError
+from laconic.errors import BadInput, StorageError
 
 
 @contextlib.contextmanager
@@ -90,6 +90,13 @@ def replace(path: str | os.PathLike[str], text: str) -> Path:
     with replacing(path) as file, writing(path):
         file.write(text.encode())
     return Path(path)
+
+
+def folder_of(given: str | os.PathLike[str]) -> Path:
+    """The folder that a user named; BadInput when it is no path."""
+    if not isinstance(given, str | os.PathLike):
+        raise BadInput(f"a folder is named by a path, got {given!r}")
+    return Path(given)
 
 
 def create(path: Path, text: str) -> bool:

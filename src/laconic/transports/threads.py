@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from laconic.errors import CollectiveTimeout, Mismatch, PeerLost
+from laconic.errors import BadInput, CollectiveTimeout, Mismatch, PeerLost
 from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Call, Incoming, Outgoing, Posted, Transport, members_of
 
 T = TypeVar("T")
@@ -131,6 +131,8 @@ def run_threads(world_size: int, work: Callable[[Transport], T], timeout_s: floa
     >>> run_threads(2, lambda transport: transport.rank)
     [0, 1]
     """
+    if world_size < 1 or not callable(work):
+        raise BadInput(f"run_threads needs 1 rank or more and a function of a transport, got {world_size}, {work!r}")
     hub = Hub(world_size)
     results: dict[int, T] = {}
     errors: list[BaseException] = []

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import BadInput, PayloadError, StorageError
-from laconic.storage.files import append, create
+from laconic.storage.files import append, create, folder_of
 from laconic.storage.json_text import read_lines, seal, unseal
 from laconic.transports.zeromq_keys import new_key
 
@@ -80,7 +80,7 @@ class Meeting:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder = folder_of(folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:

@@ -227,7 +227,7 @@ class Client:
 
     def _nobody_has(self, shard: int) -> PeerLost:
         rank = self._homes[self._route[shard]]
-        cure = "" if self.layout.replicas else "; with replicas=1 the others would go on"
+        cure = "" if self.layout.replicas else "; with replicas=1, where the mode has it, the others would go on"
         text = f"rank {rank}, which serves shard {shard} of {len(self.edges)}, is lost{cure}"
         if self.layout.replicas and self.roll.lost:
             text = f"shard {shard} of {len(self.edges)} was lost with ranks {', '.join(map(str, self.roll.lost))}"

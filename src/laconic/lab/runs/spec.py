@@ -71,7 +71,7 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         if not self.seeds:
-            raise BadInput("--seeds must be at least 1, got 0")
+            raise BadInput("--seeds must be at least 1")
         if wrong := [seed for seed in self.seeds if not 0 <= seed < 2**63]:
             raise BadInput(f"--seed must be from 0 to below 2⁶³, got {wrong[0]}")
         if not 1 <= self.slow < 1000:
