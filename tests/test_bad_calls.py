@@ -35,7 +35,7 @@ CALLS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no job": (lambda folder: laconic.SharedState(None), "got NoneType"),
     "no names": (lambda folder: laconic.CompressionState("none", nn.Linear(2, 2).parameters()), "named_parameters"),
     "no state": (lambda folder: _distribute().load_state_dict(3), "a mapping, got int"),
-    "message_nbytes": (lambda folder: _distribute(message_nbytes=-1), "bytes from 1, got -1"),
+    "message_nbytes": (lambda folder: _distribute(message_nbytes=-1), "bytes from 0, got -1"),
     "overlap": (lambda folder: _distribute(overlap="x"), "overlap must be True, False or None, got 'x'"),
     "feedback": (lambda folder: _distribute(feedback="x"), "feedback must be"),
     "world": (lambda folder: _distribute(world=3), r"what laconic\.init\(\) returns, got int"),

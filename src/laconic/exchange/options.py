@@ -144,8 +144,8 @@ class Options:
         if self.algorithm not in valid:
             raise UnknownName("compressed all-reduce algorithm", self.algorithm, valid)
         nbytes = self.message_nbytes
-        if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 1:
-            raise BadInput(f"message_nbytes must be a whole number of bytes from 1, got {nbytes!r}")
+        if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
+            raise BadInput(f"message_nbytes must be a whole number of bytes from 0, got {nbytes!r}")
         for name in ("feedback", "overlap"):
             if getattr(self, name) not in (None, True, False):
                 raise BadInput(f"{name} must be True, False or None, got {getattr(self, name)!r}")
