@@ -327,7 +327,8 @@ def _ddp_steps(steps: range, states: list[dict[str, Any]] | None) -> tuple[list[
                 saved = state.state_dict()
                 state.close()
             ddp = DistributedDataParallel(_Given(), bucket_cap_mb=0.015)
-            state = laconic.compress(ddp, PLAN, momentum=laconic.DeepGradientCompression(0.9, nesterov=True))
+            correction = laconic.DeepGradientCompression(0.9, nesterov=True)
+            state = laconic.compress(ddp, PLAN, momentum=correction, message_nbytes=1)
             if saved is not None:
                 state.load_state_dict(saved)
         ddp.zero_grad()

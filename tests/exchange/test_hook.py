@@ -18,10 +18,10 @@ from laconic.exchange.auto import Route
 from laconic.exchange.buckets import Bucket, BucketGroup
 from laconic.exchange.layout import BucketInfo, Entry, Exemptions
 from laconic.exchange.options import Options, PlannedCodec
-from laconic.exchange.overlap import ExchangeThread
 from laconic.exchange.ownership import owned
 from laconic.exchange.residuals import Residuals, merge_state_dicts
 from laconic.exchange.state import CompressionState
+from laconic.exchange.thread import ExchangeThread
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
 from laconic.transports.rounds import finish

@@ -174,7 +174,7 @@ class BucketGroup:
                 agree(transport, "all_reduce", "native", buffer)
                 self._agreed.add((transport, buffer.numel()))
             wait = transport.start_native(buffer)
-            yield
+            yield None
             wait()
             buffer.div_(transport.world_size)
             sent_nbytes += wire_nbytes(buffer.numel(), transport.world_size, itemsize=buffer.itemsize)

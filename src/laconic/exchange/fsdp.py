@@ -149,7 +149,7 @@ class CompressedReduceScatter:
             output_tensor.div_(size)
         taken = time.perf_counter() - begun
         spec, numel = str(chosen), values.numel()
-        record = BucketRecord(self.step, self.index, numel, spec, "direct", taken, **vars(timings))
+        record = BucketRecord(self.step, self.index, numel, spec, "direct", taken, **vars(timings), begun=begun)
         keep(self.state.records, record)
         self.step += 1
 

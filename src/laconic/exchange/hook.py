@@ -1,8 +1,9 @@
 """`laconic.compress(ddp, codec)`: one line on an existing DDP or FSDP2 script.
 
-A DDP communication hook: DDP hands over each bucket as its gradients are ready; the bucket is exchanged on the exchange
-thread, through the codec, on a transport of our own, while backward goes on. Also usable by itself, as
-`ddp.register_comm_hook(state, hook)` and in Lightning's DDPStrategy(ddp_comm_state=state, ddp_comm_hook=hook).
+A DDP communication hook: gradients are exchanged on the exchange thread, through the codec, on a transport of our own,
+while backward goes on: as autograd makes them (`streamed.py`), or where that cannot be, as DDP hands over its buckets.
+Also usable by itself, as `ddp.register_comm_hook(state, hook)` and in Lightning's DDPStrategy(ddp_comm_state=state,
+ddp_comm_hook=hook), then in DDP's buckets.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def hook(state: CompressionState, bucket: dist.GradBucket) -> Any:
         callbacks = torch.autograd.Variable._execution_engine
         with contextlib.suppress(RuntimeError):  # outside backward, where DDP.join() shadows the others' exchanges
             callbacks.queue_callback(lambda: callbacks.queue_callback(state.overlap.raise_first))
+    if state.streamed is not None:
+        return state.streamed.take(bucket)
     last = bucket.is_last()
     if last:
         state.parameters.note_last(bucket.index())
@@ -100,6 +103,7 @@ def _compress_ddp(model: DistributedDataParallel, codec: CodecPlan | None, optio
         late = LateHook(model, state, lambda: model.register_comm_hook(state, hook))
         state.resources.callback(late.close)
     else:
+        state.stream(model)
         model.register_comm_hook(state, hook)
     return state
 

@@ -14,7 +14,8 @@ from typing import Any, Self
 class BucketRecord:
     """One bucket of one step: what was sent, how, and where the time went (on the exchange thread).
 
-    Buckets that travelled together have one record, under the first one's number.
+    Buckets that travelled together have one record, under the first one's number. `made` and `begun` are when its
+    gradients were there and when their exchange began, by `time.perf_counter`; it ended `seconds` later.
     """
 
     step: int
@@ -28,6 +29,8 @@ class BucketRecord:
     decode_s: float
     sent_nbytes: int
     messages: int
+    made: float = 0.0
+    begun: float = 0.0
 
 
 @dataclass(frozen=True)

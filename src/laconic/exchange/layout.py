@@ -7,8 +7,9 @@ its buckets after the first step.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -99,6 +100,7 @@ class Gradients:
     last: bool  # of the step's buckets, in the order they are sent
     future: Any = None
     first: bool = False
+    made: float = field(default_factory=time.perf_counter)  # when the gradients were there
 
     @property
     def layout(self) -> tuple[int, tuple[int, ...]]:
@@ -137,6 +139,10 @@ class Parameters:
         if found is None or found[0] != layout:
             found = self._infos[gradients.index] = (layout, self._worked_out(gradients))
         return found[1]
+
+    def names_in(self, index: int) -> list[str]:
+        """The names of the parameters in the bucket of this number."""
+        return [entry.name for entry in self._infos[index][1].entries] if index in self._infos else []
 
     def note_last(self, index: int) -> None:
         """DDP's last bucket of a step is the one of this number."""

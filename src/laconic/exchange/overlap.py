@@ -7,181 +7,30 @@ matches its own all-reduces by their order, so they must all come from one threa
 when all its buckets are exact, as in a step before, and nobody else uses the transport. Once a bucket is unlike the
 last time, it and those after it go by the exchange thread.
 
-On the exchange thread, one per transport, whoever uses it, jobs run in order while backward goes on. A job pauses
-(yields) where it has nothing to do but wait for its messages; the next one, if it is there, is begun meanwhile, so that
-it is encoded while the first is on the wire. Jobs are begun, and ended, in the order they came. After an error, jobs
-fail with the same error at once.
-
 Invariant: every future that DDP is given is set. What is under way ends by the transport's time-out, in data or an
 error, and a bucket that is held for one that does not come is given up after as long, by the exchange thread when idle.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import queue
 import threading
 import time
-import weakref
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from laconic.errors import CollectiveTimeout, LaconicError
+from laconic.errors import CollectiveTimeout
 from laconic.exchange.former import FormerBuckets
 from laconic.exchange.layout import Gradients
 from laconic.exchange.options import CodecChoice
-from laconic.transports.base import Transport
+from laconic.exchange.thread import ThreadShare
 from laconic.transports.rounds import Pausing
 from laconic.transports.world import World
 
 _log = logging.getLogger("laconic.exchange")
-Work = Callable[[], Generator[None, None, Any]]
-EXCHANGE_THREAD = "laconic-exchange"
-_LOOK_S = 0.25  # how often an idle exchange thread looks at what is held
-
-
-def interleave(jobs: Sequence[Generator[None, None, Any]], depth: int) -> None:
-    """Run jobs on this thread, at most `depth` at once: at a pause the next is begun, then the oldest goes on."""
-    waiting, active = deque(jobs), deque[Generator[None, None, Any]]()
-    while waiting or active:
-        begins = bool(waiting) and len(active) < depth
-        if begins:
-            active.append(waiting.popleft())
-        place = -1 if begins else 0
-        try:
-            next(active[place])
-        except StopIteration:
-            del active[place]
-
-
-class ExchangeThread:
-    """One thread that runs jobs in the order they were submitted, at most `depth` at once; without any, `idle`."""
-
-    def __init__(
-        self, name: str = EXCHANGE_THREAD, *, depth: int = 1, idle: Callable[[], None] = lambda: None
-    ) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Work, Any] | None] = queue.SimpleQueue()
-        self._depth = depth
-        self._idle = idle
-        self._active: deque[tuple[Generator[None, None, Any], Any]] = deque()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def submit(self, job: Work) -> Any:
-        """Queue a job, a function that makes a generator; returns a torch future of what it returns."""
-        future: Any = torch.futures.Future()
-        if not self._thread.is_alive():
-            future.set_exception(LaconicError("the exchange thread is closed"))
-        else:
-            self._jobs.put((job, future))
-        return future
-
-    def _run(self) -> None:
-        closing = False
-        while self._active or not closing:
-            if not closing and len(self._active) < self._depth:
-                with contextlib.suppress(queue.Empty):
-                    entry = self._jobs.get(block=not self._active, timeout=_LOOK_S)
-                    if entry is None:
-                        closing = True
-                    else:
-                        self._begin(*entry)
-                        del entry  # or the last job, and all it refers to, would live as long as this thread
-                    continue
-            if self._active:
-                self._advance(0)
-            else:
-                self._idle()
-
-    def _begin(self, job: Work, future: Any) -> None:
-        if self._failure is not None:
-            future.set_exception(self._failure)
-            return
-        self._active.append((job(), future))
-        self._advance(-1)
-
-    def _advance(self, place: int) -> None:
-        """Run one job up to its next pause, or to its end."""
-        steps, future = self._active[place]
-        try:
-            next(steps)
-        except StopIteration as done:
-            del self._active[place]
-            future.set_result(done.value)
-        except Exception as error:
-            self._failure = error
-            for _, each in self._active:
-                each.set_exception(error)
-            self._active.clear()
-
-    def close(self) -> None:
-        """Finish what is queued and join the thread; safe to call twice, and on the thread itself, which then ends."""
-        if self._thread.is_alive():
-            self._jobs.put(None)
-            if threading.current_thread() is not self._thread:
-                self._thread.join()
-
-
-@dataclass
-class _Shared:
-    """The exchange thread of one transport and its users: calls on one transport come from one thread, in order."""
-
-    users: dict[object, weakref.WeakMethod[Callable[[], None]] | None] = field(default_factory=dict)
-    thread: ExchangeThread | None = None
-
-    def look(self) -> None:
-        """Let every user look at what it holds."""
-        for method in list(self.users.values()):
-            if method is not None and (look := method()) is not None:
-                look()
-
-
-_shared: weakref.WeakKeyDictionary[Transport, _Shared] = weakref.WeakKeyDictionary()
-
-
-class ThreadShare:
-    """A user's share of a transport's exchange thread; the last user joins it. When idle, it calls `look`, a method."""
-
-    def __init__(self, transport: Transport, look: Callable[[], None] | None = None) -> None:
-        self._depth = depth_of(transport)
-        self._shared = _shared.setdefault(transport, _Shared())
-        token = object()
-        self._shared.users[token] = None if look is None else weakref.WeakMethod(look)
-        self.close = weakref.finalize(self, _leave, self._shared, token)  # also when the share is forgotten
-
-    @property
-    def alone(self) -> bool:
-        """Whether nobody else uses the transport."""
-        return len(self._shared.users) == 1
-
-    def submit(self, job: Work) -> Any:
-        """Queue a job, as `ExchangeThread.submit`."""
-        return self.started().submit(job)
-
-    def started(self) -> ExchangeThread:
-        """The thread, which runs from now on."""
-        if self._shared.thread is None:
-            self._shared.thread = ExchangeThread(depth=self._depth, idle=self._shared.look)
-        return self._shared.thread
-
-
-def depth_of(transport: Transport) -> int:
-    """How many exchanges may be under way at once: one is encoded while another is on the wire."""
-    return 2 if transport.interleaves else 1
-
-
-def _leave(shared: _Shared, token: object) -> None:
-    shared.users.pop(token, None)
-    if not shared.users and shared.thread is not None:
-        shared.thread.close()
-        shared.thread = None
 
 
 class Exchanger(Protocol):

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import BadInput
 from laconic.exchange.auto import Route
@@ -24,10 +25,12 @@ from laconic.exchange.former import FormerBuckets, check_buckets
 from laconic.exchange.job import BucketRecord, Job, LayerForm, bucket_table, keep, layer_table, wire_nbytes
 from laconic.exchange.layout import Gradients, Parameters
 from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options
-from laconic.exchange.overlap import Overlap, depth_of, interleave
+from laconic.exchange.overlap import Overlap
 from laconic.exchange.ownership import check_owner, owned
 from laconic.exchange.residuals import Residuals
 from laconic.exchange.sparse_gradient import SparseGradient
+from laconic.exchange.streamed import Streamed, why_whole
+from laconic.exchange.thread import depth_of, interleave
 from laconic.storage.form import check_like, check_named
 from laconic.transports.base import Timings
 from laconic.transports.rounds import Pausing
@@ -62,6 +65,8 @@ class CompressionState(Job):
         self.buckets = Buckets(self.residuals, self.correction)
         self.overlap = Overlap(options.message_nbytes)
         self.records: deque[BucketRecord] = deque()
+        self.streamed: Streamed | None = None
+        self._why_whole = ""
         self.step = 0
         self._sparse: dict[int, SparseGradient] = {}  # by bucket
         self._world = options.world
@@ -84,6 +89,17 @@ class CompressionState(Job):
         return self.choice if isinstance(self.choice, AutoCodec) else None
 
     @property
+    def buffer_nbytes(self) -> int:
+        """Raw bytes whose payload makes a message of about `message_nbytes`, by the codec of the first step."""
+        if self.auto is not None:
+            return 4 * self.options.message_nbytes
+        first = self.choice.codec_for(0, 0)
+        if first.kind == "matrix":
+            return 25 << 20
+        sample = 1 << 20
+        return int(self.options.message_nbytes * max(1.0, 4 * sample / first.max_nbytes(sample)))
+
+    @property
     def layers(self) -> list[LayerForm]:
         """How each parameter of a matrix codec's buckets travels, and what this rank sends for it at a step."""
         return self.buckets.layers(self.world.world_size)
@@ -99,6 +115,13 @@ class CompressionState(Job):
                 raise _no_sparse_momentum(self.parameters.names[id(module.weight)])
         for name in filter(self.choice.names, self.buckets.matrices.names()):
             self.buckets.matrices.of(name).observe(model, self.parameters.names)
+
+    def stream(self, ddp: DistributedDataParallel) -> None:
+        """Send gradients as backward makes them from now on, where that can be; else in DDP's buckets."""
+        self._why_whole = why_whole(ddp, self.choice)
+        if not self._why_whole:
+            self.streamed = Streamed(ddp, self)
+            self.resources.callback(self.streamed.close)
 
     def exchange(self, buckets: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> None:
         """Average flat buffers, each with the parameters whose gradients lie in it, over all ranks, now: one step."""
@@ -165,7 +188,8 @@ class CompressionState(Job):
     ) -> None:
         """Keep what an exchange was like; that of a step's last bucket ends the step."""
         (first, last), seconds = (held[0], held[-1]), time.perf_counter() - begun
-        keep(self.records, BucketRecord(first.step, first.index, numel, spec, algorithm, seconds, **vars(timings)))
+        what = (first.step, first.index, numel, spec, algorithm, seconds)
+        keep(self.records, BucketRecord(*what, **vars(timings), made=last.made, begun=begun))
         self.choice.note_exchange(first.index, numel, seconds)
         if last.last:
             self.step = last.step + 1
@@ -175,7 +199,9 @@ class CompressionState(Job):
         """How the gradients travel, by bucket, why where the codec is "auto", and by layer for matrix codecs."""
         choice = "" if self.auto is None else self.auto.table()
         buckets = bucket_table(list(self.records), self.world.rank, self.world.world_size)
-        return "\n\n".join(part for part in (choice, buckets, layer_table(self.layers)) if part)
+        whole = f"gradients are sent in DDP's buckets: {self._why_whole}" if self._why_whole else ""
+        sent = "gradients are sent as backward makes them" if self.streamed is not None else whole
+        return "\n\n".join(part for part in (sent, choice, buckets, layer_table(self.layers)) if part)
 
     def state_dict(self) -> dict[str, Any]:
         """The step, this rank's residuals and its momentum, by parameter name, and which parameters share a bucket.

@@ -144,6 +144,10 @@ class Posted(ABC):
     def sent(self) -> None:
         """Wait until every outgoing slice of the round may be written to again."""
 
+    def waiter(self) -> Callable[[], None] | None:
+        """What waits for all incoming messages, on any thread; None where only the one that posted them may."""
+        return None
+
 
 class Transport(ABC):
     """One rank's end of an engine."""

@@ -3,7 +3,8 @@
 Callers: `executor.run` for schedules, and every exchange of payloads. No other code waits for the messages of a call.
 
 A round is a generator that pauses once, where it can only wait, so that a thread can keep several exchanges under way:
-one is encoded while another is on the wire. `finish` runs one without pauses.
+one is encoded while another is on the wire. Where an engine lets another thread wait, it yields what to wait for.
+`finish` runs one without pauses.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from laconic.errors import PayloadError
 from laconic.transports.base import Call, Incoming, Outgoing, Posted, Timings
 
 T = TypeVar("T")
-Pausing = Generator[None, None, T]  # work that pauses where it can only wait, and returns T
+Pause = Callable[[], None] | None  # waits for what a piece of work waits for
+Pausing = Generator[Pause, None, T]  # work that pauses where it can only wait, and returns T
 Steps = Pausing[Timings]
 Take = Callable[[int, Tensor], int | None]
 
@@ -48,8 +50,8 @@ def drive(
     """
     timings, counters = call.timings, call.transport.counters
     posts = _post(call, number, sends, recvs, later)
-    yield
     arrivals = posts[0]
+    yield arrivals.waiter() if recvs else None
     now = time.perf_counter()
     for index, incoming in enumerate(recvs):
         data = arrivals.received(index)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -224,6 +225,8 @@ class _TorchRound(Posted):
     round: int
     recv_works: list[Any] = field(default_factory=list)
     send_works: list[Any] = field(default_factory=list)
+    waited: list[RuntimeError | None] = field(default_factory=list)  # how the first waits for recv_works ended
+    waiting: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self, tag: int) -> None:
         """Post the messages one by one, as gloo takes them."""
@@ -255,17 +258,34 @@ class _TorchRound(Posted):
         self.send_works = works[len(self.recvs) :] if len(works) == len(operations) else works * len(self.sends)
 
     def received(self, index: int) -> Tensor:
-        self._wait(self.recv_works[index], self.recvs[index].peer)
+        self._come(index + 1)
+        if (error := self.waited[index]) is not None:
+            raise self.owner.explain(error, self.recvs[index].peer, self.round, self.call) from error
         return self.targets[index]
+
+    def waiter(self) -> Callable[[], None] | None:
+        return (lambda: self._come(len(self.recvs))) if self.owner._is_gloo else None
+
+    def _come(self, count: int) -> None:
+        """Wait for the first messages; once for each, as gloo's works demand."""
+        with self.waiting:
+            for work in self.recv_works[len(self.waited) : count]:
+                self.waited.append(_ended(work))
+                if torch.cuda.is_available() and not self.owner._is_gloo:
+                    torch.cuda.current_stream().synchronize()
 
     def sent(self) -> None:
         for work, send in zip(self.send_works, self.sends, strict=True):
-            self._wait(work, send.peer)
-
-    def _wait(self, work: Any, peer: int) -> None:
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise self.owner.explain(error, peer, self.round, self.call) from error
+            if (error := _ended(work)) is not None:
+                raise self.owner.explain(error, send.peer, self.round, self.call) from error
         if torch.cuda.is_available() and not self.owner._is_gloo:
             torch.cuda.current_stream().synchronize()
+
+
+def _ended(work: Any) -> RuntimeError | None:
+    """Wait for a message; how it failed, if it did."""
+    try:
+        work.wait()
+    except RuntimeError as error:
+        return error
+    return None

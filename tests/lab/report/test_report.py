@@ -19,7 +19,7 @@ import pytest
 from laconic.cli import main
 from laconic.errors import BadInput, MissingExtra
 from laconic.lab.records import metrics
-from laconic.lab.records.record import Event, Record
+from laconic.lab.records.record import Event, Record, Span
 from laconic.lab.records.summary import make_claims, summarise
 from laconic.lab.report import export, words, write_report
 from laconic.lab.report.charts import NARROW, WIDE, Axis, Series, Target, curves, marker, ticks
@@ -201,6 +201,18 @@ def test_every_chart_has_units_on_its_axes():
             titles = re.findall(r'class="strong title"[^>]*>([^<]*)<', drawing)
             units = [title.split("(")[-1].rstrip(")").split(",")[0] for title in titles]
             assert units in (["%", "s"], ["%", "MB"], ["ms"]), (figure.name, titles)
+
+
+def test_a_timeline_has_a_lane_for_the_training_and_one_for_each_bucket():
+    record = compare_record()
+    spans = [Span("training", "compute", 0.0, 0.5), Span("3.mlp", "wire", 0.25, 0.5), Span("3.mlp", "decode", 0.5, 0.5)]
+    trials = [replace(record.trials[0], timeline=spans), *record.trials[1:]]
+    (made,) = [each for each in figures(record, summarise(replace(record, trials=trials))) if "timeline" in each.name]
+    drawn = ElementTree.fromstring(made.wide)
+    bars = [each for each in drawn.iter() if each.get("class") == "fill" and each.get("height") == "15"]
+    starts, widths = ([float(bar.get(name, "")) for bar in bars] for name in ("x", "width"))
+    assert sorted(starts) == pytest.approx([4.0, 4.0 + widths[0] / 2, 4.0 + widths[0]], abs=0.02)
+    assert "3.mlp" in made.wide
 
 
 def test_events_are_flagged_and_explained(tmp_path: Path):

@@ -66,6 +66,9 @@ def test_a_trial_says_what_happened(uninterrupted: Trial) -> None:
     assert min(vars(trial.breakdown).values()) >= 0
     assert trial.breakdown.compute_s > 0
     assert trial.breakdown.encode_s > 0
+    assert {span.part for span in trial.timeline} == {"compute", "encode", "wire", "decode", "wait"}
+    assert {span.lane == "training" for span in trial.timeline} == {True, False}
+    assert all(span.begun_s >= 0 and span.seconds >= 0 for span in trial.timeline)
     if trial.seconds_to_target is not None:
         assert trial.seconds_to_target in [point.seconds for point in trial.curve]
 

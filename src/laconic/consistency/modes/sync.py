@@ -24,7 +24,6 @@ from laconic.consistency.side import open_mesh, receive, wait
 from laconic.errors import BadInput, PayloadError, PeerLost
 from laconic.exchange.job import StepRecord
 from laconic.exchange.layout import FlatGradients
-from laconic.exchange.state import CompressionState
 from laconic.storage.form import check_like
 
 
@@ -39,7 +38,7 @@ class ExchangedGradients(Agreement):
     def __init__(self, setup: Setup) -> None:
         self.state = exchange_of(setup)
         covers = self.state.parameters.covers
-        nbytes, follow = _buffer_nbytes(self.state), not self.overlaps(setup)
+        nbytes, follow = self.state.buffer_nbytes, not self.overlaps(setup)
         self.gradients = FlatGradients(self.exchanged(setup), nbytes, covers, follow=follow)
         super().__init__(setup)
         self.resources.callback(self.state.close)
@@ -80,18 +79,6 @@ class ExchangedGradients(Agreement):
         self.state.load_state_dict(dict(state))
         self.step = int(state["steps"])  # with closures, several exchanges are one step
         self.hooks.loaded()
-
-
-def _buffer_nbytes(state: CompressionState) -> int:
-    """Raw bytes whose payload makes a message of about `message_nbytes`."""
-    message_nbytes = state.options.message_nbytes
-    if state.auto is not None:
-        return 4 * message_nbytes
-    first = state.choice.codec_for(0, 0)
-    if first.kind == "matrix":
-        return 25 << 20
-    sample = 1 << 20
-    return int(message_nbytes * max(1.0, 4 * sample / first.max_nbytes(sample)))
 
 
 @register("sync")

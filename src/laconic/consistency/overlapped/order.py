@@ -3,7 +3,8 @@
 Caller: `stream.py`. Backward makes the last layers' gradients first, and the next forward needs the first layers'
 weights first. What can be sent while backward still computes goes in the order it is made. What would not get through
 in that time goes in the order it is needed. Where to change from one to the other is found by trying every place on a
-model of the step. All ranks use rank 0's order: messages have to match.
+model of the step; so is sending, whenever the wire is free, what is needed first of all that is made by then. All ranks
+use rank 0's order: messages have to match.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Timeline:
         return late
 
     def order(self) -> list[int]:
-        """The best order among those that change once from "as made" to "as needed".
+        """The best order among those that change once from "as made" to "as needed", and `_by_need`.
 
         >>> Timeline(ready=[1.0, 2.0, 3.0], wire=[2.0, 2.0, 2.0], needed=[9.0, 1.0, 0.0]).order()
         [0, 2, 1]
@@ -52,4 +53,16 @@ class Timeline:
         for held in range(len(made)):
             first, rest = made[: len(made) - held], made[len(made) - held :]
             tried.append([*first, *sorted(rest, key=lambda bucket: (self.needed[bucket], bucket))])
+        tried.append(self._by_need())
         return min(tried, key=self.waiting_s)  # of equals the one that holds back least
+
+    def _by_need(self) -> list[int]:
+        """Whenever the wire is free, the bucket that is needed first of those that are made."""
+        left, order, now = set(range(len(self.ready))), list[int](), 0.0
+        while left:
+            now = max(now, min(self.ready[bucket] for bucket in left))
+            made = (bucket for bucket in left if self.ready[bucket] <= now)
+            order.append(min(made, key=lambda bucket: (self.needed[bucket], bucket)))
+            left.remove(order[-1])
+            now += self.wire[order[-1]]
+        return order

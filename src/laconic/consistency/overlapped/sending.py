@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +21,8 @@ from laconic.consistency.overlapped.order import Timeline
 from laconic.errors import CollectiveTimeout
 from laconic.exchange.collectives import broadcast
 from laconic.exchange.layout import FlatBuffer, Gradients, lies_in, write
-from laconic.exchange.overlap import EXCHANGE_THREAD, ThreadShare
 from laconic.exchange.state import CompressionState
+from laconic.exchange.thread import EXCHANGE_THREAD, ThreadShare
 from laconic.transports.rounds import Pausing
 
 _log = logging.getLogger("laconic.consistency")
@@ -105,6 +106,7 @@ class Sending:
         order: bucket numbers, the same on all ranks.
         failure: what went wrong first.
         waited_s: how long the training thread has waited for exchanges to end.
+        waits: from when to when, the last ones.
     """
 
     def __init__(self, buffers: list[FlatBuffer], state: CompressionState) -> None:
@@ -112,6 +114,7 @@ class Sending:
         self.order = list(range(len(buffers)))
         self.failure: Exception | None = None
         self.waited_s = 0.0
+        self.waits: deque[tuple[float, float]] = deque(maxlen=256)
         self._state = state
         self._step = 0
         self._next = 0
@@ -195,7 +198,9 @@ class Sending:
         if not event.wait(patience_s):
             text = f"[rank {transport.rank}/{transport.world_size}] step {self._step}: {what} did not come"
             raise CollectiveTimeout(f"{text} in {patience_s:g} s", rank=transport.rank)
-        self.waited_s += time.perf_counter() - begun
+        ended = time.perf_counter()
+        self.waited_s += ended - begun
+        self.waits.append((begun, ended))
 
     def reorder(self) -> None:
         """Let all ranks use rank 0's best order from the next step on; all must call it, in the same step."""
@@ -212,7 +217,7 @@ class Sending:
             broadcast(order, root=0, group=self._state.world)
         except Exception as error:
             self.fail(error)
-        yield
+        yield None
 
     def _take_order(self) -> None:
         if self._ordering is not None:

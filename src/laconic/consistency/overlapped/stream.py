@@ -38,6 +38,9 @@ class Stream:
 
     Args:
         ended: called with each step's number, and the seconds its exchange held up the training, in all and waiting.
+
+    Attributes:
+        waits: from when to when the training has waited for exchanges to end, the last times.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Stream:
         self._transport, self._ended = state.world.transport, ended
         self._habits = Habits(model, optimizer, state)
         self._sending = Sending(buffers, state)
+        self.waits = self._sending.waits
         self._updates = BucketSteps(optimizer, buffers)
         self._bucket_of = {id(p): b for b in self._sending.buckets for p in b.buffer.parameters}
         self._views = {id(p): v for b in buffers for p, v in zip(b.parameters, b.views, strict=True)}

@@ -132,6 +132,16 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Span:
+    """A part of two steps in a row on one lane of their timeline: the training's, or that of a bucket's layers."""
+
+    lane: str
+    part: str
+    begun_s: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Event:
     """Something that happened in a trial: a worker lost, a codec switched, a checkpoint read."""
 
@@ -168,6 +178,7 @@ class Trial:
     curve: list[Point] = field(default_factory=list)
     layers: list[Layer] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    timeline: list[Span] = field(default_factory=list)
     weights_sha256: str | None = None
     replicas_identical: bool | None = None
     staleness_mean: float | None = None

@@ -44,10 +44,10 @@ def stacked(stacks: Sequence[Stack], size: Size, *, title: str) -> str:
     used = [part for part in PARTS if any(stack.seconds.get(part, 0) > 0 for stack in stacks)]
     most = max([sum(stack.seconds.values()) for stack in stacks] + [stack.limit or 0 for stack in stacks])
     has_limit = any(stack.limit is not None for stack in stacks)
-    legend, top = _legend(used, size, has_limit)
+    signs, top = legend(used, size, has_limit)
     bottom = top + ROW * len(stacks) + 6
     scale = (size.width - 96.0) / (most or 1.0)
-    body = [_patterns(size), legend, _axis(most, scale, top, bottom, size)]
+    body = [patterns(size), signs, axis(most, scale, top, bottom, size)]
     for index, stack in enumerate(stacks):
         body.append(_stack(stack, used, scale, top + ROW * index, size))
     return wrap("\n".join(body), size, bottom + 46, title)
@@ -59,7 +59,7 @@ def _stack(stack: Stack, used: Sequence[str], scale: float, top: float, size: Si
     for part in used:
         width = scale * stack.seconds.get(part, 0)
         tip = words.text(f"{stack.label}, {LABELS[part]}: {words.seconds(stack.seconds.get(part, 0))}")
-        parts.append(f'<g class="part-{part}">{_segment(part, x, y, width, BAR, size, tip)}</g>')
+        parts.append(f'<g class="part-{part}">{segment(part, x, y, width, BAR, size, tip)}</g>')
         x += width
     parts.append(f'<text class="ink" x="{x + 8:.1f}" y="{y + 16:.0f}">{words.text(words.seconds(total))}</text>')
     if stack.limit is not None:
@@ -69,13 +69,15 @@ def _stack(stack: Stack, used: Sequence[str], scale: float, top: float, size: Si
     return "".join(parts)
 
 
-def _segment(part: str, x: float, y: float, width: float, height: float, size: Size, tip: str = "") -> str:
+def segment(part: str, x: float, y: float, width: float, height: float, size: Size, tip: str = "") -> str:
+    """A bar of a part, with its pattern."""
     box = f'x="{x:.2f}" y="{y:.0f}" width="{max(width, 0):.2f}" height="{height:.0f}"'
     hatch = f'<rect class="hatch" {box} fill="url(#{part}-{size.name})"/>' if part in _HATCH else ""
     return f'<rect class="fill" {box}><title>{tip}</title></rect>{hatch}'
 
 
-def _patterns(size: Size) -> str:
+def patterns(size: Size) -> str:
+    """The parts' patterns, which a drawing holds once."""
     made = "".join(
         f'<pattern id="{part}-{size.name}" width="12" height="12" patternUnits="userSpaceOnUse">'
         f'<path class="stripe" d="{path}"/></pattern>'
@@ -84,7 +86,8 @@ def _patterns(size: Size) -> str:
     return f"<defs>{made}</defs>"
 
 
-def _legend(used: Sequence[str], size: Size, has_limit: bool) -> tuple[str, float]:
+def legend(used: Sequence[str], size: Size, has_limit: bool = False) -> tuple[str, float]:
+    """The parts by name, and how high that is."""
     x, y, parts = 4.0, 12.0, []
     limit = "least the link allows"
     for part in [*used, *(["limit"] if has_limit else [])]:
@@ -94,7 +97,7 @@ def _legend(used: Sequence[str], size: Size, has_limit: bool) -> tuple[str, floa
             x, y = 4.0, y + 21
         sign = f'<path class="limit" d="M{x + 7:.0f} {y - 9:.0f}v18"/>'
         if part != "limit":
-            sign = f'<g class="part-{part}">{_segment(part, x, y - 7, 14, 14, size)}</g>'
+            sign = f'<g class="part-{part}">{segment(part, x, y - 7, 14, 14, size)}</g>'
         parts.append(f'{sign}<text class="ink" x="{x + 21:.0f}" y="{y + 4:.0f}">{label}</text>')
         x += width
     return "".join(parts), y + 16
@@ -105,17 +108,18 @@ def _row_name(label: str, style: int, top: float) -> str:
     return f'<g class="s{style % SERIES}">{marker(style, 9, top + 11)}</g>{name}'
 
 
-def _axis(most: float, scale: float, top: float, bottom: float, size: Size, start: float = 0.0) -> str:
+def axis(most: float, scale: float, top: float, bottom: float, size: Size, what: str = "time of a step") -> str:
+    """Seconds or milliseconds from left to right."""
     unit, name = (1.0, "s") if most >= 2 else (1e-3, "ms")
     parts = []
-    for value in ticks(start / unit, max(most, start + 1e-9) / unit, "linear", 9 if size is WIDE else 6):
-        x = 4 + scale * (value * unit - start)
+    for value in ticks(0.0, max(most, 1e-9) / unit, "linear", 9 if size is WIDE else 6):
+        x = 4 + scale * value * unit
         parts.append(f'<path class="grid" d="M{x:.1f} {top:.0f}V{bottom:.0f}"/>')
         anchor = "start" if x < 12 else "middle"
         parts.append(f'<text x="{x:.1f}" y="{bottom + 17:.0f}" text-anchor="{anchor}">{value:g}</text>')
     parts.append(f'<path class="axis" d="M4 {bottom:.0f}H{size.width - 18}"/>')
     parts.append(f'<text class="strong title" x="{size.width - 18}" y="{bottom + 37:.0f}" text-anchor="end">'
-                 f"time of a step ({name})</text>")  # fmt: skip
+                 f"{what} ({name})</text>")  # fmt: skip
     return "".join(parts)
 
 
@@ -124,7 +128,7 @@ def spreads(rows: Sequence[Spread], size: Size, *, title: str) -> str:
     most = max(row.quantiles[-1] for row in rows)
     bottom = ROW * len(rows) + 6
     scale = (size.width - 96.0) / (most or 1.0)
-    body = [_axis(most, scale, 0, bottom, size)]
+    body = [axis(most, scale, 0, bottom, size)]
     for index, row in enumerate(rows):
         y = ROW * index + 34
         q5, q25, q50, q75, q95, q99 = (4 + scale * value for value in row.quantiles)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from laconic.lab.records.summary import Row, wire_bound
 from laconic.lab.report import bars, charts, words
 from laconic.lab.report.charts import NARROW, WIDE, Axis, Pair, Scale, Series, Size, Target
 from laconic.lab.report.flags import Event
+from laconic.lab.report.lanes import lanes
 from laconic.lab.report.style import PARTS
 from laconic.statistics import median
 
@@ -35,7 +37,7 @@ class Figure:
 def figures(record: Record, rows: Sequence[Row]) -> list[Figure]:
     """Every chart the record has data for."""
     made = (time_to_accuracy(record, rows), accuracy_by_bytes(record, rows), breakdown(record, rows), spread(rows))
-    return [figure for figure in made if figure is not None]
+    return [*(figure for figure in made if figure is not None), *timelines(rows)]
 
 
 def _both(name: str, title: str, draw: Callable[[Size], str], caption: str, events: list[str] | None = None) -> Figure:
@@ -140,6 +142,19 @@ def spread(rows: Sequence[Row]) -> Figure | None:
     title = "How the steps' times are spread"
     caption = "All steps of all seeds: bar 25 to 75 %, line 5 to 95 %, tick and figure the median, dot 99 %."
     return _both("step-spread", title, lambda size: bars.spreads(made, size, title=title), caption)
+
+
+def timelines(rows: Sequence[Row]) -> list[Figure]:
+    """Two steps in a row on the clock, of each configuration whose exchanges were on record."""
+    found = []
+    for number, row in enumerate(rows):
+        spans = next((trial.timeline for trial in row.trials if trial.timeline), [])
+        if spans:
+            title = f"Two steps of {row.configuration.name}, by layer"
+            caption = "The last two steps of rank 0. A layer's computing is that of its part of backward."
+            draw = partial(lanes, spans, title=title)
+            found.append(_both(f"timeline-{number}", title, draw, caption))
+    return found
 
 
 def _quality(record: Record, rows: Sequence[Row]) -> tuple[Callable[[Point], float | None], Axis]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
@@ -27,6 +28,8 @@ from laconic.exchange.options import Options
 from laconic.exchange.state import CompressionState
 from laconic.lab.records.record import Configuration, Layer
 from laconic.transports.world import World
+
+KEPT = 512  # exchanges, for a timeline
 
 
 class Times(NamedTuple):
@@ -55,12 +58,14 @@ class Trainee(ABC):
         model: what is called.
         module: the network itself.
         counts: whether the strategy counts the bytes it sends.
+        recent: the last exchanges that `parts` has taken.
     """
 
     counts: ClassVar[bool] = True
 
     def __init__(self, chosen: Configuration, module: nn.Module, optimizer: Optimizer, world: World) -> None:
         self.chosen, self.model, self.module, self.optimizer = chosen, module, module, optimizer
+        self.recent: deque[BucketRecord] = deque(maxlen=KEPT)
 
     @abstractmethod
     def parts(self, times: Times) -> Parts:
@@ -72,6 +77,14 @@ class Trainee(ABC):
 
     def exchanged(self) -> list[BucketRecord]:
         """The exchanges of the last step that are on record and were not taken by `parts`; empty where none are."""
+        return []
+
+    def waits(self, times: Times) -> list[tuple[float, float]]:
+        """From when to when the training waited for exchanges, in a step at least; empty where that is not known."""
+        return []
+
+    def layers_of(self, bucket: int) -> list[str]:
+        """The names of the parameters in a bucket of gradients."""
         return []
 
     def staleness(self) -> list[int]:
@@ -206,11 +219,12 @@ def options_of(chosen: Configuration) -> dict[str, Any]:
     return {**({"algorithm": chosen.algorithm} if fixed else {}), **given}
 
 
-def take_records(state: CompressionState) -> tuple[float, float, float, float]:
-    """Seconds of encoding, waiting and decoding, and bytes sent, since they were last taken."""
+def take_records(state: CompressionState, recent: deque[BucketRecord]) -> tuple[float, float, float, float]:
+    """Seconds of encoding, waiting and decoding, and bytes sent, since they were last taken; they become `recent`."""
     encode = wait = decode = sent = 0.0
     while state.records:
         record = state.records.popleft()
+        recent.append(record)
         encode, wait, decode = encode + record.encode_s, wait + record.wait_s, decode + record.decode_s
         sent += record.sent_nbytes
     return encode, wait, decode, sent
@@ -248,7 +262,7 @@ class CompressTrainee(Trainee):
 
     def parts(self, times: Times) -> Parts:
         """The exchange runs beside backward, on a thread of its own: what backward takes longer is left over."""
-        encode, wait, decode, sent = take_records(self._job)
+        encode, wait, decode, sent = take_records(self._job, self.recent)
         span, busy = times.backward - times.forward, encode + wait + decode
         share = min(1.0, span / busy) if busy else 1.0  # exchanges that overlap count the same second twice
         compute = times.forward - times.begun + times.ended - times.backward
@@ -259,6 +273,14 @@ class CompressTrainee(Trainee):
 
     def exchanged(self) -> list[BucketRecord]:
         return last_records(self._job)
+
+    def waits(self, times: Times) -> list[tuple[float, float]]:
+        """From the last gradient to the end of backward."""
+        made = [record.made for record in self.recent if times.forward <= record.made <= times.backward]
+        return [(max(made), times.backward)] if made else []
+
+    def layers_of(self, bucket: int) -> list[str]:
+        return self._job.parameters.names_in(bucket)
 
     def state_dict(self) -> dict[str, Any]:
         return self._job.state_dict()
@@ -283,7 +305,7 @@ class DistributeTrainee(Trainee):
     def parts(self, times: Times) -> Parts:
         compute = times.backward - times.begun
         if self._exchange is not None:
-            return Parts(compute, *take_records(self._exchange))
+            return Parts(compute, *take_records(self._exchange, self.recent))
         last = self._job.records[-1]
         return Parts(compute, wait=last.wait_s, sent=float(last.sent_nbytes))
 
@@ -294,6 +316,15 @@ class DistributeTrainee(Trainee):
 
     def exchanged(self) -> list[BucketRecord]:
         return [] if self._exchange is None else last_records(self._exchange)
+
+    def waits(self, times: Times) -> list[tuple[float, float]]:
+        if isinstance(self._job, SyncAgreement) and self._job.stream is not None:
+            return list(self._job.stream.waits)
+        ended = [r.begun + r.seconds for r in self.recent if times.backward <= r.begun <= times.ended]
+        return [(times.backward, max(ended))] if ended else []
+
+    def layers_of(self, bucket: int) -> list[str]:
+        return [] if self._exchange is None else self._exchange.parameters.names_in(bucket)
 
     def staleness(self) -> list[int]:
         return [record.staleness for record in self._job.records if record.staleness is not None]

@@ -28,6 +28,7 @@ from laconic.lab.runs.monitor import Monitor, SentCounter
 from laconic.lab.runs.spec import Prepared, TrialSpec
 from laconic.lab.runs.stopping import Stopping
 from laconic.lab.runs.strategies import Times, Trainee, layers, make_trainee
+from laconic.lab.runs.timeline import StepTimeline
 from laconic.lab.runs.trial import Evaluation, Figures, Outcome, StepFigures, assemble
 from laconic.storage.checkpoints import CheckpointFiles
 from laconic.transports.world import World
@@ -62,6 +63,7 @@ class RankTraining(ABC):
         self.prepared = Prepared(trial, workload)
         self.loading_s = self.prepared.loading_s
         self.trainee = self._trainee(workload, self.prepared.task.model)
+        self.timeline = StepTimeline(self.trainee)
         shown = self.folder if world.rank == 0 else None
         self.monitor = Monitor(shown, trial.order, self.prepared.samples_per_step)
         self.sent = SentCounter(trial.counted_by)
@@ -110,7 +112,9 @@ class RankTraining(ABC):
         backward = time.perf_counter()
         trainee.optimizer.step()
         ended = time.perf_counter()
-        parts = trainee.parts(Times(begun, forward, backward, ended))
+        times = Times(begun, forward, backward, ended)
+        self.timeline.note(times)
+        parts = trainee.parts(times)
         if self.sent.is_used:
             parts = parts._replace(sent=self.sent.taken())
         self.rows.append(StepFigures(ended - begun, *parts, loss=float(loss.detach())))
@@ -160,6 +164,7 @@ class RankTraining(ABC):
             weights_sha256=digest.hex(),
             replicas_identical=bool((digests == digests[0]).all()) if world.world_size > 1 else None,
             counted=counted,
+            timeline=self.timeline.spans(),
             staleness=None if scalars[:, 1].isnan().any() else (float(scalars[:, 1].mean()), int(scalars[:, 2].max())),
         )
         return Ended(self.step, assemble(self.trial.configuration, self.trial.seed, self.trial.order, figures, outcome))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from laconic import statistics
 from laconic.consistency import build as build_mode
-from laconic.lab.records.record import Breakdown, Configuration, Layer, Point, Trial
+from laconic.lab.records.record import Breakdown, Configuration, Layer, Point, Span, Trial
 from laconic.lab.runs.strategies import wire_factor
 
 Array = NDArray[np.float64]
@@ -63,6 +63,7 @@ class Outcome:
         samples_per_step: over all ranks.
         layers: what a worker sends of each parameter.
         counted: whether the bytes in the figures were counted; without, the layers' stand.
+        timeline: the last two steps of rank 0 on the clock.
         staleness: mean and most over all steps, where it was measured.
     """
 
@@ -74,6 +75,7 @@ class Outcome:
     weights_sha256: str
     replicas_identical: bool | None
     counted: bool = True
+    timeline: Sequence[Span] = ()
     staleness: tuple[float, int] | None = None
 
 
@@ -111,6 +113,7 @@ def assemble(configuration: Configuration, seed: int, order: int, figures: Figur
         breakdown=breakdown,
         curve=curve,
         layers=outcome.layers,
+        timeline=list(outcome.timeline),
         weights_sha256=outcome.weights_sha256,
         replicas_identical=outcome.replicas_identical,
         staleness_mean=None if outcome.staleness is None else outcome.staleness[0],

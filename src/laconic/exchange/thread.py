@@ -1,0 +1,220 @@
+"""The exchange thread, one per transport, whoever uses it: jobs run in order while the training goes on.
+
+Callers: `overlap.py` and overlapped training. A job pauses (yields) where it has nothing to do but wait for its
+messages. The next one, if it is there, is begun meanwhile, so that it is encoded while the first is on the wire. A job
+that comes while the thread waits is begun at once, too: the thread has a second one wait in its place. Jobs are begun,
+and ended, in the order they came. After an error, jobs fail with the same error at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from laconic.errors import LaconicError
+from laconic.transports.base import Transport
+from laconic.transports.rounds import Pause, Pausing
+
+Work = Callable[[], Pausing[Any]]
+EXCHANGE_THREAD = "laconic-exchange"
+DEPTH = 4  # with 2 the wire stood still whenever a peer was a bucket behind
+_LOOK_S = 0.25  # how often an idle exchange thread looks at what is held
+
+
+def interleave(jobs: Sequence[Pausing[Any]], depth: int) -> None:
+    """Run jobs on this thread, at most `depth` at once: at a pause the next is begun, then the oldest goes on."""
+    waiting, active = deque(jobs), deque[Pausing[Any]]()
+    while waiting or active:
+        begins = bool(waiting) and len(active) < depth
+        if begins:
+            active.append(waiting.popleft())
+        place = -1 if begins else 0
+        try:
+            next(active[place])
+        except StopIteration:
+            del active[place]
+
+
+@dataclass(eq=False)
+class _Job:
+    """A job that was begun."""
+
+    steps: Pausing[Any]
+    future: Any
+    pause: Pause = None  # what it waits for
+    watched: bool = False  # by the second thread
+
+
+class ExchangeThread:
+    """One thread that runs jobs in the order they were submitted, at most `depth` at once; without any, `idle`."""
+
+    def __init__(
+        self, name: str = EXCHANGE_THREAD, *, depth: int = 1, idle: Callable[[], None] = lambda: None
+    ) -> None:
+        self._inbox: queue.SimpleQueue[tuple[Work, Any] | _Job | None] = queue.SimpleQueue()  # None: close
+        self._depth = depth
+        self._idle = idle
+        self._active: deque[_Job] = deque()
+        self._failure: BaseException | None = None
+        self._watcher = _Watcher(self._inbox.put)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Work) -> Any:
+        """Queue a job, a function that makes a generator; returns a torch future of what it returns."""
+        future: Any = torch.futures.Future()
+        if not self._thread.is_alive():
+            future.set_exception(LaconicError("the exchange thread is closed"))
+        else:
+            self._inbox.put((job, future))
+        return future
+
+    def _run(self) -> None:
+        closing = False
+        while self._active or not closing:
+            oldest = self._active[0] if self._active else None
+            if closing or len(self._active) >= self._depth:
+                self._advance(self._active[0])
+                continue
+            try:
+                entry = self._inbox.get(block=oldest is None or oldest.watched, timeout=_LOOK_S)
+            except queue.Empty:
+                self._wait(oldest)
+                continue
+            if entry is None:
+                closing = True
+            elif not isinstance(entry, _Job):
+                self._begin(*entry)
+            elif entry is oldest:  # what it waits for has come; else it went on without
+                self._advance(oldest)
+            del entry  # or the last job, and all it refers to, would live as long as this thread
+        self._watcher.close()
+
+    def _wait(self, oldest: _Job | None) -> None:
+        """Nothing is to be begun."""
+        if oldest is None:
+            self._idle()
+        elif oldest.pause is None:
+            self._advance(oldest)
+        elif not oldest.watched:
+            oldest.watched = True
+            self._watcher.watch(oldest)
+
+    def _begin(self, job: Work, future: Any) -> None:
+        if self._failure is not None:
+            future.set_exception(self._failure)
+            return
+        self._active.append(_Job(job(), future))
+        self._advance(self._active[-1])
+
+    def _advance(self, job: _Job) -> None:
+        """Run a job up to its next pause, or to its end."""
+        job.watched = False
+        try:
+            job.pause = next(job.steps)
+        except StopIteration as done:
+            self._active.remove(job)
+            job.future.set_result(done.value)
+        except Exception as error:
+            self._failure = error
+            for each in self._active:
+                each.future.set_exception(error)
+            self._active.clear()
+
+    def close(self) -> None:
+        """Finish what is queued and join the thread; safe to call twice, and on the thread itself, which then ends."""
+        if self._thread.is_alive():
+            self._inbox.put(None)
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
+
+
+class _Watcher:
+    """A thread that waits for what a job waits for, then calls `came` with the job; started when first needed."""
+
+    def __init__(self, came: Callable[[_Job], None]) -> None:
+        self._came = came
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, job: _Job) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"{EXCHANGE_THREAD}-2", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            with contextlib.suppress(Exception):  # the job meets it, too
+                assert job.pause is not None
+                job.pause()
+            self._came(job)
+            del job
+
+    def close(self) -> None:
+        self._jobs.put(None)
+        if self._thread is not None:
+            self._thread.join()
+
+
+@dataclass
+class _Shared:
+    """The exchange thread of one transport and its users: calls on one transport come from one thread, in order."""
+
+    users: dict[object, weakref.WeakMethod[Callable[[], None]] | None] = field(default_factory=dict)
+    thread: ExchangeThread | None = None
+
+    def look(self) -> None:
+        """Let every user look at what it holds."""
+        for method in list(self.users.values()):
+            if method is not None and (look := method()) is not None:
+                look()
+
+
+_shared: weakref.WeakKeyDictionary[Transport, _Shared] = weakref.WeakKeyDictionary()
+
+
+class ThreadShare:
+    """A user's share of a transport's exchange thread; the last user joins it. When idle, it calls `look`, a method."""
+
+    def __init__(self, transport: Transport, look: Callable[[], None] | None = None) -> None:
+        self._depth = depth_of(transport)
+        self._shared = _shared.setdefault(transport, _Shared())
+        token = object()
+        self._shared.users[token] = None if look is None else weakref.WeakMethod(look)
+        self.close = weakref.finalize(self, _leave, self._shared, token)  # also when the share is forgotten
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody else uses the transport."""
+        return len(self._shared.users) == 1
+
+    def submit(self, job: Work) -> Any:
+        """Queue a job, as `ExchangeThread.submit`."""
+        return self.started().submit(job)
+
+    def started(self) -> ExchangeThread:
+        """The thread, which runs from now on."""
+        if self._shared.thread is None:
+            self._shared.thread = ExchangeThread(depth=self._depth, idle=self._shared.look)
+        return self._shared.thread
+
+
+def depth_of(transport: Transport) -> int:
+    """How many exchanges may be under way at once: one is encoded while another is on the wire."""
+    return DEPTH if transport.interleaves else 1
+
+
+def _leave(shared: _Shared, token: object) -> None:
+    shared.users.pop(token, None)
+    if not shared.users and shared.thread is not None:
+        shared.thread.close()
+        shared.thread = None
