@@ -186,6 +186,7 @@ class Runner:
                 batch.total = total if batch.total is None else batch.total + total
         self._send_values(batch, micro, given)
         if batch.loss is not None:
+            self._await_gradients(batch, micro)
             tensors = {name: each for name, each in taken.items() if isinstance(each, Tensor)}
             self._held[micro] = _Held(batch, tensors, given, loss)
             self.peak_in_flight = max(self.peak_in_flight, len(self._held))
@@ -238,12 +239,12 @@ class Runner:
             going += [cut.send("forward", sent, target) for target in value.targets]
             if deltas is not None:
                 deltas.add(value.name, batch.samples_of(micro), going[-1].arrives())
-            if form.needs_grad and batch.loss is not None:
-                coming = cut.recv("backward", form.shape, form.dtype, value.targets[0])
-                self._coming["backward", micro, value.name] = coming
+
+    def _await_gradients(self, batch: Batch, micro: int) -> None:
+        """Post the receives of gradients, in the order in which the stages behind send them."""
         for value in self._values:
             form = batch.forms[value.name]
-            if self.stage in value.targets[:-1] and isinstance(form, TensorForm) and form.needs_grad and batch.loss:
+            if self.stage in value.chain[:-1] and isinstance(form, TensorForm) and form.needs_grad:
                 behind = value.chain[value.chain.index(self.stage) + 1]
                 coming = self._cut(value, form).recv("backward", form.shape, form.dtype, behind)
                 self._coming["backward", micro, value.name] = coming
