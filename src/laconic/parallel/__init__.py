@@ -15,9 +15,10 @@ from laconic.parallel.forms.local import Local
 from laconic.parallel.forms.norm import Norm
 from laconic.parallel.forms.space import Space
 from laconic.parallel.forms.stages import Stages
+from laconic.parallel.forms.trick import Trick
 from laconic.parallel.plan import Form, Plan, register
 
 __all__ = [
     "Boundary", "Channels", "Cut", "Data", "Dense", "Form", "Local", "Norm", "Plan", "Space", "Stages", "Traffic",
-    "register",
+    "Trick", "register",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -220,30 +220,55 @@ class Cut:
         Raises:
             PeerLost, Mismatch, CollectiveTimeout, PayloadError: naming rank, round and peer.
         """
+        return self.begin(way, sends, shapes, whole, soon=True)()
+
+    def begin(
+        self, way: str, sends: Mapping[int, Tensor], shapes: Mapping[int, Sequence[int]], whole: int, soon: bool = False
+    ) -> Callable[[], dict[int, Tensor]]:
+        """Start a `swap`; what is returned waits for it and returns what came.
+
+        Where the engine can keep several calls under way, messages travel in between; else they do when waited for.
+
+        Args:
+            soon: it is waited for before anything else is sent, so that the engine's own memory will do.
+        """
         codec, like = self.codec(way), next(iter(sends.values()), None)
         dtype = torch.get_default_dtype() if like is None else like.dtype
         if self.silent:
-            return self._predict(way, sends, shapes, dtype)
+            came = self._predict(way, sends, shapes, dtype)
+            return lambda: came
         packed = self._pack_all(codec, sends)
+        came = {peer: torch.empty(tuple(shape), dtype=dtype) for peer, shape in shapes.items()}
+        if self.rank in came and came[self.rank].numel():
+            came[self.rank] = unpack(codec, packed[self.rank], shapes[self.rank], dtype)
         outgoing = [Outgoing(peer, data) for peer, data in packed.items() if peer != self.rank and data.numel()]
         awaited = [peer for peer, shape in shapes.items() if peer != self.rank and 0 not in shape]
-        incoming = [_incoming(peer, codec, math.prod(shapes[peer]), dtype) for peer in awaited]
-        came = {peer: torch.empty(tuple(shape), dtype=dtype) for peer, shape in shapes.items()}
-        if self.rank in came:
-            came[self.rank] = unpack(codec, packed[self.rank], shapes[self.rank], dtype)
+        incoming = [_incoming(peer, codec, math.prod(shapes[peer]), dtype, keep=not soon) for peer in awaited]
 
         def take(index: int, data: Tensor) -> None:
-            peer = awaited[index]
-            came[peer] = unpack(codec, data, shapes[peer], dtype)
+            came[awaited[index]] = unpack(codec, data, shapes[awaited[index]], dtype)
 
-        if self.size > 1:
+        def post() -> tuple[Call, Pausing[None]]:
             text = str(dtype).removeprefix("torch.")
-            with self.world.transport.call(f"{way} of {self.name}", "swap", whole, text, str(codec), 1) as call:
-                finish(drive(call, 0, outgoing, incoming, take))
-            self.traffic.count(self.name, way, call)
-        if like is not None and like.device.type != "cpu":
-            return {peer: tensor.to(like.device) for peer, tensor in came.items()}
-        return came
+            call = self.world.transport.call(f"{way} of {self.name}", "swap", whole, text, str(codec), 1)
+            steps = drive(call, 0, outgoing, incoming, take)
+            if not soon:
+                next(steps)
+            return call, steps
+
+        under_way = post() if self.size > 1 and self.world.transport.interleaves else None
+
+        def wait() -> dict[int, Tensor]:
+            if self.size > 1:
+                call, steps = under_way or post()
+                with call:
+                    finish(steps)
+                self.traffic.count(self.name, way, call)
+            if like is not None and like.device.type != "cpu":
+                return {peer: tensor.to(like.device) for peer, tensor in came.items()}
+            return came
+
+        return wait
 
     def _predict(
         self, way: str, sends: Mapping[int, Tensor], shapes: Mapping[int, Sequence[int]], dtype: torch.dtype

@@ -15,9 +15,11 @@ from laconic.parallel.boundary import Boundary, Spec
 from laconic.parallel.forms.data import Data
 from laconic.parallel.forms.norm import Norm
 from laconic.parallel.forms.stages import Stages
+from laconic.parallel.forms.trick import Trick
 from laconic.parallel.layer import Context, Layer, scaled, share_gradients
 from laconic.parallel.pipeline import build
 from laconic.parallel.plan import Form, LayerForm, Plan, SplitForm
+from laconic.parallel.turns import Turns
 from laconic.transports.world import World, current
 
 ELEMENTWISE = (
@@ -68,8 +70,12 @@ def divide(
     if not context.silent:
         check_alike("divide", _terms(model, asked, boundary), here.transport)
     lies = _layouts(model, layers, context.base)
+    _enter_turns(layers, lies, context)
     made = {name: form.make(name, module, context, *lies[name])
             for name, module, form in layers if isinstance(form, LayerForm)}  # fmt: skip
+    for name, module, form in layers:
+        if isinstance(form, Trick):
+            module.forward = Turns(module.forward, context.cut(name), context, form.scheme)  # type: ignore[method-assign]
     for name, layer in made.items():
         owner, _, own = name.rpartition(".")
         if not name:
@@ -157,6 +163,23 @@ def _check_norms(layers: Sequence[tuple[str, nn.Module, Form]], lies: dict[str, 
     for name, _, form in layers:
         if isinstance(form, Norm) and base == "whole" and not strips:
             raise BadInput(f"all ranks bring the same rows to {name}; norm is for plans with Data, or between strips")
+
+
+def _enter_turns(
+    layers: Sequence[tuple[str, nn.Module, Form]], lies: dict[str, tuple[str, str]], context: Context
+) -> None:
+    """Let the first layer of a module in turns take what the turn has gathered."""
+    for name, module, form in layers:
+        if not isinstance(form, Trick):
+            continue
+        if context.shares is None:
+            raise BadInput(f"'{name}' takes rows in turns: give the layers before it Data()")
+        inside = [each for each in lies if each.startswith(f"{name}.")]
+        first = next((f for each, _, f in layers if inside and each == inside[0]), None)
+        early = [each for each, inner in module.named_modules() if inner._parameters and f"{name}.{each}" not in lies]
+        if not isinstance(first, SplitForm) or first.split != "output" or early:
+            raise BadInput(f"in turns, all layers of '{name}' are divided, the first by dense(output)")
+        lies[inside[0]] = ("use", lies[inside[0]][1])
 
 
 def _share_the_rest(model: nn.Module, plan: Plan, context: Context) -> None:

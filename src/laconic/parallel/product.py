@@ -95,12 +95,12 @@ class Product(Layer):
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.weigh(self.weight), None if self.bias is None else self.weigh(self.bias)
         if self.split == "output":
-            x = self.for_use(x, self._taken(x))
+            x = x if self.takes == "use" else self.for_use(x, self._taken(x))
             y = self.op(x, weight, bias)
             if self.gives == "part":
                 return y
             y = self.out_of_pieces(y, self.outputs, self._given(y))
-            return y if self.back is None else y.index_select(self.dim, self.back)
+            return y if self.back is None else y.index_select(self.dim, self.back.to(y.device))
         x = self.in_pieces(x, self._taken(x), self.inputs)
         y = self.op(x, weight, None if bias is None else functional.pad(bias, self.around))
         return self.out_of_sums(y, self.outputs if self.gives == "part" else self._given(y))

@@ -73,14 +73,15 @@ class WideNorm(Layer):
         mean = (weights * means).sum(0)
         variance = (weights * (variances + (means - mean) ** 2)).sum(0)
         if self.training and self.running_mean is not None and self.running_var is not None:
-            self._follow(mean.detach(), variance.detach(), float(counts[:, 0].detach().sum()))
+            self._follow(mean.detach(), variance.detach(), counts[:, 0].detach().sum())
         return mean, variance
 
-    def _follow(self, mean: Tensor, variance: Tensor, count: float) -> None:
+    def _follow(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked += 1
-        factor = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        each = torch.full_like(count, self.momentum or 0)
+        factor = 1 / self.num_batches_tracked.to(mean) if self.momentum is None else each
         self.running_mean.lerp_(mean, factor)
-        self.running_var.lerp_(variance * count / max(count - 1, 1), factor)
+        self.running_var.lerp_(variance * count / (count - 1).clamp(min=1), factor)

@@ -1,0 +1,101 @@
+"""What a division will send, before anything runs: layer → how → bytes a step.
+
+Callers: users, the planner, benchmarks. The model is divided on the meta device, where tensors have shapes and no
+values, in a world where bytes are counted and not sent; forward and backward run there once. Fixed-size codecs make
+the prediction exact: what a rank counts afterwards is the same number.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from laconic.errors import BadInput
+from laconic.parallel.boundary import Boundary, Silent, Spec, Traffic
+from laconic.parallel.divide import CONTEXT, divide
+from laconic.parallel.layer import Layer
+from laconic.parallel.plan import Form, Plan
+from laconic.transports.world import World
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cut: its name, the form, how its input and output lie, and the bytes a rank sends in a step."""
+
+    name: str
+    form: str
+    takes: str
+    gives: str
+    forward_nbytes: int
+    backward_nbytes: int
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one rank sends in a step, by cut, in the model's order."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(row.forward_nbytes + row.backward_nbytes for row in self.rows)
+
+    def __str__(self) -> str:
+        head = ("layer", "how", "takes", "gives", "forward B", "backward B")
+        cells = [head, *((r.name, r.form, r.takes, r.gives, f"{r.forward_nbytes:,}", f"{r.backward_nbytes:,}")
+                         for r in self.rows)]  # fmt: skip
+        widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+        lines = ["  ".join(cell.ljust(w) if i < 4 else cell.rjust(w) for i, (cell, w) in
+                           enumerate(zip(row, widths, strict=True))).rstrip() for row in cells]  # fmt: skip
+        return "\n".join([*lines, f"a rank sends {self.nbytes:,} bytes a step"])
+
+
+def predict(
+    model: nn.Module,
+    plan: Plan | Form | Mapping[str, Form | str] | str,
+    example: Tensor,
+    ranks: int,
+    *,
+    codec: Spec | tuple[Spec, Spec] | Boundary | None = None,
+    rank: int = 0,
+) -> Prediction:
+    """What `rank` of `ranks` will send in a step of training on a batch like `example`; the model is left as it is.
+
+    Args:
+        example: what this rank brings; only shape and dtype count.
+
+    Raises:
+        BadInput: as `divide`.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> print(predict(model, "0=dense(output); 2=dense(input)", torch.ones(3, 4), ranks=2))
+    layer  how           takes  gives  forward B  backward B
+    0      dense         whole  part           0           0
+    2      dense(input)  part   whole         24           0
+    a rank sends 24 bytes a step
+    """
+    asked = Plan.of(plan)
+    if asked.alone is not None:
+        raise BadInput("stages are predicted by the pipeline that divide() returns")
+    if not 0 <= rank < ranks:
+        raise BadInput(f"rank is from 0 to {ranks - 1}, got {rank}")
+    whole = copy.deepcopy(model).to("meta")
+    divided = divide(whole, asked, codec=codec, world=World(Silent(rank, ranks, 1.0)))
+    given = example.detach().to("meta").requires_grad_(example.requires_grad)
+    divided(given).sum().backward()
+    traffic: Traffic = getattr(divided, CONTEXT).traffic
+    forms = {name: str(form) for name, _, form in asked.layers(model)}
+    layers = {layer.cut.name: layer for layer in divided.modules() if isinstance(layer, Layer)}
+    order = {name: place for place, name in enumerate(dict(model.named_modules()))}
+    names = dict.fromkeys([*layers, *(name for name, _ in traffic.sent_nbytes)])
+    rows = []
+    for name in sorted(names, key=lambda each: order.get(each.removesuffix(" weights"), len(order))):
+        layer = layers.get(name)
+        lies = ("", "") if layer is None else (layer.takes, layer.gives)
+        sent = [traffic.sent_nbytes[name, way] for way in ("forward", "backward")]
+        rows.append(Row(name, forms.get(name, "gradients"), *lies, *sent))
+    return Prediction(tuple(rows))

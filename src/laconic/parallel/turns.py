@@ -1,0 +1,127 @@
+"""Dense layers behind data-parallel ones in turns: while a turn's rows are computed, the next turn's are on their way.
+
+Caller: the form `trick`. Every rank has rows of its own; in each turn some of them are gathered on all ranks, and go
+through the divided layers. On the way back a turn's gradients leave while the turn before it is computed; they are
+waited for where the rows were cut into turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.parallel.boundary import Cut
+from laconic.parallel.layer import Context
+from laconic.parallel.moves import even, piece
+
+Swap = Callable[[], dict[int, Tensor]]
+
+
+def row_counts(scheme: str, rows: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """How many rows each rank sends in each turn.
+
+    >>> row_counts("all", (4, 4)), row_counts("turns", (4, 4)), row_counts("shares", (4, 4))
+    ([(4, 4)], [(4, 0), (0, 4)], [(2, 2), (2, 2)])
+    """
+    ranks = len(rows)
+    if scheme == "all":
+        return [rows]
+    if scheme == "turns":
+        return [tuple(count if rank == turn else 0 for rank, count in enumerate(rows)) for turn in range(ranks)]
+    return list(zip(*(even(count, ranks) for count in rows), strict=True))
+
+
+class Turns:
+    """The forward of a module of divided layers, in turns."""
+
+    def __init__(self, inner: Callable[[Tensor], Tensor], cut: Cut, context: Context, scheme: str) -> None:
+        self.inner, self.cut, self.context, self.scheme = inner, cut, context, scheme
+
+    def __call__(self, x: Tensor) -> Tensor:
+        run = _Run(self.cut, row_counts(self.scheme, self.context.rows(own=x.shape[0]).sizes), x.shape[1:])
+        pieces: tuple[Tensor, ...] = _Split.apply(x, run)  # type: ignore[no-untyped-call]
+        outputs = []
+        try:
+            for turn, own in enumerate(pieces):
+                self.context.turn = run.counts[turn]
+                rows: Tensor = _Take.apply(own, run, turn)  # type: ignore[no-untyped-call]
+                outputs.append(self.inner(rows))
+        finally:
+            self.context.turn = None
+        return torch.cat(outputs)
+
+
+class _Run:
+    """One pass: the swaps that are under way."""
+
+    def __init__(self, cut: Cut, counts: list[tuple[int, ...]], shape: tuple[int, ...]) -> None:
+        self.cut, self.counts, self.shape = cut, counts, tuple(shape)
+        self.own: list[Tensor] = []
+        self.there: dict[int, Swap] = {}
+        self.back: dict[int, tuple[Tensor, Swap]] = {}
+
+    def numel(self, turn: int) -> int:
+        return sum(self.counts[turn])
+
+    def gather(self, turn: int) -> None:
+        """Start to gather the rows of a turn, if there is such a turn and nobody has."""
+        if turn < len(self.counts) and turn not in self.there:
+            shapes = {rank: (count, *self.shape) for rank, count in enumerate(self.counts[turn])}
+            sends = dict.fromkeys(range(self.cut.size), self.own[turn])
+            self.there[turn] = self.cut.begin("forward", sends, shapes, self.numel(turn))
+
+    def scatter(self, turn: int, gradient: Tensor) -> None:
+        """Start to bring a turn's gradients to those whose rows they are of."""
+        counts, me = self.counts[turn], self.cut.rank
+        sends = {rank: piece(gradient, 0, counts, rank) for rank in range(self.cut.size) if rank != me}
+        own = piece(gradient, 0, counts, me)
+        if not sends:
+            sends = {me: own}
+        shapes = dict.fromkeys((rank for rank in range(self.cut.size) if rank != me), own.shape)
+        self.back[turn] = (own, self.cut.begin("backward", sends, shapes, self.numel(turn)))
+
+    def scattered(self, turn: int) -> Tensor:
+        """The gradient of the own rows of a turn, added in the order of ranks."""
+        own, wait = self.back.pop(turn)
+        came, total = wait(), torch.zeros_like(own, memory_format=torch.contiguous_format)
+        for rank in range(self.cut.size):
+            total += own if rank == self.cut.rank else came[rank]
+        return total
+
+
+class _Split(torch.autograd.Function):
+    """Own rows to turns; backward waits for what the turns have started."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, run: _Run) -> tuple[Tensor, ...]:
+        ctx.run = run
+        run.own = [each.contiguous() for each in x.detach().split([counts[run.cut.rank] for counts in run.counts])]
+        return tuple(each.view_as(each) for each in run.own)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *tokens: Tensor) -> tuple[Tensor, None]:
+        # Swaps were begun from the last turn to the first, and engines without overlap begin them here: same order.
+        found = {turn: ctx.run.scattered(turn) for turn in reversed(range(len(tokens)))}
+        return torch.cat([found[turn] for turn in range(len(tokens))]), None
+
+
+class _Take(torch.autograd.Function):
+    """All ranks' rows of a turn; backward starts to send their gradients, and returns a placeholder."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, run: _Run, turn: int) -> Tensor:
+        ctx.run, ctx.turn = run, turn
+        run.gather(turn)
+        run.gather(turn + 1)
+        return torch.cat(list(run.there.pop(turn)().values()))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        run, turn = ctx.run, ctx.turn
+        run.scatter(turn, gradient)
+        return gradient.new_zeros((run.counts[turn][run.cut.rank], *run.shape)), None, None
