@@ -75,7 +75,7 @@ def divide(
             for name, module, form in layers if isinstance(form, LayerForm)}  # fmt: skip
     for name, module, form in layers:
         if isinstance(form, Trick):
-            module.forward = Turns(module.forward, context.cut(name), context, form.scheme)  # type: ignore[method-assign]
+            module.forward = Turns(module.forward, context.cut(name), context, form.scheme)
     for name, layer in made.items():
         owner, _, own = name.rpartition(".")
         if not name:

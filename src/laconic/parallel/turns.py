@@ -98,7 +98,8 @@ class _Split(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, run: _Run) -> tuple[Tensor, ...]:
         ctx.run = run
-        run.own = [each.contiguous() for each in x.detach().split([counts[run.cut.rank] for counts in run.counts])]
+        sizes = [counts[run.cut.rank] for counts in run.counts]
+        run.own = [piece(x.detach(), 0, sizes, turn).contiguous() for turn in range(len(sizes))]
         return tuple(each.view_as(each) for each in run.own)
 
     @staticmethod
