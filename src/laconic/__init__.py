@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from laconic.parallel.divide import divide as divide
     from laconic.planner.cost import cost as cost
     from laconic.schedules.link import Link as Link
+    from laconic.shrink.door import load_shrunk as load_shrunk
+    from laconic.shrink.door import shrink as shrink
     from laconic.transports.faults import Faulty as Faulty
     from laconic.transports.launcher import run_local as run_local
     from laconic.transports.loggp import Network as Network

@@ -2,6 +2,7 @@
 
     LaconicError
     ├── BadInput (ValueError)             a user's value cannot be used; the sentence says what can
+    │   ├── BudgetMissed                  no shrunk model is within the budget; has .nearest
     │   ├── UnknownName                   no such codec, algorithm, engine…; lists the valid ones
     │   └── RecordError                   a run's record is missing, corrupt, cut off or of another format
     ├── MissingExtra (ImportError)        an optional package is not installed; names the extra
@@ -31,6 +32,14 @@ class LaconicError(Exception):
 
 class BadInput(LaconicError, ValueError):
     """A value given by the user cannot be used."""
+
+
+class BudgetMissed(BadInput):
+    """Nothing that was tried is within the budget; `nearest` is what came nearest."""
+
+    def __init__(self, message: str, nearest: object = None) -> None:
+        super().__init__(message)
+        self.nearest = nearest
 
 
 class UnknownName(BadInput):

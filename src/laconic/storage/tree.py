@@ -30,7 +30,7 @@ from laconic.storage.json_text import MOST_BITS, is_too_deep, parse
 
 MAGIC = b"LACONIC2"
 _HEAD_AT = len(MAGIC) + 32
-_DTYPES = {
+DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
                   torch.int8, torch.uint8, torch.bool)
@@ -93,7 +93,7 @@ def loads(block: bytes | bytearray | memoryview) -> Any:
         tree, kinds = parse(bytes(data[_HEAD_AT + 8 : stop]))
         tensors = []
         for name, shape in kinds:
-            tensor, stop = _tensor(data, _DTYPES[name], shape, stop + -stop % 8)
+            tensor, stop = _tensor(data, DTYPES[name], shape, stop + -stop % 8)
             tensors.append(tensor)
         return _rebuilt(tree, tensors)
     except (ValueError, KeyError, TypeError, IndexError, RuntimeError) as error:
@@ -144,7 +144,7 @@ def map_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
 def _plain(value: Any, tensors: list[Tensor]) -> Any:
     """`value` as JSON can hold it, its tensors collected in `tensors`."""
     if isinstance(value, Tensor):
-        if _dtype_name(value) not in _DTYPES:
+        if _dtype_name(value) not in DTYPES:
             raise BadInput(f"saved state cannot hold a tensor of {value.dtype}")
         tensors.append(value)
         return {"tensor": len(tensors) - 1}

@@ -46,6 +46,15 @@ declare(
 )  # fmt: skip
 
 declare(
+    "LeNet-300-100 (266,610 parameters) on MNIST.",
+    Workload(
+        name="mnist-300-100", dataset="mnist", model="mlp((784, 300, 100, 10), dropout=())", objective=CLASSIFICATION,
+        optimizer=momentum, optimizer_name=_DECAYED_SGD, learning_rate=0.1, plan=linear_decay,
+        batch=128, epochs=20, target=0.98, inputs=Pixels(),
+    ),
+)  # fmt: skip
+
+declare(
     "LeNet (431,080 parameters) on MNIST.",
     Workload(
         name="mnist-lenet", dataset="mnist", model="lenet", objective=CLASSIFICATION,

@@ -1,0 +1,89 @@
+"""`laconic shrink` and `laconic inspect`: a model to a small file, and what is in such a file."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from torch import Tensor, nn
+
+from laconic.cli.shared import Json, echo_json, echo_table
+from laconic.errors import BadInput, MissingExtra
+from laconic.shrink import file
+from laconic.shrink.door import encode_exactly, shrink_state
+from laconic.shrink.door import shrink as shrink_model
+from laconic.shrink.plan import Plan
+from laconic.shrink.report import HEADINGS, Report, report
+from laconic.shrink.training import TaskTraining
+from laconic.workloads import get
+
+
+def shrink(
+    model: Annotated[str, typer.Argument(help="model.pt, model.safetensors, or the name of a workload to train.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The .lac file.")],
+    density: Annotated[float | None, typer.Option(help="Share of weights to keep; default: searched, or all.")] = None,
+    bits: Annotated[int | None, typer.Option(help="Of shared values; default: searched, or 6.")] = None,
+    budget: Annotated[float, typer.Option(help="How much the error may rise: 0.001 is 0.1 points.")] = 0.0,
+    share: Annotated[str, typer.Option(help="kmeans, uniform, ternary, binary; none keeps every bit.")] = "kmeans",
+    rounds: Annotated[int, typer.Option(help="Of pruning and retraining a workload.")] = 4,
+    epochs: Annotated[int | None, typer.Option(help="Of each retraining.")] = None,
+    seed: Annotated[int, typer.Option(help="Of a workload.")] = 0,
+    folder: Annotated[Path | None, typer.Option(help="Keeps what a search has found; it goes on there.")] = None,
+    json: Json = False,
+) -> None:
+    """Prune, share and code a model: a file of weights as it is, a workload with training between."""
+    plan = Plan(density=density, bits=bits, share=share, rounds=rounds)
+    path = Path(model)
+    if path.suffix in (".pt", ".pth", ".bin", ".safetensors"):
+        state = _state(path)
+        file.write(output, encode_exactly(state) if share == "none" else shrink_state(state, plan))
+    else:
+        task = get(model).prepare(seed)
+        _say("training")
+        TaskTraining(task, epochs or task.workload.epochs, rate=1.0)(task.model)
+        train: Any = TaskTraining(task, epochs) if epochs else task
+        shrink_model(task.model, train, None, budget, plan=plan, folder=folder, progress=_say).save(output)
+    _show(report(file.Reader(output)), json)
+
+
+def inspect(path: Annotated[Path, typer.Argument(help="A .lac file.")], json: Json = False) -> None:
+    """Tabulate a .lac file, layer by layer."""
+    _show(report(file.Reader(path)), json)
+
+
+def _state(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file of weights; nothing in it is run."""
+    try:
+        if path.suffix == ".safetensors":
+            try:
+                from safetensors.torch import load_file
+            except ImportError as error:
+                raise MissingExtra("safetensors", "shrink") from error
+            return dict(load_file(path))
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from error
+    except Exception as error:  # pickle's and safetensors' own errors share no base
+        text = str(error).partition("\n")[0]
+        raise BadInput(f"{path} is no file of weights alone: {text}; save model.state_dict()") from error
+    found = found.state_dict() if isinstance(found, nn.Module) else found
+    if not isinstance(found, dict) or not found or not all(isinstance(each, Tensor) for each in found.values()):
+        raise BadInput(f"{path} is not a state_dict, tensors by name; save model.state_dict()")
+    return found
+
+
+def _say(line: str) -> None:
+    Console(stderr=True).print(line, highlight=False) if sys.stderr.isatty() else typer.echo(line, err=True)
+
+
+def _show(found: Report, json: bool) -> None:
+    if json:
+        rows = [{**asdict(row), "reduction_factor": row.reduction_factor} for row in found.rows]
+        sizes = {"dense_nbytes": found.dense_nbytes, "file_nbytes": found.file_nbytes, "density": found.density}
+        return echo_json({**sizes, "reduction_factor": found.reduction_factor, "about": found.about, "tensors": rows})
+    echo_table(HEADINGS, found.table())

@@ -1,0 +1,185 @@
+"""`laconic.shrink` and `laconic.load_shrunk`: a model to a small file, and back.
+
+Callers: users, the command line, the benchmark.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from laconic.errors import BadInput, BudgetMissed
+from laconic.shrink import file, running
+from laconic.shrink.parts import Part, Whole
+from laconic.shrink.plan import Plan
+from laconic.shrink.report import Report, report
+from laconic.shrink.search import Search
+from laconic.shrink.training import Evaluate, Train, resolve
+from laconic.workloads import Task, Workload
+
+
+@dataclass(frozen=True, eq=False)
+class Shrunk:
+    """A shrunk model.
+
+    Attributes:
+        model: with the very weights that the file gives back.
+        parts: what the file holds, by name.
+        plan: what was done.
+        dense_error: of the model before, where it was judged.
+        error: of the model now.
+    """
+
+    model: nn.Module
+    parts: Mapping[str, Part]
+    plan: Plan
+    dense_error: float | None = None
+    error: float | None = None
+    _about: dict[str, Any] = field(default_factory=dict)
+
+    def about(self) -> dict[str, Any]:
+        """What the file says of itself for people."""
+        errors = {"dense_error": self.dense_error, "error": self.error}
+        return {**self._about, **{key: value for key, value in errors.items() if value is not None}}
+
+    def save(self, path: str | os.PathLike[str]) -> int:
+        """Write the file, whole or not at all; returns its bytes."""
+        return file.write(path, self.parts, self.about())
+
+    def report(self) -> Report:
+        """Layer by layer, as the file will be."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(Path(folder) / "model.lac")
+            return report(file.Reader(Path(folder) / "model.lac"))
+
+
+def shrink(
+    model: nn.Module,
+    train: Train | Workload | Task | str | None = None,
+    evaluate: Evaluate | None = None,
+    budget: float = 0.0,
+    *,
+    plan: Plan | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Shrunk:
+    """Prune a model, let weights share values, and code what is left; the given model is not changed.
+
+    Args:
+        model: trained.
+        train: a function that trains a model for a while with an optimiser of its own over `model.parameters()`, or a
+            workload. It is called after every round of pruning and once to tune the shared values. Under
+            `laconic.distribute` every worker calls `shrink` alike. Without it, values are shared and coded, not pruned.
+        evaluate: a model's error, lower being better; a workload brings its own.
+        budget: how much the error may rise, in the unit of `evaluate`: 0.001 is a tenth of a point.
+        plan: what is to be done; what it leaves open is searched for under the budget.
+        folder: keeps what a search has found, so that it goes on there when it is interrupted.
+        progress: is given a line after every step.
+
+    Returns:
+        The smallest of what was tried within the budget.
+
+    Raises:
+        BudgetMissed: nothing is within the budget; `nearest` is what came nearest.
+
+    >>> model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    >>> small = shrink(model, plan=Plan(bits=4))
+    >>> small.report().reduction_factor > 5
+    True
+    """
+    if budget < 0:
+        raise BadInput(f"budget is how much the error may rise, 0 or more, got {budget}")
+    trainer, judge = resolve(train, evaluate)
+    plan = plan or Plan()
+    if judge is not None and (plan.density is None or plan.bits is None):
+        search = Search(trainer, judge, budget, Path(folder) if folder else None, progress)
+        plan = search.complete(model, plan)
+    small = deepcopy(model)
+    masks = plan.prune(small, trainer)
+    parts = plan.share_values(small, masks, trainer)
+    small.eval()
+    before, after = (judge(model), judge(small)) if judge else (None, None)
+    shrunk = Shrunk(small, parts, plan, before, after)
+    if before is not None and after is not None and after > before + budget:
+        text = f"the error rose by {after - before:.4g}, more than the budget of {budget:.4g}"
+        raise BudgetMissed(f"{text}; give a larger budget, density or number of bits, or train for longer", shrunk)
+    return shrunk
+
+
+def shrink_state(state: Mapping[str, Tensor], plan: Plan) -> dict[str, Part]:
+    """Prune, share and code a state_dict whose model is not known: matrices by the plan, all else without loss."""
+    holder = nn.ParameterDict({str(i): nn.Parameter(t, requires_grad=False) for i, t in enumerate(state.values())
+                               if t.dim() > 1 and t.dtype == torch.float32})  # fmt: skip
+    names = {str(i): name for i, name in enumerate(state)}
+    if isinstance(plan.density, Mapping) or isinstance(plan.bits, Mapping):
+        raise BadInput("a file of weights takes one density and one number of bits")
+    small = deepcopy(holder)
+    parts = plan.share_values(small, plan.prune(small, None), None)
+    found = {names[key]: part for key, part in parts.items()}
+    return {name: found.get(name, Whole(tensor)) for name, tensor in state.items()}
+
+
+def encode_exactly(state: Mapping[str, Tensor]) -> dict[str, Part]:
+    """Any state_dict without loss, for `file.write`."""
+    return {name: Whole(tensor) for name, tensor in state.items()}
+
+
+def load_shrunk(
+    path: str | os.PathLike[str],
+    into: nn.Module | None = None,
+    sparse: Literal["auto", "always", "never"] = "auto",
+    *,
+    batch: int = 1,
+) -> Any:
+    """The tensors of a `.lac` file by name, or the model with them.
+
+    Args:
+        into: a model with the same names and shapes, which is changed and returned.
+        sparse: "auto" lets fully connected layers of few weights compute with those alone where that is measured to
+            be quicker; "always" does so unmeasured; "never" leaves dense weights in plain torch layers.
+        batch: samples at a time, for the measurement.
+
+    Raises:
+        PayloadError: the file is cut off, changed, of another kind or a newer version.
+        BadInput: the names or shapes are not the model's; the differences are listed.
+    """
+    if sparse not in ("auto", "always", "never"):
+        raise BadInput(f"sparse is 'auto', 'always' or 'never', got {sparse!r}")
+    reader = file.Reader(path)
+    if into is None:
+        return {name: reader.tensor(name) for name in reader.entries}
+    state = into.state_dict()
+    _check_fit(path, reader, state)
+    with torch.no_grad():
+        for name, tensor in state.items():
+            entry = reader.entries[name]
+            is_plain = tensor.device.type == "cpu" and tensor.is_contiguous()
+            if is_plain and str(tensor.dtype) == f"torch.{entry.dtype}":
+                reader.tensor(name, out=tensor)
+            else:
+                tensor.copy_(reader.tensor(name))
+    if sparse != "never":
+        few = {name for name, entry in reader.entries.items() if entry.coding == "shared"}
+        running.make_sparse(into, few, batch=batch, measured=sparse == "auto")
+    return into
+
+
+def _check_fit(path: str | os.PathLike[str], reader: file.Reader, state: Mapping[str, Tensor]) -> None:
+    """Raise BadInput with every difference between a file and a model."""
+    there = {name: entry.shape for name, entry in reader.entries.items()}
+    wanted = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    if there == wanted:
+        return
+    lines = [f"only in the file: {name} {there[name]}" for name in there.keys() - wanted.keys()]
+    lines += [f"only in the model: {name} {wanted[name]}" for name in wanted.keys() - there.keys()]
+    lines += [f"{name} is {there[name]} in the file and {wanted[name]} in the model"
+              for name in there.keys() & wanted.keys() if there[name] != wanted[name]]  # fmt: skip
+    raise BadInput(f"{os.fspath(path)} does not fit the model: {'; '.join(sorted(lines))}")

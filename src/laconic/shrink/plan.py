@@ -1,0 +1,92 @@
+"""What shall be done to a model: how much is pruned, how many values are left, and in how many rounds.
+
+Callers: `laconic.shrink`, the search, the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from laconic.errors import BadInput
+from laconic.shrink import prune, retrain
+from laconic.shrink.parts import Part, Shared, Whole, uniform
+from laconic.shrink.share import build, share
+from laconic.shrink.training import Train
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is shrunk; frozen.
+
+    Attributes:
+        density: the share of weights that is kept, of all or by name; None searches for it, where the model can be
+            retrained and judged, and prunes nothing elsewhere.
+        bits: of the values that are left, for all weights or by name; None searches, or takes 6 without a judge.
+        share: how values are shared, a spec such as "kmeans" or "ternary"; "none" keeps the weights as they are.
+        scope: how one density is divided among weights: "lamp", "global" or "layer".
+        structured: prune whole rows, such as filters.
+        rounds: of pruning and retraining; each prunes more.
+        small_bits: of biases and gains, 2 to 8; 32 keeps them as they are.
+    """
+
+    density: prune.Density | None = None
+    bits: int | Mapping[str, int] | None = None
+    share: str = "kmeans"
+    scope: str = "lamp"
+    structured: bool = False
+    rounds: int = 4
+    small_bits: int = 8
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise BadInput(f"pruning takes 1 round or more, got {self.rounds}")
+        if self.small_bits != 32 and not 2 <= self.small_bits <= 8:
+            raise BadInput(f"small_bits is 2 to 8, or 32 for biases as they are, got {self.small_bits}")
+        for bits in self.bits.values() if isinstance(self.bits, Mapping) else [self.bits]:
+            if self.share != "none":
+                build(self.share, bits)
+
+    def bits_of(self, name: str) -> int | None:
+        """The bits of a weight, where they are given."""
+        return self.bits.get(name) if isinstance(self.bits, Mapping) else self.bits
+
+    def prune(self, model: nn.Module, train: Train | None) -> dict[str, Tensor]:
+        """Prune the model in rounds, retraining after each; returns the last masks."""
+        masks: dict[str, Tensor] = {}
+        if self.density is None or self.density == 1.0:
+            return masks
+        rounds = self.rounds if train else 1
+        for turn in range(1, rounds + 1):
+            now: prune.Density
+            if isinstance(self.density, Mapping):
+                now = {name: prune.gradual(turn, rounds, share) for name, share in self.density.items()}
+            else:
+                now = prune.gradual(turn, rounds, self.density)
+            masks = prune.magnitude(prune.weights(model), now, scope=self.scope, structured=self.structured)
+            with retrain.masked(model, masks):
+                if train:
+                    train(model)
+        return masks
+
+    def share_values(self, model: nn.Module, masks: Mapping[str, Tensor], train: Train | None) -> dict[str, Part]:
+        """Share the values of what is left, tune them by training, and give the model the result; returns all parts."""
+        found: dict[str, Shared] = {}
+        if self.share != "none":
+            for name, weight in prune.weights(model).items():
+                mask = masks.get(name, torch.ones_like(weight, dtype=torch.bool))
+                bits = self.bits_of(name)
+                found[name] = share(weight, build(self.share, 6 if bits is None else bits), mask)
+            with retrain.shared(model, found):
+                if train:
+                    train(model)
+        trained = {name for name, parameter in model.named_parameters()} - found.keys()
+        parts: dict[str, Part] = {}
+        for name, tensor in model.state_dict().items():
+            is_small = name in trained and tensor.dim() < 2
+            parts[name] = found.get(name) or (uniform(tensor, self.small_bits) if is_small else Whole(tensor.clone()))
+        retrain.load(model, parts)
+        return parts

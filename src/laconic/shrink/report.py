@@ -1,0 +1,109 @@
+"""What is left of a model, layer by layer, as Deep Compression tabulates it.
+
+Callers: `Shrunk.report`, `laconic inspect`. Sizes are the file's: what a layer takes of it, codebook included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from laconic.shrink.coder import chunks
+from laconic.shrink.file import Reader
+from laconic.shrink.parts import Shared
+
+HEADINGS = ("layer", "weights", "kept %", "weight bits", "index bits", "bytes", "ratio")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor.
+
+    Attributes:
+        name: of the tensor.
+        weights: its elements.
+        kept: the share that is not pruned.
+        weight_bits: coded bits of a kept weight's value, codebook included.
+        index_bits: coded bits of its place.
+        nbytes: of its payload in the file.
+        dense_nbytes: of the tensor.
+    """
+
+    name: str
+    weights: int
+    kept: float
+    weight_bits: float
+    index_bits: float
+    nbytes: int
+    dense_nbytes: int
+
+    @property
+    def reduction_factor(self) -> float:
+        """dense_nbytes / nbytes."""
+        return self.dense_nbytes / max(1, self.nbytes)
+
+    def cells(self) -> list[str]:
+        """As a table shows it."""
+        bits = [f"{self.weight_bits:.2f}", f"{self.index_bits:.2f}"]
+        return [self.name, f"{self.weights:,}", f"{100 * self.kept:.2f}", *bits, f"{self.nbytes:,}",
+                f"{self.reduction_factor:.1f}×"]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Report:
+    """A file: its rows, the bytes of all of it, and what its writer wrote about it."""
+
+    rows: tuple[Row, ...]
+    file_nbytes: int
+    about: Mapping[str, object]
+
+    @property
+    def dense_nbytes(self) -> int:
+        """Bytes of all tensors, uncoded."""
+        return sum(row.dense_nbytes for row in self.rows)
+
+    @property
+    def reduction_factor(self) -> float:
+        """dense_nbytes / file_nbytes."""
+        return self.dense_nbytes / max(1, self.file_nbytes)
+
+    @property
+    def density(self) -> float:
+        """The share of weights that are kept, over the tensors of shared values; 1 where there are none."""
+        shared = [row for row in self.rows if row.index_bits > 0 or row.kept < 1]
+        return sum(r.kept * r.weights for r in shared) / sum(r.weights for r in shared) if shared else 1.0
+
+    def table(self) -> list[list[str]]:
+        """The rows as text, then the whole file."""
+        rest = self.file_nbytes - sum(row.nbytes for row in self.rows)
+        total = [f"{sum(r.weights for r in self.rows):,}", f"{100 * self.density:.2f}", "", ""]
+        return [
+            *[row.cells() for row in self.rows],
+            ["header", "", "", "", "", f"{rest:,}", ""],
+            ["whole file", *total, f"{self.file_nbytes:,}", f"{self.reduction_factor:.1f}×"],
+        ]
+
+    def __str__(self) -> str:
+        lines = [list(HEADINGS), *self.table()]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]
+        padded = [[line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in lines]
+        return "\n".join("  ".join(line) for line in padded)
+
+
+def report(reader: Reader) -> Report:
+    """Tabulate a file. Cost: each pruned tensor is decoded, and its places are coded once more by themselves."""
+    rows = []
+    for name, entry in reader.entries.items():
+        kept, weight_bits, index_bits = 1.0, 8 * entry.nbytes / max(1, entry.numel), 0.0
+        if entry.coding == "shared":
+            part = reader.part(name)
+            assert isinstance(part, Shared)
+            places = (part.symbols > 0).reshape(chunks.matrix_shape(entry.shape)).astype(np.uint8)
+            nonzero = max(1, int(places.sum()))
+            index_nbytes = sum(map(len, chunks.encode(places, 1)))
+            kept, index_bits = part.density, 8 * index_nbytes / nonzero
+            weight_bits = 8 * (entry.nbytes - index_nbytes) / nonzero
+        rows.append(Row(name, entry.numel, kept, weight_bits, index_bits, entry.nbytes, entry.dense_nbytes))
+    return Report(tuple(rows), reader.nbytes, reader.about)

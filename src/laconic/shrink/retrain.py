@@ -1,0 +1,127 @@
+"""Weights that stay pruned and shared while somebody trains the model, with any optimiser and on any number of workers.
+
+Callers: the pipeline, users. A constrained weight is computed from what the optimiser holds: a pruned one from the
+weight times its mask, a shared one from its values. So no step, momentum or decay can bring a pruned weight back; the
+gradient of a value is the sum of its weights' gradients; and under `laconic.distribute` workers exchange a codebook of
+a few values instead of a matrix.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from laconic.shrink.parts import Shared, half
+
+
+class _Masked(nn.Module):
+    """weight = what is trained · mask."""
+
+    mask: Tensor
+
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mask", mask.float())
+
+    def forward(self, trained: Tensor) -> Tensor:
+        return trained * self.mask
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        return weight
+
+
+class _Gather(torch.autograd.Function):
+    """values[symbols]; the gradient of a value is the sum over its weights, of zero none."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, symbols: Tensor) -> Tensor:
+        ctx.save_for_backward(symbols)
+        ctx.count = values.numel()
+        return torch.cat([values.new_zeros(1), values])[symbols]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (symbols,) = ctx.saved_tensors
+        sums = torch.bincount(symbols.reshape(-1), gradients[0].reshape(-1), minlength=ctx.count + 1)
+        return sums[1:].to(gradients[0].dtype), None
+
+
+class _FewValues(nn.Module):
+    """weight = values[symbols]; the values are trained, and symbol 0 is a pruned weight."""
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__()
+        self.register_buffer("symbols", torch.from_numpy(shared.symbols.astype(np.int64)))
+        self.start = torch.from_numpy(shared.values[1:].copy())
+
+    def forward(self, values: Tensor) -> Tensor:
+        result: Tensor = _Gather.apply(values, self.symbols)  # type: ignore[no-untyped-call]
+        return result
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        return self.start
+
+
+@contextlib.contextmanager
+def masked(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[nn.Module]:
+    """Keep weights pruned while the block lasts, whatever trains them; afterwards the model is a plain one again.
+
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> with masked(model, {"weight": torch.tensor([[True, False]])}):
+    ...     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    ...     model(torch.ones(1, 2)).sum().backward()
+    ...     optimizer.step()
+    >>> float(model.weight[0, 1])
+    0.0
+    """
+    with _constrained(model, {name: _Masked(mask) for name, mask in masks.items()}):
+        yield model
+
+
+@contextlib.contextmanager
+def shared(model: nn.Module, parts: dict[str, Shared]) -> Iterator[nn.Module]:
+    """Let weights share their values while the block lasts; what was trained of them is then in `parts`."""
+    ways = {name: _FewValues(part) for name, part in parts.items()}
+    with _constrained(model, ways):
+        try:
+            yield model
+        finally:
+            for name, part in parts.items():
+                owner, attribute = _owner(model, name)
+                trained = owner.parametrizations[attribute].original.detach().numpy()  # type: ignore[index, union-attr]
+                values = np.concatenate([np.zeros(1, np.float32), half(trained.astype(np.float32))])
+                parts[name] = Shared(part.symbols, values)
+    load(model, parts)
+
+
+@torch.no_grad()
+def load(model: nn.Module, parts: Mapping[str, Any]) -> None:
+    """Give the model's tensors the values of parts."""
+    state = model.state_dict()
+    for name, part in parts.items():
+        state[name].copy_(part.dense())
+
+
+@contextlib.contextmanager
+def _constrained(model: nn.Module, ways: Mapping[str, nn.Module]) -> Iterator[None]:
+    begun = []
+    try:
+        for name, way in ways.items():
+            owner, attribute = _owner(model, name)
+            parametrize.register_parametrization(owner, attribute, way)
+            begun.append((owner, attribute))
+        yield
+    finally:
+        for owner, attribute in begun:
+            parametrize.remove_parametrizations(owner, attribute)
+
+
+def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, attribute = name.rpartition(".")
+    return model.get_submodule(path), attribute

@@ -1,0 +1,79 @@
+"""Who trains and who judges while a model shrinks: a function of the user's, or a workload.
+
+Callers: `laconic.shrink`. A trainer is called several times, and each call trains for a while: it makes its optimiser
+over `model.parameters()` anew, since what is trained of a pruned or shared weight changes between calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from laconic.errors import BadInput
+from laconic.workloads import Task, Workload, get
+
+Train = Callable[[nn.Module], object]
+Evaluate = Callable[[nn.Module], float]
+
+
+class TaskTraining:
+    """Trains a model as a workload does, each time for `epochs` with a rate that falls from `rate` of its own to zero.
+
+    Args:
+        task: a prepared workload.
+        epochs: of one call.
+        rate: the share of the workload's learning rate that a call starts with.
+    """
+
+    def __init__(self, task: Task, epochs: int, rate: float = 0.3) -> None:
+        if epochs < 1:
+            raise BadInput(f"retraining takes 1 epoch or more, got {epochs}")
+        self.task, self.epochs, self.rate = task, epochs, rate
+        self._calls = 0
+
+    def __call__(self, model: nn.Module) -> None:
+        task = self.task
+        optimizer = task.optimizer([p for p in model.parameters() if p.requires_grad])
+        steps = task.steps_per_epoch()
+        model.train()
+        for epoch in range(self.epochs):
+            order = self._calls * self.epochs + epoch  # each call sees the samples in other orders
+            for step in range(steps):
+                task.begin_step(optimizer, order, step)
+                for group in optimizer.param_groups:
+                    left = 1 - (epoch + step / steps) / self.epochs
+                    group["lr"] = task.workload.learning_rate * self.rate * left
+                optimizer.zero_grad()
+                task.loss(model, task.batch(order, step)).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+        model.eval()
+        self._calls += 1
+
+
+def error_of(task: Task) -> Evaluate:
+    """The error of a model on a task's test data: 1 − accuracy, or the metric where less is better."""
+    objective = task.workload.objective
+
+    def error(model: nn.Module) -> float:
+        value = task.evaluate(model)[objective.metric]
+        return 1 - value if objective.higher_is_better else value
+
+    return error
+
+
+def resolve(
+    train: Train | Workload | Task | str | None, evaluate: Evaluate | None
+) -> tuple[Train | None, Evaluate | None]:
+    """A trainer and a judge from what the user gave; a workload is both, unless there is another judge."""
+    if isinstance(train, str):
+        train = get(train)
+    if isinstance(train, Workload):
+        train = train.prepare()
+    if isinstance(train, Task):
+        train = TaskTraining(train, max(1, train.workload.epochs // 4))
+    if isinstance(train, TaskTraining):
+        return train, evaluate or error_of(train.task)
+    if train is not None and not callable(train):
+        raise BadInput(f"train is a function of a model, a workload or its name, got {type(train).__name__}")
+    return train, evaluate

@@ -1,0 +1,244 @@
+"""From a model to a small file and back: prune, share, retrain, search, load, run."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import laconic
+from laconic.errors import BadInput, BudgetMissed, UnknownName
+from laconic.shrink import Plan, factorise, file, prune, retrain, running
+from laconic.shrink.share import METHODS, build, share
+from laconic.shrink.training import TaskTraining, error_of
+from laconic.workloads import Task, get
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    """A trained network on the bundled digits."""
+    found = get("digits-mlp").prepare(seed=0)
+    TaskTraining(found, 6, 1.0)(found.model)
+    return found
+
+
+# Prune.
+def test_masks_keep_the_largest() -> None:
+    rng = torch.Generator().manual_seed(0)
+    tensors = {"a": torch.randn(20, 30, generator=rng), "b": 5 * torch.randn(10, 30, generator=rng)}
+    for scope in prune.SCOPES:
+        masks = prune.magnitude(tensors, 0.2, scope=scope)
+        assert sum(int(mask.sum()) for mask in masks.values()) == 180
+        for name, mask in masks.items():
+            assert tensors[name][mask].abs().min() >= tensors[name][~mask].abs().max()
+    assert prune.magnitude(tensors, 0.2, scope="global")["a"].sum() < 10 < prune.magnitude(tensors, 0.2)["a"].sum()
+    rows = prune.magnitude(tensors, {"a": 0.25}, structured=True)
+    assert rows["a"].any(1).sum() == 5
+    assert rows["b"].all()
+    assert torch.equal(rows["a"].any(1), rows["a"].all(1))
+
+
+def test_bad_plans_are_refused() -> None:
+    model = nn.Linear(3, 3)
+    for plan, words in ((lambda: Plan(density=0.0), "density"), (lambda: Plan(density={"nothing": 0.5}), "nothing"),
+                        (lambda: Plan(density=0.5, scope="here"), "lamp"), (lambda: Plan(bits=12), "bits"),
+                        (lambda: Plan(share="kmean"), "kmeans"), (lambda: Plan(rounds=0), "round"),
+                        (lambda: Plan(small_bits=1), "small_bits")):  # fmt: skip
+        with pytest.raises((BadInput, UnknownName), match=words):
+            laconic.shrink(model, plan=plan())
+    with pytest.raises(BadInput, match="budget"):
+        laconic.shrink(model, budget=-1)
+    nn.init.constant_(model.weight, float("nan"))
+    with pytest.raises(BadInput, match="NaN"):
+        laconic.shrink(model)
+
+
+# Share.
+@pytest.mark.parametrize("spec", METHODS.names())
+def test_sharing_leaves_few_values_near_the_weights(spec: str) -> None:
+    weight = torch.randn(50, 40, generator=torch.Generator().manual_seed(0))
+    mask = weight.abs() > 0.5
+    part = share(weight, build(spec, 4), mask)
+    dense = part.dense()
+    assert not dense[~mask].any()
+    assert len(dense.unique()) <= 18
+    assert (dense - weight * mask).norm() < 0.6 * (weight * mask).norm()
+
+
+def test_kmeans_matches_the_plain_algorithm() -> None:
+    """Lloyd's algorithm over all distances gives the same centroids."""
+    weight = np.random.default_rng(0).normal(size=200).astype(np.float32)
+    centroids = np.linspace(weight.min(), weight.max(), 8).astype(np.float64)
+    for _ in range(50):
+        nearest = np.abs(weight[:, None] - centroids).argmin(1)
+        centroids = np.array([weight[nearest == k].mean() if (nearest == k).any() else c
+                              for k, c in enumerate(centroids)])  # fmt: skip
+    values, numbers = build("kmeans(3)").values(weight)
+    np.testing.assert_allclose(values[numbers], centroids[nearest], rtol=2e-3, atol=1e-4)
+
+
+def test_linear_start_is_the_best_for_large_weights() -> None:
+    """Few weights are large, and linear keeps centroids for them: the paper's reason."""
+    weight = np.random.default_rng(0).standard_t(4, 5000).astype(np.float32)
+    worst = {}
+    for start in ("linear", "density", "random"):
+        values, numbers = build(f"kmeans(4, {start}, rounds=5)").values(weight)
+        worst[start] = np.abs(values[numbers] - weight).max()
+    assert worst["linear"] < worst["density"]
+    assert worst["linear"] < worst["random"]
+
+
+# Retrain.
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=0.1)])
+def test_pruned_weights_stay_pruned(optimizer: type[torch.optim.Optimizer]) -> None:
+    model, x = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)), torch.randn(8, 6)
+    masks = prune.magnitude(prune.weights(model), 0.4)
+    with retrain.masked(model, masks):
+        trained = optimizer(model.parameters())
+        for _ in range(5):
+            trained.zero_grad()
+            model(x).square().sum().backward()
+            trained.step()
+            assert not model[0].weight[~masks["0.weight"]].any()
+    assert type(model[0]) is nn.Linear
+    assert not model[0].weight[~masks["0.weight"]].any()
+    assert model[0].weight[masks["0.weight"]].all()
+
+
+def test_values_move_by_the_sum_of_gradients() -> None:
+    model = nn.Linear(6, 4, bias=False)
+    parts = {"weight": share(model.weight, build("kmeans(2)"), torch.rand(4, 6) < 0.7)}
+    symbols, values = parts["weight"].symbols, parts["weight"].values.copy()
+    x = torch.randn(3, 6)
+    plain = nn.Linear(6, 4, bias=False)
+    plain.weight.data.copy_(parts["weight"].dense())
+    plain(x).square().sum().backward()
+    assert plain.weight.grad is not None
+    wanted = [values[k] - 0.01 * float(plain.weight.grad.numpy()[symbols == k].sum()) for k in range(1, len(values))]
+    with retrain.shared(model, parts):
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        model(x).square().sum().backward()
+        optimizer.step()
+    np.testing.assert_allclose(parts["weight"].values[1:], wanted, rtol=2e-3)
+    assert torch.equal(model.weight.detach(), parts["weight"].dense())
+
+
+# The door.
+def test_a_shrunk_model_ships(task: Task, tmp_path: Path) -> None:
+    """`my pruned file is the same size and no faster`: here it is smaller, plain torch runs it, to the same bits."""
+    small = laconic.shrink(task.model, TaskTraining(task, 2), budget=0.05, plan=Plan(density=0.15, bits=4, rounds=2))
+    path = tmp_path / "small.lac"
+    nbytes = small.save(path)
+    report = small.report()
+    assert nbytes == path.stat().st_size == report.file_nbytes
+    assert report.reduction_factor > 20
+    assert abs(report.density - 0.15) < 0.01
+    assert sum(row.nbytes for row in report.rows) < nbytes
+    model = get("digits-mlp").build(seed=5)
+    loaded = laconic.load_shrunk(path, into=model, sparse="never")
+    x = torch.randn(7, 64)
+    assert torch.equal(loaded(x), small.model(x))
+    assert error_of(task)(loaded) < error_of(task)(task.model) + 0.05
+    torch.save(task.model.state_dict(), tmp_path / "dense.pt")
+    assert nbytes < (tmp_path / "dense.pt").stat().st_size / 20
+    sparse = laconic.load_shrunk(path, into=get("digits-mlp").build(seed=6), sparse="always")
+    torch.testing.assert_close(sparse(x), small.model(x))
+    assert any(isinstance(module, running.SparseChain) for module in sparse.modules())
+
+
+def test_without_training_values_are_shared_and_coded(task: Task) -> None:
+    before = {name: value.clone() for name, value in task.model.state_dict().items()}
+    small = laconic.shrink(task.model, evaluate=error_of(task), budget=0.01)
+    assert small.error is not None
+    assert small.dense_error is not None
+    assert small.error <= small.dense_error + 0.01
+    assert small.report().reduction_factor > 6
+    assert all(torch.equal(value, before[name]) for name, value in task.model.state_dict().items())
+
+
+def test_search_is_resumed(task: Task, tmp_path: Path) -> None:
+    calls, lines = [], []
+    trainer, judge = TaskTraining(task, 1), error_of(task)
+
+    def train(model: nn.Module) -> None:
+        calls.append(1)
+        trainer(model)
+
+    def run() -> laconic.shrink.Shrunk:  # type: ignore[name-defined]
+        plan = Plan(rounds=1)
+        return laconic.shrink(task.model, train, judge, 0.03, plan=plan, folder=tmp_path, progress=lines.append)
+
+    small = run()
+    first = len(calls)
+    assert small.report().density < 0.6
+    assert lines
+    run()
+    assert len(calls) - first < first
+
+
+def test_a_budget_that_nothing_meets(task: Task) -> None:
+    with pytest.raises(BudgetMissed) as missed:
+        laconic.shrink(task.model, evaluate=error_of(task), plan=Plan(density=0.01, bits=1))
+    assert missed.value.nearest.error > missed.value.nearest.dense_error  # type: ignore[attr-defined]
+
+
+def test_a_model_that_does_not_fit_is_told_how(tmp_path: Path) -> None:
+    laconic.shrink(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))).save(tmp_path / "a.lac")
+    with pytest.raises(BadInput, match=r"0\.weight is \(3, 4\) in the file and \(3, 5\).*only in the file: 1\.bias"):
+        laconic.load_shrunk(tmp_path / "a.lac", into=nn.Sequential(nn.Linear(5, 3)))
+
+
+def test_norms_and_convolutions_ship(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3, bias=False))
+    model(torch.randn(16, 3, 8, 8))
+    model.eval()
+    small = laconic.shrink(model, plan=Plan(bits=8))
+    small.save(tmp_path / "a.lac")
+    loaded = laconic.load_shrunk(tmp_path / "a.lac", into=deepcopy(model))
+    x = torch.randn(2, 3, 8, 8)
+    assert torch.equal(loaded(x), small.model(x))
+    torch.testing.assert_close(loaded(x), model(x), rtol=0.05, atol=0.05)
+    assert int(loaded[1].num_batches_tracked) == 1
+
+
+def test_any_state_dict_without_loss(tmp_path: Path) -> None:
+    state = {"a": torch.randn(400, 300), "b": torch.arange(5), "c": torch.randn(70).half()}
+    nbytes = file.write(tmp_path / "a.lac", laconic.shrink.encode_exactly(state))  # type: ignore[attr-defined]
+    assert nbytes < 0.87 * 480_000
+    assert all(torch.equal(value, state[name]) for name, value in laconic.load_shrunk(tmp_path / "a.lac").items())
+
+
+# Run.
+def test_chains_stay_transposed() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 10), nn.Softmax(-1)).eval()
+    masks = prune.magnitude(prune.weights(model), 0.2)
+    for name, weight in prune.weights(model).items():
+        weight.data.mul_(masks[name])
+    x = torch.randn(5, 4, 5)
+    wanted = model(x)
+    assert running.make_sparse(model, set(masks), measured=False) == ["1", "3"]
+    assert isinstance(model[1], running.SparseChain)
+    torch.testing.assert_close(model(x), wanted)
+
+
+def test_low_rank_layers() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 16, 64))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.einsum("or,rikl->oikl", torch.randn(32, 3), torch.randn(3, 16, 3, 3)))
+        model[3].weight.copy_(torch.randn(64, 4) @ torch.randn(4, 512))
+    x = torch.randn(2, 16, 4, 4)
+    wanted = model(x)
+    found = factorise(model, 0.999999)
+    assert [each.name for each in found] == ["0", "3"]
+    assert found[1].ranks == (4,)
+    assert all(each.after < each.before and each.error < 1e-2 for each in found)
+    torch.testing.assert_close(model(x), wanted, rtol=1e-2, atol=1e-1)
+    with pytest.raises(BadInput, match="energy"):
+        factorise(model, 0)
