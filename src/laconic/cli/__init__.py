@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
         "memory": "laconic.cli.bench:memory",
         "networks": "laconic.cli.bench:networks",
         "operators": "laconic.cli.bench_operators:operators",
+        "shrink": "laconic.cli.bench_shrink:shrink",
         "step": "laconic.cli.bench_step:step",
     },
     "codecs": "laconic.cli.codecs:codecs",
