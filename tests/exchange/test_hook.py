@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -225,6 +226,31 @@ def test_worker_begins_the_next_job_while_one_waits() -> None:
     here.set()
     assert [int(future.wait()) for future in (first, *others)] == [0, 1, 2]
     assert seen == ["0.0", "1.0", "0.1", "0 ends", "2.0", "1 ends", "2 ends"]
+    worker.close()
+
+
+def test_worker_begins_a_job_that_comes_while_it_waits() -> None:
+    seen: list[str] = []
+    worker, came = ExchangeThread(depth=2), threading.Event()
+
+    def waits() -> Generator[Callable[[], None], None, torch.Tensor]:
+        seen.append("first")
+        yield lambda: came.wait(20) and None
+        seen.append("first ends")
+        return torch.tensor(0)
+
+    def brings() -> Generator[None, None, torch.Tensor]:
+        seen.append("second")
+        came.set()
+        yield
+        return torch.tensor(1)
+
+    first = worker.submit(waits)
+    while not seen:
+        time.sleep(0.01)
+    time.sleep(0.05)  # it waits now
+    assert [int(future.wait()) for future in (worker.submit(brings), first)] == [1, 0]
+    assert seen == ["first", "second", "first ends"]
     worker.close()
 
 
