@@ -63,6 +63,9 @@ if TYPE_CHECKING:
     from laconic.operators.tuning import untune as untune
     from laconic.parallel.divide import divide as divide
     from laconic.planner.cost import cost as cost
+    from laconic.planner.plan import Asked as Asked
+    from laconic.planner.plan import Plan as Plan
+    from laconic.planner.plan import plan as plan
     from laconic.schedules.link import Link as Link
     from laconic.shrink.door import load_shrunk as load_shrunk
     from laconic.shrink.door import shrink as shrink

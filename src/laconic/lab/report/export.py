@@ -82,10 +82,10 @@ def _csv(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
 def write_svg(record: Record, folder: str | os.PathLike[str]) -> list[Path]:
     """Write every chart as an SVG file of its own, light or dark as its reader is; returns the paths."""
     made = figures(record, summarise(record))
-    return [replace(Path(folder) / f"{figure.name}.svg", _alone(figure.wide)[0]) for figure in made]
+    return [replace(Path(folder) / f"{figure.name}.svg", alone(figure.wide)[0]) for figure in made]
 
 
-def _alone(svg: str) -> tuple[str, int, int]:
+def alone(svg: str) -> tuple[str, int, int]:
     """A chart of the page as a drawing of its own, with its style and a margin; and its width and height."""
     found = re.search(r'viewBox="0 0 (\d+) (\d+)"([^>]*>)', svg)
     if found is None:
@@ -121,7 +121,7 @@ def write_png(record: Record, folder: str | os.PathLike[str], browser: str) -> l
     made = []
     with tempfile.TemporaryDirectory() as scratch:
         for figure in figures(record, summarise(record)):
-            svg, width, height = _alone(figure.wide)
+            svg, width, height = alone(figure.wide)
             page, target = Path(scratch) / f"{figure.name}.html", Path(folder) / f"{figure.name}.png"
             page.write_text(f"<!doctype html><meta charset='utf-8'><style>body{{margin:0}}</style>{svg}", "utf-8")
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,29 @@
+"""Draws docs/plan.svg: AlexNet's step by number of machines and kind of division, as the planner predicts it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from laconic.lab.report.charts import WIDE, Axis, Series, curves
+from laconic.lab.report.export import alone
+from laconic.planner.plan import Asked, crossings, scale
+
+ASKED = Asked(256, "10gbit,20us", batch=1024, device="v100", quality="exact")
+KINDS = ("data", "tensor", "pipeline", "hybrid")
+
+
+def main() -> None:
+    points = scale("alexnet", ASKED)
+    series = [
+        Series(kind, style, [(float(p.ranks), 1e3 * p.seconds[kind]) for p in points if kind in p.seconds])
+        for style, kind in enumerate(KINDS, 1)
+    ]
+    x = Axis("machines (logarithmic)", "log", lambda v: f"{v:g}")
+    y = Axis("time of a step (ms, logarithmic)", "log", lambda v: f"{v:g}")
+    drawn = curves(series, x, y, WIDE, title="Time of a step of AlexNet by number of machines, simulated")
+    Path(__file__).parents[1].joinpath("docs/plan.svg").write_text(alone(drawn)[0])
+    print("\n".join(crossings(points)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""`laconic plan` and `laconic profile`: what to do with N machines, and how long this machine's layers take."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from laconic.cli import run_options
+from laconic.cli.cost import Rule, Shape, Type
+from laconic.cli.shared import Json, echo_json, echo_table
+from laconic.errors import BadInput
+from laconic.lab.report import words
+from laconic.lab.report.plan_page import page
+from laconic.lab.runs.spec import RunSpec
+from laconic.lab.runs.train import train as start
+from laconic.operators.cache import default_folder
+from laconic.planner.cost import cost as count
+from laconic.planner.plan import Asked, Planned, ScalePoint, crossings, describe
+from laconic.planner.plan import plan as make
+from laconic.planner.plan import scale as scan
+from laconic.planner.predict import Prediction
+from laconic.planner.set_ups import SET_UPS, answer, naive_seconds
+from laconic.planner.subject import Subject, parse_shape, subject
+from laconic.planner.work import measure
+from laconic.schedules.link import Link, parse_nbytes
+from laconic.storage.files import replace
+from laconic.workloads import Changes
+
+HEADINGS = ("plan", "step", "from – to", "computing", "codec", "waiting", "sent", "memory", "DRAM energy")
+SHOWN = 6
+Model = Annotated[str | None, typer.Argument(help="A network or workload by name, or your own, module:factory.")]
+
+
+def plan(
+    model: Model = None,
+    ranks: Annotated[int, typer.Option("-n", "--ranks", help="Machines.")] = 4,
+    link: Annotated[str, typer.Option(help="Between two machines: 1gbit,50us.")] = "1gbit,50us",
+    between: Annotated[str | None, typer.Option(help="Between hosts of --per-host machines: 10gbit,20us.")] = None,
+    per_host: Annotated[int, typer.Option(help="Machines (GPUs) of a host, for --between.")] = 1,
+    batch: Annotated[int | None, typer.Option(help="Samples a step over all machines. Default: 32 each.")] = None,
+    input_shape: Shape = None,
+    input_type: Type = None,
+    optimizer: Rule = None,
+    device_profile: Annotated[str, typer.Option(help="here, or k20, titan-x, p100, v100, a100, xeon-core.")] = "here",
+    memory: Annotated[str | None, typer.Option(help="Of each machine, such as 8GB; drops what does not fit.")] = None,
+    quality: Annotated[str, typer.Option(help="What may be proposed: exact, 8bit or aggressive.")] = "8bit",
+    scale: Annotated[bool, typer.Option("--scale", help="Every power of two up to -n, by kind.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with charts.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan as JSON.")] = None,
+    run: Annotated[bool, typer.Option("--run", help="Train by it, on local workers (a workload).")] = False,
+    published: Annotated[bool, typer.Option("--published", help="Published set-ups beside our answer.")] = False,
+    json: Json = False,
+) -> None:
+    """Say how to train a model on N machines: what it would take by every way, and which to choose."""
+    if published:
+        return _published(json)
+    if model is None:
+        raise BadInput("name a model: laconic plan vgg16 -n 16 --link 1gbit,50us")
+    chosen = subject(model, None if input_shape is None else parse_shape(input_shape), input_type, optimizer)
+    limit = None if memory is None else parse_nbytes(memory)
+    asked = Asked(ranks, link, batch, device_profile, limit, quality, between, per_host)
+    planned = make(chosen, asked)
+    points = scan(chosen, asked) if scale or html else []
+    if output is not None:
+        replace(output, planned.plan().to_json())
+    if html is not None:
+        replace(html, page(planned, points))
+    if json:
+        record = {"plan": json_module.loads(planned.plan().to_json()), "verdict": planned.verdict(),
+                  "candidates": [describe(each) for each in planned.candidates], "dropped": planned.dropped,
+                  "one_machine": describe(planned.one), "ddp": planned.ddp and describe(planned.ddp),
+                  "scale": [vars(point) for point in points], "simulated": True}  # fmt: skip
+        echo_json(record)
+    else:
+        _show(planned)
+        if scale:
+            _scale(points)
+    if run:
+        _run(planned, chosen)
+
+
+def _shown(planned: Planned) -> list[Prediction]:
+    """The recommended plan, the quickest few by name, plain DDP and one machine."""
+    rows = [planned.chosen, *planned.candidates[:SHOWN]]
+    rows += [each for each in (planned.ddp, planned.one) if each is not None]
+    return list({str(each.strategy): each for each in rows}.values())
+
+
+def _show(planned: Planned) -> None:
+    rows = []
+    for each in _shown(planned):
+        mark = "→ " if each is planned.chosen else "  "
+        rows.append([words.plain(cell) for cell in (
+            mark + str(each.strategy), words.seconds(each.seconds),
+            f"{words.seconds(each.low)} – {words.seconds(each.high)}", words.seconds(each.compute_s),
+            words.seconds(each.processor_s), words.seconds(each.exposed_s), words.nbytes(each.sent_nbytes),
+            words.nbytes(each.memory_nbytes), f"{each.joules:.3g} J",
+        )])  # fmt: skip
+    asked, setting = planned.asked, planned.setting
+    typer.echo(
+        f"{planned.subject.name} on {asked.ranks} machines, {setting.batch} samples a step, link {asked.link}; layer "
+        f"times: {setting.work.source}; predicted, not measured"
+    )
+    echo_table(HEADINGS, rows)
+    for sentence in planned.verdict():
+        typer.echo(sentence)
+    if planned.dropped:
+        typer.echo(f"{planned.dropped} ways do not fit in the memory and are left out.")
+    if not setting.calibrations:
+        typer.echo("The intervals are wide because no step was measured on this machine; see laconic bench planner.")
+
+
+def _scale(points: list[ScalePoint]) -> None:
+    typer.echo("\nBy number of machines (simulated): the quickest way of each kind, and its efficiency")
+    kinds = ("data", "tensor", "pipeline", "hybrid")
+    rows = []
+    for point in points:
+        cells = [f"{words.seconds(point.seconds[k])} ({100 * point.efficiency(k):.0f} %)" if k in point.seconds else ""
+                 for k in kinds]  # fmt: skip
+        rows.append([words.plain(cell) for cell in (str(point.ranks), str(point.batch), *cells)])
+    echo_table(("machines", "batch", *kinds), rows)
+    for line in crossings(points):
+        typer.echo(line)
+
+
+def _run(planned: Planned, chosen: Subject) -> None:
+    """Train by the plan, on workers of this machine."""
+    if chosen.workload is None:
+        raise BadInput(f"--run trains a workload, and '{chosen.name}' is a network without data; see laconic train")
+    run_options.show_warnings_as_sentences()
+    found = planned.plan(trainable=True)
+    done = start(RunSpec(chosen.workload.name, found.strategy.ranks, [found.configuration], changes=Changes(
+        batch=found.batch), command=run_options.command()))  # fmt: skip
+    if done is not None:
+        typer.echo(f"trained by the plan; report: {done.folder / 'report.html'}", err=True)
+
+
+def _published(json: bool) -> None:
+    rows, records = [], []
+    for each in SET_UPS:
+        base, way = answer(each, default_folder())
+        ours = base.seconds / way.seconds
+        records.append({"source": each.source, "model": each.model, "way": str(each.way), "published": each.published,
+                        "predicted": ours, "assumed": each.assumed})  # fmt: skip
+        rows.append([each.model, str(each.way), each.machine, each.link, f"{each.published:.2f} ×", f"{ours:.2f} ×",
+                     each.source, each.assumed])  # fmt: skip
+    naive = naive_seconds(60_000_000, 4, Link(0.0, 1 / (7 * 2**30)))
+    one = answer(SET_UPS[-1], default_folder())[0].seconds
+    four = one / 4 + naive
+    if json:
+        return echo_json({"results": records, "naive": {"exchange": naive, "one": one, "four": four}})
+    left = ("way", "machine", "link", "source", "assumed")
+    echo_table(("model", "way", "machine", "link", "published", "here", "source", "assumed"), rows, left=left)
+    typer.echo(
+        f"The 8-bit paper's exchange, four transfers in turn at 7 GB/s: published 128 ms, here {1e3 * naive:.0f} ms. "
+        f"With it a pass on 4 GPUs takes {1e3 * four:.0f} ms (published about 150), on one {1e3 * one:.0f} ms "
+        f"(published 100): {'slower' if four > one else 'quicker'} than one. A ring is quicker than that exchange."
+    )
+
+
+def profile(
+    model: Annotated[str, typer.Argument(help="A network or workload by name, or your own, module:factory.")],
+    batch: Annotated[int | None, typer.Option(help="Samples a step. Default: the workload's, or 1.")] = None,
+    input_shape: Shape = None,
+    input_type: Type = None,
+    optimizer: Rule = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure even if it was measured here before.")] = False,
+    json: Json = False,
+) -> None:
+    """Measure how long each layer takes on this machine, forward and backward; kept for laconic plan."""
+    chosen = subject(model, None if input_shape is None else parse_shape(input_shape), input_type, optimizer)
+    counted = count(chosen, batch)
+    found = measure(chosen, counted, default_folder(), again)
+    if json:
+        return echo_json({"model": chosen.name, "batch": found.batch, "forward_seconds": found.forward_s,
+                          "backward_seconds": found.backward_s, "optimizer_seconds": found.optimizer_s,
+                          "spread": found.spread, "layers": [vars(layer) for layer in found.layers]})  # fmt: skip
+    macs = {layer.name: layer.multiply_adds for layer in counted.layers}
+    rows = []
+    for layer in found.layers:
+        pace = macs[layer.name] / layer.forward_s / 1e9 if layer.forward_s else 0.0
+        cells = (layer.name, layer.kind, words.seconds(layer.forward_s), words.seconds(layer.backward_s), f"{pace:.3g}")
+        rows.append([words.plain(cell) for cell in cells])
+    echo_table(("layer", "kind", "forward", "backward", "10⁹ multiply-adds a second"), rows, left=("kind",))
+    typer.echo(words.plain(
+        f"{chosen.name}, {found.batch} samples: forward {words.seconds(found.forward_s)}, backward "
+        f"{words.seconds(found.backward_s)}, optimiser {words.seconds(found.optimizer_s)}; steps differ by "
+        f"{100 * found.spread:.1f} %; kept for laconic plan"
+    ))  # fmt: skip

@@ -1,0 +1,112 @@
+"""Machines: how long a layer takes on them, from a description, for machines that are not at hand.
+
+Callers: `work.py`. A layer of w multiply-adds that moves b bytes takes
+
+    max(w / (peak · e(w)),  b / bandwidth) + call,        e(w) = most · w / (w + half)
+
+the roofline with an efficiency that grows with the layer: half of `most` is reached at `half` multiply-adds.
+This machine is described by measuring it once (`here`), which takes a second and is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from laconic.errors import UnknownName
+from laconic.operators.cache import Cache, default_folder
+from laconic.operators.timing import clock
+
+HERE = "here"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A processor and its memory.
+
+    Attributes:
+        macs_per_s: peak multiply-adds a second in float32.
+        bandwidth_Bps: of its memory.
+        most: the best share of the peak that large layers reach.
+        half_macs: multiply-adds of a layer that reaches half of `most`.
+        call_s: what starting a layer takes.
+        source: where the figures are from.
+    """
+
+    name: str
+    macs_per_s: float
+    bandwidth_Bps: float
+    most: float
+    half_macs: float
+    call_s: float
+    source: str
+
+    def seconds(self, multiply_adds: float, moved_nbytes: float, calls: int = 1) -> float:
+        """How long a layer takes.
+
+        >>> device("p100").seconds(1e10, 0) > device("v100").seconds(1e10, 0)
+        True
+        """
+        if multiply_adds + moved_nbytes <= 0:
+            return 0.0
+        efficiency = self.most * multiply_adds / (multiply_adds + self.half_macs) if multiply_adds else 1.0
+        computing = multiply_adds / (self.macs_per_s * efficiency) if multiply_adds else 0.0
+        return max(computing, moved_nbytes / self.bandwidth_Bps) + calls * self.call_s
+
+
+# Peaks and bandwidths are the vendors'; `most` of the older two is set so that AlexNet takes the published time.
+TABLE = {
+    each.name: each
+    for each in (
+        Device("k20", 1.76e12, 208e9, 0.42, 3e7, 1e-5, "NVIDIA data sheet; Krizhevsky 2014: 98.05 h for 90 epochs"),
+        Device("titan-x", 3.3e12, 336e9, 0.85, 3e7, 1e-5, "NVIDIA data sheet; Dettmers 2016: AlexNet in 100 ms"),
+        Device("p100", 4.65e12, 720e9, 0.70, 1e8, 8e-6, "NVIDIA data sheet (PCIe); Piz Daint's"),
+        Device("v100", 7.85e12, 900e9, 0.75, 2e8, 6e-6, "NVIDIA data sheet (SXM2)"),
+        Device("a100", 9.75e12, 1555e9, 0.80, 3e8, 5e-6, "NVIDIA data sheet, float32 without tensor cores"),
+        Device("xeon-core", 4.0e10, 10e9, 0.80, 1e6, 5e-6, "one core, AVX2 at 2.5 GHz"),
+    )
+}
+
+
+def device(name: str, folder: Path | None = None) -> Device:
+    """The device of a name; "here" is measured, or taken from the cache of what was measured here."""
+    if name == HERE:
+        return here(folder or default_folder())
+    if name not in TABLE:
+        raise UnknownName("device", name, [HERE, *TABLE])
+    return TABLE[name]
+
+
+def here(folder: Path | None) -> Device:
+    """This machine with the threads that torch uses now."""
+    cache = Cache(folder, "planner")
+    found = cache.get("device", lambda entry: Device(**entry).macs_per_s > 0)
+    if found is None:
+        found = asdict(_measured())
+        cache.put("device", found)
+        cache.save()
+    return Device(**found)
+
+
+def _measured() -> Device:
+    """A large product, small products and a copy, the best of a few each."""
+    large, small = torch.randn(768, 768), torch.randn(64, 64)
+    values = torch.randn(8 << 20)
+    peak = 768**3 / _best(lambda: large @ large)
+    call_s = max(1e-7, _best(lambda: small @ small) - 64**3 / peak)
+    bandwidth = 8.0 * values.numel() / _best(lambda: torch.add(values, 1.0, out=values))
+    # Convolutions and backward passes reach about 0.7 of a large product's pace; see docs/plan.md.
+    return Device(HERE, peak, bandwidth, 0.7, 64**3, call_s, f"measured, {torch.get_num_threads()} threads")
+
+
+def _best(function: Callable[[], object], repeats: int = 7) -> float:
+    """The least seconds, by a clock that leaves out what other processes take."""
+    now, times = clock(), []
+    for _ in range(repeats):
+        begun = now()
+        function()
+        times.append(now() - begun)
+    return max(min(times), 1e-9)

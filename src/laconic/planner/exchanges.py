@@ -1,0 +1,92 @@
+"""What an exchange takes on a link: the schedules' closed forms, with codecs at their speed.
+
+Callers: `predict.py`. Codecs' speeds on this machine are measured once and kept; elsewhere they follow from the
+memory's bandwidth. The formulas are those of `exchange.chooser`, which chooses by them while training.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from pathlib import Path
+
+from laconic.codecs import codec
+from laconic.exchange.chooser import Cost, cost_of, speed_of
+from laconic.operators.cache import Cache
+from laconic.planner.devices import HERE, Device
+from laconic.schedules import registry
+from laconic.schedules.link import Link
+
+ALGORITHMS = ("butterfly", "rabenseifner", "ring", "tree")
+# Dettmers 2016: 1 ns to encode and 0.5 ns to decode a value on a GTX Titan, whose memory moves 288 GB/s.
+_ENCODE_NBYTES, _DECODE_NBYTES = 288.0, 144.0
+MATRIX_PRODUCTS = 4  # of a low-rank codec: M·Q, Mᵀ·P, the sum of both, and the residual
+
+
+@functools.lru_cache(maxsize=65536)
+def plain(numel: int, ranks: int, link: Link) -> Cost:
+    """The quickest all-reduce of float32 values."""
+    if ranks < 2 or not numel:
+        return Cost("none", "none", 0.0, 0.0, 0.0)
+    seconds = {name: registry.get("all_reduce", name).seconds(ranks, 4 * numel, link) for name in ALGORITHMS}
+    name = min(seconds, key=lambda each: seconds[each])
+    return Cost("none", name, 0.0, seconds[name], 0.0)
+
+
+@functools.lru_cache(maxsize=65536)
+def coded(spec: str, numel: int, ranks: int, link: Link, speed: tuple[float, float]) -> Cost:
+    """An exchange of `numel` values through a codec, with its encoding and decoding."""
+    chosen = codec(spec)
+    if ranks < 2 or not numel or chosen.exact:
+        return plain(numel, ranks, link)
+    if chosen.kind == "matrix":
+        return _low_rank(spec, numel, ranks, link, speed)
+    return cost_of(spec, numel, ranks, link, *speed)
+
+
+def _low_rank(spec: str, numel: int, ranks: int, link: Link, speed: tuple[float, float]) -> Cost:
+    """Two all-reduces of factors; the matrix is taken for a square one of `numel` values."""
+    factor = plain(max(1, round(math.sqrt(numel) * _matrix_rank(spec))), ranks, link).wire_s
+    return Cost(spec, "all-reduce of factors", numel * speed[0], 2 * factor, numel * speed[1])
+
+
+def _matrix_rank(spec: str) -> int:
+    """Columns of a low-rank codec's factors; one that sends whole factors is taken for a small one."""
+    return int(getattr(codec(spec), "matrix_rank", 4))
+
+
+def sent_nbytes(spec: str, numel: int, ranks: int, algorithm: str) -> float:
+    """Bytes that one rank sends for `numel` values."""
+    if ranks < 2:
+        return 0.0
+    chosen, share = codec(spec), (ranks - 1) / ranks
+    if chosen.exact:
+        return float(4 * registry.get("all_reduce", algorithm).sent_numel(ranks, numel) / ranks)
+    if chosen.kind == "matrix":
+        return 2 * share * 2 * 4.0 * _matrix_rank(spec) * math.sqrt(numel)
+    nbytes = float(chosen.max_nbytes(numel))
+    return (ranks - 1) * nbytes if algorithm == "gather" else 2 * share * nbytes
+
+
+def speeds(specs: tuple[str, ...], device: Device, folder: Path | None) -> dict[str, tuple[float, float]]:
+    """Seconds a value of encoding and decoding, for each codec."""
+    if device.name != HERE:
+        found = (_ENCODE_NBYTES / device.bandwidth_Bps, _DECODE_NBYTES / device.bandwidth_Bps)
+        return dict.fromkeys(specs, found)
+    cache = Cache(folder, "planner")
+    found_here: dict[str, tuple[float, float]] = {}
+    for spec in specs:
+        chosen = codec(spec)
+        if chosen.exact:
+            found_here[spec] = (0.0, 0.0)
+        elif chosen.kind == "matrix":
+            pace = MATRIX_PRODUCTS * _matrix_rank(spec) / (device.macs_per_s * device.most)
+            found_here[spec] = (pace, 4.0 / device.bandwidth_Bps)
+        else:
+            entry = cache.get(f"codec {spec}", lambda pair: len(pair) == 2 and min(map(float, pair)) > 0)
+            if entry is None:
+                entry = list(speed_of(chosen))
+                cache.put(f"codec {spec}", entry)
+            found_here[spec] = (float(entry[0]), float(entry[1]))
+    cache.save()
+    return found_here

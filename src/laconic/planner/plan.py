@@ -1,0 +1,339 @@
+"""What to do: every way to train a model on N ranks is predicted, what does not fit in memory is dropped, the best win.
+
+Callers: `laconic plan`, `laconic.plan`. Of ways within 3 % of the quickest, the simplest is recommended: one machine
+before DDP, exact before compressed, undivided before divided.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from laconic.errors import BadInput, PayloadError, UnknownName
+from laconic.exchange.chooser import QUALITIES
+from laconic.operators.cache import Cache, default_folder
+from laconic.planner.cost import Cost, cost
+from laconic.planner.devices import HERE, device
+from laconic.planner.exchanges import speeds
+from laconic.planner.predict import Calibration, Prediction, Setting, predict
+from laconic.planner.strategy import Strategy
+from laconic.planner.subject import Subject, subject
+from laconic.planner.work import estimate, known
+from laconic.schedules.link import Link
+from laconic.storage.json_text import seal, unseal
+
+FORMAT = "laconic plan"
+SURELY = 1.03
+MOST_COUNTED = 256
+PER_RANK = 32  # samples, where neither the user nor a workload says
+MOST_TENSOR, MOST_STAGES = 64, 64
+_RELAXED = ("local(8)",)  # modes that change what is trained: only where quality allows
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do, and what it is predicted to take; JSON both ways.
+
+    >>> chosen = Plan("digits-mlp", 2, 64, "1gbit", Strategy(data=2, codec="dynamic8"), 0.01, 0.008, 0.013, 1e5, 1e7)
+    >>> Plan.from_json(chosen.to_json()) == chosen
+    True
+    >>> chosen.configuration, chosen.distribute
+    ('compress:dynamic8', {'codec': 'dynamic8', 'consistency': 'sync'})
+    """
+
+    model: str
+    ranks: int
+    batch: int
+    link: str
+    strategy: Strategy
+    seconds: float
+    low: float
+    high: float
+    sent_nbytes: float
+    memory_nbytes: float
+    joules: float = 0.0
+    bottleneck: str = ""
+    device: str = HERE
+
+    @property
+    def configuration(self) -> str:
+        """As `laconic train` and `laconic compare` name it; BadInput where replicas do not hold the whole model."""
+        way = self.strategy
+        if way.kind not in ("data", "one machine"):
+            raise BadInput(f"'{way}' divides the model: laconic.divide(model, {self.division!r}), not train")
+        if way.kind == "one machine" or way.is_ddp:
+            return "ddp" if way.is_ddp else "none"
+        if way.overlap == "step" or way.consistency != "sync":
+            return f"distribute:{way.codec}" + ("" if way.consistency == "sync" else f"@{way.consistency}")
+        return f"compress:{way.codec}"
+
+    @property
+    def distribute(self) -> dict[str, str]:
+        """Arguments of `laconic.distribute`."""
+        return {"codec": self.strategy.codec, "consistency": self.strategy.consistency}
+
+    @property
+    def division(self) -> str | None:
+        """The plan that `laconic.divide` takes for the ranks that share a replica; None where nothing is divided."""
+        if self.strategy.pipeline > 1:
+            return f"stages(auto, micro={self.strategy.micro_batches})"
+        return "auto" if self.strategy.tensor > 1 or self.strategy.dense_split else None
+
+    def to_json(self) -> str:
+        """Sealed JSON text; `from_json` gives back an equal plan."""
+        return seal({**asdict(self), "format": FORMAT}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Plan:
+        """Read `to_json`'s text.
+
+        Raises:
+            BadInput: it is no plan, or was changed since.
+        """
+        try:
+            body = unseal(text, required=False)
+            if body.pop("format", None) != FORMAT:
+                raise BadInput("this JSON is not a plan; make one with: laconic plan MODEL -n N -o plan.json")
+            return cls(**{**body, "strategy": Strategy(**body["strategy"])})
+        except (PayloadError, TypeError, KeyError) as error:
+            cure = "make one with: laconic plan MODEL -n N -o plan.json"
+            raise BadInput(f"the plan cannot be read: {error}; {cure}") from error
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a plan is asked for.
+
+    Attributes:
+        ranks: machines.
+        link: `1gbit,50us` between two of them.
+        batch: samples a step over all ranks; None is the workload's, or 32 a rank.
+        device: "here", or a name of `devices.TABLE`.
+        memory_nbytes: of a machine; None does not limit.
+        quality: "exact", "8bit" or "aggressive": which codecs and modes may be proposed.
+        between, per_host: the link between hosts of so many ranks each.
+    """
+
+    ranks: int
+    link: str = "1gbit,50us"
+    batch: int | None = None
+    device: str = HERE
+    memory_nbytes: int | None = None
+    quality: str = "8bit"
+    between: str | None = None
+    per_host: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ranks <= 1 << 20:
+            raise BadInput(f"-n is from 1 to 1,048,576, got {self.ranks}")
+        if self.quality not in QUALITIES:
+            raise UnknownName("quality", self.quality, QUALITIES)
+        if self.batch is not None and self.batch < 1:
+            raise BadInput(f"--batch must be at least 1, got {self.batch}")
+        if self.per_host < 1:
+            raise BadInput(f"--per-host must be at least 1, got {self.per_host}")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Every candidate that fits, the quickest first, and the recommended one."""
+
+    subject: Subject
+    asked: Asked
+    setting: Setting
+    candidates: tuple[Prediction, ...]
+    chosen: Prediction
+    one: Prediction
+    ddp: Prediction | None
+    dropped: int
+
+    def plan(self, trainable: bool = False) -> Plan:
+        """The recommended one; the quickest that `laconic train` runs as it is, where that is asked for."""
+        whole = [each for each in self.candidates if each.strategy.kind in ("data", "one machine")]
+        whole = [each for each in whole if not each.strategy.dense_split]
+        found = min(whole, key=lambda each: each.seconds) if trainable and whole else self.chosen
+        return Plan(
+            self.subject.name, self.asked.ranks, self.setting.batch, self.asked.link, found.strategy, found.seconds,
+            found.low, found.high, found.sent_nbytes, found.memory_nbytes, found.joules, found.bottleneck,
+            self.asked.device,
+        )  # fmt: skip
+
+    def verdict(self) -> list[str]:
+        """What a user should know, in sentences."""
+        best, one, said = self.chosen, self.one, []
+        if self.asked.ranks > 1 and best.strategy.ranks == 1:
+            said.append("One machine is quicker: the link costs more than the other machines bring.")
+        elif self.asked.ranks > 1:
+            speedup = one.seconds / best.seconds
+            share = 100 * speedup / self.asked.ranks
+            said.append(
+                f"{self.asked.ranks} machines are {speedup:.3g} × as fast as one with the same batch ({share:.0f} % "
+                "efficient)."
+            )
+        if best.strategy.ranks == 1:
+            return [*said, f"The bottleneck is {best.bottleneck}."]
+        coded = [each for each in self.candidates if each.strategy.codec != "none" and each.strategy.kind == "data"]
+        exact = [each for each in self.candidates if each.strategy.codec == "none" and each.strategy.kind == "data"]
+        if coded and exact:
+            gain = min(e.seconds for e in exact) / min(c.seconds for c in coded)
+            if gain < SURELY:
+                said.append("Do not compress: no codec makes a step noticeably shorter here.")
+            else:
+                quick = min(coded, key=lambda each: each.seconds)
+                said.append(
+                    f"Compressing pays: data parallelism with {quick.strategy.codec} is {gain:.3g} × as fast as exact."
+                )
+        said.append(f"The bottleneck is {best.bottleneck}.")
+        return said
+
+
+def plan(model: str | torch.nn.Module | Subject, asked: Asked, folder: Path | None = None) -> Planned:
+    """Predict every way to train `model` and recommend one.
+
+    Raises:
+        BadInput: the link, memory or batch cannot be, or no way fits in memory; the sentence says what came nearest.
+    """
+    chosen = model if isinstance(model, Subject) else subject(model)
+    setting = setting_of(chosen, asked, folder)
+    found = [predict(setting, strategy) for strategy in strategies(setting, asked)]
+    kept = [each for each in found if asked.memory_nbytes is None or each.memory_nbytes <= asked.memory_nbytes]
+    if not kept:
+        near, limit = min(found, key=lambda each: each.memory_nbytes), asked.memory_nbytes or 0
+        raise BadInput(
+            f"no plan for '{chosen.name}' fits in {limit / 1e9:.3g} GB; nearest is {near.strategy} with "
+            f"{near.memory_nbytes / 1e9:.3g} GB: use more machines, a smaller --batch or more --memory"
+        )
+    kept.sort(key=lambda each: each.seconds)
+    near_best = [each for each in kept if each.seconds <= SURELY * kept[0].seconds]
+    best = min(near_best, key=lambda each: (_plainness(each.strategy), each.seconds))
+    one = predict(setting, Strategy())
+    ddp = predict(setting, Strategy(data=asked.ranks)) if 1 < asked.ranks <= setting.batch else None
+    return Planned(chosen, asked, setting, tuple(kept), best, one, ddp, len(found) - len(kept))
+
+
+def setting_of(chosen: Subject, asked: Asked, folder: Path | None = None) -> Setting:
+    """What predictions need: the times, the link and the codecs' speeds."""
+    folder = folder or default_folder()
+    batch = asked.batch or (chosen.batch if chosen.workload else PER_RANK * asked.ranks)
+    share = max(1, batch // min(asked.ranks, batch))
+    counted = _counted(chosen, max(2, min(share, MOST_COUNTED)))  # more samples cost in proportion
+    here = device(asked.device, folder)
+    work = (known(counted, folder) if asked.device == HERE else None) or estimate(counted, here)
+    link = Link.parse(asked.link)
+    between = None if asked.between is None else Link.parse(asked.between)
+    specs = QUALITIES[asked.quality]
+    return Setting(work, counted, batch, link, speeds(specs, here, folder), between, asked.per_host,
+                   shares_core=asked.device == HERE, calibrations=calibrations(folder))  # fmt: skip
+
+
+@functools.lru_cache(maxsize=32)
+def _counted(chosen: Subject, batch: int) -> Cost:
+    return cost(chosen, batch)
+
+
+def calibrations(folder: Path | None) -> dict[str, Calibration]:
+    """What `laconic bench planner` fitted on this machine, by door."""
+    found = Cache(folder, "planner").get("calibrations", lambda entry: bool([Calibration(**e) for e in entry.values()]))
+    return {} if found is None else {name: Calibration(**entry) for name, entry in found.items()}
+
+
+def keep_calibrations(fitted: dict[str, Calibration], folder: Path | None) -> None:
+    """Keep them for this machine."""
+    cache = Cache(folder, "planner")
+    cache.put("calibrations", {name: asdict(each) for name, each in fitted.items()})
+    cache.save()
+
+
+def strategies(setting: Setting, asked: Asked) -> Iterator[Strategy]:
+    """Every way worth predicting: data × tensor × pipeline with their codecs, overlaps, modes and micro-batches."""
+    yield Strategy()
+    ranks, codecs = asked.ranks, QUALITIES[asked.quality]
+    layers = len(setting.work.layers)
+    has_dense = any(layer.kind == "Linear" for layer in setting.work.layers)
+    for tensor in _divisors(ranks, MOST_TENSOR):
+        for pipeline in _divisors(ranks // tensor, min(MOST_STAGES, layers)):
+            data = ranks // tensor // pipeline
+            if data > setting.batch or data * tensor * pipeline == 1:
+                continue
+            whole = tensor == pipeline == 1
+            base = Strategy(data, tensor, pipeline)
+            for pieces in _micro_batches(pipeline, setting.batch / data):
+                for codec in codecs if data > 1 else ("none",):
+                    way = replace(base, micro_batches=pieces, codec=codec)
+                    yield way
+                    if whole:
+                        yield replace(way, overlap="step")
+                        if asked.quality == "aggressive":
+                            yield from (replace(way, consistency=mode) for mode in _RELAXED)
+            if whole and has_dense and data > 1:
+                yield replace(base, dense_split=True)
+
+
+def _micro_batches(stages: int, samples: float) -> Sequence[int]:
+    if stages == 1:
+        return (1,)
+    found = [stages * factor for factor in (1, 2, 4) if stages * factor <= samples]
+    return found or [max(1, int(samples))]
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    return [each for each in range(1, min(number, most) + 1) if number % each == 0]
+
+
+def _plainness(way: Strategy) -> tuple[int, int, int, int]:
+    """The smaller, the simpler."""
+    divided = (way.tensor > 1) + (way.pipeline > 1) + way.dense_split
+    return way.ranks > 1, divided, way.consistency != "sync", 2 * (way.codec != "none") + (way.overlap != "backward")
+
+
+@dataclass(frozen=True)
+class ScalePoint:
+    """The quickest of each kind of division on so many ranks."""
+
+    ranks: int
+    batch: int
+    one_s: float
+    seconds: dict[str, float]
+
+    def efficiency(self, kind: str) -> float:
+        """The share of the machines' time that is used, against one machine with the same batch."""
+        return self.one_s / (self.ranks * self.seconds[kind])
+
+
+def scale(model: str | Subject, asked: Asked, folder: Path | None = None) -> list[ScalePoint]:
+    """Powers of two up to `asked.ranks`; the batch grows with the ranks unless it is given. Simulated, not measured."""
+    chosen = model if isinstance(model, Subject) else subject(model)
+    points = []
+    for power in range(1, max(1, math.ceil(math.log2(asked.ranks))) + 1):
+        now = replace(asked, ranks=min(1 << power, asked.ranks))
+        planned = plan(chosen, now, folder)
+        quickest: dict[str, float] = {}
+        for each in planned.candidates:
+            kind = each.strategy.kind
+            quickest[kind] = min(each.seconds, quickest.get(kind, math.inf))
+        quickest.pop("one machine", None)
+        points.append(ScalePoint(now.ranks, planned.setting.batch, planned.one.seconds, quickest))
+    return points
+
+
+def crossings(points: Sequence[ScalePoint]) -> list[str]:
+    """Where another kind of division becomes the quickest."""
+    said, last = [], ""
+    for point in points:
+        best = min(point.seconds, key=lambda kind: point.seconds[kind])
+        if best != last:
+            said.append(f"from {point.ranks} ranks on: {best}")
+            last = best
+    return said
+
+
+def describe(found: Prediction) -> dict[str, Any]:
+    """A candidate for JSON."""
+    body = {key: value for key, value in asdict(found).items() if key != "timeline"}
+    return {**body, "name": str(found.strategy), "kind": found.strategy.kind, "bottleneck": found.bottleneck}

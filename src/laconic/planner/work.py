@@ -1,0 +1,211 @@
+"""How long each layer of a model takes, forward and backward: measured on this machine, or from a device's description.
+
+Callers: `laconic profile`, `predict.py`. What was measured is kept by processor, threads, torch and the layers' shapes
+(`operators.cache`), so that what is foreign or stale is measured again and never trusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from laconic.operators.cache import Cache
+from laconic.operators.timing import clock
+from laconic.planner.cost import Cost, sum_of_outputs
+from laconic.planner.devices import Device
+from laconic.planner.subject import Subject
+
+_REPEATS = 7
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """A layer's seconds for the batch, and what it would send."""
+
+    name: str
+    kind: str
+    forward_s: float
+    backward_s: float
+    parameters: int
+    output_nbytes: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """How long a step takes on one machine.
+
+    Attributes:
+        layers: in the order of the forward pass.
+        batch: samples that the times are for.
+        optimizer_s: of the optimiser's step, for all parameters.
+        spread: of a step's time, its standard deviation relative to the median.
+        source: "measured here", or the device's name.
+    """
+
+    layers: tuple[LayerTime, ...]
+    batch: int
+    optimizer_s: float
+    spread: float
+    source: str
+
+    @property
+    def forward_s(self) -> float:
+        return sum(layer.forward_s for layer in self.layers)
+
+    @property
+    def backward_s(self) -> float:
+        return sum(layer.backward_s for layer in self.layers)
+
+    @property
+    def seconds(self) -> float:
+        """Of a whole step."""
+        return self.forward_s + self.backward_s + self.optimizer_s
+
+
+def estimate(cost: Cost, device: Device, batch: float | None = None) -> Work:
+    """The times that a device's description gives, for another batch than the cost's if asked; work grows with it."""
+    scale = 1.0 if batch is None else batch / cost.batch
+    layers = []
+    for layer in cost.layers:
+        moved = max(0.0, layer.moved_nbytes - layer.weight_nbytes) * scale + layer.weight_nbytes
+        forward = device.seconds(layer.multiply_adds * scale, moved, layer.calls)
+        backward = device.seconds(layer.backward_multiply_adds * scale, 2 * moved, layer.calls) if moved else 0.0
+        nbytes = int(layer.output_nbytes * scale)
+        layers.append(LayerTime(layer.name, layer.kind, forward, backward, layer.parameters, nbytes))
+    state = cost.optimizer_nbytes + 3 * cost.total("weight_nbytes")  # read gradient and weight, write weight
+    optimizer_s = (state + cost.optimizer_nbytes) / device.bandwidth_Bps
+    return Work(tuple(layers), round(cost.batch * scale) or 1, optimizer_s, 0.03, device.name)
+
+
+def measure(chosen: Subject, cost: Cost, folder: Path | None, again: bool = False) -> Work:
+    """The times measured on this machine, or those that were measured here before."""
+    cache = Cache(folder, "planner")
+    key = key_of(cost)
+    found = None if again else cache.get(key, lambda entry: _read(entry).seconds > 0)
+    if found is None:
+        found = asdict(_measured(chosen, cost))
+        cache.put(key, found)
+        cache.save()
+    return _read(found)
+
+
+def known(cost: Cost, folder: Path | None) -> Work | None:
+    """What was measured here before for these very layers and this batch."""
+    found = Cache(folder, "planner").get(key_of(cost), lambda entry: _read(entry).seconds > 0)
+    return None if found is None else _read(found)
+
+
+def key_of(cost: Cost) -> str:
+    """The shapes that the times depend on."""
+    shapes = [(each.kind, each.calls, each.parameters, each.output_shape, each.multiply_adds) for each in cost.layers]
+    digest = hashlib.sha256(repr((shapes, cost.optimizer_nbytes)).encode()).hexdigest()[:16]
+    return f"step {cost.batch} {digest}"
+
+
+def _read(entry: dict[str, Any]) -> Work:
+    layers = tuple(LayerTime(**layer) for layer in entry["layers"])
+    return Work(layers, entry["batch"], entry["optimizer_s"], entry["spread"], entry["source"])
+
+
+class _Clock:
+    """Notes when each module begins and ends, forward and backward; a layer's time is without its children's."""
+
+    def __init__(self) -> None:
+        self._now = clock()
+        self.forward: dict[str, float] = {}
+        self.begun: list[tuple[float, str]] = []
+        self._stack: list[list[Any]] = []
+
+    def hook(self, model: nn.Module) -> list[Any]:
+        handles = []
+        for name, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(self._enter(name)))
+            handles.append(module.register_forward_hook(self._leave(name)))
+        return handles
+
+    def _enter(self, name: str) -> Callable[..., None]:
+        return lambda module, inputs: self._stack.append([self._now(), 0.0])
+
+    def _leave(self, name: str) -> Callable[..., None]:
+        def leave(module: nn.Module, inputs: Any, output: Any) -> None:
+            begun, children = self._stack.pop()
+            took = self._now() - begun
+            self.forward[name] = self.forward.get(name, 0.0) + took - children
+            if self._stack:
+                self._stack[-1][1] += took
+            for leaf in tree_leaves(output):
+                if isinstance(leaf, Tensor) and leaf.requires_grad:
+                    leaf.register_hook(  # type: ignore[no-untyped-call]
+                        lambda gradient: self.begun.append((self._now(), name))
+                    )
+                    break
+
+        return leave
+
+    def backward(self, ended: float) -> dict[str, float]:
+        """A layer's backward lasts from its output's gradient to the next one's."""
+        times: dict[str, float] = {}
+        marks = [*sorted(self.begun), (ended, "")]
+        for (begun, name), (after, _) in itertools.pairwise(marks):
+            times[name] = times.get(name, 0.0) + after - begun
+        return times
+
+
+def _measured(chosen: Subject, cost: Cost) -> Work:
+    torch.manual_seed(0)
+    model = chosen.model("cpu").train()
+    x = chosen.inputs(cost.batch, "cpu")
+    if x.is_floating_point():
+        x.normal_()
+    rule = chosen.optimizer(model.parameters())
+    forward: dict[str, list[float]] = {}
+    backward: dict[str, list[float]] = {}
+    optimizer, steps, now = [], [], clock()
+    for repeat in range(_REPEATS + 2):
+        watch = _Clock()
+        handles = watch.hook(model)
+        rule.zero_grad()
+        begun = now()
+        loss = sum_of_outputs(model(x))
+        loss.backward()  # type: ignore[no-untyped-call]
+        ended = now()
+        rule.step()
+        done = now()
+        for handle in handles:
+            handle.remove()
+        if repeat < 2:  # allocates, and compiles kernels
+            continue
+        optimizer.append(done - ended)
+        steps.append(done - begun)
+        for kept, found in ((forward, watch.forward), (backward, watch.backward(ended))):
+            for name, seconds in found.items():
+                kept.setdefault(name, []).append(seconds)
+    root = type(model).__name__
+
+    def median(kept: dict[str, list[float]], name: str) -> float:
+        return statistics.median(kept.get("" if name == root else name, [0.0]))
+
+    layers = [
+        LayerTime(each.name, each.kind, median(forward, each.name), median(backward, each.name), each.parameters,
+                  each.output_nbytes)
+        for each in cost.layers
+    ]  # fmt: skip
+    told = sum(layer.forward_s + layer.backward_s for layer in layers)
+    whole = statistics.median(steps) - statistics.median(optimizer)
+    scale = whole / told if told else 1.0  # what lies between layers, and the containers that compute nothing
+    layers = [
+        LayerTime(each.name, each.kind, scale * each.forward_s, scale * each.backward_s, each.parameters,
+                  each.output_nbytes)
+        for each in layers
+    ]  # fmt: skip
+    spread = statistics.pstdev(steps) / statistics.median(steps)
+    return Work(tuple(layers), cost.batch, statistics.median(optimizer), spread, "measured here")

@@ -1,0 +1,232 @@
+"""Predictions against what must hold, plans against what is known to be right, and files that were changed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from laconic.cli import main
+from laconic.errors import BadInput, UnknownName
+from laconic.planner import devices, work
+from laconic.planner.cost import cost
+from laconic.planner.exchanges import plain, sent_nbytes
+from laconic.planner.plan import Asked, Plan, crossings, plan, scale, strategies
+from laconic.planner.predict import Setting, buckets, largest_of, predict, stages
+from laconic.planner.set_ups import SET_UPS, answer, naive_seconds
+from laconic.planner.strategy import Strategy
+from laconic.planner.subject import subject
+from laconic.planner.work import LayerTime, Work
+from laconic.schedules import registry
+from laconic.schedules.link import Link
+from laconic.transports.loggp import simulate
+
+GBIT = Link.parse("1gbit,50us")
+
+
+def made(link: Link = GBIT, seconds: float = 0.01, parameters: int = 1_000_000, spread: float = 0.0) -> Setting:
+    """Four equal dense layers."""
+    layers = tuple(LayerTime(f"{i}", "Linear", seconds, 2 * seconds, parameters, 4096) for i in range(4))
+    speeds = {"none": (0.0, 0.0), "fp16": (5e-10, 5e-10), "dynamic8": (2e-9, 1e-9)}
+    return Setting(Work(layers, 32, seconds, spread, "made"), cost("lenet", 32), 64, link, speeds)
+
+
+def test_one_machine_takes_as_long_as_its_layers() -> None:
+    setting = made()
+    assert predict(setting, Strategy()).seconds == pytest.approx(2 * 4 * 0.03 + 0.01)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_nothing_is_quicker_than_computing(ranks: int) -> None:
+    setting = made(Link(0.0, 0.0))
+    for way in strategies(setting, Asked(ranks)):
+        found = predict(setting, way)
+        assert found.seconds >= found.compute_s > 0
+        assert found.low <= found.seconds <= found.high
+        assert found.exposed_s == pytest.approx(0.0, abs=1e-12) or way.kind in ("pipeline", "hybrid", "tensor")
+    data = predict(setting, Strategy(data=ranks))
+    assert data.seconds == pytest.approx(8 * 0.03 / ranks + 0.01)
+
+
+def test_overlap_hides_what_it_says() -> None:
+    setting = made()
+    bare, ddp, step = (predict(setting, Strategy(data=2, overlap=o)) for o in ("none", "backward", "step"))
+    assert bare.seconds > ddp.seconds > step.seconds
+    assert bare.exposed_s == pytest.approx(bare.wire_s)
+    assert ddp.sent_nbytes == pytest.approx(4 * 4_000_000)  # 2 (P − 1) / P of float32
+
+
+def test_stragglers_slow_the_whole_down() -> None:
+    assert largest_of(1) == 0.0
+    calm, wild = (predict(made(spread=s), Strategy(data=8)).compute_s for s in (0.0, 0.1))
+    assert wild / calm == pytest.approx(1 + 0.1 * largest_of(8))
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 13])
+def test_closed_forms_are_what_the_simulator_says(ranks: int) -> None:
+    numel = 1 << 16
+    found = plain(numel, ranks, GBIT)
+    schedule = registry.build("all_reduce", found.form, ranks, numel)
+    assert simulate(schedule, GBIT).seconds == pytest.approx(found.wire_s, rel=0.1)
+    assert sent_nbytes("none", numel, ranks, found.form) * ranks == pytest.approx(4 * schedule.sent_numel, rel=0.01)
+
+
+@settings(max_examples=40)
+@given(times=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=7), count=st.integers(1, 4))
+def test_stages_are_as_even_as_can_be(times: list[float], count: int) -> None:
+    layers = tuple(LayerTime(str(i), "Linear", t, 0.0, 1, 1) for i, t in enumerate(times))
+    found = stages(layers, count)
+    assert [layer for stage in found for layer in stage] == list(layers)
+    assert len(found) <= count
+    longest = max(sum(layer.forward_s for layer in stage) for stage in found)
+    best = min(
+        max(sum(times[a:b]) for a, b in itertools.pairwise((0, *cuts, len(times))))
+        for k in range(min(count, len(times)))
+        for cuts in itertools.combinations(range(1, len(times)), k)
+    )
+    assert longest == pytest.approx(best, rel=1e-6)
+
+
+def test_buckets_hold_every_value_once() -> None:
+    layers = tuple(LayerTime(str(i), "Linear", 0.1, 0.1, n, 1) for i, n in enumerate((5, 20_000_000, 300_000, 7)))
+    found = list(buckets(layers, 1.0))
+    assert sum(numel for _, numel in found) == 20_300_012
+    assert all(a[0] <= b[0] for a, b in itertools.pairwise(found))
+
+
+ELSEWHERE = {"device": "v100", "batch": 256}
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "said"),
+    [
+        ("vgg16", Asked(4, "5gbit,50us", **ELSEWHERE), "Compressing pays"),
+        ("resnet50", Asked(8, "400gbit,2us", **ELSEWHERE), "Do not compress"),
+        ("mlp", Asked(4, "1mbit,50ms", device="v100", batch=128, quality="exact"), "One machine is quicker"),
+    ],
+)
+def test_the_verdict(model: str, asked: Asked, said: str, tmp_path: Path) -> None:
+    found = plan(model, asked, tmp_path)
+    assert said in " ".join(found.verdict())
+    assert found.ddp is not None
+    assert found.chosen.seconds <= 1.03 * min(found.ddp.seconds, found.one.seconds)
+    assert (found.chosen.strategy.ranks == 1) == (said == "One machine is quicker")
+
+
+def test_memory_drops_what_does_not_fit(tmp_path: Path) -> None:
+    wide = plan("vgg16", Asked(8, "10gbit", **ELSEWHERE), tmp_path)
+    tight = plan("vgg16", Asked(8, "10gbit", memory_nbytes=int(3e9), **ELSEWHERE), tmp_path)
+    assert tight.dropped > wide.dropped == 0
+    assert max(each.memory_nbytes for each in tight.candidates) <= 3e9
+    with pytest.raises(BadInput, match="nearest is"):
+        plan("vgg16", Asked(8, "10gbit", memory_nbytes=1000, **ELSEWHERE), tmp_path)
+
+
+def test_a_plan_is_json_both_ways(tmp_path: Path) -> None:
+    found = plan("lenet", Asked(2, device="v100"), tmp_path).plan()
+    assert Plan.from_json(found.to_json()) == found
+    with pytest.raises(BadInput, match="cannot be read"):
+        Plan.from_json(found.to_json().replace('"ranks": 2', '"ranks": 3'))
+    with pytest.raises(BadInput, match="not a plan"):
+        Plan.from_json("{}")
+    ways = {
+        Strategy(data=2): "ddp",
+        Strategy(data=2, codec="dynamic8"): "compress:dynamic8",
+        Strategy(data=2, codec="dynamic8", overlap="step"): "distribute:dynamic8",
+        Strategy(data=2, consistency="local(8)"): "distribute:none@local(8)",
+    }
+    for way, name in ways.items():
+        assert replace(found, strategy=way).configuration == name
+    divided = replace(found, strategy=Strategy(pipeline=2, micro_batches=4))
+    assert divided.division == "stages(auto, micro=4)"
+    with pytest.raises(BadInput, match="divides the model"):
+        _ = divided.configuration
+
+
+def test_sixty_five_thousand_ranks_and_hosts(tmp_path: Path) -> None:
+    asked = Asked(65536, "1tbit,1us", device="a100", between="100gbit,5us", per_host=8)
+    points = scale("resnet18", asked, tmp_path)
+    assert [point.ranks for point in points] == [2**k for k in range(1, 17)]
+    assert all(0 < point.efficiency("data") <= 1.01 for point in points)
+    assert crossings(points)
+
+
+def test_published_set_ups_are_answered(tmp_path: Path) -> None:
+    speedups = [base.seconds / way.seconds for base, way in (answer(each, tmp_path) for each in SET_UPS)]
+    assert all(found > 0.3 for found in speedups)
+    assert speedups[:4] == [found for found in speedups[:4] if found > 1]  # compressing paid in all four
+    assert naive_seconds(60_000_000, 4, Link(0.0, 1 / (7 * 2**30))) == pytest.approx(0.128, rel=0.01)
+
+
+def test_what_was_measured_elsewhere_is_measured_again(tmp_path: Path, one_thread: None) -> None:
+    chosen, counted = subject("digits-cnn"), cost("digits-cnn", 4)
+    found = work.measure(chosen, counted, tmp_path)
+    assert found.source == "measured here"
+    assert len(found.layers) == len(counted.layers)
+    assert found.forward_s > 0 < found.backward_s
+    assert work.known(counted, tmp_path) == found
+    assert work.known(cost("digits-cnn", 5), tmp_path) is None  # another shape
+    (file,) = tmp_path.glob("planner-*.json")
+    record = json.loads(file.read_text())
+    record["machine"]["processor"] = "another"
+    file.write_text(json.dumps(record))
+    assert work.known(counted, tmp_path) is None
+    file.write_text("{")
+    assert work.known(counted, tmp_path) is None
+
+
+def test_this_machine_is_measured_once(tmp_path: Path) -> None:
+    first = devices.here(tmp_path)
+    assert devices.here(tmp_path) == first
+    assert 1e8 < first.macs_per_s < 1e14
+    with pytest.raises(UnknownName):
+        devices.device("k2000")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name a model"),
+        (["lenet", "--link", "1gbyte"], "bandwidth should be a number"),
+        (["lenet", "--memory", "8 apples"], "should be a number"),
+        (["lenet", "-n", "0"], "-n is from 1"),
+        (["lenet", "--quality", "best"], "unknown quality"),
+        (["lenet", "--device-profile", "h1000"], "unknown device"),
+        (["lenet", "--device-profile", "v100", "--memory", "1kB"], "no plan for 'lenet' fits"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *arguments])
+    assert ended.value.code == 2
+    text = capsys.readouterr().err
+    assert said in text
+    assert text.count("\n") == 1
+
+
+def test_the_command_and_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, file = tmp_path / "plan.html", tmp_path / "plan.json"
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "vgg16", "-n", "8", "--device-profile", "p100", "--html", str(page), "-o", str(file), "--scale"])
+    assert not ended.value.code
+    text = capsys.readouterr().out
+    assert "one machine" in text
+    assert "DDP × 8" in text
+    assert "from 2 ranks on" in text
+    assert Plan.from_json(file.read_text()).model == "vgg16"
+    html = page.read_text()
+    assert html.count("<svg") == 10
+    assert "http" not in html.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
+    with pytest.raises(SystemExit):
+        main(["plan", "--published"])
+    assert capsys.readouterr().out.count("Krizhevsky") == 3
+
+
+def test_a_copy_on_the_meta_device_needs_no_memory() -> None:
+    assert all(p.is_meta for p in subject(torch.nn.Linear(3, 3), (3,)).model("meta").parameters())
