@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from laconic.cli import main
 from laconic.errors import BadInput, UnknownName
+from laconic.parallel.predict import predict as predict_division
 from laconic.planner import devices, work
 from laconic.planner.cost import cost
 from laconic.planner.exchanges import plain, sent_nbytes
-from laconic.planner.plan import Asked, Plan, crossings, plan, scale, strategies
+from laconic.planner.plan import Asked, Plan, crossings, division_of, plan, scale, strategies
 from laconic.planner.predict import Setting, buckets, largest_of, predict, stages
 from laconic.planner.set_ups import SET_UPS, answer, naive_seconds
 from laconic.planner.strategy import Strategy
@@ -144,9 +145,20 @@ def test_a_plan_is_json_both_ways(tmp_path: Path) -> None:
     for way, name in ways.items():
         assert replace(found, strategy=way).configuration == name
     divided = replace(found, strategy=Strategy(pipeline=2, micro_batches=4))
-    assert divided.division == "stages(auto, micro=4)"
     with pytest.raises(BadInput, match="divides the model"):
         _ = divided.configuration
+
+
+def test_a_division_is_one_that_divide_takes() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4), torch.nn.Linear(4, 2))
+    layers = [LayerTime(str(i), type(m).__name__, 1.0, 2.0, 1, 1) for i, m in enumerate(model)]
+    spec = division_of(Strategy(tensor=2), layers)
+    assert spec == "0=dense(output); 2=dense(input)"
+    sent = predict_division(model, spec, torch.ones(3, 8), ranks=2).nbytes
+    # half of a ring's all-reduce of 3 × 4 outputs, each way
+    assert sent == sent_nbytes("none", 12, 2, "ring")
+    assert division_of(Strategy(pipeline=2, micro_batches=4), layers) == "stages(auto, micro=4)"
+    assert division_of(Strategy(data=2), layers) is None
 
 
 def test_sixty_five_thousand_ranks_and_hosts(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ before DDP, exact before compressed, undivided before divided.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +25,7 @@ from laconic.planner.exchanges import speeds
 from laconic.planner.predict import Calibration, Prediction, Setting, predict
 from laconic.planner.strategy import Strategy
 from laconic.planner.subject import Subject, subject
-from laconic.planner.work import estimate, known
+from laconic.planner.work import LayerTime, estimate, known
 from laconic.schedules.link import Link
 from laconic.storage.json_text import seal, unseal
 
@@ -39,6 +40,8 @@ _RELAXED = ("local(8)",)  # modes that change what is trained: only where qualit
 @dataclass(frozen=True)
 class Plan:
     """What to do, and what it is predicted to take; JSON both ways.
+
+    `division` is what `laconic.divide` takes for the ranks that share a replica; None where nothing is divided.
 
     >>> chosen = Plan("digits-mlp", 2, 64, "1gbit", Strategy(data=2, codec="dynamic8"), 0.01, 0.008, 0.013, 1e5, 1e7)
     >>> Plan.from_json(chosen.to_json()) == chosen
@@ -60,6 +63,7 @@ class Plan:
     joules: float = 0.0
     bottleneck: str = ""
     device: str = HERE
+    division: str | None = None
 
     @property
     def configuration(self) -> str:
@@ -77,13 +81,6 @@ class Plan:
     def distribute(self) -> dict[str, str]:
         """Arguments of `laconic.distribute`."""
         return {"codec": self.strategy.codec, "consistency": self.strategy.consistency}
-
-    @property
-    def division(self) -> str | None:
-        """The plan that `laconic.divide` takes for the ranks that share a replica; None where nothing is divided."""
-        if self.strategy.pipeline > 1:
-            return f"stages(auto, micro={self.strategy.micro_batches})"
-        return "auto" if self.strategy.tensor > 1 or self.strategy.dense_split else None
 
     def to_json(self) -> str:
         """Sealed JSON text; `from_json` gives back an equal plan."""
@@ -161,7 +158,7 @@ class Planned:
         return Plan(
             self.subject.name, self.asked.ranks, self.setting.batch, self.asked.link, found.strategy, found.seconds,
             found.low, found.high, found.sent_nbytes, found.memory_nbytes, found.joules, found.bottleneck,
-            self.asked.device,
+            self.asked.device, division_of(found.strategy, self.setting.work.layers),
         )  # fmt: skip
 
     def verdict(self) -> list[str]:
@@ -215,6 +212,19 @@ def plan(model: str | torch.nn.Module | Subject, asked: Asked, folder: Path | No
     one = predict(setting, Strategy())
     ddp = predict(setting, Strategy(data=asked.ranks)) if 1 < asked.ranks <= setting.batch else None
     return Planned(chosen, asked, setting, tuple(kept), best, one, ddp, len(found) - len(kept))
+
+
+def division_of(way: Strategy, layers: Sequence[LayerTime]) -> str | None:
+    """The spec of `laconic.divide`: stages, or large layers in pairs, the first by outputs, the second by inputs."""
+    if way.pipeline > 1:
+        return f"stages(auto, micro={way.micro_batches})"
+    if way.tensor < 2:
+        return None
+    forms = {"Linear": "dense", "Conv1d": "channels", "Conv2d": "channels"}
+    large = [layer for layer in layers if layer.kind in forms]
+    splits = itertools.cycle(("output", "input"))
+    pairs = zip(large[: len(large) // 2 * 2], splits, strict=False)
+    return "; ".join(f"{layer.name}={forms[layer.kind]}({split})" for layer, split in pairs) or None
 
 
 def setting_of(chosen: Subject, asked: Asked, folder: Path | None = None) -> Setting:

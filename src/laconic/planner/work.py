@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,22 +160,30 @@ class _Clock:
         return times
 
 
+def _losses(chosen: Subject, batch: int) -> Callable[[nn.Module, int], Tensor]:
+    """The loss of a step: of the workload's own samples, or of random ones."""
+    if chosen.workload is not None:
+        task = replace(chosen.workload, batch=batch).prepare()
+        return lambda model, step: task.loss(model, task.batch(0, step % task.steps_per_epoch()))
+    x = chosen.inputs(batch, "cpu")
+    if x.is_floating_point():
+        x.normal_()
+    return lambda model, step: sum_of_outputs(model(x))
+
+
 def _measured(chosen: Subject, cost: Cost) -> Work:
     torch.manual_seed(0)
     model = chosen.model("cpu").train()
-    x = chosen.inputs(cost.batch, "cpu")
-    if x.is_floating_point():
-        x.normal_()
-    rule = chosen.optimizer(model.parameters())
+    rule, loss_of = chosen.optimizer(model.parameters()), _losses(chosen, cost.batch)
     forward: dict[str, list[float]] = {}
     backward: dict[str, list[float]] = {}
     optimizer, steps, now = [], [], clock()
     for repeat in range(_REPEATS + 2):
         watch = _Clock()
         handles = watch.hook(model)
-        rule.zero_grad()
         begun = now()
-        loss = sum_of_outputs(model(x))
+        rule.zero_grad()
+        loss = loss_of(model, repeat)
         loss.backward()  # type: ignore[no-untyped-call]
         ended = now()
         rule.step()

@@ -60,5 +60,5 @@ def test_what_is_held_out_is_not_fitted() -> None:
 @pytest.mark.slow
 @pytest.mark.alone
 def test_memory_is_near_the_measured_peak() -> None:
-    found = _memory("lenet", 256)
+    found = _memory("lenet", 1024)
     assert abs(found["error"]) < 0.25

@@ -51,7 +51,7 @@ CASES = tuple(
     [(workload, hosts, link) for workload in ("digits-mlp", "mnist-lenet") for hosts in (2, 4) for link in LINKS]
     + [("shakespeare-gpt", 2, "1gbit"), ("shakespeare-gpt", 2, "100mbit")]
 )
-MEMORY = (("lenet", 256), ("cifar-resnet(20)", 64), ("char-gpt", 32), ("alexnet", 16), ("resnet18", 8))
+MEMORY = (("lenet", 1024), ("cifar-resnet(20)", 64), ("char-gpt", 32), ("alexnet", 16), ("resnet18", 8))
 PEERS = {"ParaDL": 0.13, "Calculon": 0.0365, "vTrain": 0.115}  # published errors, on other machines
 _PULL = 0.05  # how strongly factors are drawn to 1 where measurements say little
 _WITHIN, _NEVER = 1.05, 1.10

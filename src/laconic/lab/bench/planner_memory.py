@@ -1,11 +1,12 @@
 """The peak memory of training a model, measured in a process of its own: `python -m … MODEL BATCH` prints JSON.
 
 Callers: `bench/planner.py`. What counts is how far the resident memory rises above what it was before the model was
-there; a small step before that brings in torch's own.
+there; a small step before that brings in torch's own kernels.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import resource
 import sys
@@ -13,7 +14,7 @@ import sys
 import torch
 
 from laconic.planner.cost import sum_of_outputs
-from laconic.planner.subject import subject
+from laconic.planner.subject import Subject, subject
 
 STEPS = 3
 
@@ -27,21 +28,23 @@ def _peak_nbytes() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def measure(model: str, batch: int) -> int:
-    """Bytes above the start, at the peak of a few steps."""
-    torch.set_num_threads(1)
-    small = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 2))
-    small(torch.randn(2, 3, 8, 8)).sum().backward()
-    chosen = subject(model)
-    chosen.optimizer(small.parameters()).step()  # the first optimiser imports much of torch
-    before = _resident_nbytes()
+def _train(chosen: Subject, batch: int, steps: int) -> None:
     built = chosen.model("cpu").train()
-    x = chosen.inputs(batch, "cpu")
-    rule = chosen.optimizer(built.parameters())
-    for _ in range(STEPS):
+    x, rule = chosen.inputs(batch, "cpu"), chosen.optimizer(built.parameters())
+    for _ in range(steps):
         rule.zero_grad()
         sum_of_outputs(built(x)).backward()  # type: ignore[no-untyped-call]
         rule.step()
+
+
+def measure(model: str, batch: int) -> int:
+    """Bytes above the start, at the peak of a few steps."""
+    torch.set_num_threads(1)
+    chosen = subject(model)
+    _train(chosen, 2, 1)
+    gc.collect()
+    before = _resident_nbytes()
+    _train(chosen, batch, STEPS)
     return _peak_nbytes() - before
 
 
