@@ -83,6 +83,12 @@ def test_unequal_shares() -> None:
     check(chain(5, 7, True), plan, 3, torch.randn(12, 5, dtype=torch.float64), rows=[6, 2, 4])
 
 
+@pytest.mark.parametrize("rows", [[3, 1, 4], [2, 5, 1]])
+def test_ranks_that_ask_for_each_others_rows(rows: list[int]) -> None:
+    plan = {"0": Data(ask=True), "2": Dense("output"), "3": Dense("input")}
+    check(chain(5, 7, True), plan, 3, torch.randn(sum(rows), 5, dtype=torch.float64), rows=rows)
+
+
 def test_float32_is_close_too() -> None:
     model, x = chain(33, 70, True, torch.float32), torch.randn(16, 33)
     check(model, "0=dense(output); 2=dense(input)", 3, x, tolerance=1e-6)

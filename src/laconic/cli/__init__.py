@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
         "codecs": "laconic.cli.bench:codecs",
         "collectives": "laconic.cli.bench:collectives",
         "distributed": "laconic.cli.bench:distributed",
+        "divide": "laconic.cli.bench_divide:divide",
         "memory": "laconic.cli.bench:memory",
         "networks": "laconic.cli.bench:networks",
         "operators": "laconic.cli.bench_operators:operators",

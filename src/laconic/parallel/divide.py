@@ -185,10 +185,31 @@ def _enter_turns(
 def _share_the_rest(model: nn.Module, plan: Plan, context: Context) -> None:
     """Let what is not divided have the gradients of all ranks' rows, weighted by how many they are."""
     assert context.shares is not None
-    codec = next(form.codec for _, form in plan.entries if isinstance(form, Data))
+    data = next(form for _, form in plan.entries if isinstance(form, Data))
     inside = {id(p) for layer in model.modules() if isinstance(layer, Layer) for p in layer.parameters()}
-    cut = context.cut("data", boundary=Boundary.of((codec, codec)))
+    cut = context.cut("data", boundary=Boundary.of((data.codec, data.codec)))
     share_gradients([p for p in model.parameters() if id(p) not in inside], cut)
-    weight = context.world.world_size * context.shares[context.world.rank] / sum(context.shares)
-    if weight != 1:
-        model.register_forward_hook(lambda module, inputs, output: scaled(output, weight))
+    ranks, rank = context.world.world_size, context.world.rank
+
+    def weigh(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        counts = context.turn or context.shares or (1,)
+        return scaled(output, ranks * counts[rank] / sum(counts))
+
+    if data.ask:
+        model.register_forward_pre_hook(_Asking(context))
+    if data.ask or len(set(context.shares)) > 1:
+        model.register_forward_hook(weigh)
+
+
+class _Asking:
+    """Before a forward: how many rows each rank brings to it."""
+
+    def __init__(self, context: Context) -> None:
+        self.context, self.cut = context, context.exact("rows")
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if not inputs:
+            return
+        size, own = self.cut.size, torch.tensor([len(inputs[0])], device=inputs[0].device)
+        came = self.cut.swap("forward", dict.fromkeys(range(size), own), dict.fromkeys(range(size), (1,)), size)
+        self.context.turn = tuple(len(inputs[0]) if each.is_meta else int(each) for each in came.values())

@@ -43,14 +43,14 @@ class Turns:
     def __call__(self, x: Tensor) -> Tensor:
         run = _Run(self.cut, row_counts(self.scheme, self.context.rows(own=x.shape[0]).sizes), x.shape[1:])
         pieces: tuple[Tensor, ...] = _Split.apply(x, run)  # type: ignore[no-untyped-call]
-        outputs = []
+        outputs, before = [], self.context.turn
         try:
             for turn, own in enumerate(pieces):
                 self.context.turn = run.counts[turn]
                 rows: Tensor = _Take.apply(own, run, turn)  # type: ignore[no-untyped-call]
                 outputs.append(self.inner(rows))
         finally:
-            self.context.turn = None
+            self.context.turn = before
         return torch.cat(outputs)
 
 

@@ -19,14 +19,18 @@ class Data(Form):
     Args:
         shares: the rows that ranks bring, in proportion, such as (3, 1); equal by default.
         codec: what gradients go through on their way; exact by default.
+        ask: ranks tell each other at every forward how many rows they bring, any number; 8 bytes a rank.
     """
 
     shares: tuple[int, ...] | None = None
     codec: str = "none"
+    ask: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.shares, list):
             object.__setattr__(self, "shares", tuple(self.shares))
         if self.shares is not None and (not self.shares or any(not isinstance(s, int) or s < 1 for s in self.shares)):
             raise BadInput(f"shares are whole numbers from 1, one a rank, got {self.shares!r}")
+        if self.ask and self.shares is not None:
+            raise BadInput("ranks that ask for each other's rows need no shares")
         Boundary.of(self.codec)

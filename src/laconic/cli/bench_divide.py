@@ -1,0 +1,38 @@
+"""`laconic bench divide`: what a step of a divided model costs beside torch's own divisions, and the bound."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from laconic.cli.shared import Json, echo_json, echo_table
+from laconic.lab.bench.divide import SETS, DivideSpec, measure
+from laconic.lab.report import words
+
+HEADINGS = ("config", "step", "bound", "× bound", "sent", "predicted", "error")
+Set = Annotated[str, typer.Option("--set", help=f"What is divided: {', '.join(SETS)}.")]
+
+
+def divide(
+    name: Set = "dense",
+    hosts: Annotated[int, typer.Option(help="One process each.")] = 2,
+    link: Annotated[str | None, typer.Option(help="Emulate links: 1gbit, 100mbit (root); else loopback.")] = None,
+    batch: Annotated[int, typer.Option(help="Rows of dense layers; images of each host in the trick.")] = 512,
+    width: Annotated[int, typer.Option(help="Of the dense layers.")] = 2048,
+    blocks: Annotated[int, typer.Option(help="Turns of each configuration; fewer than 5 decide nothing.")] = 5,
+    steps: Annotated[int, typer.Option(help="In a block.")] = 3,
+    pin: Annotated[bool, typer.Option(help="Give each host one core of this machine, in turn.")] = True,
+    json: Json = False,
+) -> None:
+    """Time steps of divided models in turn with torch's tensor parallel or DistributedDataParallel."""
+    record = measure(DivideSpec(name, hosts, link, batch, width, blocks, steps, pin))
+    if json:
+        return echo_json(record)
+    rows = []
+    for row in record["results"]:
+        sent = "" if row["sent_nbytes"] is None else words.nbytes(row["sent_nbytes"])
+        step, bound = row["step_seconds"], row["bound_seconds"]
+        told = [words.seconds(step), words.seconds(bound), f"{step / bound:.2f}", sent]
+        rows.append([row["config"], *told, words.nbytes(row["predicted_nbytes"]), f"{row['max_error']:.2g}"])
+    echo_table(HEADINGS, [[words.plain(cell) for cell in row] for row in rows])

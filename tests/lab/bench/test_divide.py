@@ -1,0 +1,38 @@
+"""The benchmark of divisions: torch's beside ours, bytes as predicted, the same values."""
+
+from __future__ import annotations
+
+import pytest
+
+from laconic.errors import BadInput, UnknownName
+from laconic.lab.bench.divide import DivideSpec, measure
+
+
+def test_dense_beside_tensor_parallel() -> None:
+    record = measure(DivideSpec(batch=6, width=10, blocks=1, steps=2, pin=False))
+    rows = {row["config"]: row for row in record["results"]}
+    assert list(rows) == ["torch-tensor-parallel", "divide:none", "divide:dynamic8"]
+    for row in rows.values():
+        assert row["step_seconds"] > 0
+        assert row["bound_seconds"] > 0
+    for name in ("divide:none", "divide:dynamic8"):
+        assert rows[name]["sent_nbytes"] == rows[name]["predicted_nbytes"]
+    assert rows["divide:none"]["predicted_nbytes"] == 2 * 4 * 6 * 10
+    assert rows["torch-tensor-parallel"]["max_error"] < 1e-5
+    assert 0 < rows["divide:dynamic8"]["max_error"] < 0.1
+
+
+@pytest.mark.slow
+def test_the_trick_beside_ddp() -> None:
+    rows = measure(DivideSpec("trick", batch=2, blocks=1, steps=1, pin=False))["results"]
+    ddp, *tricks = rows
+    for row in tricks:
+        assert row["sent_nbytes"] == row["predicted_nbytes"] < ddp["predicted_nbytes"] / 8
+        assert row["max_error"] < 0.2
+
+
+def test_bad_input_is_one_sentence() -> None:
+    with pytest.raises(UnknownName, match="dense, trick"):
+        DivideSpec("convolutions")
+    with pytest.raises(BadInput, match="2 hosts or more"):
+        DivideSpec(hosts=1)
