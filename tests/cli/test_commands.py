@@ -24,7 +24,7 @@ def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:  # type: ign
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["nothing"], "valid ones: bench, codecs"),
+        (["nothing"], "valid ones: bench, code, codecs"),
         (["bench", "nothing"], "valid ones: approximation"),
         (["schedule", "rign"], "did you mean 'ring'"),
         (["schedule", "ring", "--hosts", "2"], "unknown parameter of all_reduce by ring 'hosts'"),

@@ -33,6 +33,9 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
         "shrink": "laconic.cli.bench_shrink:shrink",
         "step": "laconic.cli.bench_step:step",
     },
+    "code": {
+        "graph": "laconic.cli.code:graph",
+    },
     "codecs": "laconic.cli.codecs:codecs",
     "compare": "laconic.cli.compare:compare",
     "cost": "laconic.cli.cost:cost",
@@ -54,6 +57,7 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
 }
 HELP = {
     "laconic": "Laconic trains PyTorch models over networks slower than the model.",
+    "code": "Programs as data: flow graphs of LLVM IR, embeddings of statements, and tasks on both.",
     "bench": "Measure codecs, collectives, networks and training steps on this machine, and check that they are right.",
 }
 # What follows the script is the script's own.

@@ -1,0 +1,133 @@
+"""Source files as LLVM IR text: C, C++ and OpenCL through clang, text and bitcode through llvmlite.
+
+Callers: `graph.read`, the tasks. LLVM itself reads and verifies every file, and what is handed on is what it prints:
+one form, whatever version wrote the file. Text of another version is taken through an installed `llvm-as`.
+
+Invariant: a compiler is given only the file the user named, ends by a deadline, and its output is never run.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from laconic.errors import BadInput, MissingExtra
+
+SOURCES = {".c": "c", ".cc": "c++", ".cpp": "c++", ".cxx": "c++", ".cl": "cl"}
+IR = (".ll", ".bc")
+SECONDS = 30.0  # a deadline of one compilation; ordinary files take a tenth of a second
+_VERSIONS = range(30, 13, -1)
+
+
+def is_readable(path: Path) -> bool:
+    """Whether the name's ending is one that `read_ir` takes."""
+    return path.suffix.lower() in (*SOURCES, *IR)
+
+
+def read_ir(path: str | Path, seconds: float = SECONDS) -> str:
+    """The IR of a file, as today's LLVM prints it.
+
+    Raises:
+        BadInput: the file is missing, does not compile, is no IR, or needs a tool that is not installed.
+        MissingExtra: llvmlite is not installed.
+    """
+    path = Path(path)
+    if not is_readable(path):
+        raise BadInput(f"{path}: expected a file that ends in {', '.join((*SOURCES, *IR))}")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+    if path.suffix.lower() in SOURCES:
+        return _printed(_compiled(path, seconds), path)
+    if path.suffix.lower() == ".bc" or content[:2] == b"BC":
+        return _printed(content, path)
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is no IR text: {error}") from error
+    return read_text(text, str(path), seconds)
+
+
+def read_text(text: str, name: str = "the text", seconds: float = SECONDS) -> str:
+    """IR text as today's LLVM prints it; text of an older LLVM goes through `llvm-as` where one is installed."""
+    binding = _binding()
+    try:
+        return _verified(binding.parse_assembly(text))
+    except RuntimeError as error:
+        first = _first_line(str(error))
+    assembler = find("llvm-as")
+    if assembler is None:
+        raise BadInput(f"{name} is not IR of this LLVM ({first}); install an older llvm-as, such as Debian's llvm-14")
+    code, output, complaint = _run([assembler, "-o", "-", "-"], text.encode(), seconds, name)
+    if code:
+        raise BadInput(f"{name} cannot be read: {_unread(complaint)}")
+    return _printed(output, name)
+
+
+@functools.cache
+def find(tool: str) -> str | None:
+    """The program `tool`, plain or with a version from 14 on behind its name; None when none is installed."""
+    names = (tool, *(f"{tool}-{version}" for version in _VERSIONS))
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+def _compiled(path: Path, seconds: float) -> bytes:
+    clang = find("clang")
+    if clang is None:
+        raise BadInput(f"{path}: clang is not installed; install clang 14 or later, or give its IR as .ll or .bc")
+    language = SOURCES[path.suffix.lower()]
+    options = ["-O1", "-emit-llvm", "-c", "-w", "-x", language, "-o", "-"]
+    if language == "cl":
+        options += ["-cl-std=CL1.2", "-Xclang", "-finclude-default-header", "--target=spir64"]
+    code, output, complaint = _run([clang, *options, str(path.resolve())], b"", seconds, str(path))
+    if code:
+        errors = [line for line in complaint.splitlines() if "error" in line]
+        raise BadInput(f"{path} does not compile: {_first_line(errors[0] if errors else complaint)}")
+    return output
+
+
+def _run(command: Sequence[str], given: bytes, seconds: float, name: str) -> tuple[int, bytes, str]:
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise BadInput(f"{name}: {Path(command[0]).name} was not done after {seconds:g} s") from None
+    return done.returncode, done.stdout, done.stderr.decode(errors="replace")
+
+
+def _printed(bitcode: bytes, name: str | Path) -> str:
+    try:
+        return _verified(_binding().parse_bitcode(bitcode))
+    except RuntimeError as error:
+        raise BadInput(f"{name} is not bitcode that this LLVM reads: {_first_line(str(error))}") from error
+
+
+def _verified(module: Any) -> str:
+    module.verify()
+    return str(module)
+
+
+def _binding() -> ModuleType:
+    try:
+        import llvmlite.binding as binding
+    except ImportError as error:
+        raise MissingExtra("llvmlite", "code") from error
+    return binding
+
+
+def _unread(complaint: str) -> str:
+    """What the assembler says of the statement it stopped at, and the statement."""
+    lines = [line.strip() for line in complaint.splitlines() if line.strip()]
+    said = re.sub(r"^.*?error: ", "", lines[0]) if lines else "llvm-as failed"
+    return f"{said}, in {lines[1]!r}" if len(lines) > 1 else said
+
+
+def _first_line(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return re.sub(r"^(LLVM IR parsing error|<string>:|.*?error:)\s*", "", " ".join(lines[:2])) if lines else "no reason"

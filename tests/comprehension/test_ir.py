@@ -1,0 +1,70 @@
+"""Reading of files: what can be read, and one sentence for what cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from comprehension.programs import KINDS, MODERN
+from laconic.comprehension import ir
+from laconic.comprehension.graph import read
+from laconic.errors import BadInput
+
+binding = pytest.importorskip("llvmlite.binding")
+needs_clang = pytest.mark.skipif(ir.find("clang") is None, reason="no clang, which compiles sources")
+
+
+def test_text_and_bitcode_give_the_same(tmp_path: Path) -> None:
+    (tmp_path / "a.ll").write_text(MODERN)
+    (tmp_path / "a.bc").write_bytes(binding.parse_assembly(MODERN).as_bitcode())
+    assert read(tmp_path / "a.ll").abstracted == read(tmp_path / "a.bc").abstracted
+
+
+@needs_clang
+def test_c_is_compiled(tmp_path: Path) -> None:
+    (tmp_path / "a.c").write_text(KINDS["sort"].format(0, 1))
+    assert any(" = fmul float" in each for each in read(tmp_path / "a.c").abstracted)
+
+
+@needs_clang
+def test_opencl_is_compiled(tmp_path: Path) -> None:
+    (tmp_path / "a.cl").write_text("kernel void f(global float* a) { a[get_global_id(0)] *= 2.0f; }")
+    assert any(" = fmul float" in each for each in read(tmp_path / "a.cl").abstracted)
+
+
+@needs_clang
+def test_source_that_does_not_compile_says_where(tmp_path: Path) -> None:
+    (tmp_path / "a.c").write_text("int f( {")
+    with pytest.raises(BadInput, match=r"a\.c does not compile: .*expected"):
+        read(tmp_path / "a.c")
+
+
+@needs_clang
+def test_a_compilation_ends_by_its_deadline(tmp_path: Path) -> None:
+    (tmp_path / "a.c").write_text("int f(void) { return 1; }")
+    with pytest.raises(BadInput, match="was not done after"):
+        ir.read_ir(tmp_path / "a.c", seconds=1e-4)
+
+
+def test_no_clang_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.c").write_text("int x;")
+    monkeypatch.setattr(ir, "find", lambda tool: None)
+    with pytest.raises(BadInput, match="clang is not installed; install clang 14 or later"):
+        read(tmp_path / "a.c")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.ll", b"define i32 @f( {", "cannot be read|is not IR"),
+        ("a.ll", b"\xff\xfe", "no IR text"),
+        ("a.bc", b"BC nonsense", "is not bitcode"),
+        ("a.ll", b"@x = global i32 1", "no function with a body"),
+        ("a.py", b"pass", "expected a file that ends in"),
+    ],
+)
+def test_damaged_files_are_one_sentence(name: str, content: bytes, says: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadInput, match=says):
+        read(tmp_path / name)
