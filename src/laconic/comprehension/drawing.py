@@ -29,7 +29,7 @@ def draw(graph: FlowGraph, title: str) -> str:
     lines = [_cut(statement) for statement in graph.abstracted]
     width = _LETTER * max(map(len, lines)) + 12
     height = _TOP + _LINE * (len(graph) + 1)
-    body = [_legend(), *(_arc(*edge, right=_MARGIN + width) for edge in graph.edges.tolist())]
+    body = [_legend(), *(_arc(a, b, kind, _MARGIN + width) for a, b, kind in graph.edges.tolist())]
     for number, (line, statement) in enumerate(zip(lines, graph.statements, strict=True)):
         weight = ' font-weight="bold"' if statement.block < 0 else ""
         tip = f"<title>{escaped(statement.text)}</title>"

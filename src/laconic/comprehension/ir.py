@@ -14,7 +14,6 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from laconic.errors import BadInput, MissingExtra
@@ -113,7 +112,7 @@ def _verified(module: Any) -> str:
     return str(module)
 
 
-def _binding() -> ModuleType:
+def _binding() -> Any:
     try:
         import llvmlite.binding as binding
     except ImportError as error:
