@@ -12,6 +12,7 @@ from laconic.cli.shared import Json, echo_json, echo_table
 from laconic.errors import UnknownName
 from laconic.lab.bench import shrink as lab
 from laconic.shrink.report import HEADINGS
+from laconic.workloads import get
 
 PARTS = ("coders", "networks", "running", "vgg16")
 
@@ -40,6 +41,8 @@ def shrink(
                     echo_table(HEADINGS, report.table())
                     typer.echo(f"Deep Compression: {row['paper']}")
     coded = [{"symbols_of": "lenet-300-100, untrained", **row} for row in _small()] if "coders" in chosen else []
+    if "coders" in chosen:
+        coded += [{"symbols_of": "lenet, untrained, float32", **row} for row in lab.lossless(_lenet())]
     for spread in (True, False) if "vgg16" in chosen else ():
         made = {name: (symbols, levels) for name, symbols, levels in lab.vgg16_symbols(spread, scale)}
         of = f"vgg16, published densities, places {'spread' if spread else 'at random'}, drawn"
@@ -62,8 +65,10 @@ def shrink(
         typer.echo(f"geometric mean of speed-ups: {statistics.geometric_mean(row['speedup'] for row in ran):.2f}")
 
 
+def _lenet() -> dict[str, torch.Tensor]:
+    return dict(get("mnist-lenet").build(0).state_dict())
+
+
 def _small() -> list[dict[str, Any]]:
     """Coders on a LeNet-300-100 as it starts, pruned: nothing need be trained to compare their speed."""
-    from laconic.workloads import get
-
     return lab.coders(lab.symbols_of(get("mnist-300-100").build(0), 0.08, 5))

@@ -57,17 +57,19 @@ CIFAR_PIXELS = Pixels(mean=(0.4914, 0.4822, 0.4465), deviation=(0.2470, 0.2435, 
 
 @dataclass(frozen=True)
 class ShiftedPixels(Inputs):
-    """Pixels, then a square of `size` at a random place and mirrored every other time; from the middle in testing.
+    """Pixels, then a square of `size` at a random place, mirrored every other time; from the middle in testing.
 
     Attributes:
         pixels: the scaling.
         size: height and width of what is cut out.
         padding: zeros put around the image first.
+        mirrored: False for what has a right way round, such as digits.
     """
 
     pixels: Pixels
     size: int
     padding: int
+    mirrored: bool = True
 
     def draws(self, samples: int, seed: int, epoch: int) -> Tensor:
         """Row, column (as fractions of the room there is) and mirror of each sample."""
@@ -82,7 +84,8 @@ class ShiftedPixels(Inputs):
         corner = (draws[:, :2] * (room + 1)).long().clamp_(max=room)
         span = torch.arange(self.size)
         rows = corner[:, 0, None] + span
-        columns = corner[:, 1, None] + torch.where(draws[:, 2, None] < 0.5, span, span.flip(0))
+        is_mirrored = (draws[:, 2, None] >= 0.5) & self.mirrored
+        columns = corner[:, 1, None] + torch.where(is_mirrored, span.flip(0), span)
         sample = torch.arange(len(images))[:, None, None, None]
         channel = torch.arange(images.shape[1])[None, :, None, None]
         return images[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
