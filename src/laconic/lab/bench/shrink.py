@@ -170,7 +170,7 @@ def lossless(state: dict[str, Tensor]) -> list[dict[str, Any]]:
     values = sum(tensor.numel() for tensor in state.values())
     coded, encoding = _timed(lambda: [exact.encode(tensor) for tensor in state.values()], 1)
     pairs = list(zip(coded, state.values(), strict=True))
-    back, decoding = _timed(lambda: [exact.decode(*each, torch.empty_like(tensor)) for each, tensor in pairs], 1)
+    back, decoding = _timed(lambda: [exact.decode(p, n, torch.empty_like(tensor)) for (p, n), tensor in pairs], 1)
     if not all(map(torch.equal, back, state.values())):
         raise AssertionError("exact coding does not give back what it was given")
     nbytes = sum(len(piece) for pieces, _ in coded for piece in pieces)
