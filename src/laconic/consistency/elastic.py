@@ -89,9 +89,10 @@ def elastic(
     data from a peer, whenever they come. A step is the mean gradient of `batch` samples whoever is there to compute
     them, and every sample of an epoch is in exactly one committed step.
 
-    Cost of a step, or of a block: the coordinator, which is the longest-standing worker, receives and sends (P − 1)·n
-    values, every other worker n each way, and one small message more. A view change costs a file in `meeting` and a
-    round of small messages; a newcomer also the state, sent by one peer.
+    Cost of a step, or of a block: that of the all-reduce, 2·(P − 1)/P of a payload each way by most algorithms, and
+    three small messages between each worker and the coordinator, which is the longest-standing one. With a robust rule
+    or `drop_slowest` the coordinator receives and sends P − 1 payloads, and every other worker one. A view change costs
+    a file in `meeting` and a round of small messages; a newcomer also the state, sent by one peer.
 
     Args:
         model: parameters float32 on the CPU; all workers must build the same shapes.
@@ -105,15 +106,17 @@ def elastic(
             makes of all gradients at the coordinator, which is trusted (`workers` must be enough for f); "local(8)" or
             "block_momentum(8)", the weights after a block of steps that each worker makes alone, which is then what is
             committed, or made again.
-        options: workers, drop_slowest, patience_s, silence_s and outage_s, see `ElasticOptions`.
+        options: workers, drop_slowest, patience_s, silence_s, outage_s and algorithm, see `ElasticOptions`.
 
     Raises:
         UnknownName: an option that there is not.
         BadInput: a value out of range, a codec or a mode that elastic does not have, or the job in `meeting` trains
             something else.
         PayloadError: from `step`: what the coordinator sent cannot be read.
+        Mismatch: from `step`: a member is in another exchange than this one; a fault of the program, not of a worker.
         PeerLost: everyone who had the model is gone.
-        StorageError: a change of members could not be written into `meeting` for `outage_s`; the model is in memory.
+        StorageError: a change of members could not be written to `meeting` for `outage_s`, and the model is in memory;
+            or a newcomer could not read there for so long.
 
     >>> import tempfile
     >>> model = nn.Linear(4, 1)

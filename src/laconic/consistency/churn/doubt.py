@@ -1,9 +1,9 @@
 """Which side of a broken network a worker is on: one that cannot reach most of the others may itself be cut off.
 
-Callers: `watch.py`, before it publishes a view without the lost; `membership.py`, before a newcomer asks to join. A
-majority that is out of reach has lost us, too: it makes the next view first if we hesitate, and we find in the folder
-that we are out. The others' hosts are asked for a TCP connection, which they accept or refuse by themselves, whatever
-the process does: who is merely slow, stopped or dead is not out of reach.
+Caller: `watch.py`, before it publishes a view without the lost. A majority that is out of reach has lost us, too: it
+makes the next view first if we hesitate, and we find in the folder that we are out. The others' hosts are asked for a
+TCP connection, which they accept or refuse by themselves, whatever the process does: who is merely slow, stopped or
+dead is not out of reach.
 """
 
 from __future__ import annotations
@@ -48,11 +48,6 @@ class Doubt:
             living = len(view.ids) - sum(not accepted for accepted in answers.values())
             self._is_cut_off, self._asked_at = 2 * out_of_reach > living, time.monotonic()
         return self._is_cut_off
-
-
-def all_answer(view: View) -> bool:
-    """Whether the hosts of all members can be reached from here."""
-    return len(ask(dict(view.members))) == len(view.ids)
 
 
 def ask(addresses: Mapping[int, str]) -> dict[int, bool]:

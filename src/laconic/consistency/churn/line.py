@@ -76,16 +76,22 @@ class Line:
 
     # joining
 
-    def ask(self, view: View) -> None:
-        """Ask the coordinator of a view that this worker is not in to take it into the next."""
-        coordinator, address = view.members[0]
-        tried_s = time.monotonic() - self._tried_at
-        with contextlib.suppress(PeerLost):
-            is_stuck = tried_s > RECONNECT_S and not self.transport.is_connected(coordinator)
-            if is_stuck or coordinator not in self.transport.peers:
-                self.transport.add_peer(coordinator, address)
+    def ask(self, view: View) -> bool:
+        """Ask the coordinator of a view that this worker is not in to take it into the next; whether it was asked.
+
+        First all members must be met, for they exchange with each other: that takes them no time from their training,
+        and who reaches some of them only would be of no use.
+        """
+        again = time.monotonic() - self._tried_at > RECONNECT_S
+        for member, address in view.members:
+            if member not in self.transport.peers or (again and not self.transport.is_connected(member)):
+                self.transport.add_peer(member, address)
                 self._tried_at = time.monotonic()
-            self.transport.send_to(coordinator, pack(Kind.JOIN, view.number, 0, body=self.address.encode()), 0)
+        met = (self.transport.mesh.peers[member] for member in view.ids)
+        if not all(peer.established and peer.greeted for peer in met):
+            return False
+        self.tell(view.coordinator, pack(Kind.JOIN, view.number, 0, body=self.address.encode()))
+        return True
 
     def invitation(self, wait_s: float) -> View | None:
         """A view with this worker in it, if one is announced within `wait_s`."""
@@ -103,7 +109,7 @@ class Line:
         waiting = {m: place for m, place in self.newcomers.items() if m not in view.ids and self.reaches(m)}
         if view.coordinator != self.id:
             waiting = {}  # they will ask its coordinator
-        for member in {*self.view.ids, *self.newcomers} - {*view.ids, *waiting, self.id}:
+        for member in {*self.view.ids, *self.transport.mesh.peers} - {*view.ids, *waiting, self.id}:
             self._forget(member)
         self.view, self.newcomers = view, waiting
         for member, address in view.members:

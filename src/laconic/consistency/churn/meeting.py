@@ -37,7 +37,7 @@ _VIEW = re.compile(r"view-(\d{8})\.json")
 
 @dataclass(frozen=True)
 class View:
-    """Who trains together, by seniority: the first is the coordinator, who sums the gradients."""
+    """Who trains together, by seniority: the first is the coordinator, who commits the steps."""
 
     number: int  # from 1, one more than that of the view it replaces
     members: tuple[tuple[int, str], ...]  # (id, address) of each
@@ -51,7 +51,7 @@ class View:
 
     @property
     def coordinator(self) -> int:
-        """Who sums the gradients: the longest-standing member."""
+        """Who commits the steps: the longest-standing member."""
         return self.members[0][0]
 
     def to_json(self) -> str:

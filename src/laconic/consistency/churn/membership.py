@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 
-from laconic.consistency.churn.doubt import Doubt, all_answer
+from laconic.consistency.churn.doubt import Doubt
 from laconic.consistency.churn.exchanged import Exchanged
 from laconic.consistency.churn.line import Line, NewView
 from laconic.consistency.churn.meeting import Meeting, View, event
@@ -49,7 +49,7 @@ def join(line: Line, job: str, patience_s: float, outage_s: float) -> View:
         PeerLost: nobody is reached in `patience_s`.
         StorageError: the folder cannot be read for `outage_s`.
     """
-    asked, asked_at, quiet_since = 0, 0.0, time.monotonic()
+    seen, asked_at, quiet_since = 0, 0.0, time.monotonic()
     while True:
         newest = outlast(line.meeting.newest, line.meeting.folder, outage_s)
         assert newest is not None
@@ -57,13 +57,11 @@ def join(line: Line, job: str, patience_s: float, outage_s: float) -> View:
             raise BadInput(f"the job in {line.meeting.folder} trains {newest.job}; this worker has {job}")
         if line.id in newest.ids:
             return newest
-        if newest.number != asked:
-            quiet_since = time.monotonic()
-        if newest.number != asked or time.monotonic() - asked_at > ASK_AGAIN_S:
-            asked, asked_at = newest.number, time.monotonic()
-            if all_answer(newest):  # members exchange with each other: who reaches some of them only is of no use
-                line.ask(newest)
-        view = line.invitation(LOOK_S)
+        if newest.number != seen:
+            seen, asked_at, quiet_since = newest.number, 0.0, time.monotonic()
+        if time.monotonic() - asked_at > ASK_AGAIN_S and line.ask(newest):
+            asked_at = time.monotonic()
+        view = line.invitation(LOOK_S if asked_at else TICK_S)
         if view is not None:
             return view
         if outlast(lambda: line.meeting.finished, line.meeting.folder, outage_s):
