@@ -24,6 +24,8 @@ from laconic.storage.form import check_named
 from laconic.transports.base import Transport
 from laconic.transports.rounds import finish
 
+_EXACT = codec("none")
+
 
 class Exchanged(Wire):
     """The first `coded_numel` values through `codec`, the others as float32.
@@ -47,6 +49,7 @@ class Exchanged(Wire):
         self._transport: Transport | None = None
         self._offered: int | None = None
         load_kernels(codec, coded_numel)
+        load_kernels(_EXACT, numel - coded_numel)
 
     def share(self, samples: int, occasion: Occasion, transport: Transport, hosts: tuple[int, ...]) -> Tensor:
         """Sum everybody's `values`, each with its share of the samples, in place; to be committed, or made again.
@@ -79,7 +82,7 @@ class Exchanged(Wire):
             residual = self._residuals.lay_out(SideBySide(((NAME, coded.numel()),)), self._codec)
             channels.append(Channel(coded, self._codec, residual))
         if exact.numel():
-            channels.append(Channel(exact, codec("none")))
+            channels.append(Channel(exact, _EXACT))
         algorithm = self._algorithm
         if algorithm == "auto" and 1 < len(set(hosts)) < len(hosts):
             algorithm = "hierarchical"
