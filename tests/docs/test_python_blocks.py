@@ -43,10 +43,13 @@ def test_a_script_that_fails_is_noticed(tmp_path: Path, python: PreparedPython) 
     assert "at the end" in python.run(script)[1]
 
 
+QUICK = ("ddp_one_line.py", "pipeline_transformer.py")
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "example",
-    [pytest.param(path, marks=[] if path.name == "ddp_one_line.py" else pytest.mark.slow) for path in EXAMPLES],
+    [pytest.param(path, marks=[] if path.name in QUICK else pytest.mark.slow) for path in EXAMPLES],
     ids=lambda path: path.name,
 )
 def test_examples_run_under_torchrun(example: Path, tmp_path: Path) -> None:

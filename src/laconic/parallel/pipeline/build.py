@@ -44,10 +44,10 @@ def build(
     rank, size = world.rank, world.world_size
     state = model.state_dict()
     traced = {training: Traced.of(model, training) for training in (True, False)}
-    cuts = _cuts(traced[True], stages, boundary, world, sample)
-    terms = [("plan", str(stages)), ("codec", str(boundary)), ("cuts", ", ".join(cuts))]
+    terms = [("plan", str(stages)), ("codec", str(boundary))]
     terms += [(f"tensor {n}", f"'{key}' {tuple(each.shape)}") for n, (key, each) in enumerate(state.items())]
-    check_alike("divide", terms, world.transport)
+    check_alike("divide", terms, world.transport)  # and all have traced
+    cuts = _cuts(traced[True], stages, boundary, world, sample)
     modules = [traced[True].segment(traced[True].positions(cuts), stage).module for stage in range(size)]
     keys = [[key for key in state if key in module.state_dict()] for module in modules]
     _adopt(model, modules[0], keys)

@@ -33,9 +33,10 @@ Loss = Callable[[Any, int], Tensor]  # of the model's output for the index-th mi
 
 
 class Span(NamedTuple):
-    """What a stage did: "F", "B" or "wait" for a micro-batch, from when to when, by this machine's steady clock."""
+    """What a stage did for a micro-batch on a way: "compute" or "wait", from when to when by this machine's clock."""
 
     kind: str
+    way: str
     micro: int
     begin_s: float
     end_s: float
@@ -150,7 +151,7 @@ class Runner:
         begun = time.perf_counter()
         came = self._coming.pop((way, micro, name)).wait()
         assert came is not None
-        self.spans.append(Span("wait", micro, begun, time.perf_counter()))
+        self.spans.append(Span("wait", way, micro, begun, time.perf_counter()))
         return came.to(self._device)
 
     def _arrived(self, way: str, micro: int) -> None:
@@ -190,7 +191,7 @@ class Runner:
             tensors = {name: each for name, each in taken.items() if isinstance(each, Tensor)}
             self._held[micro] = _Held(batch, tensors, given, loss)
             self.peak_in_flight = max(self.peak_in_flight, len(self._held))
-        self.spans.append(Span("F", micro, begun, time.perf_counter()))
+        self.spans.append(Span("compute", "forward", micro, begun, time.perf_counter()))
         if self.stage:  # the stages before have run this forward pass, so they have taken this gradient
             self._arrived("backward", micro - self.lags[0] - 1)
 
@@ -273,7 +274,7 @@ class Runner:
             torch.autograd.backward(roots, gradients)
         self._send_gradients(micro, held)
         self.ended = micro + 1
-        self.spans.append(Span("B", micro, begun, time.perf_counter()))
+        self.spans.append(Span("compute", "backward", micro, begun, time.perf_counter()))
         self._arrived("forward", micro)  # as its gradient has come back
 
     def _send_gradients(self, micro: int, held: _Held) -> None:
