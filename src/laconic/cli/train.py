@@ -8,6 +8,7 @@ import typer
 
 from laconic.cli import run_options as options
 from laconic.cli.shared import Json, echo_json
+from laconic.errors import BadInput
 from laconic.lab.records.summary import results
 from laconic.lab.report import words
 from laconic.lab.runs.progress import say
@@ -24,6 +25,7 @@ def train(
     algorithm: Annotated[str, typer.Option(help="To whom: auto, gather or an all-reduce algorithm.")] = "auto",
     consistency: Annotated[str, typer.Option(help="When workers agree, such as local(8).")] = "sync",
     elastic: Annotated[bool, typer.Option("--elastic", help="Train on when workers die, and replace them.")] = False,
+    divide: Annotated[str | None, typer.Option(help="Divide the model: 'fc1=dense(output); fc2=dense(input)'.")] = None,
     link: options.Link = None,
     hosts: options.Hosts = None,
     seed: Annotated[int, typer.Option(help="Of weights, data order and dropout.")] = 0,
@@ -40,7 +42,10 @@ def train(
     if resume is not None:
         done = go_on(resume, workload)
     else:
+        if divide is not None and (elastic or consistency != "sync"):
+            raise BadInput("--divide shares one model among all workers: it takes neither --elastic nor --consistency")
         name = with_mode(codec, consistency, "elastic" if elastic else None)
+        name = name if divide is None else f"divide:{codec}@{divide}"
         done = start(RunSpec(
             options.named(workload), workers, [name], [seed], algorithm, link, hosts,
             Changes(epochs, learning_rate, batch), tuning_runs=tuning_runs, runs=runs, command=options.command(),

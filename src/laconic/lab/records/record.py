@@ -26,7 +26,7 @@ from laconic.storage.json_text import seal, unseal
 from laconic.workloads.description import Description
 
 FORMAT = 2
-Door = Literal["compress", "distribute", "elastic"]  # through which a configuration of ours trains
+Door = Literal["compress", "distribute", "divide", "elastic"]  # through which a configuration of ours trains
 DOORS: tuple[Door, ...] = get_args(Door)
 FILE = "run.json"
 
@@ -80,7 +80,7 @@ class Configuration:
     """
 
     name: str
-    kind: Literal["compress", "distribute", "elastic", "peer", "single"]
+    kind: Literal["compress", "distribute", "divide", "elastic", "peer", "single"]
     codec: str
     algorithm: str
     consistency: str

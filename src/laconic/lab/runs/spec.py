@@ -33,6 +33,7 @@ from laconic.exchange.auto import coded_names
 from laconic.exchange.options import Options, flat_codec
 from laconic.lab.records.record import DOORS, Configuration, Door
 from laconic.lab.runs.strategies import PEERS
+from laconic.parallel import Boundary, Plan
 from laconic.specs import split as split_spec
 from laconic.workloads import AS_DECLARED, Changes, Workload
 
@@ -157,6 +158,8 @@ def configuration(name: str, workers: int, algorithm: str = "auto", engine: str 
     door, spec, mode = parse(name)
     if door == "elastic":
         return _elastic(spec, mode, workers, algorithm)
+    if door == "divide":
+        return _divided(spec, mode, workers, engine)
     _check_codec(spec)
     mode = str(build_mode(mode))
     door = door or ("compress" if mode == "sync" and engine == "gloo" else "distribute")
@@ -200,7 +203,7 @@ def with_mode(name: str, mode: str, door: Door | None = None) -> str:
     >>> with_mode("dynamic8", "local(8)"), with_mode("ddp", "local(8)"), with_mode("none", "sync", "elastic")
     ('dynamic8@local(8)', 'ddp', 'elastic:none')
     """
-    if name in (*PEERS, SINGLE):
+    if name in (*PEERS, SINGLE) or name.startswith("divide:"):
         return name
     base, *options = _COMMA.split(name)
     own_door, spec, own_mode = parse(base)
@@ -229,6 +232,18 @@ def _elastic(spec: str, mode: str, workers: int, algorithm: str) -> Configuratio
     flat_codec(spec)
     way = str(way_for(mode, workers))
     return Configuration(_full("elastic", spec, way), "elastic", spec, "coordinator", way, workers, "zmq")
+
+
+def _divided(spec: str, division: str, workers: int, engine: str) -> Configuration:
+    """A model divided over all workers, each with rows of its own; what stands after the @ is the division."""
+    if division == "sync":
+        raise BadInput("divide is followed by a division: divide:CODEC@fc1=dense(output); fc2=dense(input)")
+    plan, boundary = Plan.of(division), Boundary.of(spec)
+    if plan.alone is not None:
+        raise BadInput("a pipeline has a loop of its own (see docs/divide.md); the laboratory trains divided layers")
+    return Configuration(
+        f"divide:{spec}@{plan}", "divide", str(boundary), "swap", "sync", workers, engine, {"division": str(plan)}
+    )
 
 
 def combined(names: Sequence[str], modes: Sequence[str], workers: int) -> list[Configuration]:

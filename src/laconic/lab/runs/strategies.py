@@ -1,17 +1,19 @@
-"""How a trial trains: a peer, one process alone, `laconic.compress` on DDP, or `laconic.distribute`.
+"""How a trial trains: a peer, one process alone, `laconic.compress` on DDP, `laconic.distribute` or `laconic.divide`.
 
 Callers: the trainer, for each step, each checkpoint and the trial's figures. A strategy is a subclass of Trainee, found
-by the configuration's kind. The fifth, `laconic.elastic`, has workers that come and go, and so a driver of its own
+by the configuration's kind. Another, `laconic.elastic`, has workers that come and go, and so a driver of its own
 (`runs/elastic/`).
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch.distributed as dist
@@ -27,6 +29,9 @@ from laconic.exchange.job import BucketRecord
 from laconic.exchange.options import Options
 from laconic.exchange.state import CompressionState
 from laconic.lab.records.record import Configuration, Layer
+from laconic.parallel import Data, Plan
+from laconic.parallel.divide import CONTEXT, divide
+from laconic.parallel.state import load_whole, whole_state
 from laconic.transports.world import World
 
 KEPT = 512  # exchanges, for a timeline
@@ -97,6 +102,9 @@ class Trainee(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most keep nothing
         """The reverse of `state_dict`."""
+
+    def settle(self) -> None:  # noqa: B027 - most train the module itself
+        """Called by all workers before the module is tested, kept or compared: leave in it what was trained so far."""
 
     def finish(self) -> None:  # noqa: B027 - most leave the same model on all workers at every step
         """Called by all workers after the last step: leave in the module what was trained."""
@@ -336,9 +344,52 @@ class DistributeTrainee(Trainee):
         self._job.close()
 
 
+class DivideTrainee(Trainee):
+    """A model divided over all workers, each with rows of its own; `module` is a whole copy, made when it is needed."""
+
+    def __init__(self, chosen: Configuration, module: nn.Module, optimizer: Optimizer, world: World) -> None:
+        super().__init__(chosen, module, optimizer, world)
+        plan = Plan.of(chosen.options["division"])
+        if not any(isinstance(form, Data) for _, form in plan.entries):
+            plan = Plan((*plan.entries, ("", Data(ask=True))))
+        own = vars(module).pop("forward", None)  # of the warm-up, whose model has no data
+        self.model = copy.deepcopy(module)
+        if own is not None:
+            module.forward, self.model.forward = own, partial(own.func, self.model)
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        divide(self.model, plan, codec=chosen.codec.partition(" → ")[0], world=world)
+        parts = dict(self.model.named_parameters())
+        for group in optimizer.param_groups:
+            group["params"] = [parts[names[id(parameter)]] for parameter in group["params"]]
+        self._traffic, self._before = getattr(self.model, CONTEXT).traffic, (0, 0.0)
+
+    def parts(self, times: Times) -> Parts:
+        now = (self._traffic.total_nbytes, sum(self._traffic.wait_s.values()))
+        (sent, wait), self._before = (now[0] - self._before[0], now[1] - self._before[1]), now
+        return Parts(times.ended - times.begun - wait, wait=wait, sent=float(sent))
+
+    def payload(self, name: str, parameter: nn.Parameter) -> tuple[str, float]:
+        """What crosses at a parameter's layer is told beside its first parameter, which is its weight."""
+        layer, _, own = name.rpartition(".")
+        if not any(cut == layer for cut, _ in self._traffic.sent_nbytes):
+            return "none", 4.0 * parameter.numel() * wire_factor(self.chosen.workers)
+        cuts = (layer, f"{layer} weights") if own == "weight" else ()
+        sent = sum(self._traffic.sent_nbytes[cut, way] for cut in cuts for way in ("forward", "backward"))
+        return self.chosen.codec, float(sent)
+
+    def settle(self) -> None:
+        self.module.load_state_dict(whole_state(self.model))
+
+    finish = settle
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        load_whole(self.model, self.module.state_dict())
+
+
 STRATEGIES: dict[str, Callable[[Configuration, nn.Module, Optimizer, World], Trainee]] = {
     "compress": CompressTrainee,
     "distribute": DistributeTrainee,
+    "divide": DivideTrainee,
     "peer": PeerTrainee,
     "single": SingleTrainee,
 }

@@ -130,6 +130,7 @@ class RankTraining(ABC):
 
     def evaluate(self) -> None:
         """Test the model on rank 0; the others wait for it, with the clock at rest."""
+        self.trainee.settle()
         if self.world.rank != 0:
             return
         task = self.prepared.task
@@ -216,6 +217,7 @@ class LockstepTraining(RankTraining):
         return Figures(all_gather(rows, group=self.world).numpy())
 
     def _save(self, stopping: Stopping) -> int:
+        self.trainee.settle()
         self._checkpoints.write(self.step, {
             "step": self.step, "model": self.trainee.module.state_dict(), "exchange": self.trainee.state_dict(),
             "optimizer": self.trainee.optimizer.state_dict(), "random": torch.get_rng_state(),
