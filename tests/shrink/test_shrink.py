@@ -225,6 +225,7 @@ def test_chains_stay_transposed() -> None:
     assert running.make_sparse(model, set(masks), measured=False) == ["1", "3"]
     assert isinstance(model[1], running.SparseChain)
     torch.testing.assert_close(model(x), wanted)
+    torch.testing.assert_close(model(x[:1]), wanted[:1])
 
 
 def test_low_rank_layers() -> None:

@@ -35,7 +35,9 @@ class SparseLinear(nn.Module):
 
     def forward(self, columns: Tensor) -> Tensor:
         found = self.weight @ columns
-        return found if self.bias is None else found.add_(self.bias.detach()[:, None])
+        if self.bias is None:
+            return found
+        return found.add_(self.bias.detach() if columns.dim() == 1 else self.bias.detach()[:, None])
 
 
 class SparseChain(nn.Module):
@@ -50,7 +52,8 @@ class SparseChain(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        columns = x.reshape(-1, x.shape[-1]).t().contiguous()
+        rows = x.reshape(-1, x.shape[-1])
+        columns = rows[0] if len(rows) == 1 else rows.t().contiguous()  # a vector is quicker than a matrix of one column
         for step in self.steps:
             columns = step(columns)
         return columns.t().reshape(*x.shape[:-1], -1).contiguous()
