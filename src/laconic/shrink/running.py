@@ -53,7 +53,7 @@ class SparseChain(nn.Module):
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        columns = rows[0] if len(rows) == 1 else rows.t().contiguous()  # a vector is quicker than a matrix of one column
+        columns = rows[0] if len(rows) == 1 else rows.t().contiguous()  # a vector is quicker than one column
         for step in self.steps:
             columns = step(columns)
         return columns.t().reshape(*x.shape[:-1], -1).contiguous()
