@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
         "operators": "laconic.cli.bench_operators:operators",
         "planner": "laconic.cli.bench_planner:planner",
         "shrink": "laconic.cli.bench_shrink:shrink",
+        "search": "laconic.cli.bench_search:search",
         "step": "laconic.cli.bench_step:step",
     },
     "code": {

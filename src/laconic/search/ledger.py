@@ -34,6 +34,7 @@ from laconic.search.space import Space
 T = TypeVar("T")
 LEASE_S = 60.0  # an owner on another machine that has been silent for so long is gone
 BEAT_S = 10.0
+REACHED_S = 30.0  # how long a proxy is waited for at the start
 AGAIN_S = 60.0  # how long a database that went away is waited for
 _NAMES: dict[Any, State] = {
     STATES["running"]: "running", STATES["done"]: "done", STATES["stopped"]: "stopped", STATES["failed"]: "failed",
@@ -79,11 +80,13 @@ def open_storage(url: str) -> Any:
         if kind == "grpc":
             host, _, port = rest.partition(":")
             proxy = GrpcStorageProxy(host=host, port=int(port or 13000))
-            proxy.wait_server_ready(timeout=10)
+            proxy.wait_server_ready(timeout=REACHED_S)
             return proxy
-        return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
+        # named, since which driver stands behind the bare word depends on SQLAlchemy's version
+        full = f"postgresql+psycopg://{rest}" if kind == "postgresql" else url
+        return RDBStorage(full, engine_kwargs={"pool_pre_ping": True})
     except ImportError as error:
-        raise MissingExtra(str(error).split()[-1].strip("'") or "sqlalchemy", "search") from error
+        raise MissingExtra(f"the driver of {kind}://", "search") from error
     except Exception as error:  # each driver has its own
         text = str(error).strip().splitlines()
         raise BadInput(f"the storage {url} cannot be reached: {text[0] if text else type(error).__name__}") from error

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from laconic.search.history import History, Proposal
+from laconic.search.history import History, Proposal, Seen
 from laconic.search.methods.base import Chance, Method, need, need_choices, register
 from laconic.search.space import Choice, Parameter, Space, Value
 
@@ -57,20 +58,40 @@ class Enas(Method):
         return Proposal(space.build(choose), parent)
 
     def _logits(self, space: Space, history: History) -> dict[str, np.ndarray]:
-        """The controller after all trials so far."""
-        logits = {name: np.zeros(each.count or 1) for name, each in space.parameters.items()}
-        baseline, square = 0.0, 0.0
-        for number, trial in enumerate(history.ended):
-            score = trial.score or 0.0
-            baseline = score if number == 0 else self.decay * baseline + (1 - self.decay) * score
-            gain = score - baseline
-            square = self.decay * square + (1 - self.decay) * gain * gain
-            gain /= max(square**0.5, 1e-12)
-            for name, value in trial.point.items():
-                step = -_shares(logits[name])
-                step[int(space.parameters[name].place(value) * len(step))] += 1
-                logits[name] += self.rate * min(max(gain, -3.0), 3.0) * step
-        return logits
+        """The controller after all trials so far; what it had learned of this history before is kept."""
+        kept = _CONTROLLERS.get(history)
+        if kept is None or kept.method != self:
+            zeros = {name: np.zeros(each.count or 1) for name, each in space.parameters.items()}
+            kept = _CONTROLLERS[history] = _Controller(self, zeros)
+        for trial in history.ended[kept.seen :]:
+            kept.learn(space, trial)
+        return kept.logits
+
+
+@dataclass
+class _Controller:
+    """What a controller has learned from the first `seen` trials."""
+
+    method: Enas
+    logits: dict[str, np.ndarray]
+    seen: int = 0
+    baseline: float = 0.0
+    square: float = 0.0
+
+    def learn(self, space: Space, trial: Seen) -> None:
+        score, decay = trial.score or 0.0, self.method.decay
+        self.baseline = decay * self.baseline + (1 - decay) * score if self.seen else score
+        gain = score - self.baseline
+        self.square = decay * self.square + (1 - decay) * gain * gain
+        gain = min(max(gain / max(self.square**0.5, 1e-12), -3.0), 3.0)
+        for name, value in trial.point.items():
+            step = -_shares(self.logits[name])
+            step[int(space.parameters[name].place(value) * len(step))] += 1
+            self.logits[name] += self.method.rate * gain * step
+        self.seen += 1
+
+
+_CONTROLLERS: weakref.WeakKeyDictionary[History, _Controller] = weakref.WeakKeyDictionary()
 
 
 def _shares(logits: np.ndarray) -> np.ndarray:

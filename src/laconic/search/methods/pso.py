@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -28,6 +29,7 @@ class ParticleSwarm(Method):
         shared: pull of the best of all.
     """
 
+    draws: ClassVar[int] = 3  # a particle that stands still does not move by asking again
     particles: int = 10
     inertia: float = 0.7
     own: float = 1.4

@@ -1,0 +1,215 @@
+"""The loop: retries, rules, weights, ranks, storages, and kills at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import laconic.search
+from laconic.errors import BadInput, LaconicError, RecordError, UnknownName
+from laconic.search.loop import ABANDONED
+from tests.search.objectives import CHOICES, MIXED, counted, curve, dies_at_first, inherits, lines, on_ranks, score
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.processes
+def test_a_process_that_dies_fails_its_trial_which_is_tried_again(tmp_path: Path) -> None:
+    found = laconic.search(dies_at_first, MIXED, "random", 7, parallel=2, folder=tmp_path / "run")
+    trials = list(found.history.trials.values())
+    failed = [trial for trial in trials if trial.state == "failed"]
+    assert failed
+    assert all(trial.why == "its process was killed by SIGKILL" for trial in failed)
+    assert sum(trial.state == "done" for trial in trials) == 7
+    retried = {trial.proposal.notes.get("retry_of"): trial for trial in trials}
+    assert all(retried[trial.number].point == trial.point for trial in failed)
+
+
+@pytest.mark.processes
+def test_all_ranks_of_a_trial_agree_and_one_that_dies_fails_it_alone(tmp_path: Path) -> None:
+    found = laconic.search(
+        on_ranks, "b = choice([1, 2, 3])", "grid", 3, parallel=1, workers=2, retries=0, folder=tmp_path / "run"
+    )
+    assert [trial.state for trial in found.history.trials.values()] == ["done", "done", "failed"]
+    assert found.value == 2.0
+    assert "rank 1 was killed by SIGKILL" in str(found.history.trials[2].why)
+
+
+@pytest.mark.parametrize("rule", ["median(2)", "halving(2)", "hyperband(20)", "learning_curve(19)"])
+def test_rules_stop_what_is_worse_and_leave_the_best(rule: str, tmp_path: Path) -> None:
+    found = laconic.search(curve, "level = float(0, 1)", "sobol", 24, rule=rule, folder=tmp_path / "run")
+    states = [trial.state for trial in found.history.trials.values()]
+    assert "stopped" in states
+    assert found.best is not None
+    assert found.best.state == "done"
+    assert found.params["level"] > 0.9
+
+
+def test_weights_pass_from_trial_to_trial(tmp_path: Path) -> None:
+    for method in ("pbt(4)", "pbt(4, sync=true)", "enas", "gradient_free(3)"):
+        found = laconic.search(inherits, CHOICES, method, 20, folder=tmp_path / method[:12].replace("(", ""))
+        trials = found.history.trials
+        for trial in trials.values():
+            parent = trial.proposal.parent
+            assert trial.score == (0.0 if parent is None else trials[parent].score + 1)  # type: ignore[operator]
+        assert found.value >= 2
+
+
+def test_a_missing_objective_space_storage_or_record_is_one_sentence(tmp_path: Path) -> None:
+    for call, kind, said in (
+        (lambda: laconic.search(score, None, "random", 3), BadInput, "name a space"),
+        (lambda: laconic.search(score, CHOICES, "rnadom", 3), UnknownName, "did you mean 'random'"),
+        (lambda: laconic.search(score, CHOICES, trails=3, folder=tmp_path), UnknownName, "trials"),
+        (lambda: laconic.search(score, CHOICES, "random", 0, folder=tmp_path), BadInput, "trials is a whole number"),
+        (lambda: laconic.search(score, CHOICES, rule="never", folder=tmp_path), UnknownName, "learning_curve"),
+        (lambda: laconic.search(score, CHOICES, storage="postgresql://localhost:1/no", folder=tmp_path), BadInput,
+         "cannot be reached"),
+        (lambda: laconic.search.resume(tmp_path / "nowhere"), RecordError, "holds no search"),
+        (lambda: laconic.search("no.module:function", CHOICES, folder=tmp_path), BadInput, "cannot be imported"),
+        (lambda: laconic.search("digits-mlp", "speed = float(0, 1)", folder=tmp_path), BadInput, "nothing reads"),
+        (lambda: laconic.search(lambda trial: 0.0, CHOICES, parallel=1, folder=tmp_path), BadInput, "parallel=0"),
+    ):  # fmt: skip
+        with pytest.raises(kind, match=said):
+            call()
+
+
+def test_a_search_in_which_all_fails_gives_up(tmp_path: Path) -> None:
+    with pytest.raises(LaconicError, match="the last 4 trials failed, the last one because: KeyError"):
+        laconic.search(lambda trial: trial.params["no"], CHOICES, "random", 30, give_up=4, folder=tmp_path / "run")
+
+
+def _started(folder: Path, trials: int, storage: str = "") -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "laconic", "search", "tests.search.objectives:slow", "--space", CHOICES,
+               "--method", "evolution(population=4, sample=2)", "--trials", str(trials), "--parallel", "2",
+               "--folder", str(folder), "--json"]  # fmt: skip
+    environment = {**os.environ, "COUNTED": str(folder.parent / "counted"), "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    return subprocess.Popen(command + (["--storage", storage] if storage else []), cwd=ROOT, env=environment,
+                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+
+
+def _ended(folder: Path) -> dict[int, float]:
+    """The trials that the journal holds as ended, read by another program's eyes."""
+    ended = {}
+    for line in (folder / "journal.log").read_text().splitlines():
+        entry = json.loads(line)
+        if entry["op_code"] == 6 and entry["state"] == 1:
+            assert entry["trial_id"] not in ended
+            ended[entry["trial_id"]] = entry["values"][0]
+    return ended
+
+
+def _killed_and_resumed(folder: Path, chance: random.Random, kills: int) -> None:
+    """Kill the coordinator at chance moments; nothing that ended is lost, and nothing is made twice."""
+    os.environ["COUNTED"] = str(folder.parent / "counted")
+    for _ in range(kills):
+        process = _started(folder, 14)
+        deadline, before = time.monotonic() + 100, len(lines(folder.parent / "counted"))
+        more = chance.randint(1, 4)
+        while len(lines(folder.parent / "counted")) < before + more and time.monotonic() < deadline:
+            if process.poll() is not None:
+                break
+            time.sleep(0.01)
+        time.sleep(chance.random() * 0.05)
+        process.kill()
+        process.wait()
+        kept = _ended(folder) if (folder / "journal.log").exists() else {}
+        after = laconic.search.load(folder).history
+        assert {t.number: t.score for t in after.trials.values() if t.state == "done"} == kept
+    found = laconic.search.resume(folder, counted)
+    trials = list(found.history.trials.values())
+    done = [trial for trial in trials if trial.state == "done"]
+    assert len(done) == 14
+    assert len({tuple(trial.point.values()) for trial in done}) == 14
+    assert {trial.why for trial in trials if trial.state == "failed"} <= {ABANDONED}
+
+
+@pytest.mark.processes
+def test_a_search_that_is_killed_goes_on(tmp_path: Path) -> None:
+    _killed_and_resumed(tmp_path / "run", random.Random(0), kills=1)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(25))
+def test_a_search_that_is_killed_again_and_again_goes_on(seed: int, tmp_path: Path) -> None:
+    _killed_and_resumed(tmp_path / "run", random.Random(seed), kills=2)
+
+
+def test_a_torn_line_of_the_journal_is_cut_off(tmp_path: Path) -> None:
+    laconic.search(score, CHOICES, "random", 5, folder=tmp_path / "run")
+    with (tmp_path / "run" / "journal.log").open("ab") as file:
+        file.write(b'{"op_code": 4, "wor')
+    assert len(laconic.search.resume(tmp_path / "run", score, trials=8).history) == 8
+
+
+BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+
+
+@pytest.fixture
+def postgres(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
+    """A server of its own: its address, and the command that restarts it without mercy."""
+    pytest.importorskip("psycopg")
+    if not BINARIES:
+        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+    folder, port = Path("/tmp") / f"pg{os.getpid()}", 20000 + os.getpid() % 20000
+    as_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    if as_user:
+        os.chown(folder, 65534, 65534)
+    control = [*as_user, str(BINARIES[-1] / "pg_ctl"), "-D", str(folder / "data"), "-l", str(folder / "log"), "-o",
+               f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off", "-w"]  # fmt: skip
+    try:
+        subprocess.run([*as_user, str(BINARIES[-1] / "initdb"), "-D", str(folder / "data"), "-A", "trust", "-U",
+                        "laconic"], check=True, capture_output=True, cwd="/", timeout=100)  # fmt: skip
+        subprocess.run([*control, "start"], check=True, capture_output=True, cwd="/", timeout=60)
+        yield f"postgresql://laconic@127.0.0.1:{port}/postgres", [*control, "-m", "immediate", "restart"]
+    finally:
+        subprocess.run([*control, "-m", "immediate", "stop"], capture_output=True, cwd="/", timeout=60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.processes
+def test_a_database_may_go_away_and_come_back(postgres: tuple[str, list[str]], tmp_path: Path) -> None:
+    url, restart = postgres
+    restarts = []
+
+    def note(trial: object, history: object) -> None:
+        if len(restarts) < 2 and len(history.trials) % 4 == 3:  # type: ignore[attr-defined]
+            restarts.append(subprocess.run(restart, check=True, capture_output=True, cwd="/", timeout=60))
+
+    found = laconic.search(score, CHOICES, "random", 12, storage=url, folder=tmp_path / "run", note=note)
+    assert len(restarts) == 2
+    kept = laconic.search.load(tmp_path / "run").history.trials
+    assert {n: (t.state, t.point) for n, t in kept.items()} == {
+        n: (t.state, t.point) for n, t in found.history.trials.items()
+    }
+    assert sum(trial.state == "done" for trial in kept.values()) == 12
+
+
+@pytest.mark.processes
+def test_optunas_proxy_serves_a_search(tmp_path: Path) -> None:
+    pytest.importorskip("grpc")
+    port = 40000 + os.getpid() % 20000
+    journal = tmp_path / "served.log"
+    code = ("from optuna.storages import run_grpc_proxy_server; from laconic.search.ledger import open_storage;"
+            f"run_grpc_proxy_server(open_storage({str(journal)!r}), host='127.0.0.1', port={port})")  # fmt: skip
+    server = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stderr=subprocess.DEVNULL)
+    try:
+        found = laconic.search(score, CHOICES, "random", 8, storage=f"grpc://127.0.0.1:{port}", folder=tmp_path / "run")
+        assert len(found.history) == 8
+        assert journal.stat().st_size > 0
+    finally:
+        server.send_signal(signal.SIGKILL)
+        server.wait()
