@@ -118,12 +118,12 @@ def toy(stretches: int = 20, seed: int = 0) -> list[dict[str, Any]]:
 def uneven(trial: Trial) -> float:
     """Waits from 0.05 to 0.35 s, by its number."""
     time.sleep(0.05 + 0.3 * ((trial.number * 7) % 10) / 9)
-    return trial.params["x"]
+    return float(trial.params["x"])
 
 
 def nothing(trial: Trial) -> float:
     """Costs nothing."""
-    return trial.params["x"]
+    return float(trial.params["x"])
 
 
 def cost(trials: int = 100) -> list[dict[str, Any]]:
