@@ -14,6 +14,7 @@ from torch import Tensor
 
 from laconic import codecs, operators
 from laconic.codecs.powersgd import PowerSGD
+from laconic.comprehension import skipgram
 from laconic.consistency.robust import rules
 from laconic.exchange.dgc import accelerate
 from laconic.exchange.sparse import sparse_all_reduce
@@ -61,6 +62,8 @@ def compile_all() -> Iterator[str]:
     yield "coder of shrunk models"
     simulate(ring(2, 4), Link(latency_s=1e-6, s_per_byte=1e-9))
     yield "simulator"
+    skipgram.train(np.array([[0, 1], [1, 0]], dtype=np.int32), 2, skipgram.Training(dim=4, epochs=1))
+    yield "skip-gram"
 
 
 def _specs() -> list[str]:

@@ -35,7 +35,11 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
         "step": "laconic.cli.bench_step:step",
     },
     "code": {
+        "analogies": "laconic.cli.code:analogies",
+        "coarsen": "laconic.cli.code_tasks:coarsen",
+        "embed": "laconic.cli.code:embed",
         "graph": "laconic.cli.code:graph",
+        "map": "laconic.cli.code_tasks:map_",
     },
     "codecs": "laconic.cli.codecs:codecs",
     "compare": "laconic.cli.compare:compare",

@@ -1,4 +1,4 @@
-"""`laconic code graph`: programs as flow graphs."""
+"""`laconic code graph | embed | analogies`: programs as flow graphs, their statements as vectors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
-from laconic.cli.shared import Json, echo_json
+from laconic.cli.shared import Json, Ranks, echo_json, echo_table
+from laconic.comprehension import analogies as questions
+from laconic.comprehension import archives, embedding, making
 from laconic.comprehension import graph as graphs
 from laconic.comprehension.drawing import draw
+from laconic.lab.clusters.launch import is_launched, run_job
 from laconic.storage import files
 
 Program = Annotated[Path, typer.Argument(help="C, C++ or OpenCL source, .ll or .bc.")]
@@ -34,3 +37,53 @@ def graph(
         )  # fmt: skip
     edges = ", ".join(f"{count:,} of {name}" for name, count in kinds.items())
     typer.echo(f"{path}: {functions} functions, {len(found):,} statements; edges: {edges}")
+
+
+def embed(
+    paths: Annotated[list[Path], typer.Argument(help="Programs, or folders of them.")],
+    output: Annotated[Path, typer.Option("-o", help="The file to write.")] = Path("code.embedding"),
+    distance: Annotated[int, typer.Option(help="Edges between a statement and those of its context.")] = 2,
+    cutoff: Annotated[int, typer.Option(help="Statements that occur less often share one vector.")] = 2,
+    dim: Annotated[int, typer.Option(help="Numbers of a vector.")] = 200,
+    epochs: Annotated[int, typer.Option(help="Passes over the pairs.")] = 5,
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    cache: Annotated[Path | None, typer.Option(help="Keep compiled programs in this folder; go on from it.")] = None,
+    ranks: Ranks = 1,
+    json: Json = False,
+) -> None:
+    """Train vectors of statements on programs, by their neighbours in the flow graph."""
+    how = {"distance": distance, "cutoff": cutoff, "dim": dim, "epochs": epochs, "seed": seed}
+    given = ([str(path) for path in paths], str(output), how, str(cache) if cache else None)
+    record = making.embed(*given) if ranks == 1 and not is_launched() else run_job(ranks, None, making.embed, given)
+    if record is None:  # another rank of a launched job
+        return None
+    if json:
+        return echo_json(record)
+    for path, reason in record["skipped"]:
+        typer.echo(f"skipped {path}: {reason}", err=True)
+    typer.echo(
+        f"{output}: {record['vocabulary']:,} statements from {record['programs']:,} programs "
+        f"({len(record['skipped'])} skipped), {100 * record['unknown_share']:.1f} % of statements unknown; "
+        f"{record['pairs']:,} pairs, {record['pairs_per_s']:,.0f} a second"
+    )
+
+
+def analogies(
+    file: Annotated[Path | None, typer.Argument(help="An embedding. Default: the published one.")] = None,
+    near: Annotated[str | None, typer.Option(help="Show the statements nearest to this one.")] = None,
+    json: Json = False,
+) -> None:
+    """Ask an embedding analogies and compare distances, beside what was published."""
+    found = archives.published() if file is None else embedding.load(file)
+    if near is not None:
+        rows = [[f"{cosine:.3f}", name] for name, cosine in found.nearest(near)]
+        return echo_json(rows) if json else echo_table(("cosine", "statement"), rows, left=("statement",))
+    asked, apart = questions.analogies(found), questions.distances(found)
+    if json:
+        return echo_json({"vocabulary": len(found.vocabulary), "analogies": asked, "distances": apart})
+    rows = [[row["kind"], row["part"], f"{row['correct']}/{row['questions']}", "/".join(map(str, row["published"]))]
+            for row in asked]  # fmt: skip
+    echo_table(("kind", "analogy", "answered", "published"), rows, left=("analogy",))
+    cells = [[row["category"], f"{row['percent']:.2f} %", f"{row['published']:.2f} %"] for row in apart]
+    echo_table(("distances", "nearer", "published"), cells)
+    return None

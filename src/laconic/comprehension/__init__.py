@@ -5,6 +5,11 @@ An application of the library: nothing below knows it. The way of a program:
     ir.py          a file becomes IR text, through clang, llvm-as and llvmlite
     statements.py  the text becomes statements, without names and literals
     graph.py       statements become a flow graph; drawing.py draws it
+    corpus.py      many files at once, kept once they are read
+    embedding.py   a vocabulary and its vectors, trained by skipgram.py on neighbours in the graph; making.py joins them
+    analogies.py   what an embedding knows of the language
+    programs.py    programs as rows of numbers, by an embedding or a control; then one forest for all
+    device_mapping.py, coarsening.py   tasks on measured data, which archives.py reads
 
 Source: Ben-Nun, Jakobovits, Hoefler, Neural Code Comprehension: A Learnable Representation of Code Semantics
 (inst2vec), NeurIPS 2018.

@@ -1,0 +1,150 @@
+"""Vectors of statements: vocabulary, context pairs, the file they are kept in, and what is near to what.
+
+Callers: the commands and tasks. A statement that the vocabulary does not have is counted and gets the row of UNKNOWN,
+which is trained on the statements that were too rare for a row of their own: never a silent zero.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse
+
+from laconic.comprehension.graph import FlowGraph
+from laconic.errors import BadInput, PayloadError
+from laconic.storage import json_text, tree
+
+UNKNOWN = "!UNK"
+FORMAT = "statements-1"
+Integers = np.ndarray[Any, np.dtype[np.int32]]
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """A vector for each statement of a vocabulary, whose last is UNKNOWN.
+
+    Args:
+        vectors: float32, a row a statement.
+        about: how it was made.
+    """
+
+    vocabulary: Mapping[str, int]
+    vectors: np.ndarray[Any, np.dtype[np.float32]]
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.vectors.ndim != 2 or len(self.vocabulary) != len(self.vectors):
+            raise BadInput(f"{len(self.vocabulary)} statements need as many vectors, got {self.vectors.shape}")
+        if sorted(self.vocabulary.values()) != list(range(len(self.vocabulary))) or UNKNOWN not in self.vocabulary:
+            raise BadInput(f"a vocabulary numbers its statements from 0 on, {UNKNOWN} among them")
+        if not np.isfinite(self.vectors).all():
+            raise BadInput("a vector holds NaN or infinity")
+
+    def rows(self, statements: Iterable[str]) -> Integers:
+        """The numbers of statements; those not in the vocabulary have that of UNKNOWN."""
+        unknown = self.vocabulary[UNKNOWN]
+        return np.array([self.vocabulary.get(each, unknown) for each in statements], dtype=np.int32)
+
+    def unknown_share(self, sequences: Sequence[Sequence[str]]) -> float:
+        """The part of all statements that the vocabulary does not have."""
+        total = sum(map(len, sequences))
+        known = sum(each in self.vocabulary for sequence in sequences for each in sequence)
+        return 1 - known / total if total else 0.0
+
+    def nearest(self, statement: str, count: int = 10) -> list[tuple[str, float]]:
+        """The statements with the largest cosine to a given one, and the cosine.
+
+        Raises:
+            BadInput: the vocabulary does not have it.
+        """
+        if statement not in self.vocabulary:
+            raise BadInput(f"the vocabulary of {len(self.vocabulary):,} does not have {statement!r}")
+        unit = normalised(self.vectors)
+        cosines = unit @ unit[self.vocabulary[statement]]
+        names = sorted(self.vocabulary, key=self.vocabulary.__getitem__)
+        best = [n for n in np.argsort(-cosines, kind="stable").tolist() if names[n] != statement][:count]
+        return [(names[n], float(cosines[n])) for n in best]
+
+    def save(self, path: str | Path) -> Path:
+        """Write it as one checked file, whole or not at all."""
+        names = sorted(self.vocabulary, key=self.vocabulary.__getitem__)
+        content = {"format": FORMAT, "statements": names, "vectors": torch.from_numpy(self.vectors),
+                   "about": dict(self.about)}  # fmt: skip
+        tree.write_file(Path(path), content)
+        return Path(path)
+
+
+def load(path: str | Path) -> Embedding:
+    """The embedding in a file that `save` wrote, or in a folder with vocabulary.json and embeddings.npy.
+
+    Raises:
+        PayloadError: it is missing, damaged, or something else.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _load_folder(path)
+    content = tree.read_file(path)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise PayloadError(f"{path} is no embedding of statements; make one with: laconic code embed")
+    names = content["statements"]
+    return _checked(path, {name: n for n, name in enumerate(names)}, content["vectors"].numpy(), content["about"])
+
+
+def _load_folder(path: Path) -> Embedding:
+    try:
+        vocabulary = json_text.parse((path / "vocabulary.json").read_bytes())
+        vectors = np.load(path / "embeddings.npy", allow_pickle=False)
+    except (OSError, ValueError) as error:  # PayloadError is a ValueError, too
+        raise PayloadError(f"{path} holds no whole vocabulary.json and embeddings.npy: {error}") from error
+    if not isinstance(vocabulary, dict):
+        raise PayloadError(f"{path / 'vocabulary.json'} is no table of statements and their numbers")
+    return _checked(path, vocabulary, vectors.astype(np.float32), {"published": str(path.name)})
+
+
+def _checked(path: Path, vocabulary: dict[str, int], vectors: Any, about: dict[str, Any]) -> Embedding:
+    try:
+        return Embedding(vocabulary, vectors, about)
+    except (BadInput, TypeError) as error:
+        raise PayloadError(f"{path}: {error}") from error
+
+
+def normalised(vectors: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Each row with length 1; a row of zeros stays."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    found: np.ndarray[Any, np.dtype[np.float32]] = vectors / np.maximum(lengths, 1e-12)
+    return found
+
+
+def vocabulary_of(sequences: Iterable[Sequence[str]], cutoff: int = 1) -> dict[str, int]:
+    """The statements that occur at least `cutoff` times, the most frequent first; then UNKNOWN."""
+    counts = Counter(each for sequence in sequences for each in sequence)
+    kept = sorted((name for name, count in counts.items() if count >= cutoff), key=lambda name: (-counts[name], name))
+    return {name: number for number, name in enumerate([*(name for name in kept if name != UNKNOWN), UNKNOWN])}
+
+
+def context_pairs(graph: FlowGraph, vocabulary: Mapping[str, int], distance: int = 2) -> Integers:
+    """(statement, statement within `distance` edges of it) as numbers, a row for each pair of places, both ways.
+
+    Raises:
+        BadInput: the distance is below 1.
+    """
+    if distance < 1:
+        raise BadInput(f"the context's distance is 1 or more, got {distance}")
+    size = len(graph)
+    ones = np.ones(len(graph.edges), dtype=np.int64)
+    once = sparse.coo_array((ones, (graph.edges[:, 0], graph.edges[:, 1])), (size, size)).tocsr()
+    near = once + once.T
+    reach = near
+    for _ in range(distance - 1):
+        reach = ((reach @ near + reach) > 0).astype(np.int64)
+    places = reach.tocoo()
+    off = places.row != places.col
+    unknown = vocabulary[UNKNOWN]
+    numbers = np.array([vocabulary.get(each, unknown) for each in graph.abstracted], dtype=np.int32)
+    return np.stack([numbers[places.row[off]], numbers[places.col[off]]], axis=1)
