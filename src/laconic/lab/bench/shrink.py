@@ -92,7 +92,7 @@ NETWORKS = {
     "digits-mlp": Network("digits-mlp", 10, 2, 4, 0.5, (Goal(0.15, 4), Goal(0.08, 3)), ""),
 }  # fmt: skip
 
-# Han, Mao, Dally, Deep Compression, ICLR 2016, Table 6: the share kept of each weight of VGG-16, in order; and, after
+# Han, Mao, Dally, Deep Compression, ICLR 2016, Table 5: the share kept of each weight of VGG-16, in order; and, after
 # Huffman coding, the bits of a value and of its place.
 VGG16 = tuple(zip(
     (58, 22, 34, 36, 53, 24, 42, 32, 27, 34, 35, 29, 36, 4, 4, 23),

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from laconic.errors import ScheduleError
 
-AHEAD = 3  # micro-batches in flight for each link; measured at 100 Mbit/s, where 1 left the wire idle
+AHEAD = 3  # micro-batches in flight for each link; with 1 the wire is idle while a stage computes
 
 
 class Pass(NamedTuple):
