@@ -22,6 +22,7 @@ from laconic.errors import LaconicError, UnknownName
 COMMANDS: Mapping[str, str | Mapping[str, str]] = {
     "bench": {
         "approximation": "laconic.cli.bench:approximation",
+        "code": "laconic.cli.code_tasks:code",
         "codecs": "laconic.cli.bench:codecs",
         "collectives": "laconic.cli.bench:collectives",
         "distributed": "laconic.cli.bench:distributed",
@@ -36,6 +37,7 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
     },
     "code": {
         "analogies": "laconic.cli.code:analogies",
+        "classify": "laconic.cli.code_tasks:classify",
         "coarsen": "laconic.cli.code_tasks:coarsen",
         "embed": "laconic.cli.code:embed",
         "graph": "laconic.cli.code:graph",

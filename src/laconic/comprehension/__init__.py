@@ -9,6 +9,7 @@ An application of the library: nothing below knows it. The way of a program:
     embedding.py   a vocabulary and its vectors, trained by skipgram.py on neighbours in the graph; making.py joins them
     analogies.py   what an embedding knows of the language
     programs.py    programs as rows of numbers, by an embedding or a control; then one forest for all
+    classify.py    classes of programs in folders
     device_mapping.py, coarsening.py   tasks on measured data, which archives.py reads
 
 Source: Ben-Nun, Jakobovits, Hoefler, Neural Code Comprehension: A Learnable Representation of Code Semantics
