@@ -7,11 +7,15 @@ from typing import Annotated
 import typer
 
 from laconic.cli.shared import Json, echo_json, echo_table
+from laconic.errors import UnknownName
+from laconic.lab.bench import divide_pipeline
 from laconic.lab.bench.divide import SETS, DivideSpec, measure
 from laconic.lab.report import words
 
 HEADINGS = ("config", "step", "bound", "× bound", "sent", "predicted", "error")
-Set = Annotated[str, typer.Option("--set", help=f"What is divided: {', '.join(SETS)}.")]
+PIPELINE = "pipeline"
+ALL = (*SETS, PIPELINE)
+Set = Annotated[str, typer.Option("--set", help=f"What is divided: {', '.join(ALL)}.")]
 
 
 def divide(
@@ -25,8 +29,13 @@ def divide(
     pin: Annotated[bool, typer.Option(help="Give each host one core of this machine, in turn.")] = True,
     json: Json = False,
 ) -> None:
-    """Time steps of divided models in turn with torch's tensor parallel or DistributedDataParallel."""
-    record = measure(DivideSpec(name, hosts, link, batch, width, blocks, steps, pin))
+    """Time steps of divided models in turn with torch's tensor parallel, pipelines or DistributedDataParallel."""
+    if name not in ALL:
+        raise UnknownName("set of divisions", name, ALL)
+    if name == PIPELINE:  # of a size of its own
+        record = divide_pipeline.measure(divide_pipeline.PipelineSpec(link, blocks=blocks, steps=steps))
+    else:
+        record = measure(DivideSpec(name, hosts, link, batch, width, blocks, steps, pin))
     if json:
         return echo_json(record)
     rows = []

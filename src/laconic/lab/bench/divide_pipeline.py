@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from laconic import statistics
 from laconic.errors import BadInput
 from laconic.exchange.collectives import all_gather, barrier
 from laconic.lab.clusters.cluster import Cluster, core_of, interface_nbytes
+from laconic.lab.environment import environment
 from laconic.lab.records.record import Span
 from laconic.parallel.boundary import Boundary
 from laconic.parallel.forms.stages import Stages
@@ -62,20 +63,24 @@ class PipelineSpec:
             raise BadInput(f"no pipeline '{unknown[0]}'; the valid ones: {', '.join(CONFIGURATIONS)}")
 
 
-def results(spec: PipelineSpec, timeout_s: float = 1800.0) -> list[dict[str, Any]]:
-    """The rows of `laconic bench divide --json` that are about pipelines.
+def measure(spec: PipelineSpec, timeout_s: float = 1800.0) -> dict[str, Any]:
+    """Measure all configurations; returns the record that `laconic bench divide --set pipeline --json` prints.
 
     Raises:
         BadInput: a link or configuration that cannot be.
         RankFailed: a rank failed.
     """
+    load = os.getloadavg()[0]
     if spec.link is None:
         ranks = run_local(HOSTS, _run_rank, (spec,), timeout_s)
     else:
         with Cluster(HOSTS, spec.link) as cluster:
             ranks = cluster.run(_run_rank, (spec,), timeout_s=timeout_s)
     rate_bps = None if spec.link is None else cluster.link.rate_bps
-    return [_row(spec, name, [rank[name] for rank in ranks], rate_bps) for name in spec.configurations]
+    return {
+        "results": [_row(spec, name, [rank[name] for rank in ranks], rate_bps) for name in spec.configurations],
+        "configuration": asdict(spec), "load_average_before": load, "environment": environment(),
+    }  # fmt: skip
 
 
 def _row(spec: PipelineSpec, name: str, ranks: Sequence[dict[str, Any]], rate_bps: float | None) -> dict[str, Any]:
@@ -87,8 +92,8 @@ def _row(spec: PipelineSpec, name: str, ranks: Sequence[dict[str, Any]], rate_bp
     return {
         "config": f"pipeline {name}", "engine": "torch" if name in PEERS else "laconic", "hosts": HOSTS,
         "link": spec.link or "loopback", "step_seconds": step.value, "step_seconds_interval": [*step.interval],
-        "bound_seconds": bound, "sent_nbytes": [rank["sent_nbytes"] for rank in ranks],
-        "predicted_nbytes": [rank["predicted_nbytes"] for rank in ranks],
+        "bound_seconds": bound, "sent_nbytes": max(rank["sent_nbytes"] for rank in ranks),
+        "predicted_nbytes": max(rank["predicted_nbytes"] for rank in ranks),
         "max_error": max(rank["error"] for rank in ranks), "block_seconds": blocks, "micro": spec.micro,
         "timeline": [span for rank in ranks for span in rank["timeline"]],
     }  # fmt: skip
