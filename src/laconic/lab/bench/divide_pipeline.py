@@ -86,13 +86,14 @@ def measure(spec: PipelineSpec, timeout_s: float = 1800.0) -> dict[str, Any]:
 def _row(spec: PipelineSpec, name: str, ranks: Sequence[dict[str, Any]], rate_bps: float | None) -> dict[str, Any]:
     blocks = [max(block) for block in zip(*(rank["step_s"] for rank in ranks), strict=True)]
     step = statistics.median(blocks)
+    counted = [rank["sent_nbytes"] for rank in ranks if rank["sent_nbytes"] is not None]
     sent = [rank["predicted_nbytes"] / spec.micro * 8 / rate_bps if rate_bps else 0.0 for rank in ranks]
     forward_s, backward_s = ([rank[key] for rank in ranks] for key in ("forward_s", "backward_s"))
     bound = bound_s(forward_s, backward_s, sent[:1], sent[1:], spec.micro)
     return {
         "config": f"pipeline {name}", "engine": "torch" if name in PEERS else "laconic", "hosts": HOSTS,
         "link": spec.link or "loopback", "step_seconds": step.value, "step_seconds_interval": [*step.interval],
-        "bound_seconds": bound, "sent_nbytes": max(rank["sent_nbytes"] for rank in ranks),
+        "bound_seconds": bound, "sent_nbytes": max(counted) if counted else None,
         "predicted_nbytes": max(rank["predicted_nbytes"] for rank in ranks),
         "max_error": max(rank["error"] for rank in ranks), "block_seconds": blocks, "micro": spec.micro,
         "timeline": [span for rank in ranks for span in rank["timeline"]],
