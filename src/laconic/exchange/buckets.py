@@ -26,6 +26,7 @@ from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.matrices import Matrices, MatrixBucket
 from laconic.exchange.message import Channel, Feeds
 from laconic.exchange.residuals import Residuals, SideBySide
+from laconic.exchange.sparse_choice import SPARSE
 from laconic.exchange.sparse_exchange import SparseExchange
 from laconic.schedules.registry import build
 from laconic.transports.base import Timings, Transport
@@ -151,6 +152,8 @@ class BucketGroup:
         if algorithm == "auto":
             once = any(bucket.must_gather for bucket in self.buckets)
             algorithm = cheapest_coded(channels, transport.world_size, route.link or GUESS, once=once)
+        if algorithm in SPARSE and all(channel.codec.exact for channel in channels):
+            algorithm = "direct"  # every parameter here is exempt
         key = (*map(id, channels), id(transport), algorithm, route.hosts)
         if self._exchange is None or self._key != key:
             self._exchange = plan_coded(channels, transport, algorithm, route.hosts, transport.world_size)

@@ -102,7 +102,7 @@ class Plan:
     >>> Plan.of(plan.to_json()) == plan
     True
     >>> print(plan)
-    fc1=dense(output); fc2=dense(input)
+    fc1=dense; fc2=dense(input)
     """
 
     entries: tuple[tuple[str, Form], ...]

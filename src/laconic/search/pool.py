@@ -120,7 +120,7 @@ class _Seat:
     def __init__(self, objective: Objective, ranks: int) -> None:
         context = multiprocessing.get_context("forkserver")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, objective, ranks), daemon=False)
+        self.process = context.Process(target=_serve, args=(theirs, objective, ranks, dict(os.environ)), daemon=False)
         self.process.start()
         theirs.close()
         self.lives, self.begun_s = True, 0.0
@@ -152,9 +152,11 @@ class _Seat:
         self.pipe.close()
 
 
-def _serve(pipe: Connection, objective: Objective, ranks: int) -> None:
-    """Evaluate one trial after the other until the search ends."""
+def _serve(pipe: Connection, objective: Objective, ranks: int, environment: dict[str, str]) -> None:
+    """Evaluate one trial after the other until the search ends, with the environment of whoever began it."""
     import torch
+
+    os.environ.update(environment)
 
     torch.set_num_threads(1)
     parent = multiprocessing.parent_process()

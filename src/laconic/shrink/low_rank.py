@@ -42,7 +42,7 @@ def factorise(model: nn.Module, energy: float = 0.95) -> list[Factored]:
     >>> wide = nn.Sequential(nn.Linear(64, 64))
     >>> _ = wide[0].weight.data.copy_(thin[1].weight @ thin[0].weight)
     >>> [(each.name, each.ranks, each.after) for each in factorise(wide, 0.9999)]
-    [('0', (4,), 576)]
+    [('0', (4,), 512)]
 
     Source: Denton et al., Exploiting Linear Structure Within Convolutional Networks, NIPS 2014; Kim et al., Compression
     of Deep Convolutional Neural Networks for Fast and Low Power Mobile Applications, ICLR 2016 (Tucker-2).

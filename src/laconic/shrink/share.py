@@ -47,6 +47,7 @@ def build(spec: str, bits: int | None = None) -> Method:
 def share(weight: Tensor, method: Method, mask: Tensor | None = None) -> Shared:
     """A weight with few values; pruned where the mask says so.
 
+    >>> import torch
     >>> share(torch.tensor([[1.0, 1.1, -2.0, 0.3]]), build("kmeans(1)")).dense().tolist()
     [[0.7998046875, 0.7998046875, -2.0, 0.7998046875]]
     """

@@ -19,7 +19,7 @@ def hierarchy(operations: Sequence[str], motifs: Sequence[int] = (3, 1), nodes: 
     or none. The parameter of an edge is named level/motif/from-to.
 
     >>> hierarchy(["conv", "pool"], motifs=(2, 1), nodes=(2, 2)).draw(__import__("numpy").random.default_rng(0))
-    {'1/0/0-1': 'none', '1/1/0-1': 'pool', '2/0/0-1': 'motif1'}
+    {'1/0/0-1': 'pool', '1/1/0-1': 'conv', '2/0/0-1': 'motif0'}
 
     Source: Liu et al., Hierarchical Representations for Efficient Architecture Search, ICLR 2018, §2.
     """
