@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
 from laconic.comprehension.statements import abstract, statements, type_bodies
@@ -45,6 +45,7 @@ NAMES = some.from_regex(r'[a-zA-Z$._][-a-zA-Z$._0-9]{0,8}|[0-9]{1,4}|"[ a-z;!#,]
 
 @settings(max_examples=100)
 @given(NAMES, NAMES, some.integers(-(2**63), 2**63 - 1), NAMES)
+@example("A", '";"', 0, '"c"')
 def test_names_and_numbers_make_no_difference(result: str, operand: str, literal: int, called: str) -> None:
     """The round trip: an abstract statement whose places are filled with anything gives the same one back."""
     for text in ("<%ID> = add nsw i64 <%ID>, <INT>", "<%ID> = call fast double <@ID>(i64 <INT>, double <%ID>)"):

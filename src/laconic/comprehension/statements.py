@@ -23,6 +23,7 @@ _METADATA = re.compile(
     r'(?P<quoted>"(?:[^"\\]|\\.)*")'
     rf"|(?:,\s*)?!{_NAME}(?:\([^()]*\)|\s+!(?:{_NAME}|\{{[^}}]*\}}))?|\s#\d+\b|\s*;.*$"
 )
+_STRING = re.compile(r'(?P<name>"(?:[^"\\]|\\.)*")|\bc"(?:[^"\\]|\\.)*"')  # a name may end in c and a quote
 _NUMBER = r"-?\d+"
 # What is kept as it stands comes first: sizes of arrays and vectors, alignments, numbers in an attribute's brackets.
 _TOKENS = re.compile(
@@ -79,7 +80,7 @@ def abstract(text: str, types: Mapping[str, str] | None = None) -> str:
         types: the module's structure types by name, as `type_bodies` finds them.
     """
     text = _inlined(_bare(text), types or {}, _DEEPEST)
-    text = re.sub(r'\bc"(?:[^"\\]|\\.)*"', " <STRING>", text)
+    text = _STRING.sub(lambda found: found["name"] or " <STRING>", text)
     if found := _ELEMENT.search(text):  # the vector's type says it already
         text = text[: found.end()] + re.sub(r", i\d+ ", ", <TYP> ", text[found.end() :])
     if found := _FIELD.search(text):
