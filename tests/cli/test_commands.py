@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from laconic import schedules
-from laconic.cli import main
+from laconic.cli import codecs, main
+from laconic.cli.codecs import listed
 
 
 def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:  # type: ignore[type-arg]
@@ -139,14 +140,32 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("laconic ")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["bench", "--help"], ["--version"]])
-def test_lists_wait_for_no_import(words: list[str]) -> None:
+@pytest.mark.parametrize("words", [["--help"], ["bench", "--help"], ["--version"], ["codecs"], ["codecs", "--json"]])
+def test_lists_wait_for_no_import(words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LACONIC_CACHE", str(tmp_path))
+    listed()  # made once; what is asked for below is another process
     heavy = "[name for name in ('torch', 'numba', 'numpy', 'plotly') if name in sys.modules]"
     program = f"import atexit, sys; atexit.register(lambda: print('loaded', {heavy})); import laconic.cli as cli"
     program += f"; cli.main({words})"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert told.returncode == 0, told.stderr
     assert told.stdout.endswith("loaded []\n")
+
+
+def test_the_kept_list_is_made_anew_when_it_is_damaged_or_the_codecs_have_changed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LACONIC_CACHE", str(tmp_path / "cache"))
+    true = listed()
+    (kept,) = (tmp_path / "cache").glob("codecs-*.json")
+    kept.write_text(kept.read_text().replace("dynamic8", "dynamic9"))
+    assert listed() == true
+    package = tmp_path / "codecs"
+    package.mkdir()
+    (package / "new.py").write_text("")
+    monkeypatch.setattr(codecs, "SOURCE", package)
+    assert listed() == true
+    assert len(list((tmp_path / "cache").glob("codecs-*.json"))) == 2
 
 
 def test_the_list_says_what_each_command_does(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from laconic.cli.run_options import show_warnings_as_sentences
 from laconic.cli.shared import Json, echo_json, echo_table
 from laconic.lab.bench.planner import CASES, bench
 from laconic.lab.report import words
-from laconic.operators.cache import default_folder
+from laconic.storage.files import cache_folder
 
 
 def planner(
@@ -23,7 +23,7 @@ def planner(
     """Predict and measure some hundred set-ups (20 minutes, root); what is fitted is kept for laconic plan."""
     show_warnings_as_sentences()
     cases = [("digits-mlp", 2, None), ("digits-mlp", 4, None)] if quick else CASES
-    record = bench(cases, blocks, steps, memory, default_folder())
+    record = bench(cases, blocks, steps, memory, cache_folder())
     if json:
         return echo_json(record)
     rows = []

@@ -16,7 +16,6 @@ from laconic.lab.report import words
 from laconic.lab.report.plan_page import page
 from laconic.lab.runs.spec import RunSpec
 from laconic.lab.runs.train import train as start
-from laconic.operators.cache import default_folder
 from laconic.planner.cost import cost as count
 from laconic.planner.plan import Asked, Planned, ScalePoint, crossings, describe
 from laconic.planner.plan import plan as make
@@ -26,7 +25,7 @@ from laconic.planner.set_ups import SET_UPS, answer, naive_seconds
 from laconic.planner.subject import Subject, parse_shape, subject
 from laconic.planner.work import measure
 from laconic.schedules.link import Link, parse_nbytes
-from laconic.storage.files import replace
+from laconic.storage.files import cache_folder, replace
 from laconic.workloads import Changes
 
 HEADINGS = ("plan", "step", "from – to", "computing", "codec", "waiting", "sent", "memory", "DRAM energy")
@@ -141,14 +140,14 @@ def _run(planned: Planned, chosen: Subject) -> None:
 def _published(json: bool) -> None:
     rows, records = [], []
     for each in SET_UPS:
-        base, way = answer(each, default_folder())
+        base, way = answer(each, cache_folder())
         ours = base.seconds / way.seconds
         records.append({"source": each.source, "model": each.model, "way": str(each.way), "published": each.published,
                         "predicted": ours, "assumed": each.assumed})  # fmt: skip
         rows.append([each.model, str(each.way), each.machine, each.link, f"{each.published:.2f} ×", f"{ours:.2f} ×",
                      each.source, each.assumed])  # fmt: skip
     naive = naive_seconds(60_000_000, 4, Link(0.0, 1 / (7 * 2**30)))
-    one = answer(SET_UPS[-1], default_folder())[0].seconds
+    one = answer(SET_UPS[-1], cache_folder())[0].seconds
     four = one / 4 + naive
     if json:
         return echo_json({"results": records, "naive": {"exchange": naive, "one": one, "four": four}})
@@ -173,7 +172,7 @@ def profile(
     """Measure how long each layer takes on this machine, forward and backward; kept for laconic plan."""
     chosen = subject(model, None if input_shape is None else parse_shape(input_shape), input_type, optimizer)
     counted = count(chosen, batch)
-    found = measure(chosen, counted, default_folder(), again)
+    found = measure(chosen, counted, cache_folder(), again)
     if json:
         return echo_json({"model": chosen.name, "batch": found.batch, "forward_seconds": found.forward_s,
                           "backward_seconds": found.backward_s, "optimizer_seconds": found.optimizer_s,

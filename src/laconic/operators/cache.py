@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -33,13 +32,6 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "format": FORMAT,
     }
-
-
-def default_folder() -> Path:
-    """`$LACONIC_CACHE`, else `laconic` in the user's cache folder."""
-    named = os.environ.get("LACONIC_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(named) if named else Path(base) / "laconic"
 
 
 class Cache:

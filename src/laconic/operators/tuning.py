@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.errors import BadInput
-from laconic.operators.cache import Cache, default_folder
+from laconic.operators.cache import Cache
 from laconic.operators.convolve import flushed_denormals
 from laconic.operators.micro_batch import sizes
 from laconic.operators.numerics import checked_tolerance, relative_error
@@ -29,6 +29,7 @@ from laconic.operators.plan import Plan, Row
 from laconic.operators.search import Choice, Limits, choose, least_workspace
 from laconic.operators.shape import Convolution, of_tensors
 from laconic.operators.tuned import TUNED, TunedLayer, tuned_layer
+from laconic.storage.files import cache_folder
 
 log = logging.getLogger("laconic.operators")
 _PLANS: WeakKeyDictionary[nn.Module, Plan] = WeakKeyDictionary()
@@ -67,7 +68,7 @@ def tune(model: nn.Module, example: Any, tolerance: float | str = 1e-5, workspac
     sizes(policy, 1)
     inputs = example if isinstance(example, tuple) else (example,)
     untune(model)
-    kept = Cache(default_folder() if cache == "default" else None if cache is None else Path(cache))
+    kept = Cache(cache_folder() if cache == "default" else None if cache is None else Path(cache))
     key = _signature(model, inputs, limits)
     plan = _from_cache(kept, key, model)
     if plan is None:

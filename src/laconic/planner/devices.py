@@ -17,8 +17,9 @@ from pathlib import Path
 import torch
 
 from laconic.errors import UnknownName
-from laconic.operators.cache import Cache, default_folder
+from laconic.operators.cache import Cache
 from laconic.operators.timing import clock
+from laconic.storage.files import cache_folder
 
 HERE = "here"
 
@@ -74,7 +75,7 @@ TABLE = {
 def device(name: str, folder: Path | None = None) -> Device:
     """The device of a name; "here" is measured, or taken from the cache of what was measured here."""
     if name == HERE:
-        return here(folder or default_folder())
+        return here(folder or cache_folder())
     if name not in TABLE:
         raise UnknownName("device", name, [HERE, *TABLE])
     return TABLE[name]

@@ -18,7 +18,7 @@ import torch
 
 from laconic.errors import BadInput, PayloadError, UnknownName
 from laconic.exchange.chooser import QUALITIES
-from laconic.operators.cache import Cache, default_folder
+from laconic.operators.cache import Cache
 from laconic.planner.cost import Cost, cost
 from laconic.planner.devices import HERE, device
 from laconic.planner.exchanges import speeds
@@ -27,6 +27,7 @@ from laconic.planner.strategy import Strategy
 from laconic.planner.subject import Subject, subject
 from laconic.planner.work import LayerTime, estimate, known
 from laconic.schedules.link import Link
+from laconic.storage.files import cache_folder
 from laconic.storage.json_text import seal, unseal
 
 FORMAT = "laconic plan"
@@ -229,7 +230,7 @@ def division_of(way: Strategy, layers: Sequence[LayerTime]) -> str | None:
 
 def setting_of(chosen: Subject, asked: Asked, folder: Path | None = None) -> Setting:
     """What predictions need: the times, the link and the codecs' speeds."""
-    folder = folder or default_folder()
+    folder = folder or cache_folder()
     batch = asked.batch or (chosen.batch if chosen.workload else PER_RANK * asked.ranks)
     share = max(1, batch // min(asked.ranks, batch))
     counted = _counted(chosen, max(2, min(share, MOST_COUNTED)))  # more samples cost in proportion

@@ -99,6 +99,13 @@ def folder_of(given: str | os.PathLike[str]) -> Path:
     return Path(given)
 
 
+def cache_folder() -> Path:
+    """Where what can be made again is kept: `$LACONIC_CACHE`, else `laconic` in the user's cache folder."""
+    named = os.environ.get("LACONIC_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # Path's own raises without a home
+    return Path(named) if named else Path(base) / "laconic"
+
+
 def create(path: Path, text: str) -> bool:
     """Write a file that appears whole, under a name that nobody has used; False when somebody has.
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from laconic.errors import BadInput
+from laconic.storage.files import cache_folder
 
 KEY_VARIABLE = "LACONIC_KEY"
 _MIN_KEY_NBYTES = 16
@@ -72,8 +73,7 @@ def loopback_key() -> bytes | None:
 
 
 def _private_folders() -> Iterator[Path]:
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # Path's own raises without a home
-    yield Path(cache) / "laconic"
+    yield cache_folder()
     yield Path(tempfile.gettempdir()) / f"laconic-{os.getuid()}"
 
 
