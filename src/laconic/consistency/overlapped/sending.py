@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.consistency.overlapped.order import Timeline
+from laconic.consistency.overlapped.order import Timeline, best_order
 from laconic.errors import CollectiveTimeout
 from laconic.exchange.collectives import broadcast
 from laconic.exchange.layout import FlatBuffer, Gradients, lies_in, write
@@ -26,6 +26,7 @@ from laconic.exchange.thread import EXCHANGE_THREAD, ThreadShare
 from laconic.transports.rounds import Pausing
 
 _log = logging.getLogger("laconic.consistency")
+SEEN = 5  # steps whose times the order of buckets is chosen by
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class Sending:
         self._next = 0
         self._ended = 0.0
         self._ordering: tuple[threading.Event, Tensor] | None = None
+        self._seen: deque[Timeline] = deque(maxlen=SEEN)
         self._thread = ThreadShare(state.world.transport)
 
     def on_thread(self) -> bool:
@@ -202,14 +204,19 @@ class Sending:
         self.waited_s += ended - begun
         self.waits.append((begun, ended))
 
+    def note_times(self) -> None:
+        """Keep the times of a step that has ended; of exchanges that are still under way, those of the step before."""
+        self._seen.append(
+            Timeline(
+                ready=[bucket.ready_s for bucket in self.buckets],
+                wire=[bucket.wire_s for bucket in self.buckets],
+                needed=[bucket.needed_s for bucket in self.buckets],
+            )
+        )
+
     def reorder(self) -> None:
         """Let all ranks use rank 0's best order from the next step on; all must call it, in the same step."""
-        timeline = Timeline(
-            ready=[bucket.ready_s for bucket in self.buckets],
-            wire=[bucket.wire_s for bucket in self.buckets],
-            needed=[bucket.needed_s for bucket in self.buckets],
-        )
-        found = torch.tensor(timeline.order(), dtype=torch.int64)
+        found = torch.tensor(best_order(self._seen), dtype=torch.int64)
         self._ordering = self._submit(lambda: self._spread(found)), found
 
     def _spread(self, order: Tensor) -> Pausing[None]:

@@ -29,7 +29,7 @@ from laconic.errors import BadInput, LaconicError
 from laconic.exchange.layout import FlatBuffer, lies_in
 from laconic.exchange.state import CompressionState
 
-REORDERED = (WATCHED, 10, 50)  # after so many steps the order of buckets is agreed on anew
+REORDERED = (WATCHED, 5, 10, 20, 50)  # after so many steps, and then each 100, the order of buckets is agreed on anew
 Ended = Callable[[int, float, float], None]
 
 
@@ -163,7 +163,8 @@ class Stream:
             if bucket not in self._unapplied:
                 bucket.sent = None
         self._habits.end_step(len(sending.buckets))
-        if self._habits.steps in REORDERED:
+        sending.note_times()
+        if self._habits.steps in REORDERED or self._habits.steps % 100 == 0:
             sending.reorder()
         self._touches.seen.clear()
         self._forward = 0.0
