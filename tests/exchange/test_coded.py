@@ -11,7 +11,7 @@ import laconic
 from laconic import schedules
 from laconic.errors import BadInput, PayloadError, UnknownName
 from laconic.exchange.coded import CodedExchange
-from laconic.exchange.message import Channel, pack, unpack
+from laconic.exchange.message import Channel, MessagePool, pack, unpack
 from laconic.exchange.residuals import Residual, mode_for
 from laconic.transports.base import Transport
 from laconic.transports.threads import run_threads
@@ -52,6 +52,23 @@ def test_all_ranks_end_with_the_same_bits(form: str, world_size: int, numel: int
 
 
 EXACT = laconic.codec("none")
+
+
+@pytest.mark.parametrize(("form", "messages"), [("direct", 4), ("gather", 3)])
+def test_exchanges_one_after_the_other_share_the_memory_of_their_messages(form: str, messages: int) -> None:
+    """A rank of three has two chunks and its own twice under way at most, or its payload and two others."""
+
+    def work(transport: Transport) -> tuple[int, int]:
+        pool = MessagePool()
+        for _ in range(3):
+            channel = Channel(torch.randn(3000), laconic.codec("dynamic8"))
+            CodedExchange([channel], transport, algorithm=form, pool=pool).run()
+        return len(pool._free), sum(block.numel() for block in pool._free)
+
+    size = laconic.codec("dynamic8").max_nbytes(1000 if form == "direct" else 3000)
+    for blocks, nbytes in run_threads(3, work, timeout_s=90.0):
+        assert blocks == messages
+        assert nbytes <= messages * (size + 64)
 
 
 def test_gather_is_exactly_the_sum_of_what_was_sent() -> None:

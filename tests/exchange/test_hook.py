@@ -170,6 +170,14 @@ def test_residuals_follow_a_parameter_to_another_codec_and_bucket() -> None:
     assert residuals.state_dict() == {}
 
 
+def test_buckets_let_go_of_gradients_that_were_exchanged() -> None:
+    entries = (Entry("a", 0, 2000, False), Entry("b", 2000, 2010, True))
+    bucket = Bucket(BucketInfo(entries, 2010), Residuals())
+    bucket.use(laconic.codec("dynamic8"))
+    run_threads(1, lambda t: finish(BucketGroup([bucket]).steps([torch.ones(2010)], Route(t))))
+    assert [channel.buffer.numel() for channel in bucket.channels] == [0, 0]
+
+
 def _job(number: int, seen: list[str], pauses: int = 1) -> Callable[[], Generator[None, None, torch.Tensor]]:
     def steps() -> Generator[None, None, torch.Tensor]:
         for pause in range(pauses):

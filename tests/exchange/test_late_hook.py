@@ -98,6 +98,7 @@ def test_what_is_spared() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.alone  # it measures the link
 @pytest.mark.skipif(os.geteuid() != 0, reason="emulated networks need root")
 def test_on_a_slow_network_a_codec_pays_by_measurement() -> None:
     with Cluster(2, "20mbit") as cluster:

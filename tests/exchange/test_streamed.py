@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
+from laconic.exchange import streamed
 from laconic.exchange.streamed import Streamed
 from laconic.transports.launcher import run_local
 
-WAYS = ("plain", "views", "no_sync", "unused", "static", "scaled", "joined", "topk(0.1)+qsgd(4)")
+WAYS = ("plain", "views", "no_sync", "unused", "static", "scaled", "joined", "large", "topk(0.1)+qsgd(4)")
 WHOLE = ("static",)  # ways that wait for DDP's buckets
 
 
@@ -47,6 +48,7 @@ def _train(way: str, *, early: bool) -> dict[str, Any]:
     options = {"views": {"gradient_as_bucket_view": True}, "static": {"static_graph": True}}.get(way, {})
     ddp = DistributedDataParallel(_Net(), find_unused_parameters=way == "unused", **options)  # type: ignore[arg-type]
     spec = way if "(" in way else "dynamic8"
+    streamed.LARGE_NBYTES = 1 << (8 if way == "large" else 20)  # weights stay where autograd made them
     job = laconic.compress(ddp, spec, message_nbytes=1024)
     sent_before: list[int] = []  # DDP's first bucket came
     if job.streamed is not None:
@@ -103,3 +105,35 @@ def test_the_bits_are_those_of_waiting_for_ddps_buckets() -> None:
         if "(" not in way:  # which makes one message of all layers
             assert early["buckets"] > 2, way
             assert max(early["before"]) >= early["buckets"] - 1, way
+
+
+def _gradients(channels_last: bool) -> list[Tensor]:
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 16, 3))
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    ddp = DistributedDataParallel(model)
+    job = laconic.compress(ddp, "fp16")
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(dist.get_rank()))
+    for _ in range(3):
+        ddp.zero_grad()
+        ddp(x.contiguous(memory_format=torch.channels_last) if channels_last else x).square().mean().backward()
+    job.close()
+    return [parameter.grad.contiguous() for parameter in ddp.parameters() if parameter.grad is not None]
+
+
+def _layouts() -> list[tuple[list[Tensor], list[Tensor]]]:
+    dist.init_process_group("gloo")
+    found = []
+    for streamed.LARGE_NBYTES in (1 << 8, 1 << 20):
+        found.append((_gradients(False), _gradients(True)))
+    laconic.init().close()
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.processes
+def test_channels_last_gradients_keep_their_places() -> None:
+    for plain, last in run_local(2, _layouts, timeout_s=60)[0]:
+        for one, other in zip(plain, last, strict=True):
+            torch.testing.assert_close(one, other, rtol=2e-3, atol=1e-5)

@@ -24,6 +24,12 @@ def test_two_are_kept_and_the_newest_whole_one_is_taken(tmp_path: Path) -> None:
     assert CheckpointFiles(tmp_path, 1).read(30) == {"step": 30, "rank": 1}
 
 
+def test_one_of_another_version_is_no_key_error(tmp_path: Path) -> None:
+    CheckpointFiles(tmp_path).write(10, {"model": {}, "optimizer": {}})
+    with pytest.raises(CheckpointError, match=r"step000000010-rank0.ckpt: it has no 'held', so another version"):
+        CheckpointFiles(tmp_path).read(10, "model", "optimizer", "held")
+
+
 @pytest.mark.parametrize("harm", ["cut", "flip", "empty"])
 def test_a_broken_one_gives_way_to_the_one_before(tmp_path: Path, harm: str) -> None:
     for step in (10, 20):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from laconic.exchange.coded import GATHER, CodedExchange
-from laconic.exchange.message import Channel
+from laconic.exchange.message import Channel, MessagePool
 from laconic.exchange.sparse_choice import MERGE_S, SPARSE, UNPACK_S, cheapest_sparse
 from laconic.exchange.sparse_exchange import SparseExchange, counts, is_sparse
 from laconic.schedules import registry
@@ -59,11 +59,12 @@ def plan_coded(
     algorithm: str,
     hosts: tuple[int, ...] | None = None,
     divisor: int = 1,
+    pool: MessagePool | None = None,
 ) -> CodedExchange | SparseExchange:
-    """The exchange of these channels by the algorithm of this name, with its plan and memory."""
+    """The exchange of these channels by the algorithm of this name, with its plan."""
     if algorithm in SPARSE:
         return SparseExchange(channels, transport, algorithm=algorithm, divisor=divisor)
-    return CodedExchange(channels, transport, algorithm=algorithm, hosts=hosts, divisor=divisor)
+    return CodedExchange(channels, transport, algorithm=algorithm, hosts=hosts, divisor=divisor, pool=pool)
 
 
 def cheapest_coded(channels: Sequence[Channel], world_size: int, link: Link, *, once: bool = False) -> str:

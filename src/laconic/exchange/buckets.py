@@ -24,7 +24,7 @@ from laconic.exchange.dgc import Masking, MomentumCorrection
 from laconic.exchange.job import LayerForm, wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.matrices import Matrices, MatrixBucket
-from laconic.exchange.message import Channel, Feeds
+from laconic.exchange.message import Channel, Feeds, MessagePool
 from laconic.exchange.residuals import Residuals, SideBySide
 from laconic.exchange.sparse_choice import SPARSE
 from laconic.exchange.sparse_exchange import SparseExchange
@@ -35,6 +35,7 @@ from laconic.transports.rounds import Pausing
 
 MAX_VIEWS = 8  # more runs of compressible parameters than this are copied into one channel
 FEW = 1 / 64  # exempt parameters up to this share of a bucket are blanked out rather than gone around
+_NOTHING = torch.empty(0)
 
 
 class Bucket:
@@ -61,10 +62,10 @@ class Bucket:
             return
         self.codec = chosen
         self.channels = [
-            Channel(torch.empty(0), chosen, self._residual(chosen, members)) for members in self._members()
+            Channel(_NOTHING, chosen, self._residual(chosen, members)) for members in self._members()
         ]
         if self.exact:
-            self.channels.append(Channel(torch.empty(0), codec("none")))
+            self.channels.append(Channel(_NOTHING, codec("none")))
 
     def _members(self) -> list[list[Entry]]:
         """The parameters of each channel, in order; where the bucket is blanked, the exempt ones too."""
@@ -95,11 +96,13 @@ class Bucket:
         return self.channels
 
     def store(self, buffer: Tensor) -> None:
-        """Put back what the channels hold apart from `buffer`."""
+        """Put back what the channels hold apart from `buffer`, which they hold no longer: gradients have an owner."""
         if self.packed:
             _scatter(self.channels[0].buffer, buffer, self.runs)
         if len(self.exact) > 1 or self.blanked:
             _scatter(self.channels[-1].buffer, buffer, self.exact)
+        for channel in self.channels:
+            channel.buffer = _NOTHING
 
     @property
     def must_gather(self) -> bool:
@@ -134,10 +137,11 @@ def _scatter(values: Tensor, buffer: Tensor, slices: Sequence[tuple[int, int]]) 
 
 
 class BucketGroup:
-    """The exchange of these buckets; its plan and messages are kept from step to step."""
+    """The exchange of these buckets; its plan is kept from step to step."""
 
-    def __init__(self, buckets: Sequence[Bucket]) -> None:
+    def __init__(self, buckets: Sequence[Bucket], pool: MessagePool | None = None) -> None:
         self.buckets = tuple(buckets)
+        self._pool = pool
         self._exchange: CodedExchange | SparseExchange | None = None
         self._key: tuple[object, ...] = ()
         self._agreed: set[tuple[Transport, int]] = set()  # which float32 all-reduces everyone is known to be in
@@ -156,7 +160,9 @@ class BucketGroup:
             algorithm = "direct"  # every parameter here is exempt
         key = (*map(id, channels), id(transport), algorithm, route.hosts)
         if self._exchange is None or self._key != key:
-            self._exchange = plan_coded(channels, transport, algorithm, route.hosts, transport.world_size)
+            self._exchange = plan_coded(
+                channels, transport, algorithm, route.hosts, transport.world_size, self._pool
+            )
             self._key = key
         timings = yield from self._exchange.steps(route.step)
         for bucket, buffer in pairs:
@@ -203,6 +209,7 @@ class Buckets:
         self._residuals, self._correction = residuals, correction
         self._buckets: dict[int, AnyBucket] = {}
         self._groups: dict[tuple[int, ...], BucketGroup] = {}
+        self._pool = MessagePool()
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -238,7 +245,7 @@ class Buckets:
         key = tuple(map(id, plain))
         if key not in self._groups:
             self._groups = {k: v for k, v in self._groups.items() if not set(k) & set(key)}
-            self._groups[key] = BucketGroup(plain)
+            self._groups[key] = BucketGroup(plain, self._pool)
         return (yield from self._groups[key].steps(buffers, route))
 
     def layers(self, world_size: int) -> list[LayerForm]:

@@ -189,7 +189,7 @@ class Checkpoints:
         step = self.latest()
         if step is None:
             return None
-        kept = self.files.read(step)
+        kept = self.files.read(step, "model", "optimizer", "cursor", "random", "extra")
         for name, given in (("model", model), ("optimizer", optimizer), ("cursor", cursor)):
             if given is None:
                 continue

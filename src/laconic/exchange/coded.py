@@ -11,9 +11,10 @@ Callers: `collectives.all_reduce(codec=…)`, bucket groups and `fsdp.py`.
     scatter       reduce-scatter: one encoding, straight to the owner of each chunk, who adds it to its own part, which
                   is never encoded. (P−1)/P of the payload a rank
 
-What is sent and received in every round is worked out once (`pieces.py`), and the messages' memory is kept: a step
-encodes into the messages and decodes out of them. A piece that holds NaN or infinity travels as poison (see
-`message.py`) and becomes NaN everywhere, as it would in float32, instead of an error on one rank alone.
+What is sent and received in every round is worked out once (`pieces.py`). A step encodes into its messages and decodes
+out of them; their memory is borrowed for the round, or for all of them where payloads are passed on. A piece that holds
+NaN or infinity travels as poison (see `message.py`) and becomes NaN everywhere, as it would in float32, instead of an
+error on one rank alone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch import Tensor
 from laconic.codecs import Codec, codec
 from laconic.codecs.selector import Sparse
 from laconic.errors import PayloadError
-from laconic.exchange.message import Channel, Writer, decode, detail, max_nbytes, unpack
+from laconic.exchange.message import Channel, MessagePool, Writer, decode, detail, max_nbytes, unpack
 from laconic.exchange.pieces import CodedStep, Encoding, Parcel, Piece, coded_program
 from laconic.schedules.registry import build
 from laconic.transports.base import Call, Incoming, Outgoing, Timings, Transport
@@ -38,6 +39,7 @@ from laconic.transports.rounds import Pausing, Steps, drive, finish
 GATHER, SCATTER = "gather", "scatter"
 _EXACT = codec("none")
 _IDLE = CodedStep()
+_CPU = torch.device("cpu")
 SMALL = 1 / 16  # of all values, times the world size: an exact channel up to this is sent whole
 
 
@@ -77,18 +79,24 @@ class _Message:
 @dataclass(frozen=True)
 class _Round:
     messages: tuple[_Message, ...]
-    recvs: tuple[Incoming, ...]
+    recvs: tuple[Incoming, ...]  # without memory
     arrivals: tuple[tuple[_Part, ...], ...]  # what each of recvs holds
+
+    @property
+    def nbytes(self) -> list[int]:
+        """The memory of each message, sent and received."""
+        return [*(message.writer.nbytes for message in self.messages), *(incoming.numel for incoming in self.recvs)]
 
 
 class CodedExchange:
-    """The plan and the memory of a compressed all-reduce of these channels, kept from step to step.
+    """The plan of a compressed all-reduce of these channels, kept from step to step.
 
     Args:
         channels: what is summed; their buffers may be replaced by others of the same length before every `run`.
         algorithm: gather, scatter, or any all-reduce algorithm.
         hosts: the host of each rank, to leave messages inside a host in float32; None compresses all.
         divisor: what the sums are divided by, for means.
+        pool: the messages' memory, shared with exchanges that are not under way at the same time.
     """
 
     def __init__(
@@ -99,6 +107,7 @@ class CodedExchange:
         algorithm: str,
         hosts: tuple[int, ...] | None = None,
         divisor: int = 1,
+        pool: MessagePool | None = None,
     ) -> None:
         self.channels = list(channels)
         self.transport = transport
@@ -108,7 +117,10 @@ class CodedExchange:
         self.detail = detail(self.channels)
         self.whole = self._whole_channels()
         programs, count = self._programs(hosts)
-        self.rounds = [self._plan([program.get(number, _IDLE) for program in programs]) for number in range(count)]
+        planned = [[program.get(number, _IDLE) for program in programs] for number in range(count)]
+        self.rounds = [self._plan(steps) for steps in planned]
+        self._passes_on = any(_passes_on(step) for steps in planned for step in steps)
+        self._pool = pool or MessagePool()
         self._payloads: dict[tuple[int, Piece], Tensor | None] = {}  # of this run; None: poisoned
         self._gathered: dict[int, dict[int, Tensor | None]] = {i: {} for i in self.whole}  # by channel and rank
 
@@ -154,8 +166,7 @@ class CodedExchange:
         for peer, parcels in _by_peer([step.recvs for step in steps]):
             parts = self._parts(parcels)
             most = max_nbytes([part.max_nbytes for part in parts])
-            memory = torch.empty(most, dtype=torch.uint8)
-            recvs.append(Incoming(peer, most, torch.uint8, memory.device, into=memory, at_most=True))
+            recvs.append(Incoming(peer, most, torch.uint8, _CPU, at_most=True))
             arrivals.append(parts)
         return _Round(tuple(messages), tuple(recvs), tuple(arrivals))
 
@@ -196,17 +207,33 @@ class CodedExchange:
         for channel in self.channels:
             channel.carry()
         self._payloads.clear()
+        lent: list[Tensor] = []
         for number, round_ in enumerate(self.rounds):
             if round_.messages or round_.recvs:
                 draws = (step * len(self.rounds) + number) * self.transport.world_size
-                take = functools.partial(self._take, round_, number)
+                blocks = [self._pool.lend(nbytes) for nbytes in round_.nbytes]
+                recvs = self._borrow(round_, blocks)
+                take = functools.partial(self._take, round_, number, recvs)
                 written = self._written(round_, number, draws)
-                yield from drive(call, first + number, (), round_.recvs, take, written)
-        if self.whole:
-            self._add_whole(call, first)
+                yield from drive(call, first + number, (), recvs, take, written)
+                lent += blocks
+            if number == 0 and self.whole:
+                self._add_whole(call, first)
+            if not self._passes_on:
+                self._pool.take_back(lent)
+                lent = []
+        self._pool.take_back(lent)  # after an error somebody may still write to it
         for channel in self.channels:
             if self.divisor != 1 and not self._divides(channel):
                 channel.buffer.div_(self.divisor)
+
+    def _borrow(self, round_: _Round, blocks: Sequence[Tensor]) -> list[Incoming]:
+        """Let a round's messages be in these blocks; returns its receives."""
+        count = len(round_.messages)
+        for message, block in zip(round_.messages, blocks, strict=False):
+            message.writer.begin(block)
+        pairs = zip(round_.recvs, blocks[count:], strict=True)
+        return [replace(incoming, into=block[: incoming.numel]) for incoming, block in pairs]
 
     def _written(self, round_: _Round, number: int, draws: int) -> Iterator[list[Outgoing]]:
         """The messages of a round, encoded one after the other."""
@@ -218,7 +245,6 @@ class CodedExchange:
     def _write(self, message: _Message, number: int, draws: int, encoded: set[tuple[int, Piece]]) -> Tensor:
         """Encode the pieces of a message, each where it lies; those that another message or round had are copied."""
         writer = message.writer
-        writer.begin()
         for part in message.parts:
             key = (part.channel, part.piece)
             if part.encoding is not None and key not in encoded:
@@ -240,9 +266,9 @@ class CodedExchange:
             decode(part.coder, payload, values, add=False)
         return payload
 
-    def _take(self, round_: _Round, number: int, index: int, data: Tensor) -> int:
+    def _take(self, round_: _Round, number: int, recvs: Sequence[Incoming], index: int, data: Tensor) -> int:
         """Decode what came into its slices; payloads that a later round may pass on are kept."""
-        incoming, parts = round_.recvs[index], round_.arrivals[index]
+        incoming, parts = recvs[index], round_.arrivals[index]
         payloads, nbytes = unpack(data, len(parts))
         for part, payload in zip(parts, payloads, strict=True):
             piece = part.piece
@@ -288,6 +314,12 @@ class CodedExchange:
         """A payload that a later round may pass on: copied where it lies in the engine's memory, not in ours."""
         ours = incoming.into is not None and data.data_ptr() == incoming.into.data_ptr()
         return payload if payload is None or ours or number + 1 == len(self.rounds) else payload.clone()
+
+
+def _passes_on(step: CodedStep) -> bool:
+    """Whether this rank sends payloads in a round that it did not encode in it."""
+    encoded = {encoding.piece for encoding in step.encodings}
+    return any(piece not in encoded for parcel in step.sends for piece in parcel.pieces)
 
 
 def _to_all(numel: int, rank: int, world_size: int, *, exact: bool) -> dict[int, CodedStep]:

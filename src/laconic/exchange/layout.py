@@ -203,13 +203,7 @@ class FlatGradients:
         *,
         follow: bool = True,
     ) -> None:
-        groups: list[list[nn.Parameter]] = [[]]
-        for parameter in reversed([p for p in parameters if p.requires_grad]):
-            alike = not groups[-1] or _kind(groups[-1][0]) == _kind(parameter)
-            if not alike or sum(4 * p.numel() for p in groups[-1]) >= nbytes:
-                groups.append([])
-            groups[-1].append(parameter)
-        self.buffers = [_flat(sorted(group, key=exempt)) for group in groups if group]
+        self.buffers = [flat(sorted(group, key=exempt)) for group in in_groups(parameters, nbytes)]
         places = [pair for buffer in self.buffers for pair in zip(buffer.parameters, buffer.views, strict=True)]
         self._places = {id(parameter): view for parameter, view in places}
         self._handles = [
@@ -260,11 +254,23 @@ def write(gradient: Tensor | None, view: Tensor) -> None:
             view.add_(gradient) if gradient.is_sparse else view.copy_(gradient)
 
 
+def in_groups(parameters: Sequence[nn.Parameter], nbytes: int) -> list[list[nn.Parameter]]:
+    """Those that need gradients, in the order backward makes them, in groups of one dtype and about `nbytes`."""
+    groups: list[list[nn.Parameter]] = [[]]
+    for parameter in reversed([p for p in parameters if p.requires_grad]):
+        alike = not groups[-1] or _kind(groups[-1][0]) == _kind(parameter)
+        if not alike or sum(4 * p.numel() for p in groups[-1]) >= nbytes:
+            groups.append([])
+        groups[-1].append(parameter)
+    return [group for group in groups if group]
+
+
 def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device]:
     return parameter.dtype, parameter.device
 
 
-def _flat(parameters: Sequence[nn.Parameter]) -> FlatBuffer:
+def flat(parameters: Sequence[nn.Parameter]) -> FlatBuffer:
+    """A buffer of zeros with a place for each of these parameters' gradients."""
     like = parameters[0]
     values = torch.zeros(sum(p.numel() for p in parameters), dtype=like.dtype, device=like.device)
     parts = torch.split(values, [p.numel() for p in parameters])

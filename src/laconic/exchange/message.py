@@ -1,8 +1,8 @@
 """Channels, and the message they share: a row of uint32 lengths, one a piece, then the pieces' payloads.
 
 Callers: every exchange through codecs. Payloads begin at multiples of 16 bytes and are encoded where they lie in the
-message, which is kept from step to step. The length POISON stands for a piece that held NaN or infinity and has no
-payload.
+message, in memory that exchanges borrow from a pool for a round. The length POISON stands for a piece that held NaN or
+infinity and has no payload.
 """
 
 from __future__ import annotations
@@ -38,11 +38,35 @@ def max_nbytes(sizes: Sequence[int]) -> int:
     return head_nbytes(len(sizes)) + sum(map(aligned, sizes))
 
 
+class MessagePool:
+    """Memory for messages, lent for as long as they are on their way: as much as ever was in use at once.
+
+    >>> pool = MessagePool()
+    >>> first = pool.lend(100)
+    >>> pool.take_back([first])
+    >>> pool.lend(80) is first, pool.lend(80) is first
+    (True, False)
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Tensor] = []
+
+    def lend(self, nbytes: int) -> Tensor:
+        """The smallest free block of `nbytes` to twice as many, or a new one of zeros: gaps in messages are sent."""
+        sizes = [(block.numel(), place) for place, block in enumerate(self._free)]
+        fitting = [each for each in sizes if nbytes <= each[0] <= 2 * nbytes]
+        return self._free.pop(min(fitting)[1]) if fitting else torch.zeros(nbytes, dtype=torch.uint8)
+
+    def take_back(self, blocks: Sequence[Tensor]) -> None:
+        """Nobody reads or writes these blocks any more."""
+        self._free += blocks
+
+
 class Writer:
-    """Memory for one message, filled piece by piece, again and again.
+    """One message of payloads of at most these sizes, filled piece by piece, again and again.
 
     >>> writer = Writer([4, 4])
-    >>> writer.begin()
+    >>> writer.begin(torch.zeros(writer.nbytes, dtype=torch.uint8))
     >>> _ = writer.room().fill_(7)
     >>> writer.add(writer.room()[:3]), writer.add(None)
     (None, None)
@@ -51,14 +75,15 @@ class Writer:
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        self._memory = torch.zeros(max_nbytes(sizes), dtype=torch.uint8)
-        self._head = self._memory.numpy().data
+        self.nbytes = max_nbytes(sizes)
         self._count = len(sizes)
+        self._memory = torch.empty(0)
         self._at = 0
         self._lengths: list[int] = []
 
-    def begin(self) -> None:
-        """Forget what was written before."""
+    def begin(self, memory: Tensor) -> None:
+        """Write into `memory`, of at least `nbytes`, from now on."""
+        self._memory = memory
         self._at = head_nbytes(self._count)
         self._lengths = []
 
@@ -79,14 +104,14 @@ class Writer:
 
     def finish(self) -> Tensor:
         """The whole message, a view of the memory."""
-        struct.pack_into(f"<{self._count}I", self._head, 0, *self._lengths)
+        struct.pack_into(f"<{self._count}I", self._memory.numpy().data, 0, *self._lengths)
         return self._memory[: self._at]
 
 
 def pack(payloads: Sequence[Tensor | None]) -> Tensor:
     """A message of these payloads in memory of its own."""
     writer = Writer([0 if payload is None else payload.numel() for payload in payloads])
-    writer.begin()
+    writer.begin(torch.zeros(writer.nbytes, dtype=torch.uint8))
     for payload in payloads:
         writer.add(payload)
     return writer.finish()

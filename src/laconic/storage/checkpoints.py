@@ -58,13 +58,19 @@ class CheckpointFiles:
         for old in before[: max(0, len(before) - self.keep + 1)]:
             self.path(old).unlink(missing_ok=True)
 
-    def read(self, step: int) -> Any:
-        """The checkpoint of `step`.
+    def read(self, step: int, *parts: str) -> Any:
+        """The checkpoint of `step`, a dict with at least these parts.
 
         Raises:
             PayloadError: it is missing, cut off or changed; the sentence names the file.
+            CheckpointError: it is whole, and lacks one of `parts`.
         """
-        return read_file(self.path(step))
+        kept = read_file(self.path(step))
+        for part in parts:
+            if not isinstance(kept, dict) or part not in kept:
+                text = f"it has no '{part}', so another version of Laconic wrote it"
+                raise CheckpointError(f"{self.path(step)}: {text}: go on with that one, or begin anew")
+        return kept
 
     def newest_first(self, most: int) -> Iterator[tuple[int, Any]]:
         """The steps there are, newest first, at most `most` of them, and what each holds: None where it is damaged.

@@ -228,7 +228,8 @@ class LockstepTraining(RankTraining):
         return self.step
 
     def _restore(self, step: int) -> None:
-        kept: dict[str, Any] = self._checkpoints.read(step)
+        parts = ("model", "optimizer", "exchange", "random", "step", "rows", "evaluations", "loading_s")
+        kept: dict[str, Any] = self._checkpoints.read(step, *parts)
         self.trainee.module.load_state_dict(kept["model"])
         self.trainee.optimizer.load_state_dict(kept["optimizer"])
         self.trainee.load_state_dict(kept["exchange"])

@@ -239,7 +239,7 @@ class ElasticWorker:
                 time.sleep(RETRY_S)
 
     def _restore(self, step: int) -> None:
-        kept: dict[str, Any] = self.checkpoints.read(step)
+        kept: dict[str, Any] = self.checkpoints.read(step, "model", "optimizer", "held")
         self.task.model.load_state_dict(kept["model"])
         self.optimizer.load_state_dict(kept["optimizer"])
         for group in self.optimizer.param_groups:
