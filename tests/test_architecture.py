@@ -19,6 +19,7 @@ FLOORS = {
     "errors": 0,
     "kernels": 0.1,
     "registry": 0.3,
+    "quantities": 0.5,
     "specs": 0.5,
     "storage": 0.7,
     "schedules": 1,

@@ -13,7 +13,8 @@ from torch.nn.utils.rnn import pack_sequence
 from laconic.errors import BadInput
 from laconic.operators import GRU, LSTM
 from laconic.operators.bptt import Budget, Walk, costs, first_cuts, recomputed
-from laconic.operators.recurrent import BLOCK, CELLS, budget_for
+from laconic.operators.cells import CELLS
+from laconic.operators.recurrent import BLOCK, budget_for
 from reference import recurrent as reference
 
 KINDS = {"LSTM": (LSTM, nn.LSTM), "GRU": (GRU, nn.GRU)}

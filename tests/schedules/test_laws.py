@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from laconic import schedules
 from laconic.errors import BadInput, ScheduleError, UnknownName
-from laconic.schedules.link import Link, lower_bound_s, parse_nbytes
+from laconic.quantities import parse_nbytes
+from laconic.schedules.link import Link, lower_bound_s
 from laconic.schedules.schedule import Messages, Recv, Schedule, Send
 from laconic.transports.loggp import Network, simulate
 

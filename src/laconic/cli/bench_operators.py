@@ -60,9 +60,9 @@ def _line(each: Result) -> str:
     divided = "" if each.micro_batch == each.batch else f" in {each.micro_batch}s"
     back = "" if each.backward_speedup is None else f", backward {each.backward_speedup:.2f}"
     times = f"{each.native_ms:9.3f} → {each.forward_ms:9.3f} ms  {each.speedup:5.2f}"
-    return (
-        f"{each.set:<10} {each.layer:<16} N={each.batch:<3} {times}{back}  {each.max_error:.1e}  {each.method}{divided}"
-    )
+    gain = "" if each.micro_batching == 1 else f", micro-batches {each.micro_batching:.2f}"
+    name = f"{each.set:<10} {each.layer:<16} N={each.batch:<3}"
+    return f"{name} {times}{back}{gain}  {each.max_error:.1e}  {each.method}{divided}"
 
 
 def _ladder(rungs: list[Rung], json: bool) -> None:

@@ -24,7 +24,8 @@ from laconic.planner.predict import Prediction
 from laconic.planner.set_ups import SET_UPS, answer, naive_seconds
 from laconic.planner.subject import Subject, parse_shape, subject
 from laconic.planner.work import measure
-from laconic.schedules.link import Link, parse_nbytes
+from laconic.quantities import parse_nbytes
+from laconic.schedules.link import Link
 from laconic.storage.files import cache_folder, replace
 from laconic.workloads import Changes
 

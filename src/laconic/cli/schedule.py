@@ -13,7 +13,8 @@ import typer
 from laconic import schedules
 from laconic.cli.shared import Json
 from laconic.errors import BadInput
-from laconic.schedules.link import Link, lower_bound_s, parse_nbytes
+from laconic.quantities import parse_nbytes
+from laconic.schedules.link import Link, lower_bound_s
 from laconic.schedules.registry import check_parameters
 from laconic.schedules.schedule import check_sizes
 from laconic.schedules.validate import check_size, fewest_places

@@ -6,7 +6,8 @@
     convolve.py     a convolution by named methods, with gradients
     tuning.py       `tune` and `untune`: which layers of a model gain by which methods
     search.py       the quickest admitted method of one convolution; timing.py, numerics.py, micro_batch.py, cache.py
-    recurrent.py    LSTM and GRU whose backward pass keeps as much as one allows; bptt.py plans what
+    recurrent.py    LSTM and GRU whose backward pass keeps as much as one allows; cells.py their steps, bptt.py the plan
+    scratch.py      workspaces that are kept, results in huge pages
     ladder.py       one convolution from three loops to Winograd
     tuned.py, plan.py    the layers that follow a plan, and the plan as a table
 

@@ -20,7 +20,7 @@ from laconic.errors import LaconicError
 from laconic.storage import files, json_text
 
 log = logging.getLogger("laconic.operators")
-FORMAT = 1
+FORMAT = 2
 
 
 def machine() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from laconic.errors import BadInput
 from laconic.operators.method import Method, WeightGradient, build
 from laconic.operators.methods.native import gradients
+from laconic.operators.scratch import fresh
 from laconic.operators.shape import Convolution, of_tensors
 
 _LEAST = [5e-324]  # the least positive double, in a list so that a product of it is not folded
@@ -44,11 +45,23 @@ class Route:
         with flushed_denormals():
             if len(self.pieces) == 1:
                 return self.method.run(x, prepared, bias, conv)
-            y, start = x.new_empty(conv.output_shape), 0
+            y, start = fresh(conv.output_shape, x.dtype), 0
             for piece, some in zip(self.pieces, x.split(self.pieces), strict=True):
                 y[start : start + piece] = self.method.run(some, prepared, bias, conv.with_batch(piece))
                 start += piece
             return y
+
+    def weight_gradient(self, x: Tensor, grad: Tensor, conv: Convolution) -> Tensor:
+        """The gradient of the weights, the sum of the pieces' gradients, with denormal numbers flushed."""
+        method = self.method
+        assert isinstance(method, WeightGradient)
+        with flushed_denormals():
+            total = None
+            for piece, some, of_some in zip(self.pieces, x.split(self.pieces), grad.split(self.pieces), strict=True):
+                found = method.weight_gradient(some, of_some, conv.with_batch(piece))
+                total = found if total is None else total.add_(found)
+            assert total is not None
+            return total
 
 
 @dataclass
@@ -61,7 +74,7 @@ class Roles:
     conv: Convolution
     forward: Route
     input_gradient: Route | None = None
-    weight_gradient: WeightGradient | None = None
+    weight_gradient: Route | None = None
     prepared: Callable[[Tensor, Method, Convolution], Any] = lambda weight, method, conv: method.prepare(weight, conv)
 
 
@@ -70,7 +83,8 @@ class _Convolve(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, roles: Roles) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.roles = roles
-        return roles.forward.run(x, roles.prepared(weight, roles.forward.method, roles.conv), bias, roles.conv)
+        # Not `roles.prepared`: the weights change before they are used again.
+        return roles.forward.run(x, roles.forward.method.prepare(weight, roles.conv), bias, roles.conv)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -116,8 +130,8 @@ def roles_by(method: Method, conv: Convolution, pieces: Sequence[int] = ()) -> R
     """Everything by one method, as far as it goes; torch's own for what it cannot do."""
     adjoint = conv.adjoint()
     back = Route(method, (conv.batch,)) if adjoint is not None and not method.refuses(adjoint) else None
-    of_weight = method if isinstance(method, WeightGradient) else None
-    return Roles(conv, Route(method, tuple(pieces) or (conv.batch,)), back, of_weight)
+    route = Route(method, tuple(pieces) or (conv.batch,))
+    return Roles(conv, route, back, route if isinstance(method, WeightGradient) else None)
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None, method: str = "native", micro_batch: int = 0,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,87 +20,10 @@ from torch.nn.utils.rnn import PackedSequence
 
 from laconic.errors import BadInput
 from laconic.operators.bptt import Budget, Walk, first_cuts
+from laconic.operators.cells import CELLS, Cell
 
 BLOCK = 8  # steps: long enough for a block's products, short enough that one block is 1 % of a thousand steps
 State = tuple[Tensor, ...]
-
-
-class Cell(Protocol):
-    """One step of a recurrent layer. `gates` × hidden is the width of a step's products."""
-
-    gates: ClassVar[int]
-    states: ClassVar[int]
-    kept: ClassVar[int]
-
-    def step(self, inputs: Tensor, state: State, weight: Tensor, bias: Tensor) -> tuple[State, State]:
-        """(the input's products, state) -> (new state, what going back needs)."""
-        ...
-
-    def back(self, inside: State, before: State, after: State, grads: State) -> tuple[Tensor, Tensor, State]:
-        """Gradients: of the input's products, of the recurrent products, and of the state before but for the latter."""
-        ...
-
-
-class LstmCell:
-    """i, f, o = σ(·), g = tanh(·); c ← f·c + i·g; h ← o·tanh c. Source: Hochreiter, Schmidhuber 1997; Gers 2000."""
-
-    gates: ClassVar[int] = 4
-    states: ClassVar[int] = 2
-    kept: ClassVar[int] = 4
-
-    def step(self, inputs: Tensor, state: State, weight: Tensor, bias: Tensor) -> tuple[State, State]:
-        (h, c), width = state, state[0].shape[1]
-        gates = torch.addmm(inputs, h, weight).add_(bias)
-        gates[:, : 2 * width].sigmoid_()
-        gates[:, 2 * width : 3 * width].tanh_()
-        gates[:, 3 * width :].sigmoid_()
-        i, f, g, o = gates.split(width, 1)
-        c = (f * c).addcmul_(i, g)
-        return (torch.tanh(c).mul_(o), c), (gates,)
-
-    def back(self, inside: State, before: State, after: State, grads: State) -> tuple[Tensor, Tensor, State]:
-        (gates,), (dh, dc), width = inside, grads, before[0].shape[1]
-        i, f, g, o = gates.split(width, 1)
-        tanh = torch.tanh(after[1])
-        dc = torch.addcmul(dc, dh * o, 1 - tanh * tanh)
-        found = torch.empty_like(gates)
-        di, df, dg, do = found.split(width, 1)
-        torch.mul(dc * g, i * (1 - i), out=di)
-        torch.mul(dc * before[1], f * (1 - f), out=df)
-        torch.mul(dc * i, 1 - g * g, out=dg)
-        torch.mul(dh * tanh, o * (1 - o), out=do)
-        return found, found, (torch.zeros_like(dh), dc * f)
-
-
-class GruCell:
-    """r, z = σ(·); n = tanh(W x + r·(U h + b)); h ← (1 − z)·n + z·h. Source: Cho et al. 2014, as in cuDNN."""
-
-    gates: ClassVar[int] = 3
-    states: ClassVar[int] = 1
-    kept: ClassVar[int] = 4
-
-    def step(self, inputs: Tensor, state: State, weight: Tensor, bias: Tensor) -> tuple[State, State]:
-        (h,), width = state, state[0].shape[1]
-        recurrent = torch.addmm(bias, h, weight)
-        rz = (inputs[:, : 2 * width] + recurrent[:, : 2 * width]).sigmoid_()
-        hidden = recurrent[:, 2 * width :].clone()
-        r, z = rz.split(width, 1)
-        n = torch.addcmul(inputs[:, 2 * width :], r, hidden).tanh_()
-        return (n + z * (h - n),), (rz, n, hidden)
-
-    def back(self, inside: State, before: State, after: State, grads: State) -> tuple[Tensor, Tensor, State]:
-        (rz, n, hidden), (dh,), (h,), width = inside, grads, before, before[0].shape[1]
-        r, z = rz.split(width, 1)
-        of_inputs = rz.new_empty((rz.shape[0], 3 * width))
-        dr, dz, dn = of_inputs.split(width, 1)
-        torch.mul(dh * (1 - z), 1 - n * n, out=dn)
-        torch.mul(dn * hidden, r * (1 - r), out=dr)
-        torch.mul(dh * (h - n), z * (1 - z), out=dz)
-        of_recurrent = torch.cat([dr, dz, dn * r], 1)
-        return of_inputs, of_recurrent, (dh * z,)
-
-
-CELLS: dict[str, Cell] = {"LSTM": LstmCell(), "GRU": GruCell()}
 
 
 @dataclass(frozen=True)
@@ -131,6 +54,15 @@ class Sequences:
         return slice(self.starts[steps.start], self.starts[steps.stop])
 
 
+@dataclass(frozen=True)
+class Inside:
+    """What going back through a block needs: its insides and the states after its steps, by rows, and those before."""
+
+    products: Tensor
+    after: State
+    before: State
+
+
 class _Run:
     """One pass over sequences: the tensors it needs, and the computation of a block."""
 
@@ -138,22 +70,41 @@ class _Run:
         self.cell, self.sequences = cell, sequences
         self.x, self.w_ih, self.w_hh, self.b_ih, self.b_hh = tensors
         self.u = self.w_hh.t()
+        # An LSTM adds both products and both biases; a GRU keeps its recurrent products apart.
+        self.apart = cell.kept > cell.gates
+        self.bias = self.b_ih if self.apart else self.b_ih + self.b_hh
 
-    def block(self, block: int, state: State, outputs: Tensor | None = None, keep: list[Any] | None = None) -> State:
+    def block(self, block: int, state: State, outputs: Tensor | None = None, keep: list[Inside] | None = None) -> State:
         """The state after a block; its outputs and insides are kept where somebody asks for them."""
-        rows, base = self.sequences.rows(block), self.sequences.starts[self.sequences.steps(block).start]
-        products = torch.addmm(self.b_ih, self.x[rows], self.w_ih.t())
-        for t in self.sequences.steps(block):
-            size, at = self.sequences.sizes[t], self.sequences.starts[t]
-            before = tuple(s[:size] for s in state)
-            after, inside = self.cell.step(products[at - base : at - base + size], before, self.u, self.b_hh)
-            if outputs is not None:
-                outputs[at : at + size] = after[0]
-            if keep is not None:
-                keep.append((inside, before, after))
-            whole = size == state[0].shape[0]
-            state = after if whole else tuple(torch.cat([a, s[size:]]) for a, s in zip(after, state, strict=True))
-        return state
+        cell, sequences, width = self.cell, self.sequences, self.w_hh.shape[1]
+        rows, steps = sequences.rows(block), sequences.steps(block)
+        count = rows.stop - rows.start
+        inside = self.x.new_empty((count, cell.kept * width))
+        products = inside[:, : cell.gates * width]
+        torch.addmm(self.bias, self.x[rows], self.w_ih.t(), out=products)
+        recurrent = self.x.new_empty((sequences.sizes[steps.start] if self.apart else 0, cell.gates * width))
+        after = tuple(self.x.new_empty((count, width)) for _ in state)
+        arrays = inside.numpy(), recurrent.numpy(), tuple(s.numpy() for s in after)
+        last = tuple(s.clone() for s in state)
+        ahead = last[0], tuple(s.numpy() for s in last)  # h and the state before a step
+        for t in steps:
+            size, at = sequences.sizes[t], sequences.starts[t] - rows.start
+            if self.apart:
+                torch.addmm(self.b_hh, ahead[0][:size], self.u, out=recurrent[:size])
+            else:
+                products[at : at + size].addmm_(ahead[0][:size], self.u)
+            now = slice(at, at + size)
+            cell.forward(arrays[0][now], arrays[1][:size], tuple(s[:size] for s in ahead[1]),
+                         tuple(s[now] for s in arrays[2]))  # fmt: skip
+            ahead = after[0][now], tuple(s[now] for s in arrays[2])
+            if t + 1 == steps.stop or sequences.sizes[t + 1] < size:  # sequences that end here keep this state
+                for whole, found in zip(last, after, strict=True):
+                    whole[:size] = found[now]
+        if outputs is not None:
+            outputs[rows] = after[0]
+        if keep is not None:
+            keep.append(Inside(inside, after, state))
+        return last
 
 
 class _Recurrent(torch.autograd.Function):
@@ -181,10 +132,10 @@ class _Recurrent(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         run = _Run(ctx.cell, ctx.sequences, ctx.saved_tensors)
-        backward = _Backward(run, grads[0], tuple(grads[1:]))
+        backward = _Backward(run, grads[0].contiguous(), tuple(grad.clone() for grad in grads[1:]))
         if not ctx.inside:
             raise BadInput("a layer that keeps little can be gone back through once: compute its outputs again")
-        backward.kept_part(ctx.cuts[-1], ctx.sequences.blocks, ctx.inside)
+        backward.kept_part(ctx.cuts[-1], ctx.inside)
         if ctx.budget is not None:
             ctx.inside = []
             Walk(ctx.budget, run.block, backward.part).go(ctx.kept, ctx.cuts[-1])
@@ -192,7 +143,7 @@ class _Recurrent(torch.autograd.Function):
 
 
 class _Backward:
-    """The gradients on their way back."""
+    """The gradients on their way back; those of the state are changed in place."""
 
     def __init__(self, run: _Run, of_outputs: Tensor, of_state: State) -> None:
         self.run, self.of_outputs, self.state = run, of_outputs, of_state
@@ -201,39 +152,34 @@ class _Backward:
 
     def part(self, first: int, last: int, state: State) -> None:
         """Compute some blocks anew, keeping all, and go back through them."""
-        inside: list[Any] = []
+        inside: list[Inside] = []
         for block in range(first, last):
             state = self.run.block(block, state, None, inside)
-        self.kept_part(first, last, inside)
+        self.kept_part(first, inside)
 
-    def kept_part(self, first: int, last: int, inside: list[Any]) -> None:
-        """Go back through blocks whose insides are there."""
-        start = self.run.sequences.steps(first).start
-        for block in reversed(range(first, last)):
-            steps = self.run.sequences.steps(block)
-            self.block(block, inside[steps.start - start : steps.stop - start])
+    def kept_part(self, first: int, inside: list[Inside]) -> None:
+        """Go back through blocks whose insides are there, the first of them `first`."""
+        for block in reversed(range(len(inside))):
+            self.block(first + block, inside[block])
 
-    def block(self, block: int, inside: list[Any]) -> None:
+    def block(self, block: int, kept: Inside) -> None:
         """Go back through a block, last step first, and add what it gives the weights."""
         run, sequences = self.run, self.run.sequences
-        of_inputs, of_recurrent, before_h = [], [], []
-        for t, (kept, before, after) in zip(reversed(sequences.steps(block)), reversed(inside), strict=True):
-            size, at = sequences.sizes[t], sequences.starts[t]
-            grads = tuple(s[:size] for s in self.state)
-            grads = (grads[0] + self.of_outputs[at : at + size], *grads[1:])
-            to_inputs, to_recurrent, to_state = run.cell.back(kept, before, after, grads)
-            to_state = (torch.addmm(to_state[0], to_recurrent, run.w_hh), *to_state[1:])
-            whole = size == self.state[0].shape[0]
-            self.state = (
-                to_state
-                if whole
-                else tuple(torch.cat([a, s[size:]]) for a, s in zip(to_state, self.state, strict=True))
-            )
-            of_inputs.append(to_inputs)
-            of_recurrent.append(to_recurrent)
-            before_h.append(before[0])
-        inputs, recurrent = torch.cat(of_inputs[::-1]), torch.cat(of_recurrent[::-1])
-        rows = sequences.rows(block)
+        rows, steps = sequences.rows(block), sequences.steps(block)
+        inputs = run.x.new_empty((rows.stop - rows.start, run.w_hh.shape[0]))
+        recurrent = torch.empty_like(inputs) if run.apart else inputs
+        found = inputs.numpy(), recurrent.numpy()
+        inside, before = kept.products.numpy(), tuple(s.numpy() for s in kept.before)
+        after, grads = tuple(s.numpy() for s in kept.after), tuple(s.numpy() for s in self.state)
+        of_outputs, before_h = self.of_outputs[rows].numpy(), []
+        for t in reversed(steps):
+            size, at = sequences.sizes[t], sequences.starts[t] - rows.start
+            now, start = slice(at, at + size), at - sequences.sizes[t - 1]  # of the step before
+            source = before if t == steps.start else tuple(s[start:] for s in after)
+            run.cell.back(inside[now], (*(s[:size] for s in source), *(s[now] for s in after)),
+                          (of_outputs[now], *(s[:size] for s in grads)), (found[0][now], found[1][now]))  # fmt: skip
+            self.state[0][:size].addmm_(recurrent[now], run.w_hh)
+            before_h.append(kept.before[0][:size] if t == steps.start else kept.after[0][start : start + size])
         torch.mm(inputs, run.w_ih, out=self.dx[rows])
         self.weights[0].addmm_(inputs.t(), run.x[rows])
         self.weights[1].addmm_(recurrent.t(), torch.cat(before_h[::-1]))

@@ -20,11 +20,12 @@ from laconic.operators.convolve import Route, turned
 from laconic.operators.method import Method, WeightGradient
 from laconic.operators.methods.native import convolution, gradients
 from laconic.operators.micro_batch import divide, sizes
-from laconic.operators.numerics import Judge
+from laconic.operators.numerics import Judge, relative_error
 from laconic.operators.shape import Convolution
-from laconic.operators.timing import Timed, race
+from laconic.operators.timing import race
 
 MARGIN = 1.03  # a method must win by this, so that noise does not make a layer slower
+_SCREENED = 4  # samples on which methods of larger batches are compared first
 ROLES = ("forward", "input gradient", "weight gradient")
 
 
@@ -51,7 +52,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen for one role, and what it gave: seconds of torch's own and of this, measured in turns."""
+    """What was chosen for one role, and what it gave: seconds of torch's own and of this, measured in turns.
+
+    `undivided_s` is the time of the quickest admitted way that takes the batch whole: what micro-batches gain is its
+    ratio to `tuned_s`.
+    """
 
     role: str
     method: str
@@ -59,6 +64,7 @@ class Choice:
     native_s: float
     tuned_s: float
     speedup: float
+    undivided_s: float
     error: float
     workspace_nbytes: int
 
@@ -70,7 +76,7 @@ class Choice:
         """The choice as it was written; ValueError and its like if it is none."""
         choice = Choice(**{**found, "pieces": tuple(found["pieces"])})
         methods.build(choice.method)
-        numbers = (choice.native_s, choice.tuned_s, choice.speedup, choice.error)
+        numbers = (choice.native_s, choice.tuned_s, choice.speedup, choice.undivided_s, choice.error)
         if choice.role not in ROLES or not all(isinstance(v, float) and v >= 0 for v in numbers):
             raise ValueError("not a choice")
         if not choice.pieces or not all(isinstance(piece, int) and piece > 0 for piece in choice.pieces):
@@ -85,41 +91,34 @@ def least_workspace(conv: Convolution) -> float:
     return min(found, default=math.inf)
 
 
-def choose(conv: Convolution, x: Tensor, weight: Tensor, bias: Tensor | None, limits: Limits) -> list[Choice]:
-    """The choice for each role: one without training, three with.
+def choose(
+    conv: Convolution, x: Tensor, weight: Tensor, bias: Tensor | None, limits: Limits, needs_input_gradient: bool = True
+) -> list[Choice]:
+    """The choice for each role: one without training, two or three with.
 
     Args:
         conv: what is computed.
         x: one sample of the example.
         weight, bias: the layer's.
         limits: tolerance, workspace, policy.
+        needs_input_gradient: whether anything before the layer learns.
     """
     rng = torch.Generator().manual_seed(1)
     weight, bias = weight.detach(), None if bias is None else bias.detach()
     batch = torch.randn(conv.input_shape, generator=rng, dtype=x.dtype)
     with torch.no_grad():
         found = [
-            _forward("forward", conv, (x, batch, weight, bias), limits, lambda: convolution(batch, weight, bias, conv))
+            _convolution(
+                "forward", conv, (x, batch, weight, bias), limits, lambda: convolution(batch, weight, bias, conv)
+            )
         ]
         if not limits.train:
             return found
         grad = torch.randn(conv.output_shape, generator=rng, dtype=x.dtype)
-        adjoint = conv.adjoint()
-
-        def native() -> Any:
-            return gradients(batch, weight, grad, conv, (True, False))[0]
-
-        if adjoint is None:
-            found.append(_native("input gradient", conv, race({"native": native}, 3)["native"]))
-        else:
-            operands = (grad[:1], grad, turned(weight, conv), None)
-            found.append(_forward("input gradient", adjoint, operands, limits, native))
+        if needs_input_gradient:
+            found.append(_input_gradient(conv, batch, weight, grad, limits))
         found.append(_weight_gradient(conv, batch, weight, grad, limits))
     return found
-
-
-def _native(role: str, conv: Convolution, timed: Timed, error: float = 0.0) -> Choice:
-    return Choice(role, "native", (conv.batch,), timed.seconds, timed.seconds, 1.0, error, 0)
 
 
 def _candidates(conv: Convolution, limits: Limits) -> Iterator[tuple[str, Method]]:
@@ -131,86 +130,139 @@ def _candidates(conv: Convolution, limits: Limits) -> Iterator[tuple[str, Method
                 yield spec, method
 
 
-def _forward(role: str, conv: Convolution, operands: tuple[Tensor, Tensor, Tensor, Tensor | None], limits: Limits,
-             native: Callable[[], Any]) -> Choice:  # fmt: skip
-    """The best route of a convolution: undivided first, then in pieces, then against torch's own again."""
+@dataclass
+class _Contest:
+    """What one role's methods compete by.
+
+    Attributes:
+        role, conv: what is computed.
+        every: the methods that can.
+        native: torch's own, on the whole batch.
+        piece: (spec, samples, charged) -> the computation of so many samples, with or without what is derived from
+            weights that change.
+        routed: (spec, pieces) -> that of the whole batch in pieces.
+        error: of a method.
+        allowed: the largest error admitted.
+    """
+
+    role: str
+    conv: Convolution
+    every: dict[str, Method]
+    native: Callable[[], Any]
+    piece: Callable[[str, int, bool], Callable[[], Any]]
+    routed: Callable[[str, tuple[int, ...]], Callable[[], Any]]
+    error: Callable[[str], float]
+    allowed: float
+
+    def winner(self, limits: Limits) -> Choice:
+        """The best route: methods undivided first, then the best of them in pieces, then against torch's own again."""
+        errors: dict[str, float] = {}
+
+        def admitted(spec: str) -> bool:
+            if spec not in errors:
+                errors[spec] = self.error(spec)
+            return spec == "native" or errors[spec] <= self.allowed
+
+        whole = self.conv.batch
+        seconds = self._seconds(limits, admitted)
+        times = {spec: found for spec, found in seconds.items() if admitted(spec)}
+        undivided_s = min(found[whole] for found in times.values() if whole in found)
+        plans = {spec: divide(whole, found) for spec, found in times.items()}
+        for spec, (pieces, _) in sorted(plans.items(), key=lambda item: item[1][1])[:2]:
+            if (spec, pieces) == ("native", (whole,)):
+                break
+            final = race({"native": self.native, spec: self.routed(spec, pieces)}, 9, limits.budget_s)
+            if spec in final and final[spec].speedup >= MARGIN:
+                tuned = final[spec]
+                cost = self.every[spec].cost(self.conv.with_batch(max(pieces)))
+                return Choice(self.role, spec, pieces, final["native"].seconds, tuned.seconds, tuned.speedup,
+                              tuned.seconds if len(pieces) == 1 else undivided_s, errors[spec],
+                              cost.workspace_nbytes)  # fmt: skip
+        native_s = seconds["native"][whole]
+        return Choice(self.role, "native", (whole,), native_s, native_s, 1.0, native_s, errors["native"], 0)
+
+    def _seconds(self, limits: Limits, admitted: Callable[[str], bool]) -> dict[str, dict[int, float]]:
+        """Seconds by method and number of samples, as far as they fit and promise something."""
+        seconds: dict[str, dict[int, float]] = {}
+        promising = self._screened(limits)
+        for size in sorted(sizes(limits.policy, self.conv.batch), reverse=True):
+            some = [spec for spec in promising if spec != "native" and self._fits(spec, size, limits)]
+            base = self.native if size == self.conv.batch else self.piece("native", size, limits.train)
+            ways = {spec: self.piece(spec, size, limits.train) for spec in some}
+            timed = race({"native": base, **ways}, 5, limits.budget_s, least=2)
+            for spec, found in timed.items():
+                seconds.setdefault(spec, {})[size] = found.seconds
+            late = [spec for spec in promising if spec not in some]  # what did not fit yet may fit in smaller pieces
+            ahead = sorted((s for s in timed if s in some and admitted(s)), key=lambda s: timed[s].seconds)[:3]
+            promising = ["native", *ahead, *(spec for spec in late if spec != "native")]
+        return seconds
+
+    def _screened(self, limits: Limits) -> list[str]:
+        """The methods without those that are far behind on a few samples, as large batches take long to try."""
+        if self.conv.batch <= _SCREENED:
+            return list(self.every)
+        some = [spec for spec in self.every if spec == "native" or self._fits(spec, _SCREENED, limits)]
+        timed = race({spec: self.piece(spec, _SCREENED, False) for spec in sorted(some, key="native".__ne__)}, 1,
+                     limits.budget_s, 2.0, 1)  # fmt: skip
+        ahead = sorted(timed, key=lambda spec: timed[spec].seconds)[:5]
+        return [spec for spec in self.every if spec in ahead or spec not in some or spec == "native"]
+
+    def _fits(self, spec: str, size: int, limits: Limits) -> bool:
+        return self.every[spec].cost(self.conv.with_batch(size)).workspace_nbytes <= limits.workspace_nbytes
+
+
+def _convolution(role: str, conv: Convolution, operands: tuple[Tensor, Tensor, Tensor, Tensor | None], limits: Limits,
+                 native: Callable[[], Any]) -> Choice:  # fmt: skip
+    """The best route of an output, or of an input's gradient as the output of the adjoint convolution."""
     sample, batch, weight, bias = operands
     judge = Judge(conv, sample, weight)
-    allowed = judge.allowed(limits.tolerance)
     every = dict(_candidates(conv, limits))
-    errors: dict[str, float] = {}
 
-    def admitted(spec: str) -> bool:
-        if spec not in errors:
-            errors[spec] = judge.error(every[spec])
-        return errors[spec] <= allowed
+    def timed(route: Route, some: Tensor, of_size: Convolution, charged: bool) -> Callable[[], Any]:
+        if charged:
+            return lambda: route.run(some, route.method.prepare(weight, of_size), bias, of_size)
+        prepared = route.method.prepare(weight, of_size)
+        return lambda: route.run(some, prepared, bias, of_size)
 
-    def contender(spec: str, size: int) -> Callable[[], Any]:
-        method, some, of_size = every[spec], batch[:size], conv.with_batch(size)
-        if limits.train:
-            return lambda: method.run(some, method.prepare(weight, of_size), bias, of_size)
-        prepared = method.prepare(weight, of_size)
-        return lambda: method.run(some, prepared, bias, of_size)
+    def piece(spec: str, size: int, charged: bool) -> Callable[[], Any]:
+        return timed(Route(every[spec], (size,)), batch[:size], conv.with_batch(size), charged)
 
-    def fits(spec: str, size: int) -> bool:
-        return every[spec].cost(conv.with_batch(size)).workspace_nbytes <= limits.workspace_nbytes
+    def routed(spec: str, pieces: tuple[int, ...]) -> Callable[[], Any]:
+        return timed(Route(every[spec], pieces), batch, conv, limits.train)
 
-    seconds: dict[str, dict[int, float]] = {}
-    promising = list(every)
-    for size in sorted(sizes(limits.policy, conv.batch), reverse=True):
-        some = [spec for spec in promising if spec != "native" and fits(spec, size)]
-        base = native if size == conv.batch else contender("native", size)
-        timed = race({"native": base, **{spec: contender(spec, size) for spec in some}}, 5, limits.budget_s)
-        for spec, found in timed.items():
-            seconds.setdefault(spec, {})[size] = found.seconds
-        late = [spec for spec in promising if spec not in some]  # what did not fit yet may fit in smaller pieces
-        ahead = sorted((spec for spec in timed if spec in some and admitted(spec)), key=lambda s: timed[s].seconds)[:3]
-        promising = ["native", *ahead, *(spec for spec in late if spec != "native")]
-    plans = {spec: divide(conv.batch, times) for spec, times in seconds.items() if spec == "native" or admitted(spec)}
-    whole = ((conv.batch,), seconds["native"][conv.batch])
-    for spec, (pieces, _) in sorted(plans.items(), key=lambda item: item[1][1])[:2]:
-        if (spec, pieces) == ("native", whole[0]):
-            break
-        final = race(
-            {"native": native, spec: _routed(Route(every[spec], pieces), operands, conv, limits)}, 9, limits.budget_s
-        )
-        if spec in final and final[spec].speedup >= MARGIN:
-            cost = every[spec].cost(conv.with_batch(max(pieces)))
-            return Choice(role, spec, pieces, final["native"].seconds, final[spec].seconds, final[spec].speedup,
-                          errors.get(spec, judge.error(every[spec])), cost.workspace_nbytes)  # fmt: skip
-    return _native(role, conv, Timed(whole[1], 1.0, 1), judge.error(every["native"]))
+    return _Contest(role, conv, every, native, piece, routed, lambda spec: judge.error(every[spec]),
+                    judge.allowed(limits.tolerance)).winner(limits)  # fmt: skip
 
 
-def _routed(
-    route: Route, operands: tuple[Tensor, Tensor, Tensor, Tensor | None], conv: Convolution, limits: Limits
-) -> Callable[[], Any]:
-    _, batch, weight, bias = operands
-    if limits.train:
-        return lambda: route.run(batch, route.method.prepare(weight, conv), bias, conv)
-    prepared = route.method.prepare(weight, conv)
-    return lambda: route.run(batch, prepared, bias, conv)
+def _input_gradient(conv: Convolution, x: Tensor, weight: Tensor, grad: Tensor, limits: Limits) -> Choice:
+    adjoint = conv.adjoint()
+
+    def native() -> Any:
+        return gradients(x, weight, grad, conv, (True, False))[0]
+
+    if adjoint is None:
+        seconds = race({"native": native}, 3)["native"].seconds
+        return Choice("input gradient", "native", (conv.batch,), seconds, seconds, 1.0, seconds, 0.0, 0)
+    return _convolution("input gradient", adjoint, (grad[:1], grad, turned(weight, conv), None), limits, native)
 
 
 def _weight_gradient(conv: Convolution, x: Tensor, weight: Tensor, grad: Tensor, limits: Limits) -> Choice:
-    """The best method for the gradient of the weights, undivided."""
+    """The best route of the gradient of the weights, which is judged by one sample."""
+    one = conv.with_batch(1)
+    every: dict[str, Method] = {s: m for s, m in _candidates(conv, limits) if isinstance(m, WeightGradient)}
+    exact = gradients(x[:1].double(), weight.double(), grad[:1].double(), one, (False, True))[1]
 
-    def native() -> Any:
-        return gradients(x, weight, grad, conv, (False, True))[1]
+    def error(spec: str) -> float:
+        return relative_error(Route(every[spec], (1,)).weight_gradient(x[:1], grad[:1], one).double(), exact)
 
-    some = {spec: m for spec, m in _candidates(conv, limits) if spec != "native" and isinstance(m, WeightGradient)
-            and m.cost(conv).workspace_nbytes <= limits.workspace_nbytes}  # fmt: skip
-    contenders = {spec: (lambda m=m: m.weight_gradient(x, grad, conv)) for spec, m in some.items()}
-    timed = race({"native": native, **contenders}, 7, limits.budget_s)
-    best = min(timed, key=lambda spec: timed[spec].seconds)
-    if best != "native" and timed[best].speedup >= MARGIN:
-        one = conv.with_batch(1)
-        exact = gradients(x[:1].double(), weight.double(), grad[:1].double(), one, (False, True))[1]
-        method = some[best]
-        off = float((method.weight_gradient(x[:1], grad[:1], one).double() - exact).abs().max() / exact.abs().max())
-        plain = float(
-            (gradients(x[:1], weight, grad[:1], one, (False, True))[1].double() - exact).abs().max() / exact.abs().max()
-        )
-        if off <= (plain if limits.tolerance == "native" else max(float(limits.tolerance), plain)):
-            return Choice("weight gradient", best, (conv.batch,), timed["native"].seconds, timed[best].seconds,
-                          timed[best].speedup, off, some[best].cost(conv).workspace_nbytes)  # fmt: skip
-    return _native("weight gradient", conv, timed["native"])
+    def piece(spec: str, size: int, charged: bool) -> Callable[[], Any]:
+        route, of_size = Route(every[spec], (size,)), conv.with_batch(size)
+        return lambda: route.weight_gradient(x[:size], grad[:size], of_size)
+
+    def routed(spec: str, pieces: tuple[int, ...]) -> Callable[[], Any]:
+        return lambda: Route(every[spec], pieces).weight_gradient(x, grad, conv)
+
+    plain = error("native")
+    allowed = plain if limits.tolerance == "native" else max(float(limits.tolerance), plain)
+    return _Contest("weight gradient", conv, every, lambda: gradients(x, weight, grad, conv, (False, True))[1], piece,
+                    routed, error, allowed).winner(limits)  # fmt: skip

@@ -33,14 +33,15 @@ def clock() -> Callable[[], float]:
 
 
 def race(contenders: Mapping[str, Callable[[], object]], turns: int = 9, budget_s: float = 2.0,
-         hopeless: float = _HOPELESS) -> dict[str, Timed]:  # fmt: skip
+         hopeless: float = _HOPELESS, least: int = 3) -> dict[str, Timed]:  # fmt: skip
     """Time functions in turns.
 
     Args:
         contenders: the first is what the others are compared with, and is never dropped.
         turns: at most, after a first one that warms up and drops what is hopelessly slow.
-        budget_s: by the clock on the wall; three turns are made in any case.
+        budget_s: by the clock on the wall.
         hopeless: slower than the best by this in the first turn: dropped.
+        least: turns that are made whatever the budget.
 
     Returns:
         Those that were not dropped.
@@ -65,7 +66,7 @@ def race(contenders: Mapping[str, Callable[[], object]], turns: int = 9, budget_
     for turn in range(turns):
         for name, function in left.items():
             seconds[name].append(timed(function))
-        if turn >= 2 and time.perf_counter() - start > budget_s:
+        if turn + 1 >= least and time.perf_counter() - start > budget_s:
             break
     base = seconds[first]
     return {

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from laconic.operators import method as methods
 from laconic.operators.convolve import Roles, Route, apply
-from laconic.operators.method import Method, WeightGradient
+from laconic.operators.method import Method
 from laconic.operators.search import Choice
 from laconic.operators.shape import Convolution
 
@@ -115,11 +115,9 @@ def _roles(conv: Convolution, choices: list[Choice], prepared: Prepared) -> Role
     forward = by_role["forward"]
     roles = Roles(conv, Route(methods.build(forward.method), forward.pieces), prepared=prepared)
     back = by_role.get("input gradient")
-    if back is not None and back.method != "native":
+    if back is not None and (back.method != "native" or len(back.pieces) > 1):
         roles.input_gradient = Route(methods.build(back.method), back.pieces)
     of_weight = by_role.get("weight gradient")
-    if of_weight is not None and of_weight.method != "native":
-        method = methods.build(of_weight.method)
-        assert isinstance(method, WeightGradient)
-        roles.weight_gradient = method
+    if of_weight is not None and (of_weight.method != "native" or len(of_weight.pieces) > 1):
+        roles.weight_gradient = Route(methods.build(of_weight.method), of_weight.pieces)
     return roles

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -29,12 +30,14 @@ from laconic.operators.plan import Plan, Row
 from laconic.operators.search import Choice, Limits, choose, least_workspace
 from laconic.operators.shape import Convolution, of_tensors
 from laconic.operators.tuned import TUNED, TunedLayer, tuned_layer
+from laconic.quantities import parse_nbytes
 from laconic.storage.files import cache_folder
 
 log = logging.getLogger("laconic.operators")
+_SECONDS = 55.0  # of measurements, so that a network is tuned in a minute
+_LATE = "not measured: the time was up"
 _PLANS: WeakKeyDictionary[nn.Module, Plan] = WeakKeyDictionary()
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
-Seen = dict[str, dict[Convolution, Tensor]]
+Seen = dict[str, dict[Convolution, Tensor]]  # samples; those that need a gradient say so
 
 
 def tune(model: nn.Module, example: Any, tolerance: float | str = 1e-5, workspace: str | int = "64MiB",
@@ -43,6 +46,8 @@ def tune(model: nn.Module, example: Any, tolerance: float | str = 1e-5, workspac
 
     The model is changed in place and returned, with the table of what was decided as `model.plan`. Its
     tuned layers flush denormal numbers to zero, as they slow arithmetic a hundredfold; all else keeps its mode.
+    Measuring ends after a minute: layers that are not reached run as before, and it is their turn when the model is
+    tuned again, with a cache.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
     >>> tuned = tune(model, torch.zeros(1, 3, 16, 16), cache=None)
@@ -64,7 +69,7 @@ def tune(model: nn.Module, example: Any, tolerance: float | str = 1e-5, workspac
     Raises:
         BadInput: an example that does not run, a tolerance that nothing meets, a workspace below the least.
     """
-    limits = Limits(checked_tolerance(tolerance), _nbytes(workspace), policy, train)
+    limits = Limits(checked_tolerance(tolerance), parse_nbytes(workspace, "workspace"), policy, train)
     sizes(policy, 1)
     inputs = example if isinstance(example, tuple) else (example,)
     untune(model)
@@ -74,7 +79,8 @@ def tune(model: nn.Module, example: Any, tolerance: float | str = 1e-5, workspac
     if plan is None:
         with flushed_denormals():
             model, plan = _measured(model, inputs, limits, kept)
-        kept.put(key, [_row_json(row) for row in plan.rows])
+        if not any(row.left_alone == _LATE for row in plan.rows):
+            kept.put(key, [_row_json(row) for row in plan.rows])
         kept.save()
     else:
         model = _apply(model, plan, train)
@@ -107,14 +113,15 @@ def plan_of(model: nn.Module) -> Plan | None:
 
 def _measured(model: nn.Module, inputs: tuple[Any, ...], limits: Limits, kept: Cache) -> tuple[nn.Module, Plan]:
     """Tune every layer that the example passes, and check the model as a whole; the tuned model and its plan."""
-    seen, native = _observe(model, inputs)
+    seen, native = _observe(model, inputs, limits.train)
     every = [(name, conv) for name, convs in seen.items() for conv in convs]
     least = min((least_workspace(conv) for _, conv in every), default=0)
     if limits.workspace_nbytes < least < float("inf"):
         raise BadInput(
             f"a workspace of {limits.workspace_nbytes} bytes is below the least that any method needs here, {least}"
         )
-    named, plan = dict(model.named_modules()), Plan()
+    named, plan, end = dict(model.named_modules()), Plan(), time.monotonic() + _SECONDS
+    left = len(every)
     with _progress(len(every)) as step:
         for name, module in named.items():
             why = _left_alone(module)
@@ -122,7 +129,9 @@ def _measured(model: nn.Module, inputs: tuple[Any, ...], limits: Limits, kept: C
                 plan.rows.append(Row(name, None, left_alone=why))
             for conv, x in seen.get(name, {}).items():
                 step(name)
-                plan.rows.append(Row(name, conv, tuple(_choices(module, conv, x, limits, kept))))
+                found = _choices(module, conv, x, limits, kept, (end - time.monotonic()) / left)
+                plan.rows.append(Row(name, conv, tuple(found), _LATE if not found else ""))
+                left -= 1
     while True:
         tuned = _apply(model, plan, limits.train)
         plan.error = _model_error(tuned, inputs, native, limits)
@@ -137,12 +146,19 @@ def _measured(model: nn.Module, inputs: tuple[Any, ...], limits: Limits, kept: C
         )
 
 
-def _choices(module: nn.Module, conv: Convolution, x: Tensor, limits: Limits, kept: Cache) -> list[Choice]:
-    key = f"layer {conv} {conv.dtype} {limits}"
+def _choices(
+    module: nn.Module, conv: Convolution, x: Tensor, limits: Limits, kept: Cache, seconds: float
+) -> list[Choice]:
+    """What was chosen before, or is now within about so many seconds; nothing where there are none left."""
+    key = f"layer {conv} {conv.dtype} {limits}" + (" with its input's gradient" if x.requires_grad else "")
     found = kept.get(key, lambda entry: all(Choice.from_json(each) for each in entry))
     if found is not None:
         return [Choice.from_json(each) for each in found]
-    chosen = choose(conv, x, module.weight, module.bias, limits)  # type: ignore[arg-type]
+    if seconds <= 0:
+        return []
+    races = (len(sizes(limits.policy, conv.batch)) + 2) * (3 if limits.train else 1)
+    hurried = replace(limits, budget_s=min(limits.budget_s, seconds / races))
+    chosen = choose(conv, x.detach(), module.weight, module.bias, hurried, x.requires_grad)  # type: ignore[arg-type]
     kept.put(key, [choice.as_json() for choice in chosen])
     return chosen
 
@@ -173,8 +189,11 @@ def _padding(module: nn.Conv1d | nn.Conv2d) -> tuple[int, ...] | None:
     return None if any(n % 2 for n in both) else tuple(n // 2 for n in both)
 
 
-def _observe(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Seen, Any]:
-    """The convolutions that an example meets, with a sample of each input, and the model's output."""
+def _observe(model: nn.Module, inputs: tuple[Any, ...], train: bool) -> tuple[Seen, list[Tensor]]:
+    """The convolutions that an example meets, with a sample of each input, and the model's outputs.
+
+    With training a sample requires a gradient if the input did: the first layer's does not.
+    """
     seen: Seen = {}
 
     def look(name: str, module: nn.Conv2d, x: Tensor) -> None:
@@ -182,7 +201,8 @@ def _observe(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Seen, Any]:
             padding = _padding(module)
             assert padding is not None
             conv = of_tensors(x, module.weight, (module.stride, padding, module.dilation, module.groups))
-            seen.setdefault(name, {}).setdefault(conv, x.detach()[:1].clone())
+            sample = x.detach()[:1].clone().requires_grad_(x.requires_grad)
+            seen.setdefault(name, {}).setdefault(conv, sample)
 
     handles = []
     for name, module in model.named_modules():
@@ -190,14 +210,14 @@ def _observe(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Seen, Any]:
             hook = lambda m, args, name=name: look(name, m, args[0])  # noqa: E731
             handles.append(module.register_forward_pre_hook(hook))
     try:
-        with _evaluating(model), torch.no_grad():
+        with _evaluating(model), torch.set_grad_enabled(train):
             output = model(*inputs)
     except Exception as error:
         raise BadInput(f"the example does not run through the model: {error}") from error
     finally:
         for handle in handles:
             handle.remove()
-    return seen, output
+    return seen, [tensor.detach() for tensor in _tensors(output)]
 
 
 @contextmanager
@@ -226,11 +246,11 @@ def _apply(model: nn.Module, plan: Plan, train: bool) -> nn.Module:
     return made.get(model, model)
 
 
-def _model_error(model: nn.Module, inputs: tuple[Any, ...], native: Any, limits: Limits) -> float:
+def _model_error(model: nn.Module, inputs: tuple[Any, ...], native: list[Tensor], limits: Limits) -> float:
     """How far the output is from torch's own, and with training the gradients too."""
     with _evaluating(model), torch.no_grad():
         found = model(*inputs)
-    worst = max((relative_error(a, b) for a, b in zip(_tensors(found), _tensors(native), strict=True)), default=0.0)
+    worst = max((relative_error(a, b) for a, b in zip(_tensors(found), native, strict=True)), default=0.0)
     if not limits.train:
         return worst
     tuned = gradients_of(model, inputs)
@@ -296,14 +316,6 @@ def _row(found: dict[str, Any]) -> Row:
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in (fields or {}).items()}
     conv = Convolution(**values) if fields else None
     return Row(found["layer"], conv, tuple(Choice.from_json(each) for each in found["choices"]), found["left_alone"])
-
-
-def _nbytes(text: str | int) -> int:
-    """Bytes of "64MiB", "1GB" or a number."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
-    if not match or match[2].upper() not in _UNITS:
-        raise BadInput(f"workspace is a size such as '64MiB' or a number of bytes, not {text!r}")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 @contextmanager

@@ -6,18 +6,16 @@ Callers: closed-form costs of the schedules, the simulator, `auto` and the plann
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 
 from laconic.errors import BadInput
+from laconic.quantities import parse_quantity
 from laconic.schedules.schedule import Schedule
 
 _TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _BIT_UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
-_SIZE_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-zµ]*)\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -76,31 +74,11 @@ class Link:
         parts = text.split(",")
         if len(parts) > 2:
             raise BadInput(f"link '{text}': expected BANDWIDTH[,LATENCY] such as 10gbit,5us")
-        bits_per_s = _quantity(parts[0], _BIT_UNITS, f"link '{text}': bandwidth")
+        bits_per_s = parse_quantity(parts[0], _BIT_UNITS, f"link '{text}': bandwidth")
         if bits_per_s <= 0:
             raise BadInput(f"link '{text}': bandwidth must be above zero")
-        latency_s = _quantity(parts[1], _TIME_UNITS, f"link '{text}': latency") if len(parts) == 2 else 50e-6
+        latency_s = parse_quantity(parts[1], _TIME_UNITS, f"link '{text}': latency") if len(parts) == 2 else 50e-6
         return cls(latency_s=latency_s, s_per_byte=8.0 / bits_per_s)
-
-
-def parse_nbytes(text: str) -> int:
-    """Read a size such as `4096`, `100MB` or `64KiB` in bytes.
-
-    >>> parse_nbytes("100MB")
-    100000000
-    """
-    return int(_quantity(text, _SIZE_UNITS, f"size '{text}'"))
-
-
-def _quantity(text: str, units: dict[str, float] | dict[str, int], what: str) -> float:
-    match = _QUANTITY.fullmatch(text)
-    if not match or match[2].lower() not in units:
-        names = ", ".join(unit for unit in units if unit)
-        raise BadInput(f"{what} should be a number, not negative, with one of the units {names}")
-    value = float(match[1]) * units[match[2].lower()]
-    if value == float("inf"):
-        raise BadInput(f"{what} is too large")
-    return value
 
 
 def ports(schedule: Schedule) -> int:

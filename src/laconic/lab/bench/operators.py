@@ -19,7 +19,6 @@ from laconic import operators
 from laconic.lab.bench import operator_sets
 from laconic.lab.environment import environment
 from laconic.operators.convolve import Route, turned
-from laconic.operators.method import WeightGradient
 from laconic.operators.methods.native import convolution, gradients
 from laconic.operators.numerics import Judge
 from laconic.operators.search import Choice, Limits, choose
@@ -32,6 +31,8 @@ class Result:
     """One layer: what was chosen, how long it takes beside torch's own.
 
     `speedup` is the median over turns of the ratios; what is of the backward pass is None without training.
+    `micro_batching` is what dividing the batch gave beside the quickest undivided method within the same workspace, by
+    the tuner's times, over all roles.
     """
 
     set: str
@@ -48,6 +49,7 @@ class Result:
     backward_speedup: float | None
     max_error: float
     workspace_nbytes: int
+    micro_batching: float
     turns: int
     roles: dict[str, str]
 
@@ -86,7 +88,8 @@ def _measured(
     return Result(
         name, layer, count, conv.batch, forward.method, max(forward.pieces), 1e3 * best.seconds, back[0],
         1e3 * timed["native"].seconds, back[1], best.speedup, back[2], max(c.error for c in chosen.values()),
-        forward.workspace_nbytes, best.turns, {role: choice.method for role, choice in chosen.items()},
+        forward.workspace_nbytes, _micro_batching(chosen), best.turns,
+        {role: f"{choice.method} in {max(choice.pieces)}s" for role, choice in chosen.items()},
     )  # fmt: skip
 
 
@@ -95,25 +98,28 @@ def _backward(conv: Convolution, operands: tuple[Tensor, Tensor, Tensor], chosen
     """Milliseconds of both gradients by what was chosen and by torch, and the median ratio."""
     x, weight, grad = operands
     of_input, of_weight = chosen["input gradient"], chosen["weight gradient"]
-    if of_input.method == of_weight.method == "native" and len(of_input.pieces) == 1:
-        found = race({"native": lambda: gradients(x, weight, grad, conv, (True, True))}, turns, budget_s)[
-            "native"
-        ].seconds
-        return 1e3 * found, 1e3 * found, 1.0
     adjoint = conv.adjoint()
-    back, method = Route(operators.build(of_input.method), of_input.pieces), operators.build(of_weight.method)
+    back, of_w = (Route(operators.build(each.method), each.pieces) for each in (of_input, of_weight))
 
     def ours() -> None:
-        if adjoint is None or of_input.method == "native":
-            gradients(x, weight, grad, conv, (True, False))
-        else:
+        native = [each.method == "native" and len(each.pieces) == 1 for each in (of_input, of_weight)]
+        if any(native):
+            gradients(x, weight, grad, conv, (native[0], native[1]))
+        if not native[0]:
+            assert adjoint is not None
             back.run(grad, back.method.prepare(turned(weight, conv), adjoint), None, adjoint)
-        assert isinstance(method, WeightGradient)
-        method.weight_gradient(x, grad, conv)
+        if not native[1]:
+            of_w.weight_gradient(x, grad, conv)
 
     ways = {"native": lambda: gradients(x, weight, grad, conv, (True, True)), "ours": ours}
     timed = race(ways, turns, budget_s, float("inf"))
     return 1e3 * timed["ours"].seconds, 1e3 * timed["native"].seconds, timed["ours"].speedup
+
+
+def _micro_batching(chosen: dict[str, Choice]) -> float:
+    """Time of the best undivided methods over that of what was chosen."""
+    every = chosen.values()
+    return sum(choice.undivided_s for choice in every) / sum(choice.tuned_s for choice in every)
 
 
 def geometric_means(results: Iterable[Result]) -> dict[str, dict[str, float]]:
@@ -128,6 +134,7 @@ def geometric_means(results: Iterable[Result]) -> dict[str, dict[str, float]]:
         found[key] = {
             "forward": statistics.geometric_mean(r.speedup for r in rows),
             "least": min(r.speedup for r in rows),
+            "micro_batching": statistics.geometric_mean(r.micro_batching for r in rows),
         }
         if all(r.backward_ms is not None for r in rows):
             before = [r.native_ms + (r.native_backward_ms or 0) for r in rows]

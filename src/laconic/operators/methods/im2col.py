@@ -1,8 +1,8 @@
 """`im2col`: a convolution as a matrix product, with the patches written out or not.
 
 Callers: the registry. Written out, every input value is copied once for every tap of the kernel that meets it: 9 times
-for VGG's 3×3. Implicitly, each tap is a matrix product of its own on a shifted view of the padded input, and the
-products add up in place; nothing is amplified, but the output is passed over once a tap.
+for VGG's 3×3, not at all for 1×1. Implicitly, each tap is a matrix product of its own on a shifted view of the padded
+input, and the products add up in place; nothing is amplified, but the output is passed over once a tap.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from laconic.errors import BadInput
 from laconic.operators.method import Cost, direct_cost, register
+from laconic.operators.scratch import fresh
 from laconic.operators.shape import Convolution
 
 
@@ -48,6 +49,8 @@ class Im2col:
 
     def cost(self, conv: Convolution) -> Cost:
         flat = conv.planar()
+        if _pointwise(flat):
+            return direct_cost(conv, 0)
         padded = flat.in_channels * math.prod(n + 2 * p for n, p in zip(flat.size, flat.padding, strict=True))
         block = 0 if self.implicit else self._rows(flat) * flat.output[1] * conv.terms
         return direct_cost(conv, conv.item_nbytes * (padded + block))
@@ -61,14 +64,14 @@ class Im2col:
 
     def run(self, x: Tensor, prepared: Any, bias: Tensor | None, conv: Convolution) -> Tensor:
         flat = conv.planar()
-        y = x.new_empty((flat.batch, flat.groups, flat.out_channels // flat.groups, *flat.output))
+        y = fresh((flat.batch, flat.groups, flat.out_channels // flat.groups, *flat.output), x.dtype)
         x = _padded(x.reshape(flat.input_shape), flat)
         for image in range(flat.batch):
             if self.implicit:
                 self._taps(x[image], prepared, y[image], flat)
             else:
                 for lo, hi in self._blocks(flat):
-                    patches = _patches(x[image], flat, lo, hi).reshape(flat.groups, conv.terms, -1)
+                    patches = _patches(x[image], flat, lo, hi).view(flat.groups, conv.terms, -1)
                     _into(y[image, :, :, lo:hi], prepared, patches)
         if bias is not None:
             y += bias.view(flat.groups, -1, 1, 1)
@@ -87,7 +90,9 @@ class Im2col:
         return total.reshape(conv.weight_shape)
 
     def _rows(self, flat: Convolution) -> int:
-        """Output rows whose patches fit a block; one at least."""
+        """Output rows whose patches fit a block, one at least; all where the image is its own patches."""
+        if _pointwise(flat):
+            return flat.output[0]
         row = flat.item_nbytes * flat.output[1] * flat.terms * flat.groups
         return max(1, min(flat.output[0], self.block_nbytes // row))
 
@@ -105,6 +110,11 @@ class Im2col:
             y.copy_(product) if tap == 0 else y.add_(product)
 
 
+def _pointwise(flat: Convolution) -> bool:
+    """Kernels of one tap at every pixel: nothing is padded, skipped or written out."""
+    return (flat.kernel, flat.stride, flat.padding) == ((1, 1), (1, 1), (0, 0))
+
+
 def _padded(x: Tensor, flat: Convolution) -> Tensor:
     py, px = flat.padding
     return F.pad(x, (px, px, py, py)) if py or px else x
@@ -119,6 +129,7 @@ def _windows(x: Tensor, flat: Convolution, lo: int, hi: int) -> Tensor:
 
 
 def _patches(x: Tensor, flat: Convolution, lo: int, hi: int) -> Tensor:
+    """The same in one block of memory: a copy, unless the image is its own patches."""
     return _windows(x, flat, lo, hi).contiguous()
 
 

@@ -6,6 +6,7 @@ the input's tiles, one matrix product for each of the α² positions in a tile, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,9 +17,14 @@ from torch import Tensor
 
 from laconic.errors import BadInput
 from laconic.operators.method import Cost, log2_ceiling, register
-from laconic.operators.methods import winograd_last
-from laconic.operators.methods.winograd_kernels import input_transform, matrices, output_transform, weight_transform
-from laconic.operators.scratch import scratch
+from laconic.operators.methods.winograd_kernels import (
+    matrices,
+    output_transform,
+    tiles_transform,
+    weight_gradient,
+    weight_transform,
+)
+from laconic.operators.scratch import fresh, scratch
 from laconic.operators.shape import Convolution
 
 # Columns of a product. Thin products are slow (63 GF/s for 98 columns of 256 channels, 77 for 196), thick ones leave
@@ -63,8 +69,6 @@ class Winograd:
             return "F(2, 5) does not pay: 0.6 to 1.1 times torch's speed on GoogLeNet's layers"
         if any(v != 1 for v in (*conv.stride, *conv.dilation)):
             return "only stride 1 and dilation 1"
-        if self.channels_last and conv.groups > 1:
-            return "with channels last, only one group"
         return "a channel a group leaves no matrix product" if conv.depthwise else ""
 
     def cost(self, conv: Convolution) -> Cost:
@@ -79,61 +83,59 @@ class Winograd:
         return Cost(alpha**2 * products * conv.batch * th * tw, depth, workspace, float(bound))
 
     def prepare(self, weight: Tensor, conv: Convolution) -> Tensor:
-        """G g Gᵀ: groups, α², K, C; with channels last α², C, K."""
+        """G g Gᵀ: groups, α², C, K."""
         m, r, alpha = self._sizes(conv)
-        shape = (conv.groups, alpha**2, conv.out_channels // conv.groups, conv.in_channels // conv.groups)
-        found = weight.new_empty(shape, requires_grad=False)
-        grouped = weight.detach().contiguous().view(conv.groups, -1, *weight.shape[1:])
-        for group in range(conv.groups):
-            weight_transform(m, r, conv.dtype)(grouped[group].numpy(), found[group].numpy())
-        return found[0].transpose(1, 2).contiguous() if self.channels_last else found
+        inner, outer = conv.in_channels // conv.groups, conv.out_channels // conv.groups
+        found = fresh((conv.groups, alpha**2, inner, outer), weight.dtype)
+        for group, some in enumerate(weight.detach().split(outer)):
+            weight_transform(m, r, conv.dtype)(some.transpose(0, 1).numpy(), found[group].numpy())
+        return found
 
     def run(self, x: Tensor, prepared: Any, bias: Tensor | None, conv: Convolution) -> Tensor:
+        m, r, _ = self._sizes(conv)
+        forth, back = tiles_transform(m, r, conv.dtype), output_transform(m, r, conv.dtype)
         start = x.new_zeros(conv.out_channels) if bias is None else bias.detach().contiguous()
-        if self.channels_last:
-            return self._last(x.detach(), prepared, start, conv)
-        x, y = x.detach().contiguous(), x.new_empty(conv.output_shape)
-        inner, outer = conv.in_channels // conv.groups, conv.out_channels // conv.groups
-        m, r, _ = self._sizes(conv)
-        forth, back = input_transform(m, r, conv.dtype), output_transform(m, r, conv.dtype)
-        for group in range(conv.groups):
-            of_x = x[:, group * inner : (group + 1) * inner].numpy()
-            of_y = y[:, group * outer : (group + 1) * outer].numpy()
-            of_bias = start[group * outer : (group + 1) * outer].numpy()
-            for tiles, products, place in self._blocks(x, (inner, outer), conv):
-                forth(of_x, *conv.padding, *place, tiles.numpy())
-                torch.bmm(prepared[group], tiles, out=products)
-                back(products.numpy(), of_bias, *place, of_y)
+        y = fresh(conv.output_shape, x.dtype, self.channels_last)
+        outer = conv.out_channels // conv.groups
+        every = zip(prepared, _grouped(x.detach(), conv), _grouped(y, conv), start.split(outer), strict=True)
+        for weights, of_x, of_y, of_bias in every:
+            for tiles, products, place in self._blocks(conv):
+                forth(*of_x, *conv.padding, *place, tiles.numpy())
+                torch.bmm(tiles, weights, out=products)
+                back(products.numpy(), of_bias.numpy(), of_y[1], *place, of_y[0])
         return y
 
-    def _last(self, x: Tensor, prepared: Tensor, bias: Tensor, conv: Convolution) -> Tensor:
-        m, r, _ = self._sizes(conv)
-        forth, back = winograd_last.input_transform(m, r, conv.dtype), winograd_last.output_transform(m, r, conv.dtype)
-        x = x.contiguous(memory_format=torch.channels_last)
-        y = torch.empty(conv.output_shape, dtype=x.dtype, memory_format=torch.channels_last)
-        of_x, of_y = x.permute(0, 2, 3, 1).contiguous().numpy(), y.permute(0, 2, 3, 1).numpy()
-        for tiles, products, place in self._blocks(x, (conv.in_channels, conv.out_channels), conv):
-            flat, out = (
-                tiles.view(tiles.shape[0], -1, conv.in_channels),
-                products.view(tiles.shape[0], -1, conv.out_channels),
-            )
-            forth(of_x, *conv.padding, *place, flat.numpy())
-            torch.bmm(flat, prepared, out=out)
-            back(out.numpy(), bias.numpy(), *place, of_y)
-        return y
+    def weight_gradient(self, x: Tensor, grad: Tensor, conv: Convolution) -> Tensor:
+        """∇g = Gᵀ [ Σ_tiles (A ∇y Aᵀ) ⊙ (Bᵀ d B) ] G: the adjoint of the output in the weights."""
+        m, r, alpha = self._sizes(conv)
+        forth, of_grad = (tiles_transform(m, r, conv.dtype, gradient) for gradient in (False, True))
+        shape = (conv.groups, alpha**2, conv.out_channels // conv.groups, conv.in_channels // conv.groups)
+        found, total = fresh(conv.weight_shape, x.dtype), torch.empty(0)
+        every = zip(_grouped(x, conv), _grouped(grad, conv), found.chunk(conv.groups), strict=True)
+        for of_x, of_y, of_w in every:
+            for tiles, slopes, place in self._blocks(conv, math.prod(shape[1:])):
+                forth(*of_x, *conv.padding, *place, tiles.numpy())
+                of_grad(*of_y, 0, 0, *place, slopes.numpy())
+                if place[0] == 0:
+                    total = scratch(math.prod(shape[1:]), x.dtype).view(shape[1:])
+                    torch.bmm(slopes.transpose(1, 2), tiles, out=total)
+                else:
+                    total.baddbmm_(slopes.transpose(1, 2), tiles)
+            weight_gradient(m, r, conv.dtype)(total.numpy(), of_w.numpy())
+        return found
 
-    def _blocks(
-        self, like: Tensor, channels: tuple[int, int], conv: Convolution
-    ) -> Iterator[tuple[Tensor, Tensor, Any]]:
-        """Memory for a block's tiles and products, and its place: first row, rows, tile rows an image, tiles a row."""
+    def _blocks(self, conv: Convolution, skipped: int = 0) -> Iterator[tuple[Tensor, Tensor, Any]]:
+        """Memory for a block's tiles [α², tiles, C] and products [α², tiles, K], behind the first `skipped` values of
+        the workspace, and its place: first row, rows, tile rows an image, tiles a row."""
         square = self._sizes(conv)[2] ** 2
         th, tw, rows = self._tiles(conv)
+        channels = (conv.in_channels // conv.groups, conv.out_channels // conv.groups)
         counts = [square * n * rows * tw for n in channels]
-        v, q = scratch(sum(counts), like.dtype).split(counts)
+        memory = scratch(skipped + sum(counts), conv.torch_dtype)[skipped:].split(counts)
         for first in range(0, conv.batch * th, rows):
             some = min(rows, conv.batch * th - first)
             tiles, products = (
-                memory[: square * n * some * tw].view(square, n, -1) for memory, n in zip((v, q), channels, strict=True)
+                whole[: square * n * some * tw].view(square, -1, n) for whole, n in zip(memory, channels, strict=True)
             )
             yield tiles, products, (first, some, th, tw)
 
@@ -147,3 +149,11 @@ class Winograd:
         rows = max(1, min(conv.batch * th, _COLUMNS // tw))
         blocks = -(-conv.batch * th // rows)
         return th, tw, -(-conv.batch * th // blocks)
+
+
+def _grouped(x: Tensor, conv: Convolution) -> Iterator[tuple[Any, bool]]:
+    """The channels of each group as kernels take them: [N, C, H, W], or [N, H, W, C] and True."""
+    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    x = x.movedim(1, -1) if last else x.contiguous()
+    for some in x.chunk(conv.groups, -1 if last else 1):
+        yield some.numpy(), last

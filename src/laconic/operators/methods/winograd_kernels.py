@@ -1,14 +1,11 @@
-"""The transforms of Winograd's minimal filtering F(m×m, r×r) as compiled kernels.
+"""Winograd's transforms as compiled loops, and the matrices they follow from.
 
-Callers: `winograd.py`. A tile of α = m + r − 1 input values a side gives m outputs a side:
+Callers: `winograd.py`. In all of them vectors run over channels: images are fetched row by row into lines of pixels
+with their channels side by side, whatever their order in memory, and results are stored from such lines.
 
-    Y = Aᵀ [ (G g Gᵀ) ⊙ (Bᵀ d B) ] A
-
-`matrices` builds Aᵀ, G, Bᵀ by Toom and Cook's interpolation at α − 1 points and infinity. The kernels hold Bᵀ and Aᵀ as
-constants, which the compiler multiplies out; each works line by line, so that the vertical pass runs over contiguous
-memory and only the horizontal one steps by m.
-
-Tiles are counted in rows of tiles: row R of a batch is tile row R mod th of image R div th.
+    tiles_transform    Bᵀ d B of overlapping tiles of an image, and A e Aᵀ of the tiles of a gradient
+    output_transform   Aᵀ M A, into the rows of an image
+    weight_transform   G g Gᵀ, and weight_gradient its adjoint, Gᵀ U G
 """
 
 from __future__ import annotations
@@ -20,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from laconic.kernels import njit
+from laconic.kernels import Array, njit
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Kernel = Callable[..., None]
 
 # Mixing each point with its reciprocal of the other sign keeps the powers small: for 256 channels an error of 2.8e-6,
@@ -33,6 +29,9 @@ _POINTS = {
     6: (0, 1, -1, Fraction(1, 2), -2),
     8: (0, 1, -1, Fraction(1, 2), Fraction(-1, 2), 2, -2),
 }
+_PIXELS = 16  # fetched and stored at a time where channels lie apart, so that what is transposed stays in cache
+_FILTERS = 8  # read at a time: those of neighbouring input channels lie side by side
+_OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "fastmath": True, "error_model": "numpy"}
 
 
 @cache
@@ -70,140 +69,200 @@ def _monic(roots: list[Fraction]) -> list[Fraction]:
     return found
 
 
-@cache
-def input_transform(m: int, r: int, dtype: str) -> Kernel:
-    """Kernel (x, padding, first row, rows, tiles a row, v): Bᵀ d B of all tiles of some rows, into v[α², C, tiles]."""
-    alpha = m + r - 1
-    one, two, three, four, five = (np.uint64(i) for i in range(1, 6))
-    bt = matrices(m, r)[2].astype(dtype)
+def _combination(matrix: Array, dtype: str) -> Kernel:
+    """Kernel (i, x, start, apart, count, y, at): y[at + c] = Σ_p matrix[i, p] · x[start + p·apart + c], c < count."""
+    taps, rows = matrix.shape[1], matrix.astype(dtype)
 
-    @njit(nogil=True, cache=True, fastmath=True, error_model="numpy")
-    def transform(x: Array, pad_y: int, pad_x: int, first: int, rows: int, th: int, tw: int, v: Array) -> None:
-        height, width = x.shape[2], x.shape[3]
-        wide = (tw - 1) * m + alpha
-        line = np.zeros((alpha, wide + m), x.dtype)
-        zeros = np.zeros(width, x.dtype)
-        hi = min(width, wide - pad_x)
+    @njit(**_OPTIONS)
+    def combine(i: int, x: Array, start: int, apart: int, count: int, y: Array, at: int) -> None:
+        x0, x1, out = x[start:], x[start + apart :], y[at:]
+        x2 = x[start + 2 * apart :] if taps > 2 else x0
+        x3 = x[start + 3 * apart :] if taps > 3 else x0
+        x4 = x[start + 4 * apart :] if taps > 4 else x0
+        x5 = x[start + 5 * apart :] if taps > 5 else x0
+        x6 = x[start + 6 * apart :] if taps > 6 else x0
+        x7 = x[start + 7 * apart :] if taps > 7 else x0
+        for c in range(np.uint64(count)):
+            s = rows[i, 0] * x0[c] + rows[i, 1] * x1[c]
+            if taps > 2:
+                s += rows[i, 2] * x2[c]
+            if taps > 3:
+                s += rows[i, 3] * x3[c]
+            if taps > 4:
+                s += rows[i, 4] * x4[c]
+            if taps > 5:
+                s += rows[i, 5] * x5[c]
+            if taps > 6:
+                s += rows[i, 6] * x6[c]
+            if taps > 7:
+                s += rows[i, 7] * x7[c]
+            out[c] = s
+
+    return combine
+
+
+@njit(**_OPTIONS)
+def _fetch(x: Array, last: bool, image: int, row: int, pad: int, line: Array) -> None:
+    """A row of an image, [C, H, W] or with channels last [H, W, C], into line[pixels, C]; zeros beside it."""
+    height, width = (x.shape[1], x.shape[2]) if last else (x.shape[2], x.shape[3])
+    if row < 0 or row >= height:
+        line[:] = 0
+        return
+    end = min(width, line.shape[0] - pad)
+    line[:pad] = 0
+    line[pad + end :] = 0
+    if last:
+        line[pad : pad + end] = x[image, row, :end]
+        return
+    for lo in range(0, end, _PIXELS):
+        pixels = np.uint64(min(_PIXELS, end - lo))
         for c in range(x.shape[1]):
-            for row in range(rows):
-                image, top = (first + row) // th, (first + row) % th * m - pad_y
-                d = x[image, c]
-                d0 = d[top] if 0 <= top < height else zeros
-                d1 = d[top + 1] if 0 <= top + 1 < height else zeros
-                d2 = d[top + 2] if 0 <= top + 2 < height else zeros
-                d3 = d[top + 3] if 0 <= top + 3 < height else zeros
-                d4 = d[top + 4] if alpha > 4 and 0 <= top + 4 < height else zeros
-                d5 = d[top + 5] if alpha > 5 and 0 <= top + 5 < height else zeros
-                d6 = d[top + 6] if alpha > 6 and 0 <= top + 6 < height else zeros
-                d7 = d[top + 7] if alpha > 7 and 0 <= top + 7 < height else zeros
+            seen = x[image, c, row, lo:]
+            for at in range(pixels):
+                line[np.uint64(pad + lo) + at, c] = seen[at]
+
+
+@njit(**_OPTIONS)
+def _store(line: Array, bias: Array, last: bool, image: int, row: int, y: Array) -> None:
+    """line[pixels, K] plus the bias into a row of an image, [K, H, W] or with channels last [H, W, K]."""
+    if last:
+        for at in range(y.shape[2]):
+            out, seen = y[image, row, at], line[at]
+            for k in range(np.uint64(line.shape[1])):
+                out[k] = seen[k] + bias[k]
+        return
+    width = y.shape[3]
+    for lo in range(0, width, _PIXELS):
+        pixels = np.uint64(min(_PIXELS, width - lo))
+        for k in range(y.shape[1]):
+            out, b = y[image, k, row, lo:], bias[k]
+            for at in range(pixels):
+                out[at] = line[np.uint64(lo) + at, k] + b
+
+
+@cache
+def tiles_transform(m: int, r: int, dtype: str, gradient: bool = False) -> Kernel:
+    """Kernel (x, channels last, padding, first row, rows, tile rows, tiles a row, v): tiles into v[α², tiles, C].
+
+    Tiles begin m pixels apart. Those of an image are α wide and overlap, and become Bᵀ d B; those of the output's
+    gradient are m wide and become A e Aᵀ.
+    """
+    at_, _, bt = matrices(m, r)
+    matrix = at_.T.copy() if gradient else bt
+    alpha, side = matrix.shape
+    combine = _combination(matrix, dtype)
+
+    @njit(**_OPTIONS)
+    def transform(
+        x: Array, last: bool, pad_y: int, pad_x: int, first: int, rows: int, th: int, tw: int, v: Array
+    ) -> None:
+        channels, wide = v.shape[2], (tw - 1) * m + side
+        lines = np.empty((side, wide, channels), v.dtype)
+        half = np.empty((alpha, wide, channels), v.dtype)
+        of_lines, of_half, of_v = lines.reshape(-1), half.reshape(-1), v.reshape(-1)
+        for row in range(rows):
+            image, top = (first + row) // th, (first + row) % th * m - pad_y
+            for i in range(side):
+                _fetch(x, last, image, top + i, pad_x, lines[i])
+            for i in range(alpha):
+                combine(i, of_lines, 0, wide * channels, wide * channels, of_half, i * wide * channels)
+            for tile in range(tw):
+                at = row * tw + tile
                 for i in range(alpha):
-                    out = line[i, pad_x:]
-                    for at in range(np.uint64(hi)):
-                        s = bt[i, 0] * d0[at] + bt[i, 1] * d1[at] + bt[i, 2] * d2[at] + bt[i, 3] * d3[at]
-                        if alpha > 4:
-                            s += bt[i, 4] * d4[at] + bt[i, 5] * d5[at]
-                        if alpha > 6:
-                            s += bt[i, 6] * d6[at] + bt[i, 7] * d7[at]
-                        out[at] = s
-                for i in range(alpha):
-                    z = line[i]
+                    start = (i * wide + tile * m) * channels
                     for j in range(alpha):
-                        w = v[i * alpha + j, c, row * tw : (row + 1) * tw]
-                        for t in range(np.uint64(tw)):
-                            q = t * np.uint64(m)
-                            s = (
-                                bt[j, 0] * z[q]
-                                + bt[j, 1] * z[q + one]
-                                + bt[j, 2] * z[q + two]
-                                + bt[j, 3] * z[q + three]
-                            )
-                            if alpha > 4:
-                                s += bt[j, 4] * z[q + four] + bt[j, 5] * z[q + five]
-                            if alpha > 6:
-                                s += bt[j, 6] * z[q + np.uint64(6)] + bt[j, 7] * z[q + np.uint64(7)]
-                            w[t] = s
+                        combine(j, of_half, start, channels, channels, of_v,
+                                ((i * alpha + j) * v.shape[1] + at) * channels)  # fmt: skip
 
     return transform
 
 
 @cache
 def output_transform(m: int, r: int, dtype: str) -> Kernel:
-    """Kernel (products[α², K, tiles], bias, first row, rows, tile rows, tiles a row, y): Aᵀ M A, into rows of y."""
+    """Kernel (q[α², tiles, K], bias, channels last, first row, rows, tile rows, tiles a row, y): Aᵀ M A into y."""
     alpha = m + r - 1
-    at_ = matrices(m, r)[0].astype(dtype)
+    combine = _combination(matrices(m, r)[0], dtype)
 
-    @njit(nogil=True, cache=True, fastmath=True, error_model="numpy")
-    def transform(q: Array, bias: Array, first: int, rows: int, th: int, tw: int, y: Array) -> None:
-        height, width = y.shape[2], y.shape[3]
-        line = np.empty((8, tw * m), y.dtype)
-        z0, z1, z2, z3, z4, z5, z6, z7 = line[0], line[1], line[2], line[3], line[4], line[5], line[6], line[7]
-        for k in range(y.shape[1]):
-            b = bias[k]
-            for row in range(rows):
-                image, top = (first + row) // th, (first + row) % th * m
-                lo, hi = row * tw, (row + 1) * tw
-                for i in range(alpha):
-                    z, base = line[i], i * alpha
-                    q0, q1, q2 = q[base, k, lo:hi], q[base + 1, k, lo:hi], q[base + 2, k, lo:hi]
-                    q3 = q[base + 3, k, lo:hi]
-                    q4 = q[base + 4, k, lo:hi] if alpha > 4 else q3
-                    q5 = q[base + 5, k, lo:hi] if alpha > 4 else q3
-                    q6 = q[base + 6, k, lo:hi] if alpha > 6 else q3
-                    q7 = q[base + 7, k, lo:hi] if alpha > 6 else q3
-                    for t in range(np.uint64(tw)):
-                        for j in range(np.uint64(m)):
-                            s = at_[j, 0] * q0[t] + at_[j, 1] * q1[t] + at_[j, 2] * q2[t] + at_[j, 3] * q3[t]
-                            if alpha > 4:
-                                s += at_[j, 4] * q4[t] + at_[j, 5] * q5[t]
-                            if alpha > 6:
-                                s += at_[j, 6] * q6[t] + at_[j, 7] * q7[t]
-                            z[t * np.uint64(m) + j] = s
-                for i in range(min(m, height - top)):
-                    out = y[image, k, top + i]
-                    for x in range(np.uint64(width)):
-                        s = b + at_[i, 0] * z0[x] + at_[i, 1] * z1[x] + at_[i, 2] * z2[x] + at_[i, 3] * z3[x]
-                        if alpha > 4:
-                            s += at_[i, 4] * z4[x] + at_[i, 5] * z5[x]
-                        if alpha > 6:
-                            s += at_[i, 6] * z6[x] + at_[i, 7] * z7[x]
-                        out[x] = s
+    @njit(**_OPTIONS)
+    def transform(q: Array, bias: Array, last: bool, first: int, rows: int, th: int, tw: int, y: Array) -> None:
+        height, channels = y.shape[1] if last else y.shape[2], q.shape[2]
+        half = np.empty((m, alpha, channels), y.dtype)
+        lines = np.empty((m, tw * m, channels), y.dtype)
+        of_q, of_half, of_lines = q.reshape(-1), half.reshape(-1), lines.reshape(-1)
+        plane = q.shape[1] * channels
+        for row in range(rows):
+            image, top = (first + row) // th, (first + row) % th * m
+            for tile in range(tw):
+                at = (row * tw + tile) * channels
+                for j in range(alpha):
+                    for i in range(m):
+                        combine(i, of_q, j * plane + at, alpha * plane, channels, of_half, (i * alpha + j) * channels)
+                for i in range(m):
+                    for j in range(m):
+                        combine(j, of_half, i * alpha * channels, channels, channels, of_lines,
+                                ((i * tw + tile) * m + j) * channels)  # fmt: skip
+            for i in range(min(m, height - top)):
+                _store(lines[i], bias, last, image, top + i, y)
 
     return transform
 
 
 @cache
 def weight_transform(m: int, r: int, dtype: str) -> Kernel:
-    """Kernel (w[K, C, r, r], u[α², K, C]): G g Gᵀ."""
+    """Kernel (w[C, K, r, r], u[α², C, K]): G g Gᵀ."""
     alpha = m + r - 1
-    matrix = matrices(m, r)[1].astype(dtype)
+    combine = _combination(matrices(m, r)[1], dtype)
 
-    @njit(nogil=True, cache=True, fastmath=True, error_model="numpy")
+    @njit(**_OPTIONS)
     def transform(w: Array, u: Array) -> None:
-        channels = np.uint64(w.shape[1])
-        flat = np.empty((r * r, w.shape[1]), w.dtype)
-        half = np.empty((alpha * r, w.shape[1]), w.dtype)
+        outer = w.shape[1]
+        flat = np.empty((_FILTERS, r, r, outer), w.dtype)
+        half = np.empty((r, alpha, outer), w.dtype)
+        of_flat, of_half, of_u = flat.reshape(-1), half.reshape(-1), u.reshape(-1)
+        for first in range(0, w.shape[0], _FILTERS):
+            some = min(_FILTERS, w.shape[0] - first)
+            for k in range(outer):
+                for c in range(some):
+                    for i in range(r):
+                        for j in range(r):
+                            flat[c, i, j, k] = w[first + c, k, i, j]
+            for c in range(some):
+                for i in range(r):
+                    start = (c * r + i) * r * outer
+                    for j in range(alpha):
+                        combine(j, of_flat, start, outer, outer, of_half, (i * alpha + j) * outer)
+                for i in range(alpha):
+                    for j in range(alpha):
+                        combine(i, of_half, j * outer, alpha * outer, outer, of_u,
+                                ((i * alpha + j) * w.shape[0] + first + c) * outer)  # fmt: skip
+
+    return transform
+
+
+@cache
+def weight_gradient(m: int, r: int, dtype: str) -> Kernel:
+    """Kernel (u[α², K, C], w[K, C, r, r]): Gᵀ U G, the adjoint of `weight_transform`."""
+    alpha = m + r - 1
+    combine = _combination(matrices(m, r)[1].T.copy(), dtype)
+
+    @njit(**_OPTIONS)
+    def transform(u: Array, w: Array) -> None:
+        channels = w.shape[1]
+        half = np.empty((r, alpha, channels), w.dtype)
+        found = np.empty((r, r, channels), w.dtype)
+        of_u, of_half, of_found = u.reshape(-1), half.reshape(-1), found.reshape(-1)
+        plane = w.shape[0] * channels
         for k in range(w.shape[0]):
-            for c in range(w.shape[1]):
+            for j in range(alpha):
+                for i in range(r):
+                    combine(i, of_u, j * plane + k * channels, alpha * plane, channels, of_half,
+                            (i * alpha + j) * channels)  # fmt: skip
+            for i in range(r):
+                for j in range(r):
+                    combine(j, of_half, i * alpha * channels, channels, channels, of_found, (i * r + j) * channels)
+            for c in range(channels):
                 for i in range(r):
                     for j in range(r):
-                        flat[i * r + j, c] = w[k, c, i, j]
-            for i in range(alpha):
-                for j in range(r):
-                    out = half[i * r + j]
-                    out[:] = 0
-                    for p in range(r):
-                        g, seen = matrix[i, p], flat[p * r + j]
-                        if g != 0:
-                            for c in range(channels):
-                                out[c] += g * seen[c]
-            for i in range(alpha):
-                for j in range(alpha):
-                    out = u[i * alpha + j, k]
-                    out[:] = 0
-                    for p in range(r):
-                        g, seen = matrix[j, p], half[i * r + p]
-                        if g != 0:
-                            for c in range(channels):
-                                out[c] += g * seen[c]
+                        w[k, c, i, j] = found[i, j, c]
 
     return transform
