@@ -204,11 +204,11 @@ class FlatGradients:
         follow: bool = True,
     ) -> None:
         self.buffers = [flat(sorted(group, key=exempt)) for group in in_groups(parameters, nbytes)]
-        places = [pair for buffer in self.buffers for pair in zip(buffer.parameters, buffer.views, strict=True)]
-        self._places = {id(parameter): view for parameter, view in places}
+        self._places = places_in(self.buffers)
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._place)  # type: ignore[no-untyped-call]
-            for parameter, _ in places
+            for buffer in self.buffers
+            for parameter in buffer.parameters
             if follow
         ]
 
@@ -238,6 +238,11 @@ class FlatGradients:
         """Take the hooks off the parameters."""
         for handle in self._handles:
             handle.remove()
+
+
+def places_in(buffers: Iterable[FlatBuffer]) -> dict[int, Tensor]:
+    """The place of each parameter's gradient, by the parameter's id."""
+    return {id(p): view for b in buffers for p, view in zip(b.parameters, b.views, strict=True)}
 
 
 def lies_in(gradient: Tensor, view: Tensor) -> bool:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import BadInput
-from laconic.exchange.layout import FlatBuffer, Parameters, flat, in_groups, lies_in, write
+from laconic.exchange.layout import FlatBuffer, Parameters, flat, in_groups, lies_in, places_in, write
 from laconic.exchange.options import CodecChoice
 from laconic.exchange.overlap import Exchanger, Overlap
 
@@ -75,7 +75,7 @@ class Streamed:
             self._buckets.extend((p,) for p in group if p.nbytes >= LARGE_NBYTES)
         self._numbers = {id(p): number for number, bucket in enumerate(self._buckets) for p in bucket}
         self._strides = {id(p): _strides(p) for bucket in self._buckets for p in bucket}
-        self._views = {id(p): v for b in self._small.values() for p, v in zip(b.parameters, b.views, strict=True)}
+        self._views = places_in(self._small.values())
         self._large: dict[int, Tensor] = {}  # where the other gradients of this step are, flat, by bucket
         self._live = False  # the last forward was one whose backward DDP synchronises
         self._missing: list[set[int]] = []  # parameters whose gradients are not there yet, by bucket

@@ -26,7 +26,7 @@ from laconic.consistency.overlapped.sending import Bucket, Made, Sending
 from laconic.consistency.overlapped.touch import Touches
 from laconic.consistency.overlapped.updates import BucketSteps
 from laconic.errors import BadInput, LaconicError
-from laconic.exchange.layout import FlatBuffer, lies_in
+from laconic.exchange.layout import FlatBuffer, lies_in, places_in
 from laconic.exchange.state import CompressionState
 
 REORDERED = (WATCHED, 5, 10, 20, 50)  # after so many steps, and then each 100, the order of buckets is agreed on anew
@@ -57,7 +57,7 @@ class Stream:
         self.waits = self._sending.waits
         self._updates = BucketSteps(optimizer, buffers)
         self._bucket_of = {id(p): b for b in self._sending.buckets for p in b.buffer.parameters}
-        self._views = {id(p): v for b in buffers for p, v in zip(b.parameters, b.views, strict=True)}
+        self._views = places_in(buffers)
         self.step = state.step
         self._unapplied: list[Bucket] = []  # of the last step, in the order they were sent
         self._evaluated = False  # in this step, by a closure
