@@ -52,7 +52,8 @@ from laconic.exchange.state import CompressionState
 from laconic.lab.clusters.cluster import Cluster, Link, interface_nbytes
 from laconic.lab.environment import environment
 from laconic.lab.runs.spec import SINGLE, configuration
-from laconic.lab.runs.strategies import Trainee, make_trainee
+from laconic.lab.runs.strategies import make_trainee
+from laconic.lab.runs.trainee import Trainee
 from laconic.statistics import median, ratio_interval
 from laconic.transports.profile import Profile
 from laconic.transports.world import World

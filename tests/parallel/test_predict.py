@@ -15,6 +15,7 @@ from laconic.parallel.predict import predict
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
 from laconic.workloads.models.cifar import LocallyConnected2d
+from laconic.workloads.models.gpt import CharGPT
 
 
 def network() -> nn.Sequential:
@@ -56,6 +57,35 @@ def test_counted_is_predicted(name: str, codec: object) -> None:
             assert row.backward_nbytes == traffic.sent_nbytes[row.name, "backward"]
 
 
+@pytest.mark.parametrize("codec", [None, "dynamic8", ("qsgd(4)", "fp16")])
+@pytest.mark.parametrize("batch", [8, 11])
+def test_what_crosses_between_stages_is_predicted(codec: object, batch: int) -> None:
+    """A GPT whose embedding is its last layer too: values that cross, and a weight that two stages have."""
+    model = CharGPT(characters=11, length=6, layers=2, width=8, heads=2, tied=True)
+    plan, tokens = Stages(("blocks.1", "norm"), 4, uneven=True), torch.arange(batch * 6).view(batch, 6) % 11
+
+    def loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+    predicted = [predict(model, plan, tokens, 3, codec=codec, rank=rank) for rank in range(3)]  # type: ignore[arg-type]
+
+    def work(transport):  # type: ignore[no-untyped-def]
+        part = divide(copy.deepcopy(model), plan, codec=codec, world=World(transport))  # type: ignore[arg-type]
+        foreseen = predicted[transport.rank]
+        before = dict(part.traffic.sent_nbytes)  # copies of the tied weight
+        part.step(tokens, tokens, loss)
+        sent = {key: nbytes - before.get(key, 0) for key, nbytes in part.traffic.sent_nbytes.items()}
+        assert sum(sent.values()) == foreseen.nbytes == part.predicted_nbytes(tokens) > 0
+        for row in foreseen.rows:
+            assert row.forward_nbytes == sent.get((row.name, "forward"), 0)
+            assert row.backward_nbytes == sent.get((row.name, "backward"), 0)
+        assert {row.name for row in foreseen.rows} == set(part.layout.boundaries)
+
+    run_threads(3, work)
+    assert "stage 0 → 1" in str(predicted[0])
+    assert "tied: stages 0, 2" in str(predicted[0])
+
+
 def test_locally_connected_layers_never_send_weights() -> None:
     model = nn.Sequential(LocallyConnected2d(2, 64, 8, 3))
     found = predict(model, {"0": Local()}, torch.ones(1, 2, 8, 8), 2)
@@ -75,7 +105,9 @@ def test_dense_as_the_formula_says() -> None:
 
 
 def test_what_cannot_be_predicted_is_one_sentence() -> None:
-    with pytest.raises(BadInput, match="by the pipeline"):
-        predict(network(), Stages(), torch.ones(1), 2)
+    with pytest.raises(BadInput, match="a batch of 5 samples does not make 4 equal micro-batches"):
+        predict(network(), Stages(), torch.ones(5, 2, 8, 10), 2)
+    with pytest.raises(BadInput, match="1 cuts make 2 stages, and there are 3 ranks"):
+        predict(network(), Stages("6"), torch.ones(4, 2, 8, 10), 3)
     with pytest.raises(BadInput, match="rank is from 0 to 1"):
         predict(network(), PLANS["dense"], torch.ones(1), 2, rank=2)  # type: ignore[arg-type]

@@ -22,8 +22,9 @@ def divide(
     name: Set = "dense",
     hosts: Annotated[int, typer.Option(help="One process each.")] = 2,
     link: Annotated[str | None, typer.Option(help="Emulate links: 1gbit, 100mbit (root); else loopback.")] = None,
-    batch: Annotated[int, typer.Option(help="Rows of dense layers; images of each host in the trick.")] = 512,
-    width: Annotated[int, typer.Option(help="Of the dense layers.")] = 2048,
+    batch: Annotated[int, typer.Option(help="Rows of dense layers; images of each host in the trick.")] = 128,
+    width: Annotated[int, typer.Option(help="Of what two dense layers take and give.")] = 512,
+    inner: Annotated[int, typer.Option(help="Of what lies between them.")] = 2048,
     blocks: Annotated[int, typer.Option(help="Turns of each configuration; fewer than 5 decide nothing.")] = 5,
     steps: Annotated[int, typer.Option(help="In a block.")] = 3,
     pin: Annotated[bool, typer.Option(help="Give each host one core of this machine, in turn.")] = True,
@@ -35,7 +36,7 @@ def divide(
     if name == PIPELINE:  # of a size of its own
         record = divide_pipeline.measure(divide_pipeline.PipelineSpec(link, blocks=blocks, steps=steps))
     else:
-        record = measure(DivideSpec(name, hosts, link, batch, width, blocks, steps, pin))
+        record = measure(DivideSpec(name, hosts, link, batch, width, inner, blocks, steps, pin))
     if json:
         return echo_json(record)
     rows = []

@@ -150,14 +150,21 @@ class Silent(Transport):
 
 @dataclass
 class Traffic:
-    """Bytes and messages that this rank has sent, by name of the cut and way ("forward" or "backward")."""
+    """Bytes, values and messages that this rank has sent, by name of the cut and way ("forward" or "backward").
+
+    Attributes:
+        packed: how often each cut has packed, which codecs that draw at random begin from.
+    """
 
     sent_nbytes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    numel: Counter[tuple[str, str]] = field(default_factory=Counter)
     messages: Counter[tuple[str, str]] = field(default_factory=Counter)
     wait_s: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    packed: Counter[str] = field(default_factory=Counter)
 
-    def count(self, name: str, way: str, call: Call) -> None:
-        """Add what a call has sent."""
+    def count(self, name: str, way: str, call: Call, numel: int) -> None:
+        """Add what a call has sent, `numel` values."""
+        self.numel[name, way] += numel
         self.sent_nbytes[name, way] += call.timings.sent_nbytes
         self.messages[name, way] += call.timings.messages
         self.wait_s[name, way] += call.timings.wait_s
@@ -179,7 +186,6 @@ class Cut:
         self.boundary = boundary
         self.name = name
         self.traffic = Traffic() if traffic is None else traffic
-        self._step = 0  # of stochastic codecs
 
     @property
     def rank(self) -> int:
@@ -242,6 +248,7 @@ class Cut:
         if self.rank in came and came[self.rank].numel():
             came[self.rank] = unpack(codec, packed[self.rank], shapes[self.rank], dtype)
         outgoing = [Outgoing(peer, data) for peer, data in packed.items() if peer != self.rank and data.numel()]
+        numel = sum(tensor.numel() for peer, tensor in sends.items() if peer != self.rank)
         awaited = [peer for peer, shape in shapes.items() if peer != self.rank and 0 not in shape]
         incoming = [_incoming(peer, codec, math.prod(shapes[peer]), dtype, keep=not soon) for peer in awaited]
 
@@ -263,7 +270,7 @@ class Cut:
                 call, steps = under_way or post()
                 with call:
                     finish(steps)
-                self.traffic.count(self.name, way, call)
+                self.traffic.count(self.name, way, call, numel)
             if like is not None and like.device.type != "cpu":
                 return {peer: tensor.to(like.device) for peer, tensor in came.items()}
             return came
@@ -307,11 +314,12 @@ class Cut:
         return self.world.transport.point(*route, numel, kind)
 
     def _pack_all(self, codec: Codec, sends: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        self._step += 1
+        self.traffic.packed[self.name] += 1
+        step = self.traffic.packed[self.name]
         once: dict[int, Tensor] = {}
         for tensor in sends.values():
             if id(tensor) not in once:
-                once[id(tensor)] = pack(codec, tensor, self._step) if tensor.numel() else torch.empty(0)
+                once[id(tensor)] = pack(codec, tensor, step) if tensor.numel() else torch.empty(0)
         return {peer: once[id(tensor)] for peer, tensor in sends.items()}
 
 
@@ -325,9 +333,7 @@ def _incoming(peer: int, codec: Codec, numel: int, dtype: torch.dtype, keep: boo
 class Crossing:
     """A message under way between two ranks; `wait` returns what came, None for what was sent."""
 
-    def __init__(
-        self, cut: Cut, way: str, route: tuple[int, int], shape: Sequence[int], dtype: torch.dtype
-    ) -> None:
+    def __init__(self, cut: Cut, way: str, route: tuple[int, int], shape: Sequence[int], dtype: torch.dtype) -> None:
         self._cut, self._way, self._route, self._shape, self._dtype = cut, way, route, tuple(shape), dtype
         self._under_way: tuple[Call, Pausing[None]] | None = None
         self._value = torch.empty(self._shape, dtype=dtype) if math.prod(shape) == 0 else None
@@ -364,5 +370,6 @@ class Crossing:
             with call:
                 finish(steps)
             self._done, self._under_way, self.payload = True, None, None
-            self._cut.traffic.count(self._cut.name, self._way, call)
+            numel = math.prod(self._shape) if self._route[0] == self._cut.rank else 0
+            self._cut.traffic.count(self._cut.name, self._way, call, numel)
         return self._value

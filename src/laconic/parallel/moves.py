@@ -23,7 +23,7 @@ With a lossy codec, whole values stay alike on all ranks: a rank takes its own p
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -94,13 +94,24 @@ def add_up(cut: Cut, x: Tensor, way: str) -> Tensor:
 
     Two ranks swap all they have in one round; more sum a piece each and swap the sums.
     """
+    return begin_sum(cut, x, way, soon=True)()
+
+
+def begin_sum(cut: Cut, x: Tensor, way: str, soon: bool = False) -> Callable[[], Tensor]:
+    """Start `add_up`; what is returned waits for it. See `Cut.begin`."""
     if cut.size == 1:
-        return x
+        return lambda: x
     if cut.size == 2:
-        came = cut.swap(way, {0: x, 1: x}, {0: x.shape, 1: x.shape}, x.numel())
-        return came[0] + came[1]
+        pair = cut.begin(way, {0: x, 1: x}, {0: x.shape, 1: x.shape}, x.numel(), soon)
+
+        def both() -> Tensor:
+            came = pair()
+            return came[0] + came[1]
+
+        return both
     flat, sizes = x.reshape(-1), even(x.numel(), cut.size)
-    return _gather(cut, _fold(cut, flat, 0, sizes, way), 0, sizes, way).view(x.shape)
+    fold = _begin_fold(cut, flat, 0, sizes, way, soon)
+    return lambda: _gather(cut, fold(), 0, sizes, way).view(x.shape)
 
 
 def _gather(cut: Cut, x: Tensor, dim: int, sizes: Sequence[int], way: str) -> Tensor:
@@ -114,14 +125,24 @@ def _gather(cut: Cut, x: Tensor, dim: int, sizes: Sequence[int], way: str) -> Te
 
 def _fold(cut: Cut, x: Tensor, dim: int, sizes: Sequence[int], way: str) -> Tensor:
     """The own piece of the sum over ranks, added in the order of ranks; the own part is added as it is."""
+    return _begin_fold(cut, x, dim, sizes, way, soon=True)()
+
+
+def _begin_fold(
+    cut: Cut, x: Tensor, dim: int, sizes: Sequence[int], way: str, soon: bool = False
+) -> Callable[[], Tensor]:
     own = piece(x, dim, sizes, cut.rank)
     sends = {rank: piece(x, dim, sizes, rank) for rank in range(cut.size) if rank != cut.rank}
     shapes = dict.fromkeys(sends, own.shape)
-    came = cut.swap(way, sends, shapes, _whole(x, dim, sizes))
-    total = torch.zeros_like(own, memory_format=torch.contiguous_format)
-    for rank in range(cut.size):
-        total += own if rank == cut.rank else came[rank]
-    return total
+    begun = cut.begin(way, sends, shapes, _whole(x, dim, sizes), soon)
+
+    def folded() -> Tensor:
+        came, total = begun(), torch.zeros_like(own, memory_format=torch.contiguous_format)
+        for rank in range(cut.size):
+            total += own if rank == cut.rank else came[rank]
+        return total
+
+    return folded
 
 
 def _whole(x: Tensor, dim: int, sizes: Sequence[int]) -> int:

@@ -1,8 +1,8 @@
 """What a division will send, before anything runs: layer → how → bytes a step.
 
 Callers: users, the planner, benchmarks. The model is divided on the meta device, where tensors have shapes and no
-values, in a world where bytes are counted and not sent; forward and backward run there once. Fixed-size codecs make
-the prediction exact: what a rank counts afterwards is the same number.
+values, in a world where bytes are counted and not sent; forward and backward run there once. Of stages, what crosses
+follows from the shapes. Fixed-size codecs make the prediction exact: what a rank counts afterwards is the same number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from torch import Tensor, nn
 from laconic.errors import BadInput
 from laconic.parallel.boundary import Boundary, Silent, Spec, Traffic
 from laconic.parallel.divide import CONTEXT, divide
+from laconic.parallel.forms.stages import Stages
 from laconic.parallel.layer import Layer
+from laconic.parallel.pipeline import balance
+from laconic.parallel.pipeline.cutting import Traced
+from laconic.parallel.pipeline.forms import Outline
+from laconic.parallel.pipeline.pipeline import split_batch
+from laconic.parallel.pipeline.runner import sent_nbytes
+from laconic.parallel.pipeline.tied import tied_nbytes, weights_of_several
 from laconic.parallel.plan import Form, Plan
 from laconic.transports.world import World
 
@@ -79,10 +86,10 @@ def predict(
     a rank sends 24 bytes a step
     """
     asked = Plan.of(plan)
-    if asked.alone is not None:
-        raise BadInput("stages are predicted by the pipeline that divide() returns")
     if not 0 <= rank < ranks:
         raise BadInput(f"rank is from 0 to {ranks - 1}, got {rank}")
+    if isinstance(asked.alone, Stages):
+        return _stages(model, asked.alone, Boundary.of(codec), example, (rank, ranks))
     whole = copy.deepcopy(model).to("meta")
     divided = divide(whole, asked, codec=codec, world=World(Silent(rank, ranks, 1.0)))
     given = example.detach().to("meta").requires_grad_(example.requires_grad)
@@ -98,4 +105,27 @@ def predict(
         lies = ("", "") if layer is None else (layer.takes, layer.gives)
         sent = [traffic.sent_nbytes[name, way] for way in ("forward", "backward")]
         rows.append(Row(name, forms.get(name, "gradients"), *lies, *sent))
+    return Prediction(tuple(rows))
+
+
+def _stages(
+    model: nn.Module, stages: Stages, boundary: Boundary, example: Tensor, place: tuple[int, int]
+) -> Prediction:
+    """A row for each value that crosses, and for each weight that several stages have."""
+    rank, ranks = place
+    traced = Traced.of(model, training=True)
+    cuts = balance.choose(traced, ranks, boundary, None) if stages.cuts == "auto" else stages.cuts
+    if len(cuts) != ranks - 1:
+        raise BadInput(f"{len(cuts)} cuts make {len(cuts) + 1} stages, and there are {ranks} ranks")
+    places = traced.positions(cuts)
+    values, outline = traced.values(places), Outline(model, traced.graph)
+    parts = split_batch([example], stages.micro, "batch", stages.uneven)
+    forms = [outline.forms(part, [value.name for value in values]) for part in parts]
+    rows = []
+    for value in values:
+        sent = [sent_nbytes(value, each[value.name], boundary, rank) for each in forms]
+        users = ", ".join(map(str, value.targets))
+        rows.append(Row(value.name, f"stage {value.source} → {users}", "", "", *map(sum, zip(*sent, strict=True))))
+    for name, weight, on in weights_of_several([traced.segment(places, stage).module for stage in range(ranks)]):
+        rows.append(Row(name, f"tied: stages {', '.join(map(str, on))}", "", "", *tied_nbytes(weight, on, rank)))
     return Prediction(tuple(rows))

@@ -19,8 +19,9 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from laconic.errors import BadInput
+from laconic.parallel.boundary import Cut
 from laconic.parallel.layer import Along, Context, Layer, check_pieces, fresh, runs
-from laconic.parallel.moves import even
+from laconic.parallel.moves import begin_sum, even
 
 Op = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -42,6 +43,26 @@ def operation(layer: nn.Module) -> Op:
     shell._parameters = {}
     forward: Op = shell._conv_forward
     return forward
+
+
+class _CopiedLinear(torch.autograd.Function):
+    """`Copy`, then a dense layer: in backward the input's gradient travels while the weight's is computed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.cut, ctx.biased = cut, bias is not None
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, y: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        summed = begin_sum(ctx.cut, y @ weight, "backward") if ctx.needs_input_grad[0] else None
+        rows = y.reshape(-1, y.shape[-1])
+        of_weight = rows.t() @ x.reshape(-1, x.shape[-1]) if ctx.needs_input_grad[1] else None
+        of_bias = rows.sum(0) if ctx.biased and ctx.needs_input_grad[2] else None
+        return None if summed is None else summed(), of_weight, of_bias, None
 
 
 class Product(Layer):
@@ -95,8 +116,7 @@ class Product(Layer):
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.weigh(self.weight), None if self.bias is None else self.weigh(self.bias)
         if self.split == "output":
-            x = x if self.takes == "use" else self.for_use(x, self._taken(x))
-            y = self.op(x, weight, bias)
+            y = self._used(x, weight, bias)
             if self.gives == "part":
                 return y
             y = self.out_of_pieces(y, self.outputs, self._given(y))
@@ -104,6 +124,16 @@ class Product(Layer):
         x = self.in_pieces(x, self._taken(x), self.inputs)
         y = self.op(x, weight, None if bias is None else functional.pad(bias, self.around))
         return self.out_of_sums(y, self.outputs if self.gives == "part" else self._given(y))
+
+    def _used(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """This rank's outputs, of all of x."""
+        held, casts = self._taken(x), not x.is_meta and torch.is_autocast_enabled(x.device.type)
+        if self.takes == "use":
+            return self.op(x, weight, bias)
+        if held is None and self.op is functional.linear and not casts:
+            made: Tensor = _CopiedLinear.apply(x, weight, bias, self.cut)  # type: ignore[no-untyped-call]
+            return made
+        return self.op(self.for_use(x, held), weight, bias)
 
     def _taken(self, x: Tensor) -> Along | None:
         if self.takes == "part":

@@ -9,7 +9,7 @@ from laconic.lab.bench.divide import DivideSpec, measure
 
 
 def test_dense_beside_tensor_parallel() -> None:
-    record = measure(DivideSpec(batch=6, width=10, blocks=1, steps=2, pin=False))
+    record = measure(DivideSpec(batch=6, width=10, inner=14, blocks=1, steps=2, pin=False))
     rows = {row["config"]: row for row in record["results"]}
     assert list(rows) == ["torch-tensor-parallel", "divide:none", "divide:dynamic8"]
     for row in rows.values():
@@ -34,5 +34,7 @@ def test_the_trick_beside_ddp() -> None:
 def test_bad_input_is_one_sentence() -> None:
     with pytest.raises(UnknownName, match="dense, trick"):
         DivideSpec("convolutions")
+    with pytest.raises(UnknownName, match="configuration of dense"):
+        DivideSpec(configurations=("ddp",))
     with pytest.raises(BadInput, match="2 hosts or more"):
         DivideSpec(hosts=1)

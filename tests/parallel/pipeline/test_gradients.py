@@ -99,6 +99,24 @@ def test_no_size_deadlocks_or_differs(data: st.DataObject) -> None:
     assert all(torch.equal(merged[key], gradient) for key, gradient in gradients(model).items())
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "async"])
+def test_micro_batches_that_differ_by_a_sample_give_the_mean_over_samples(schedule: str) -> None:
+    model, inputs = Skips(), features(11)
+
+    def work(model: Pipeline, world: World) -> tuple[dict[str, Tensor], Tensor | None]:
+        loss = model.step(inputs, targets(11), loss_fn)
+        assert model.traffic.total_nbytes == model.predicted_nbytes(inputs)
+        return gradients(model), loss
+
+    found = on_threads(3, model, Stages(("layers.2", "last"), 4, schedule, uneven=True), work)
+    parts = zip(inputs[0].tensor_split(4), targets(11).tensor_split(4), strict=True)
+    expected = [loss_fn(model(x), y) * len(x) / 11 for x, y in parts]
+    torch.stack(expected).sum().backward()
+    torch.testing.assert_close(found[-1][1], torch.stack(expected).sum().detach())
+    for key, gradient in gradients(model).items():
+        torch.testing.assert_close(next(rank[key] for rank, _ in found if key in rank), gradient)
+
+
 @pytest.mark.parametrize("codec", ["dynamic8", ("qsgd(4)", "fp16"), "topk(0.1)"])
 def test_bytes_through_a_codec_are_as_predicted(codec: Any) -> None:
     inputs = features()

@@ -3,7 +3,8 @@
 Callers: `laconic bench divide`. Two or more hosts, one process each, hold every configuration at once and take turns in
 blocks, so that all are measured in one run. Random inputs; a step is forward and backward, without an optimiser.
 
-    dense   a batch through two dense layers, cut by output and by input: torch's tensor parallel beside ours
+    dense   a batch through two dense layers, width → inner → width, cut by output and by input: torch's tensor parallel
+            beside ours
     trick   AlexNet: data-parallel convolutions and divided dense layers beside DistributedDataParallel
 
 The bound of `dense` is computing plus wire, since a layer waits for the one before; of `trick` the larger of the two.
@@ -45,22 +46,31 @@ TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class DivideSpec:
-    """What is measured: rows a host, width of dense layers, blocks of steps."""
+    """What is measured: rows (of the trick: images a host), sizes of dense layers, blocks of steps; () means all."""
 
     set: str = "dense"
     hosts: int = 2
     link: str | None = None
-    batch: int = 512
-    width: int = 2048
+    batch: int = 128
+    width: int = 512
+    inner: int = 2048
     blocks: int = 5
     steps: int = 3
     pin: bool = True
+    configurations: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.set not in SETS:
             raise UnknownName("set of divisions", self.set, SETS)
-        if min(self.hosts - 1, self.batch, self.width, self.blocks, self.steps) < 1:
-            raise BadInput("a division needs 2 hosts or more, and batch, width, blocks and steps of 1 or more")
+        if min(self.hosts - 1, self.batch, self.width, self.inner, self.blocks, self.steps) < 1:
+            raise BadInput("a division needs 2 hosts or more, and batch, width, inner, blocks and steps of 1 or more")
+        if unknown := [name for name in self.configurations if name not in SETS[self.set]]:
+            raise UnknownName(f"configuration of {self.set}", unknown[0], SETS[self.set])
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The configurations that are measured."""
+        return self.configurations or SETS[self.set]
 
 
 @dataclass
@@ -87,25 +97,25 @@ def _ours(model: nn.Module, plan: str, codec: str, x: Tensor, world: World) -> S
     return Subject(_step(divided, x), lambda: divided(x), foreseen.nbytes, lambda: traffic.total_nbytes)
 
 
-def _mlp(width: int, inner: int | None = None) -> nn.Sequential:
+def _mlp(width: int, inner: int) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(width, inner or width), nn.ReLU(), nn.Linear(inner or width, width))
+    return nn.Sequential(nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, width))
 
 
 def _dense(name: str, spec: DivideSpec, world: World) -> Subject:
     x = torch.randn(spec.batch, spec.width, generator=torch.Generator().manual_seed(1)).requires_grad_()
     if name == ALONE:
-        part = _mlp(spec.width, even(spec.width, spec.hosts)[world.rank])
+        part = _mlp(spec.width, even(spec.inner, spec.hosts)[world.rank])
         return Subject(_step(part, x), lambda: part(x), 0)
     if name == "torch-tensor-parallel":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
         styles = {"0": ColwiseParallel(), "2": RowwiseParallel()}
-        model = parallelize_module(_mlp(spec.width), init_device_mesh("cpu", (spec.hosts,)), styles)
+        model = parallelize_module(_mlp(spec.width, spec.inner), init_device_mesh("cpu", (spec.hosts,)), styles)
         ring = 2 * (spec.hosts - 1) / spec.hosts  # of an all-reduce
         return Subject(_step(model, x), lambda: model(x), int(2 * ring * 4 * spec.batch * spec.width))
-    return _ours(_mlp(spec.width), DENSE_PLAN, name.partition(":")[2], x, world)
+    return _ours(_mlp(spec.width, spec.inner), DENSE_PLAN, name.partition(":")[2], x, world)
 
 
 class AlexNet(nn.Module):
@@ -174,7 +184,7 @@ def run_rank(spec: DivideSpec) -> dict[str, dict[str, Any]]:
     dist.init_process_group("gloo")
     try:
         with init(timeout_s=TIMEOUT_S) as world:
-            subjects = {name: MAKERS[spec.set](name, spec, world) for name in (ALONE, *SETS[spec.set])}
+            subjects = {name: MAKERS[spec.set](name, spec, world) for name in (ALONE, *spec.names)}
             return _measured(spec, subjects)
     finally:
         dist.destroy_process_group()
@@ -184,7 +194,7 @@ def _measured(spec: DivideSpec, subjects: dict[str, Subject]) -> dict[str, dict[
     found: dict[str, dict[str, Any]] = {}
     with torch.no_grad():
         outputs = {name: subject.output() for name, subject in subjects.items()}
-    exact = outputs["divide:none" if spec.set == "dense" else "ddp"]
+    exact = outputs[SETS[spec.set][0] if SETS[spec.set][0] in outputs else spec.names[0]]  # the peer's
     for name, subject in subjects.items():
         subject.step()  # warm up
         same = outputs[name].shape == exact.shape and name != ALONE
@@ -227,17 +237,20 @@ def measure(spec: DivideSpec) -> dict[str, Any]:
             ranks = cluster.run(run_rank, (spec,), timeout_s=timeout_s)
             rate_bps = cluster.link.rate_bps
     alone = _median([rank[ALONE] for rank in ranks])
-    rows = [_row(name, [rank[name] for rank in ranks], spec, alone, rate_bps) for name in SETS[spec.set]]
+    rows = [_row(name, [rank[name] for rank in ranks], spec, alone, rate_bps) for name in spec.names]
     return {
         "results": rows, "configuration": asdict(spec), "alone_seconds": alone, "load_average_before": load,
         "oversubscribed": spec.hosts > len(os.sched_getaffinity(0)), "environment": environment(),
     }  # fmt: skip
 
 
+def _slowest(ranks: Sequence[dict[str, Any]]) -> list[float]:
+    """Seconds of a step on the slowest rank, by block."""
+    return [max(block) for block in zip(*(rank["seconds"] for rank in ranks), strict=True)]
+
+
 def _median(ranks: Sequence[dict[str, Any]]) -> float:
-    """Of the blocks' seconds on the slowest rank."""
-    slowest = [max(block) for block in zip(*(rank["seconds"] for rank in ranks), strict=True)]
-    return float(statistics.median(slowest).value)
+    return float(statistics.median(_slowest(ranks)).value)
 
 
 def _row(
@@ -252,6 +265,7 @@ def _row(
         "hosts": spec.hosts,
         "link": spec.link or "loopback",
         "step_seconds": _median(ranks),
+        "block_seconds": _slowest(ranks),
         "bound_seconds": alone + wire if spec.set == "dense" else max(alone, wire),
         "sent_nbytes": max(sent) if sent else None,
         "predicted_nbytes": predicted,

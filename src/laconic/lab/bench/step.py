@@ -35,7 +35,8 @@ from laconic.lab.clusters.cluster import Cluster, core_of, interface_nbytes
 from laconic.lab.environment import environment
 from laconic.lab.records.record import Configuration
 from laconic.lab.runs.spec import SINGLE, configuration
-from laconic.lab.runs.strategies import PEERS, Times, make_trainee, wire_factor
+from laconic.lab.runs.strategies import PEERS, make_trainee
+from laconic.lab.runs.trainee import Times, wire_factor
 from laconic.lab.runs.trainer import weights_digest
 from laconic.transports.launcher import LocalJob, start_fork_server
 from laconic.transports.world import World, init

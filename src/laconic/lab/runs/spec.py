@@ -5,6 +5,8 @@
     compress:dynamic8              laconic.compress on DDP
     distribute:dynamic8            laconic.distribute
     distribute:none@local(8)       laconic.distribute(consistency="local(8)")
+    divide:dynamic8@stages(micro=8)                      laconic.divide; so is the next, with a codec for each way
+    divide:qsgd(4)/fp16@fc1=dense(output); fc2=dense(input)
     elastic:dynamic8               laconic.elastic; for `laconic train`
     distribute:dynamic8,feedback=false,algorithm=ring    the same with options of the door
 
@@ -33,7 +35,7 @@ from laconic.exchange.auto import coded_names
 from laconic.exchange.options import Options, flat_codec
 from laconic.lab.records.record import DOORS, Configuration, Door
 from laconic.lab.runs.strategies import PEERS
-from laconic.parallel import Boundary, Plan
+from laconic.parallel import Boundary, Plan, Stages
 from laconic.specs import split as split_spec
 from laconic.workloads import AS_DECLARED, Changes, Workload
 
@@ -126,7 +128,7 @@ class Prepared:
         self.samples_per_step = len(self.task.data.train) / self.steps_per_epoch
 
 
-SINGLE = "single"
+SINGLE, PIPELINE = "single", "pipeline"
 _COMMA = re.compile(r",(?![^()]*\))")  # outside parentheses
 _OPTION = re.compile(r"\w+\s*=")
 _NAME = re.compile(r"(?:([a-z]+):)?([^@:]+)(?:@(.+))?")
@@ -238,12 +240,12 @@ def _divided(spec: str, division: str, workers: int, engine: str) -> Configurati
     """A model divided over all workers, each with rows of its own; what stands after the @ is the division."""
     if division == "sync":
         raise BadInput("divide is followed by a division: divide:CODEC@fc1=dense(output); fc2=dense(input)")
-    plan, boundary = Plan.of(division), Boundary.of(spec)
-    if plan.alone is not None:
-        raise BadInput("a pipeline has a loop of its own (see docs/divide.md); the laboratory trains divided layers")
-    return Configuration(
-        f"divide:{spec}@{plan}", "divide", str(boundary), "swap", "sync", workers, engine, {"division": str(plan)}
-    )
+    forward, slash, backward = (part.strip() for part in spec.partition("/"))
+    plan, boundary = Plan.of(division), Boundary.of((forward, backward) if slash else forward)
+    if isinstance(plan.alone, Stages) and plan.alone.delta:
+        raise BadInput("delta needs a number for each sample, which the laboratory does not hand on: leave it out")
+    how, options = "swap" if plan.alone is None else PIPELINE, {"division": str(plan)}
+    return Configuration(f"divide:{spec}@{plan}", "divide", str(boundary), how, "sync", workers, engine, options)
 
 
 def combined(names: Sequence[str], modes: Sequence[str], workers: int) -> list[Configuration]:

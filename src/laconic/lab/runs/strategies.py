@@ -1,148 +1,33 @@
 """How a trial trains: a peer, one process alone, `laconic.compress` on DDP, `laconic.distribute` or `laconic.divide`.
 
-Callers: the trainer, for each step, each checkpoint and the trial's figures. A strategy is a subclass of Trainee, found
-by the configuration's kind. Another, `laconic.elastic`, has workers that come and go, and so a driver of its own
-(`runs/elastic/`).
+Callers: the trainer. A strategy is a subclass of Trainee (`trainee.py`), found by the configuration's kind; those that
+divide the model are in `divided.py`. Another, `laconic.elastic`, has workers that come and go, and so a driver of its
+own (`runs/elastic/`).
 """
 
 from __future__ import annotations
 
-import copy
 import math
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from laconic.codecs import Codec
 from laconic.consistency.distribute import distribute
 from laconic.consistency.modes.sync import SyncAgreement
 from laconic.exchange.hook import compress
 from laconic.exchange.job import BucketRecord
 from laconic.exchange.options import Options
 from laconic.exchange.state import CompressionState
-from laconic.lab.records.record import Configuration, Layer
-from laconic.parallel import Data, Plan
-from laconic.parallel.divide import CONTEXT, divide
-from laconic.parallel.state import load_whole, whole_state
+from laconic.lab.records.record import Configuration
+from laconic.lab.runs.divided import divided_trainee
+from laconic.lab.runs.trainee import Parts, Times, Trainee, coded_nbytes, wire_factor
 from laconic.transports.world import World
-
-KEPT = 512  # exchanges, for a timeline
-
-
-class Times(NamedTuple):
-    """When a step began, when its forward, its backward and its optimiser ended."""
-
-    begun: float
-    forward: float
-    backward: float
-    ended: float
-
-
-class Parts(NamedTuple):
-    """Where a step's seconds went, and what it sent, as far as that can be told."""
-
-    compute: float
-    encode: float = 0.0
-    wait: float = 0.0
-    decode: float = 0.0
-    sent: float = 0.0
-
-
-class Trainee(ABC):
-    """A model made to train by a configuration: call `model`, then backward, then `optimizer.step()`.
-
-    Attributes:
-        model: what is called.
-        module: the network itself.
-        counts: whether the strategy counts the bytes it sends.
-        recent: the last exchanges that `parts` has taken.
-    """
-
-    counts: ClassVar[bool] = True
-
-    def __init__(self, chosen: Configuration, module: nn.Module, optimizer: Optimizer, world: World) -> None:
-        self.chosen, self.model, self.module, self.optimizer = chosen, module, module, optimizer
-        self.recent: deque[BucketRecord] = deque(maxlen=KEPT)
-
-    @abstractmethod
-    def parts(self, times: Times) -> Parts:
-        """The parts of the step that has just ended; called once a step."""
-
-    @abstractmethod
-    def payload(self, name: str, parameter: nn.Parameter) -> tuple[str, float]:
-        """By what codec a parameter's gradient goes, and how many bytes a worker sends for it."""
-
-    def exchanged(self) -> list[BucketRecord]:
-        """The exchanges of the last step that are on record and were not taken by `parts`; empty where none are."""
-        return []
-
-    def waits(self, times: Times) -> list[tuple[float, float]]:
-        """From when to when the training waited for exchanges, in a step at least; empty where that is not known."""
-        return []
-
-    def layers_of(self, bucket: int) -> list[str]:
-        """The names of the parameters in a bucket of gradients."""
-        return []
-
-    def staleness(self) -> list[int]:
-        """Of the steps so far; empty where it is not measured."""
-        return []
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold beside module and optimiser."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most keep nothing
-        """The reverse of `state_dict`."""
-
-    def settle(self) -> None:  # noqa: B027 - most train the module itself
-        """Called by all workers before the module is tested, kept or compared: leave in it what was trained so far."""
-
-    def finish(self) -> None:  # noqa: B027 - most leave the same model on all workers at every step
-        """Called by all workers after the last step: leave in the module what was trained."""
-
-    def close(self) -> None:  # noqa: B027 - most hold nothing
-        """End threads and sockets."""
-
-
-def wire_factor(world_size: int) -> float:
-    """How many times its size a worker sends of a gradient in an all-reduce of the least bytes: 2(P−1)/P."""
-    return 2 * (world_size - 1) / world_size
-
-
-def coded_nbytes(codec: Codec, numel: int) -> float:
-    """The bytes of so many values in a long message: its header is shared by all layers."""
-    whole = max(1 << 16, numel)
-    return codec.max_nbytes(whole) / whole * numel
-
-
-def layers(
-    module: nn.Module, payload: Callable[[str, nn.Parameter], tuple[str, float]], world_size: int, sent: float | None
-) -> list[Layer]:
-    """What one worker sends of each parameter in a step.
-
-    Buckets mix layers, so what was counted, `sent`, is divided among them by their payloads' sizes; where nothing was,
-    the sizes themselves stand.
-    """
-    if world_size == 1:
-        return []
-    found = {name: payload(name, parameter) for name, parameter in module.named_parameters()}
-    total = sum(nbytes for _, nbytes in found.values())
-    scale = 1.0 if sent is None or total == 0 else sent / total
-    factor = wire_factor(world_size)
-    return [
-        Layer(name, list(p.shape), p.numel(), found[name][0], 4.0 * p.numel() * factor, found[name][1] * scale)
-        for name, p in module.named_parameters()
-    ]
-
 
 # torch's default rank; its 1000 steps of plain float32 are left out, or short runs would not compress at all
 POWERSGD = {"matrix_approximation_rank": 1, "start_powerSGD_iter": 2}
@@ -344,52 +229,10 @@ class DistributeTrainee(Trainee):
         self._job.close()
 
 
-class DivideTrainee(Trainee):
-    """A model divided over all workers, each with rows of its own; `module` is a whole copy, made when it is needed."""
-
-    def __init__(self, chosen: Configuration, module: nn.Module, optimizer: Optimizer, world: World) -> None:
-        super().__init__(chosen, module, optimizer, world)
-        plan = Plan.of(chosen.options["division"])
-        if not any(isinstance(form, Data) for _, form in plan.entries):
-            plan = Plan((*plan.entries, ("", Data(ask=True))))
-        own = vars(module).pop("forward", None)  # of the warm-up, whose model has no data
-        self.model = copy.deepcopy(module)
-        if own is not None:
-            module.forward, self.model.forward = own, partial(own.func, self.model)
-        names = {id(parameter): name for name, parameter in module.named_parameters()}
-        divide(self.model, plan, codec=chosen.codec.partition(" → ")[0], world=world)
-        parts = dict(self.model.named_parameters())
-        for group in optimizer.param_groups:
-            group["params"] = [parts[names[id(parameter)]] for parameter in group["params"]]
-        self._traffic, self._before = getattr(self.model, CONTEXT).traffic, (0, 0.0)
-
-    def parts(self, times: Times) -> Parts:
-        now = (self._traffic.total_nbytes, sum(self._traffic.wait_s.values()))
-        (sent, wait), self._before = (now[0] - self._before[0], now[1] - self._before[1]), now
-        return Parts(times.ended - times.begun - wait, wait=wait, sent=float(sent))
-
-    def payload(self, name: str, parameter: nn.Parameter) -> tuple[str, float]:
-        """What crosses at a parameter's layer is told beside its first parameter, which is its weight."""
-        layer, _, own = name.rpartition(".")
-        if not any(cut == layer for cut, _ in self._traffic.sent_nbytes):
-            return "none", 4.0 * parameter.numel() * wire_factor(self.chosen.workers)
-        cuts = (layer, f"{layer} weights") if own == "weight" else ()
-        sent = sum(self._traffic.sent_nbytes[cut, way] for cut in cuts for way in ("forward", "backward"))
-        return self.chosen.codec, float(sent)
-
-    def settle(self) -> None:
-        self.module.load_state_dict(whole_state(self.model))
-
-    finish = settle
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        load_whole(self.model, self.module.state_dict())
-
-
 STRATEGIES: dict[str, Callable[[Configuration, nn.Module, Optimizer, World], Trainee]] = {
     "compress": CompressTrainee,
     "distribute": DistributeTrainee,
-    "divide": DivideTrainee,
+    "divide": divided_trainee,
     "peer": PeerTrainee,
     "single": SingleTrainee,
 }

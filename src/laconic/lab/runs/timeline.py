@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from laconic.exchange.job import BucketRecord
 from laconic.lab.records.record import Span
-from laconic.lab.runs.strategies import Times, Trainee
+from laconic.lab.runs.trainee import Times, Trainee
 
 TRAINING = "training"
 

@@ -25,10 +25,11 @@ from torch import Tensor, nn
 from laconic.exchange.collectives import all_gather, barrier
 from laconic.lab.records.record import Clock, Trial
 from laconic.lab.runs.monitor import Monitor, SentCounter
-from laconic.lab.runs.spec import Prepared, TrialSpec
+from laconic.lab.runs.spec import PIPELINE, Prepared, TrialSpec
 from laconic.lab.runs.stopping import Stopping
-from laconic.lab.runs.strategies import Times, Trainee, layers, make_trainee
+from laconic.lab.runs.strategies import make_trainee
 from laconic.lab.runs.timeline import StepTimeline
+from laconic.lab.runs.trainee import Times, Trainee
 from laconic.lab.runs.trial import Evaluation, Figures, Outcome, StepFigures, assemble
 from laconic.storage.checkpoints import CheckpointFiles
 from laconic.transports.world import World
@@ -85,8 +86,8 @@ class RankTraining(ABC):
 
     def _warm_up(self, workload: Workload) -> None:
         """Exchange random gradients of a model that is thrown away: kernels are compiled, connections opened."""
-        if self.trial.configuration.kind == "single":
-            return
+        if self.trial.configuration.kind == "single" or self.trial.configuration.algorithm == PIPELINE:
+            return  # a pipeline has no gradients without data
         model = workload.build(self.trial.seed)
         model.forward = partial(_random_loss, model)
         spare = self._trainee(workload, model)
@@ -102,11 +103,9 @@ class RankTraining(ABC):
         task, trainee, place = self.prepared.task, self.trainee, (share, self.world.world_size)
         begun = time.perf_counter()
         task.begin_step(trainee.optimizer, epoch, step, *place)
-        batch = task.batch(epoch, step, *place)
+        batch = task.batch(epoch, step, *trainee.part(*place))
         trainee.optimizer.zero_grad()
-        loss = task.loss(trainee.model, batch)
-        forward = time.perf_counter()
-        loss.backward()  # type: ignore[no-untyped-call]
+        forward, loss = trainee.train_on(task, batch)
         if self.trial.slow > 1 and self.world.rank == self.world.world_size - 1:
             time.sleep((self.trial.slow - 1) * (time.perf_counter() - begun))
         backward = time.perf_counter()
@@ -117,7 +116,7 @@ class RankTraining(ABC):
         parts = trainee.parts(times)
         if self.sent.is_used:
             parts = parts._replace(sent=self.sent.taken())
-        self.rows.append(StepFigures(ended - begun, *parts, loss=float(loss.detach())))
+        self.rows.append(StepFigures(ended - begun, *parts, loss=loss))
         self.monitor.note(self.rows[-1])
 
     def finish(self) -> None:
@@ -161,11 +160,11 @@ class RankTraining(ABC):
             evaluations=self.evaluations,
             samples_per_step=self.prepared.samples_per_step,
             parameters=sum(p.numel() for p in self.trainee.module.parameters()),
-            layers=layers(self.trainee.module, self.trainee.payload, world.world_size, sent),
+            layers=self.trainee.layers(sent),
             weights_sha256=digest.hex(),
             replicas_identical=bool((digests == digests[0]).all()) if world.world_size > 1 else None,
             counted=counted,
-            timeline=self.timeline.spans(),
+            timeline=self.trainee.spans() or self.timeline.spans(),
             staleness=None if scalars[:, 1].isnan().any() else (float(scalars[:, 1].mean()), int(scalars[:, 2].max())),
         )
         return Ended(self.step, assemble(self.trial.configuration, self.trial.seed, self.trial.order, figures, outcome))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from laconic import statistics
 from laconic.consistency import build as build_mode
 from laconic.lab.records.record import Breakdown, Configuration, Layer, Point, Span, Trial
-from laconic.lab.runs.strategies import wire_factor
+from laconic.lab.runs.trainee import wire_factor
 
 Array = NDArray[np.float64]
 

@@ -24,6 +24,7 @@ class Stages(Form):
         memory: flush (the gradient is that of one process), stash (PipeDream's weights of each micro-batch's forward)
             or 2bw (double-buffered weights).
         in_flight: the most micro-batches that a stage holds, with async; by default 1 + 3 for each link.
+        uneven: let micro-batches differ by a sample; the gradient then is the mean over samples. Refused by default.
         delta: send the change against the last activation of the same sample (AQ-SGD); `step` then wants `samples`.
     """
 
@@ -35,6 +36,7 @@ class Stages(Form):
     memory: str = "flush"
     in_flight: int | None = None
     delta: bool = False
+    uneven: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.cuts, list):

@@ -21,7 +21,7 @@ from laconic.parallel.pipeline.delta import Deltas
 from laconic.parallel.pipeline.forms import Outline
 from laconic.parallel.pipeline.pipeline import Layout, Pipeline, Track
 from laconic.parallel.pipeline.runner import Runner
-from laconic.parallel.pipeline.tied import Tied
+from laconic.parallel.pipeline.tied import Tied, weights_of_several
 from laconic.parallel.pipeline.timetable import lags
 from laconic.transports.executor import gather_texts
 from laconic.transports.world import World
@@ -74,7 +74,8 @@ def build(
             segment.module = modules[rank]
         tracks[training] = Track(segment, values, Outline(model, each.graph), *runners)
     forms = {key: (each.shape, each.dtype) for key, each in state.items()}
-    layout = Layout(cuts, stages.micro, lag, delays, tuple(map(tuple, keys)), forms)
+    boundaries = [*(value.name for value in tracks[True].values), *(cut.name for cut, _, _ in shared)]
+    layout = Layout(cuts, stages.micro, lag, delays, tuple(map(tuple, keys)), forms, tuple(boundaries), stages.uneven)
     tied = Tied(shared)
     tied.begin()
     return Pipeline(world, layout, tracks, tied, traffic, deltas)
@@ -107,19 +108,10 @@ def _shared(
     modules: Sequence[nn.Module], world: World, traffic: Traffic
 ) -> list[tuple[Cut, nn.Parameter | None, tuple[int, ...]]]:
     """Weights that are trained on several stages: where they cross, this rank's, and the stages."""
-    users: dict[int, list[int]] = {}
-    named: dict[int, str] = {}
-    for stage, module in enumerate(modules):
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                users.setdefault(id(parameter), []).append(stage)
-                named.setdefault(id(parameter), name)
-    own = {id(parameter): parameter for parameter in modules[world.rank].parameters()}
     exact = Boundary.of(None)
     return [
-        (Cut(world, exact, named[key], traffic), own.get(key), tuple(stages))
-        for key, stages in users.items()
-        if len(stages) > 1
+        (Cut(world, exact, name, traffic), weight if world.rank in stages else None, stages)
+        for name, weight, stages in weights_of_several(modules)
     ]
 
 

@@ -49,9 +49,9 @@ class Track:
     trainer: Runner
     viewer: Runner
 
-    def forms(self, micro_batch: Sequence[Tensor]) -> Forms:
-        """Of what crosses the cuts for such a micro-batch."""
-        return self.outline.forms(micro_batch, [value.name for value in self.values])
+    def forms(self, parts: Sequence[Sequence[Tensor]]) -> list[Forms]:
+        """Of what crosses the cuts for such micro-batches."""
+        return [self.outline.forms(part, [value.name for value in self.values]) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ class Layout:
         keys: of the plain model's state, by stage.
         delays: of each stage, in batches; see `versions`.
         forms: shape and dtype of every tensor of the plain model's state, in its order.
+        boundaries: names of what crosses in training: values, then weights that several stages have.
+        uneven: whether micro-batches may differ by a sample.
     """
 
     cuts: tuple[str, ...]
@@ -71,6 +73,8 @@ class Layout:
     delays: tuple[int, ...]
     keys: tuple[tuple[str, ...], ...]
     forms: Mapping[str, tuple[torch.Size, torch.dtype]]
+    boundaries: tuple[str, ...]
+    uneven: bool
 
 
 class Pipeline(nn.Module):
@@ -112,9 +116,7 @@ class Pipeline(nn.Module):
 
     # training
 
-    def step(
-        self, inputs: Inputs, targets: Any, loss_fn: LossFunction, samples: Tensor | None = None
-    ) -> Tensor | None:
+    def step(self, inputs: Inputs, targets: Any, loss_fn: LossFunction, samples: Tensor | None = None) -> Tensor | None:
         """Add a batch's gradient to this stage's `.grad`: the mean of its micro-batches' gradients.
 
         All ranks call it. With `memory="stash"` or `"2bw"` the gradient is that of an earlier batch, and there is none
@@ -135,19 +137,19 @@ class Pipeline(nn.Module):
         """
         micro, track, last = self.layout.micro, self._tracks[self.training], len(self.layout.lags) - 1
         given = _tensors(inputs)
-        parts = _split(given, micro, "batch")
-        answers = _split_targets(targets, micro) if self.stage == last else []
+        parts = self._split(given, "batch")
+        answers = self._split_targets(targets) if self.stage == last else []
         if self._deltas is not None:
             _check_samples(samples, given[0].shape[0])
         if self._ends and self._active is not track:
             raise BadInput("batches are under way in the other mode; run drain() between train() and eval()")
         self._active = track
-        forms = track.forms(parts[0])
+        forms = track.forms(parts)
 
         def loss(output: Any, index: int) -> Tensor:
-            return loss_fn(output, answers[index]) / micro
+            return loss_fn(output, answers[index]) / (given[0].shape[0] / parts[index][0].shape[0])
 
-        numbers = None if self._deltas is None or samples is None else list(samples.chunk(micro))
+        numbers = None if self._deltas is None or samples is None else [n for (n,) in self._split([samples], "batch")]
         batch = Batch(track.segment, forms, parts, loss, self._versions.begin(), numbers, self._begun)
         flush = not any(self.layout.delays)
         ended = None if flush else track.trainer.ended
@@ -164,9 +166,9 @@ class Pipeline(nn.Module):
     def drain(self) -> Iterator[None]:
         """Finish the batches under way, where steps do not flush; `.grad` holds one's gradient after each turn.
 
-            for _ in model.drain():
-                optimizer.step()
-                optimizer.zero_grad()
+        for _ in model.drain():
+            optimizer.step()
+            optimizer.zero_grad()
         """
         trainer = self._active.trainer
         while self._versions.pending:
@@ -178,6 +180,16 @@ class Pipeline(nn.Module):
         with self._answerable():
             trainer.run_rest(self._begun)
             trainer.settle()
+
+    def _split(self, tensors: Sequence[Tensor], what: str) -> list[tuple[Tensor, ...]]:
+        return split_batch(tensors, self.layout.micro, what, self.layout.uneven)
+
+    def _split_targets(self, targets: Any) -> list[Any]:
+        if isinstance(targets, Tensor):
+            return [part for (part,) in self._split([targets], "batch of targets")]
+        if not isinstance(targets, tuple | list):
+            raise BadInput(f"targets are a tensor or several on the last rank, got {type(targets).__name__}")
+        return self._split(list(targets), "batch of targets")
 
     @contextmanager
     def _answerable(self) -> Iterator[None]:
@@ -197,8 +209,8 @@ class Pipeline(nn.Module):
         """
         track = self._tracks[self.training]
         micro = self.layout.micro if inputs[0].shape[0] % self.layout.micro == 0 else 1
-        parts = _split(inputs, micro, "batch")
-        batch = Batch(track.segment, track.forms(parts[0]), parts, None, first=track.viewer.ended)
+        parts = split_batch(inputs, micro, "batch")
+        batch = Batch(track.segment, track.forms(parts), parts, None, first=track.viewer.ended)
         with self._answerable():
             track.viewer.run(batch, [Pass("F", track.viewer.ended + number) for number in range(micro)])
             track.viewer.settle()
@@ -234,8 +246,8 @@ class Pipeline(nn.Module):
     def predicted_nbytes(self, inputs: Inputs) -> int:
         """The bytes that this rank sends in a step on such a batch, by the formula."""
         track = self._tracks[self.training]
-        forms = track.forms(_split(_tensors(inputs), self.layout.micro, "batch")[0])
-        return self.layout.micro * track.trainer.nbytes(forms) + self._tied.nbytes
+        forms = track.forms(self._split(_tensors(inputs), "batch"))
+        return sum(map(track.trainer.nbytes, forms)) + self._tied.nbytes
 
     @property
     def memory_nbytes(self) -> int:
@@ -271,25 +283,17 @@ def _tensors(inputs: Inputs) -> tuple[Tensor, ...]:
     return given
 
 
-def _split(tensors: Sequence[Tensor], micro: int, what: str) -> list[tuple[Tensor, ...]]:
-    """Equal micro-batches of some tensors. Raises BadInput where there are none."""
+def split_batch(tensors: Sequence[Tensor], micro: int, what: str, uneven: bool = False) -> list[tuple[Tensor, ...]]:
+    """Micro-batches of some tensors, equal unless `uneven`. Raises BadInput where there are none."""
     for tensor in tensors:
         if tensor.shape[0] != tensors[0].shape[0]:
             raise BadInput(f"the tensors of a {what} have {tensors[0].shape[0]} and {tensor.shape[0]} samples")
-        if tensor.shape[0] % micro or not tensor.shape[0]:
+        if tensor.shape[0] < micro or (tensor.shape[0] % micro and not uneven):
             raise BadInput(
                 f"a {what} of {tensor.shape[0]} samples does not make {micro} equal micro-batches; give a multiple of "
                 f"{micro}, or set micro to a divisor"
             )
-    return list(zip(*(tensor.chunk(micro) for tensor in tensors), strict=True))
-
-
-def _split_targets(targets: Any, micro: int) -> list[Any]:
-    if isinstance(targets, Tensor):
-        return [part for (part,) in _split([targets], micro, "batch of targets")]
-    if not isinstance(targets, tuple | list):
-        raise BadInput(f"targets are a tensor or several on the last rank, got {type(targets).__name__}")
-    return _split(list(targets), micro, "batch of targets")
+    return list(zip(*(tensor.tensor_split(micro) for tensor in tensors), strict=True))
 
 
 def _check_samples(samples: Tensor | None, count: int) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from laconic.errors import BadInput
-from laconic.parallel.boundary import Crossing, Cut
+from laconic.parallel.boundary import Boundary, Crossing, Cut, predicted_nbytes
 from laconic.parallel.pipeline.cutting import Segment, Value
 from laconic.parallel.pipeline.delta import Deltas
 from laconic.parallel.pipeline.forms import Constant, Forms, TensorForm
@@ -47,6 +47,7 @@ class Batch:
     """What a stage must know of a batch under way.
 
     Attributes:
+        forms: of what crosses, for each micro-batch.
         inputs: of the model, for each micro-batch; only the first stage reads them.
         loss: None where nothing is trained.
         weights: the version that its passes use, on stages that keep several; None: the stage's own.
@@ -56,7 +57,7 @@ class Batch:
     """
 
     segment: Segment
-    forms: Forms
+    forms: Sequence[Forms]
     inputs: Sequence[Sequence[Tensor]]
     loss: Loss | None
     weights: Mapping[str, Tensor] | None = None
@@ -64,6 +65,10 @@ class Batch:
     first: int = 0
     total: Tensor | None = None
     outputs: list[Any] = field(default_factory=list)
+
+    def forms_of(self, micro: int) -> Forms:
+        """Of what crosses for a micro-batch."""
+        return self.forms[micro - self.first]
 
     def samples_of(self, micro: int) -> Tensor:
         """The samples of a micro-batch."""
@@ -79,6 +84,19 @@ class _Held:
     taken: dict[str, Tensor]
     given: dict[str, Tensor]
     loss: Tensor | None
+
+
+def sent_nbytes(value: Value, form: TensorForm | Constant, boundary: Boundary, stage: int) -> tuple[int, int]:
+    """What a stage sends of a value for a micro-batch, forward and backward."""
+    if isinstance(form, Constant):
+        return 0, 0
+    codecs = boundary if form.dtype.is_floating_point else Boundary.of(None)
+    numel, users = math.prod(form.shape), len(value.targets) if value.source == stage else 0
+    returns = stage in value.targets and form.needs_grad
+    return (
+        users * predicted_nbytes(codecs.forward, numel, form.dtype),
+        predicted_nbytes(codecs.backward, numel, form.dtype) if returns else 0,
+    )
 
 
 class Runner:
@@ -136,7 +154,7 @@ class Runner:
             last = min(last, max(micro + 1, self.ended + self.lags[max(0, self.stage - 1)] + 1))
         for number in range(max(self._posted, batch.first), last):
             for value in self._values:
-                form = batch.forms[value.name]
+                form = batch.forms_of(number)[value.name]
                 if self.stage in value.targets and isinstance(form, TensorForm):
                     cut = self._cut(value, form)
                     coming = cut.recv("forward", form.shape, form.dtype, value.source)
@@ -160,16 +178,9 @@ class Runner:
 
     def nbytes(self, forms: Forms) -> int:
         """What this stage sends for a micro-batch, forward and backward."""
-        total = 0
-        for value in self._values:
-            form = forms[value.name]
-            if isinstance(form, TensorForm):
-                cut, numel = self._cut(value, form), math.prod(form.shape)
-                if value.source == self.stage:
-                    total += len(value.targets) * cut.predicted_nbytes("forward", numel, form.dtype)
-                if self.stage in value.targets and form.needs_grad:
-                    total += cut.predicted_nbytes("backward", numel, form.dtype)
-        return total
+        cuts = {name: pair[self.exact] for name, pair in self._cuts.items()}
+        sent = [sent_nbytes(value, forms[value.name], cuts[value.name].boundary, self.stage) for value in self._values]
+        return sum(map(sum, sent))
 
     # forward
 
@@ -201,12 +212,12 @@ class Runner:
             return dict(zip(batch.segment.takes, batch.inputs[micro - batch.first], strict=True))
         taken: dict[str, Any] = {}
         for name in batch.segment.takes:
-            form = batch.forms[name]
+            form = batch.forms_of(micro)[name]
             if isinstance(form, Constant):
                 taken[name] = form.value
                 continue
             came = self._wait("forward", micro, name)
-            if (deltas := self._deltas_of(batch, form)) is not None:
+            if (deltas := self._deltas_of(batch, micro, form)) is not None:
                 came = deltas.add(name, batch.samples_of(micro), came)
             taken[name] = came.requires_grad_(form.needs_grad and batch.loss is not None)
         return taken
@@ -229,13 +240,13 @@ class Runner:
     def _send_values(self, batch: Batch, micro: int, given: Mapping[str, Tensor]) -> None:
         going = self._going.setdefault(("forward", micro), [])
         for value in self._values:
-            form = batch.forms[value.name]
+            form = batch.forms_of(micro)[value.name]
             if value.source != self.stage or isinstance(form, Constant):
                 continue
             tensor, cut = given[value.name], self._cut(value, form)
             if tuple(tensor.shape) != form.shape or tensor.dtype != form.dtype:
                 raise BadInput(f"'{value.name}' is {tuple(tensor.shape)}, and {form.shape} by the shapes of the inputs")
-            deltas = self._deltas_of(batch, form)
+            deltas = self._deltas_of(batch, micro, form)
             sent = tensor if deltas is None else deltas.change(value.name, batch.samples_of(micro), tensor)
             going += [cut.send("forward", sent, target) for target in value.targets]
             if deltas is not None:
@@ -244,17 +255,17 @@ class Runner:
     def _await_gradients(self, batch: Batch, micro: int) -> None:
         """Post the receives of gradients, in the order in which the stages behind send them."""
         for value in self._values:
-            form = batch.forms[value.name]
+            form = batch.forms_of(micro)[value.name]
             if self.stage in value.chain[:-1] and isinstance(form, TensorForm) and form.needs_grad:
                 behind = value.chain[value.chain.index(self.stage) + 1]
                 coming = self._cut(value, form).recv("backward", form.shape, form.dtype, behind)
                 self._coming["backward", micro, value.name] = coming
 
-    def _deltas_of(self, batch: Batch, form: TensorForm) -> Deltas | None:
+    def _deltas_of(self, batch: Batch, micro: int, form: TensorForm) -> Deltas | None:
         """The memory of what crosses, where it crosses as a change."""
         if self._deltas is None or batch.samples is None or self.exact or form.dtype != torch.float32:
             return None
-        return self._deltas if form.shape[:1] == (len(batch.samples[0]),) else None
+        return self._deltas if form.shape[:1] == (len(batch.samples_of(micro)),) else None
 
     # backward
 
@@ -280,7 +291,7 @@ class Runner:
     def _send_gradients(self, micro: int, held: _Held) -> None:
         going = self._going.setdefault(("backward", micro), [])
         for value in self._values:
-            form = held.batch.forms[value.name]
+            form = held.batch.forms_of(micro)[value.name]
             if self.stage in value.targets and isinstance(form, TensorForm) and form.needs_grad:
                 leaf = held.taken[value.name]
                 gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

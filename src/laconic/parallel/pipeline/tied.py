@@ -18,6 +18,23 @@ from torch import Tensor, nn
 from laconic.parallel.boundary import Cut
 
 
+def weights_of_several(modules: Sequence[nn.Module]) -> list[tuple[str, nn.Parameter, tuple[int, ...]]]:
+    """Name, weight and stages of what several stages train, given the modules of all."""
+    users: dict[int, tuple[str, nn.Parameter, list[int]]] = {}
+    for stage, module in enumerate(modules):
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                users.setdefault(id(parameter), (name, parameter, []))[2].append(stage)
+    return [(name, weight, tuple(stages)) for name, weight, stages in users.values() if len(stages) > 1]
+
+
+def tied_nbytes(weight: Tensor, stages: Sequence[int], stage: int) -> tuple[int, int]:
+    """What a stage sends of a weight that `stages` have: the sum forward, from the first; its own gradient backward."""
+    if stage not in stages:
+        return 0, 0
+    return (weight.nbytes * (len(stages) - 1), 0) if stage == stages[0] else (0, weight.nbytes)
+
+
 class Tied:
     """What this stage shares.
 
@@ -48,9 +65,7 @@ class Tied:
     @property
     def nbytes(self) -> int:
         """What this stage sends for them in a step."""
-        return sum(
-            own.nbytes * (len(stages) - 1 if cut.rank == stages[0] else 1) for cut, own, stages in self._shared
-        )
+        return sum(sum(tied_nbytes(own, stages, cut.rank)) for cut, own, stages in self._shared)
 
     def _sum(self, cut: Cut, gradient: Tensor, stages: Sequence[int]) -> Tensor:
         at = stages.index(cut.rank)

@@ -23,7 +23,7 @@ from laconic.lab.records.record import Clock, Event, Record, Trial
 from laconic.lab.runs.elastic.journals import EvaluationRow, Journals, Loss, StepRow, losses
 from laconic.lab.runs.elastic.worker import WorkerEnded
 from laconic.lab.runs.spec import TrialSpec
-from laconic.lab.runs.strategies import coded_nbytes, layers
+from laconic.lab.runs.trainee import coded_nbytes, layers
 from laconic.lab.runs.trial import Array, Evaluation, Figures, Outcome, StepFigures, assemble
 from laconic.workloads import Workload
 
