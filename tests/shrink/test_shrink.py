@@ -161,7 +161,8 @@ def test_without_training_values_are_shared_and_coded(task: Task) -> None:
 
 
 def test_search_is_resumed(task: Task, tmp_path: Path) -> None:
-    calls, lines = [], []
+    """A second search trains nothing, and gives the same file; its candidates can be inspected."""
+    calls, shares = [], []
     trainer, judge = TaskTraining(task, 1), error_of(task)
 
     def train(model: nn.Module) -> None:
@@ -170,14 +171,54 @@ def test_search_is_resumed(task: Task, tmp_path: Path) -> None:
 
     def run() -> laconic.shrink.Shrunk:  # type: ignore[name-defined]
         plan = Plan(rounds=1)
-        return laconic.shrink(task.model, train, judge, 0.03, plan=plan, folder=tmp_path, progress=lines.append)
+        say = lambda line, share: shares.append(share)  # noqa: E731
+        return laconic.shrink(task.model, train, judge, 0.03, plan=plan, folder=tmp_path, progress=say)
 
     small = run()
     first = len(calls)
     assert small.report().density < 0.6
-    assert lines
+    assert small.error <= small.dense_error + 0.03
+    assert shares == sorted(shares)
+    assert shares[-1] > 0.6
+    assert file.dumps(run().parts) == file.dumps(small.parts)
+    assert len(calls) == first
+    kept = [file.Reader(path) for path in tmp_path.glob("shared-*.lac")]
+    assert small.error in [reader.about["error"] for reader in kept]
+
+
+def test_an_interrupted_search_goes_on(task: Task, tmp_path: Path) -> None:
+    calls, trainer = [], TaskTraining(task, 1)
+
+    def train(model: nn.Module) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        trainer(model)
+
+    def run() -> None:
+        laconic.shrink(task.model, train, error_of(task), 0.03, plan=Plan(rounds=1, bits=4), folder=tmp_path)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert sum(path.name.startswith("pruned") for path in kept) == 2
     run()
-    assert len(calls) - first < first
+    assert all(path.read_bytes() == data for path, data in kept.items())
+
+
+def test_bits_are_added_until_the_budget_is_met() -> None:
+    """Alone, each weight passes with 2 bits; together they need more."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 12, bias=False), nn.Linear(12, 12, bias=False))
+    exact = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def error(each: nn.Module) -> float:
+        changed = [float((p.detach() - exact[name]).norm() / exact[name].norm()) for name, p in each.named_parameters()]
+        return sum(changed) if min(changed) > 0 else 0.0
+
+    small = laconic.shrink(model, evaluate=error, budget=0.35)
+    assert set(small.plan.bits.values()) <= {3, 4}
+    assert 0 < small.error <= 0.35
 
 
 def test_a_budget_that_nothing_meets(task: Task) -> None:

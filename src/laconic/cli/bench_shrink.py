@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+import tempfile
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -11,10 +13,12 @@ import typer
 from laconic.cli.shared import Json, echo_json, echo_table
 from laconic.errors import UnknownName
 from laconic.lab.bench import shrink as lab
-from laconic.shrink.report import HEADINGS
-from laconic.workloads import get
+from laconic.lab.bench import shrink_coders, shrink_running, shrink_vgg16
+from laconic.lab.bench.shrink_paper import BESIDE, PAPER, beside
+from laconic.shrink.file import Reader
+from laconic.shrink.report import report
 
-PARTS = ("coders", "networks", "running", "vgg16")
+PARTS = ("networks", "running", "vgg16")
 
 
 def shrink(
@@ -24,6 +28,7 @@ def shrink(
     first: Annotated[int, typer.Option(help="The first seed.")] = 0,
     threads: Annotated[int, typer.Option(help="Of torch and the coders.")] = 1,
     scale: Annotated[float, typer.Option(help="Share of VGG-16's rows.")] = 1.0,
+    folder: Annotated[Path | None, typer.Option(help="Keeps what was trained; it goes on there.")] = None,
     json: Json = False,
 ) -> None:
     """Measure how small networks ship, how quickly symbols are coded and how quickly few weights run."""
@@ -33,27 +38,81 @@ def shrink(
             raise UnknownName("part of the benchmark", name, PARTS)
     chosen = part or PARTS
     results: list[dict[str, Any]] = []
+    coded: list[dict[str, Any]] = []
+    loading: list[dict[str, Any]] = []
     for name in (network or ["lenet-300-100", "lenet-5"]) if "networks" in chosen else ():
         for seed in range(first, first + seeds):
-            for row, report in lab.train_and_shrink(name, seed, lambda line: typer.echo(line, err=True)):
-                results.append(row)
-                if not json and seed == first:
-                    echo_table(HEADINGS, report.table())
-                    typer.echo(f"Deep Compression: {row['paper']}")
-    coded = [{"symbols_of": "lenet-300-100, untrained", **row} for row in _small()] if "coders" in chosen else []
-    if "coders" in chosen:
-        coded += [{"symbols_of": "lenet, untrained, float32", **row} for row in lab.lossless(_lenet())]
+            made = list(lab.train_and_shrink(name, seed, lambda line: typer.echo(line, err=True), folder))
+            results += [each.row for each in made]
+            if seed == first:
+                coded += _compared(name, seed, made, quiet=json)
     for spread in (True, False) if "vgg16" in chosen else ():
-        made = {name: (symbols, levels) for name, symbols, levels in lab.vgg16_symbols(spread, scale)}
-        of = f"vgg16, published densities, places {'spread' if spread else 'at random'}, drawn"
-        coded += [{"symbols_of": of, **row} for row in lab.coders(made, repeats=1)]
-    ran = list(lab.running()) if "running" in chosen else []
+        rows, loads = _vgg16(spread, scale, threads, quiet=json)
+        coded += rows
+        loading += loads
+    ran = list(shrink_running.running()) if "running" in chosen else []
+    summary = lab.summarise(results)
     if json:
-        return echo_json(lab.record(results, coded, ran))
+        return echo_json(lab.record(results=results, summary=summary, coders=coded, loading=loading, running=ran))
+    _show(summary, coded, loading, ran)
+
+
+def _compared(name: str, seed: int, made: list[lab.Made], *, quiet: bool) -> list[dict[str, Any]]:
+    """Coders on the symbols of every goal, and on the dense weights without loss; tables beside the paper's."""
+    found = []
+    for each in made:
+        rows = shrink_coders.coders(shrink_coders.symbols_of(each.shrunk.parts))
+        shrink_coders.whole_files(each.shrunk.parts, rows)
+        of = f"{name}, seed {seed}, {each.row['density']:.1%} kept"
+        found += [{"symbols_of": of, **row} for row in rows]
+        if not quiet:
+            echo_table(BESIDE, beside(each.shrunk.report(), name))
+    if not quiet and name in PAPER:
+        paper = PAPER[name]
+        typer.echo(f"Deep Compression: {paper.error:.2f} % error, {paper.dense_error:.2f} % dense")
+    without_loss = shrink_coders.lossless(made[0].dense)
+    return found + [{"symbols_of": f"{name}, seed {seed}, float32", **row} for row in without_loss]
+
+
+def _vgg16(
+    spread: bool, scale: float, threads: int, *, quiet: bool
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Coders on VGG-16's symbols; where they are all there and spread, its file and how it loads, too."""
+    parts = shrink_vgg16.drawn(spread, scale)
+    of = f"vgg16, published densities, places {'spread' if spread else 'at random'}, drawn"
+    coded = shrink_coders.coders(shrink_coders.symbols_of(parts), repeats=1)
+    loading: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "vgg16.lac"
+        wrote = shrink_vgg16.written(parts, path)
+        if scale == 1.0:
+            loading = [{"file": of, **wrote, **row} for row in shrink_vgg16.loaded(path, threads)]
+        if not quiet and spread:
+            echo_table(BESIDE, beside(report(Reader(path)), "vgg16"))
+    shrink_coders.whole_files(parts, coded)
+    return [{"symbols_of": of, **row} for row in coded], loading
+
+
+def _show(
+    summary: list[dict[str, Any]], coded: list[dict[str, Any]], loading: list[dict[str, Any]], ran: list[dict[str, Any]]
+) -> None:
+    """All that is not printed layer by layer."""
     echo_table(
-        ["symbols of", "coder", "bytes", "encode Msym/s", "decode Msym/s"],
-        [[row["symbols_of"], row["coder"], f"{row['nbytes']:,}", f"{row['encode_msym_s']:.1f}",
-          f"{row['decode_msym_s']:.1f}"] for row in coded], left=["coder"],
+        ["network", "kept", "seeds", "ratio", "dense error", "error", "rise", "95 % bound", "no loss"],
+        [[row["network"], f"{row['goal_density']:.1%}", str(row["seeds"]), f"{row['ratio']:.1f}×",
+          *[f"{100 * row[key]:.2f} %" for key in ("dense_error", "shrunk_error", "rise")],
+          "" if row["rise_upper_95"] is None else f"{100 * row['rise_upper_95']:.2f} %", str(row["no_loss"] or "")]
+         for row in summary],
+    )  # fmt: skip
+    echo_table(
+        ["symbols of", "coder", "bytes", "whole file", "encode Msym/s", "decode Msym/s"],
+        [[row["symbols_of"], row["coder"], f"{row['nbytes']:,}", f"{row['file_nbytes']:,}" if "file_nbytes" in row
+          else "", f"{row['encode_msym_s']:.1f}", f"{row['decode_msym_s']:.1f}"] for row in coded], left=["coder"],
+    )  # fmt: skip
+    echo_table(
+        ["file", "sparse", "bytes", "encode s", "load s", "threads", "peak over dense"],
+        [[row["file"], row["sparse"], f"{row['file_nbytes']:,}", f"{row['encode_s']:.2f}", f"{row['load_s']:.2f}",
+          str(row["threads"]), f"{row['peak_over_dense']:.2f}"] for row in loading], left=["sparse"],
     )  # fmt: skip
     ways = ("dense", "laconic", "torch.sparse")
     echo_table(
@@ -63,12 +122,3 @@ def shrink(
     )  # fmt: skip
     if ran:
         typer.echo(f"geometric mean of speed-ups: {statistics.geometric_mean(row['speedup'] for row in ran):.2f}")
-
-
-def _lenet() -> dict[str, torch.Tensor]:
-    return dict(get("mnist-lenet").build(0).state_dict())
-
-
-def _small() -> list[dict[str, Any]]:
-    """Coders on a LeNet-300-100 as it starts, pruned: nothing need be trained to compare their speed."""
-    return lab.coders(lab.symbols_of(get("mnist-300-100").build(0), 0.08, 5))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
+from rich.progress import Progress as Bar
 from torch import Tensor, nn
 
 from laconic.cli.shared import Json, echo_json, echo_table
@@ -17,10 +21,11 @@ from laconic.errors import BadInput, MissingExtra
 from laconic.shrink import file
 from laconic.shrink.door import encode_exactly, shrink_state
 from laconic.shrink.door import shrink as shrink_model
+from laconic.shrink.memory import Memory
 from laconic.shrink.plan import Plan
 from laconic.shrink.report import HEADINGS, Report, report
-from laconic.shrink.training import TaskTraining
-from laconic.workloads import get
+from laconic.shrink.training import Progress, TaskTraining
+from laconic.workloads import Task, get
 
 
 def shrink(
@@ -30,24 +35,29 @@ def shrink(
     bits: Annotated[int | None, typer.Option(help="Of shared values; default: searched, or 6.")] = None,
     budget: Annotated[float, typer.Option(help="How much the error may rise: 0.001 is 0.1 points.")] = 0.0,
     share: Annotated[str, typer.Option(help="kmeans, uniform, ternary, binary; none keeps every bit.")] = "kmeans",
+    scope: Annotated[str, typer.Option(help="How one density is divided: lamp, global, layer.")] = "lamp",
+    structured: Annotated[bool, typer.Option("--structured", help="Prune whole rows, such as filters.")] = False,
     rounds: Annotated[int, typer.Option(help="Of pruning and retraining a workload.")] = 4,
     epochs: Annotated[int | None, typer.Option(help="Of each retraining.")] = None,
     seed: Annotated[int, typer.Option(help="Of a workload.")] = 0,
-    folder: Annotated[Path | None, typer.Option(help="Keeps what a search has found; it goes on there.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Keeps what was trained and found; it goes on there.")] = None,
     json: Json = False,
 ) -> None:
     """Prune, share and code a model: a file of weights as it is, a workload with training between."""
-    plan = Plan(density=density, bits=bits, share=share, rounds=rounds)
+    plan = Plan(density=density, bits=bits, share=share, scope=scope, structured=structured, rounds=rounds)
     path = Path(model)
     if path.suffix in (".pt", ".pth", ".bin", ".safetensors"):
         state = _state(path)
         file.write(output, encode_exactly(state) if share == "none" else shrink_state(state, plan))
     else:
         task = get(model).prepare(seed)
-        _say("training")
-        TaskTraining(task, epochs or task.workload.epochs, rate=1.0)(task.model)
-        train: Any = TaskTraining(task, epochs) if epochs else task
-        shrink_model(task.model, train, None, budget, plan=plan, folder=folder, progress=_say).save(output)
+        with _progress() as say:
+            say("training", 0.0)
+            memory = Memory(folder, f"{model}, seed {seed}, {epochs} epochs")
+            task.model.load_state_dict(memory.recall("trained", partial(_trained, task, epochs)))
+            train: Any = TaskTraining(task, epochs) if epochs else task
+            small = shrink_model(task.model, train, None, budget, plan=plan, folder=folder, progress=say)
+        small.save(output)
     _show(report(file.Reader(output)), json)
 
 
@@ -77,8 +87,26 @@ def _state(path: Path) -> dict[str, Tensor]:
     return found
 
 
-def _say(line: str) -> None:
-    Console(stderr=True).print(line, highlight=False) if sys.stderr.isatty() else typer.echo(line, err=True)
+def _trained(task: Task, epochs: int | None) -> dict[str, Tensor]:
+    """The state of a workload's model after training."""
+    TaskTraining(task, epochs or task.workload.epochs, rate=1.0)(task.model)
+    return dict(task.model.state_dict())
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A bar under its lines on a terminal, the lines alone elsewhere; both on standard error."""
+    if not sys.stderr.isatty():
+        yield lambda line, share: typer.echo(line, err=True)
+        return
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("shrinking", total=1.0)
+
+        def say(line: str, share: float) -> None:
+            bar.console.print(line, highlight=False)
+            bar.update(task, completed=share)
+
+        yield say
 
 
 def _show(found: Report, json: bool) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from laconic.errors import BadInput, BudgetMissed
-from laconic.shrink import file, running
+from laconic.shrink import file, retrain, running
 from laconic.shrink.parts import Part, Whole
 from laconic.shrink.plan import Plan
 from laconic.shrink.report import Report, report
-from laconic.shrink.search import Search
-from laconic.shrink.training import Evaluate, Train, resolve
+from laconic.shrink.search import Search, model_of
+from laconic.shrink.training import Evaluate, Progress, Steps, Train, resolve
 from laconic.workloads import Task, Workload
 
 
@@ -69,7 +69,7 @@ def shrink(
     *,
     plan: Plan | None = None,
     folder: str | os.PathLike[str] | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Shrunk:
     """Prune a model, let weights share values, and code what is left; the given model is not changed.
 
@@ -81,8 +81,9 @@ def shrink(
         evaluate: a model's error, lower being better; a workload brings its own.
         budget: how much the error may rise, in the unit of `evaluate`: 0.001 is a tenth of a point.
         plan: what is to be done; what it leaves open is searched for under the budget.
-        folder: keeps what a search has found, so that it goes on there when it is interrupted.
-        progress: is given a line after every step.
+        folder: keeps what was trained and judged, so that it goes on there when it is interrupted. Several workers
+            share it, or have none.
+        progress: is given a line and the share that is done, from 0 to 1, after every step.
 
     Returns:
         The smallest of what was tried within the budget.
@@ -99,14 +100,16 @@ def shrink(
         raise BadInput(f"budget is how much the error may rise, 0 or more, got {budget}")
     trainer, judge = resolve(train, evaluate)
     plan = plan or Plan()
-    if judge is not None and (plan.density is None or plan.bits is None):
-        search = Search(trainer, judge, budget, Path(folder) if folder else None, progress)
-        plan = search.complete(model, plan)
-    small = deepcopy(model)
-    masks = plan.prune(small, trainer)
-    parts = plan.share_values(small, masks, trainer)
-    small.eval()
-    before, after = (judge(model), judge(small)) if judge else (None, None)
+    before = judge(model) if judge else None
+    if judge is not None and before is not None:
+        search = Search(trainer, judge, before + budget, Path(folder) if folder else None, progress)
+        best = search.best(model, plan, before)
+        small, parts, plan, after = model_of(model, best.parts), best.parts, best.plan, best.error
+    else:
+        small = deepcopy(model)
+        trainer = Steps(progress, plan.rounds + 1).reporting(trainer)
+        parts, after = plan.share_values(small, plan.prune(small, trainer), trainer), None
+        small.eval()
     shrunk = Shrunk(small, parts, plan, before, after)
     if before is not None and after is not None and after > before + budget:
         text = f"the error rose by {after - before:.4g}, more than the budget of {budget:.4g}"
@@ -142,7 +145,8 @@ def load_shrunk(
     """The tensors of a `.lac` file by name, or the model with them.
 
     Args:
-        into: a model with the same names and shapes, which is changed and returned.
+        into: a model with the same names and shapes, which is changed and returned. Made under
+            `torch.device("meta")` it takes no memory before; then layers that will be sparse never become dense.
         sparse: "auto" lets fully connected layers of few weights compute with those alone where that is measured to
             be quicker; "always" does so unmeasured; "never" leaves dense weights in plain torch layers.
         batch: samples at a time, for the measurement.
@@ -158,18 +162,27 @@ def load_shrunk(
         return {name: reader.tensor(name) for name in reader.entries}
     state = into.state_dict()
     _check_fit(path, reader, state)
+    few = {name for name, entry in reader.entries.items() if entry.coding == "shared"} if sparse != "never" else set()
+    late = running.on_meta(into, few)
     with torch.no_grad():
         for name, tensor in state.items():
-            entry = reader.entries[name]
-            is_plain = tensor.device.type == "cpu" and tensor.is_contiguous()
-            if is_plain and str(tensor.dtype) == f"torch.{entry.dtype}":
-                reader.tensor(name, out=tensor)
-            else:
-                tensor.copy_(reader.tensor(name))
-    if sparse != "never":
-        few = {name for name, entry in reader.entries.items() if entry.coding == "shared"}
-        running.make_sparse(into, few, batch=batch, measured=sparse == "auto")
+            if name not in late:
+                _fill(into, name, tensor, reader)
+    running.make_sparse(into, few, batch=batch, measured=sparse == "auto", reader=reader)
     return into
+
+
+def _fill(model: nn.Module, name: str, tensor: Tensor, reader: file.Reader) -> None:
+    """Give one of a model's tensors its values, in place; on the device "meta" it has none, and is replaced."""
+    if tensor.is_meta:
+        owner, attribute = retrain.owner(model, name)
+        owner.load_state_dict({attribute: reader.tensor(name)}, strict=False, assign=True)
+        return
+    is_plain = tensor.device.type == "cpu" and tensor.is_contiguous()
+    if is_plain and str(tensor.dtype) == f"torch.{reader.entries[name].dtype}":
+        reader.tensor(name, out=tensor)
+    else:
+        tensor.copy_(reader.tensor(name))
 
 
 def _check_fit(path: str | os.PathLike[str], reader: file.Reader, state: Mapping[str, Tensor]) -> None:

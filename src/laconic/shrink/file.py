@@ -6,6 +6,7 @@ decoded, and nothing larger than the header allocated, before all checksums and 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -13,7 +14,7 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -198,15 +199,45 @@ class Reader:
             found = raw.view(dtype).reshape(entry.shape) if entry.nbytes else torch.empty(entry.shape, dtype=dtype)
             return found if out is None else out.copy_(found)
         target = torch.empty(entry.shape, dtype=dtype) if out is None else out
-        try:
+        with self._naming(name):
             if entry.coding == "exact":
                 return exact.decode(self._chunks(entry), [list(plane) for plane in entry.chunks], target)
             matrix = target.numpy().reshape(chunks.matrix_shape(entry.shape))
             values, _, _ = self._values(entry)
             chunks.decode(self._chunks(entry), matrix, entry.levels, masked=entry.coding == "shared", values=values)
+        return target
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows start … stop − 1 of a tensor; of shared values only the chunks that hold them are decoded.
+
+        Raises:
+            BadInput: the tensor has no such rows.
+            PayloadError: as `tensor`.
+        """
+        entry = self.entries[name]
+        total, columns = chunks.matrix_shape(entry.shape)
+        if len(entry.shape) < 2 or not 0 <= start <= stop <= total:
+            raise BadInput(f"tensor '{name}' of shape {entry.shape} has no rows {start} to {stop}")
+        if entry.coding in ("raw", "exact"):
+            return self.tensor(name)[start:stop]
+        height, _ = tile = chunks.tile_shape(total, columns)
+        first, last = start // height, -(-stop // height)
+        across = chunks.count(total, columns) // -(-total // height)
+        top = first * height
+        out = np.empty((max(0, min(last * height, total) - top), columns), np.float32)
+        coded = self._chunks(entry)[first * across : last * across]
+        values, _, _ = self._values(entry)
+        with self._naming(name):
+            chunks.decode(coded, out, entry.levels, masked=entry.coding == "shared", values=values, tile=tile)
+        return torch.from_numpy(out)[start - top : stop - top].reshape(-1, *entry.shape[1:])
+
+    @contextlib.contextmanager
+    def _naming(self, name: str) -> Iterator[None]:
+        """Say in errors of the coders which file and tensor it was."""
+        try:
+            yield
         except PayloadError as error:
             raise PayloadError(f"{self.path}: tensor '{name}': {error}") from error
-        return target
 
     def _values(self, entry: Entry) -> tuple[Array, int, float | None]:
         """The value of each symbol; for evenly spaced ones also offset and step."""

@@ -93,8 +93,8 @@ def shared(model: nn.Module, parts: dict[str, Shared]) -> Iterator[nn.Module]:
             yield model
         finally:
             for name, part in parts.items():
-                owner, attribute = _owner(model, name)
-                trained = owner.parametrizations[attribute].original.detach().numpy()  # type: ignore[index, union-attr]
+                module, attribute = owner(model, name)
+                trained = module.parametrizations[attribute].original.detach().numpy()  # type: ignore[index, union-attr]
                 values = np.concatenate([np.zeros(1, np.float32), half(trained.astype(np.float32))])
                 parts[name] = Shared(part.symbols, values)
     load(model, parts)
@@ -113,15 +113,18 @@ def _constrained(model: nn.Module, ways: Mapping[str, nn.Module]) -> Iterator[No
     begun = []
     try:
         for name, way in ways.items():
-            owner, attribute = _owner(model, name)
-            parametrize.register_parametrization(owner, attribute, way)
-            begun.append((owner, attribute))
+            module, attribute = owner(model, name)
+            begun.append((module, attribute, list(module._parameters)))
+            parametrize.register_parametrization(module, attribute, way)
         yield
     finally:
-        for owner, attribute in begun:
-            parametrize.remove_parametrizations(owner, attribute)
+        for module, attribute, order in reversed(begun):
+            parametrize.remove_parametrizations(module, attribute)
+            for each in order:  # torch puts what was constrained behind the others
+                module._parameters[each] = module._parameters.pop(each)
 
 
-def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+def owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module that has a parameter, and its name there."""
     path, _, attribute = name.rpartition(".")
     return model.get_submodule(path), attribute

@@ -2,22 +2,51 @@
 
 Callers: `load_shrunk`. A product of a sparse matrix and a dense one is quick when the dense one is transposed: columns
 of samples. So a chain of fully connected layers transposes once, keeps activations transposed from layer to layer, and
-transposes back at its end. Whether a chain is quicker is measured on this machine, for the given number of samples.
+transposes back at its end. Whether a layer is quicker is measured on this machine, for the given number of samples. A
+layer that is not in memory yet is read from the file some rows at a time, and never becomes dense.
 """
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from laconic.operators.timing import race
+from laconic.shrink.coder import chunks
+from laconic.shrink.file import Reader
 
 _ELEMENTWISE = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Identity, nn.Dropout)
-WORTH_IT = 1.1  # how much quicker a chain must be: less is noise
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+WORTH_IT = 1.1  # how much quicker a layer must be: less is noise
 _DENSEST = 0.4  # above it a sparse product has never been quicker
+_SAMPLE = 1 << 23  # weights of a layer that a measurement makes dense, where the layer is not: beyond all caches
+
+Rows = Callable[[int, int], Tensor]
+
+
+def compressed(rows: Rows, shape: tuple[int, int]) -> Tensor:
+    """A matrix in compressed rows, from a function that gives rows start … stop − 1 of it.
+
+    Indices are 32 bits wide: products with a vector take half the time that those of 64 bits take.
+
+    >>> dense = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+    >>> compressed(lambda start, stop: dense[start:stop], (2, 2)).to_dense().tolist()
+    [[0.0, 2.0], [3.0, 0.0]]
+    """
+    height, _ = chunks.tile_shape(*shape)  # so that no chunk of a file is decoded twice
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch calls its sparse layout a beta
+        pieces = [rows(top, min(top + height, shape[0])).to_sparse_csr() for top in range(0, shape[0], height)]
+        starts = itertools.accumulate((piece.values().numel() for piece in pieces), initial=0)
+        ends = [piece.crow_indices()[1:] + start for piece, start in zip(pieces, starts, strict=False)]
+        crow = torch.cat([torch.zeros(1, dtype=torch.int32), *[each.int() for each in ends]])
+        columns = torch.cat([piece.col_indices().int() for piece in pieces])
+        values = torch.cat([piece.values() for piece in pieces])
+        return torch.sparse_csr_tensor(crow, columns, values, size=shape)
 
 
 class SparseLinear(nn.Module):
@@ -25,13 +54,11 @@ class SparseLinear(nn.Module):
 
     weight: Tensor
 
-    def __init__(self, dense: nn.Linear) -> None:
+    def __init__(self, weight: Tensor, bias: nn.Parameter | None) -> None:
         super().__init__()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch calls its sparse layout a beta
-            self.register_buffer("weight", dense.weight.detach().to_sparse_csr())
-        self.bias = dense.bias
-        self.in_features, self.out_features = dense.in_features, dense.out_features
+        self.register_buffer("weight", weight)
+        self.bias = bias
+        self.out_features, self.in_features = weight.shape
 
     def forward(self, columns: Tensor) -> Tensor:
         found = self.weight @ columns
@@ -48,7 +75,7 @@ class SparseChain(nn.Module):
 
     def __init__(self, steps: Iterable[nn.Module]) -> None:
         super().__init__()
-        self.steps = nn.ModuleList(SparseLinear(step) if isinstance(step, nn.Linear) else step for step in steps)
+        self.steps = nn.ModuleList(steps)
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
@@ -59,7 +86,15 @@ class SparseChain(nn.Module):
         return columns.t().reshape(*x.shape[:-1], -1).contiguous()
 
 
-def make_sparse(model: nn.Module, names: set[str], *, batch: int = 1, measured: bool = True) -> list[str]:
+def sparse_layer(layer: nn.Linear) -> SparseChain:
+    """A fully connected layer that computes with the weights that are not zero."""
+    weight = layer.weight.detach()
+    return SparseChain([SparseLinear(compressed(lambda a, b: weight[a:b], tuple(weight.shape)), layer.bias)])  # type: ignore[arg-type]
+
+
+def make_sparse(
+    model: nn.Module, names: set[str], *, batch: int = 1, measured: bool = True, reader: Reader | None = None
+) -> list[str]:
     """Replace fully connected layers whose weights are among `names` where that is quicker; returns their names.
 
     Neighbours in a `Sequential`, with activations between them, become one chain.
@@ -67,59 +102,78 @@ def make_sparse(model: nn.Module, names: set[str], *, batch: int = 1, measured: 
     Args:
         batch: samples at a time, for the measurement.
         measured: False replaces them all.
+        reader: of the file with weights that are still on the device "meta".
     """
     changed: list[str] = []
     for path, parent in list(model.named_modules()):
-        if isinstance(parent, SparseChain):
-            continue
-        prefix = f"{path}." if path else ""
-        children = dict(parent.named_children())
-        for run in _runs(parent, children, {name.removeprefix(prefix) for name in names if name.startswith(prefix)}):
-            steps = [children[name] for name in run]
-            chain = SparseChain(steps)
-            if measured and not _is_quicker(chain, steps, batch):
-                continue
-            setattr(parent, run[0], chain)
-            for name in run[1:]:
-                setattr(parent, name, nn.Identity())
-            changed += [prefix + name for name in run if isinstance(children[name], nn.Linear)]
+        if not isinstance(parent, _CONTAINERS) and type(parent).__module__.startswith("torch.nn."):
+            continue  # torch's own layers, such as attention, reach for the weights of theirs
+        for child, layer in list(parent.named_children()):
+            name = f"{path}.{child}" if path else child
+            if type(layer) is nn.Linear and f"{name}.weight" in names:
+                sparse = _chosen(layer, f"{name}.weight", batch, measured, reader)
+                if sparse is not None:
+                    setattr(parent, child, sparse)
+                    changed.append(name)
+        if isinstance(parent, nn.Sequential):
+            _join(parent)
     return changed
 
 
-def _runs(parent: nn.Module, children: dict[str, nn.Module], names: set[str]) -> list[list[str]]:
-    """Neighbouring children that can be one chain: each begins and ends with a sparse layer."""
-    runs: list[list[str]] = []
-    current: list[str] = []
-    for name, child in children.items():
-        is_sparse = isinstance(child, nn.Linear) and f"{name}.weight" in names and _density(child) <= _DENSEST
-        if is_sparse and (not current or isinstance(parent, nn.Sequential)):
-            current.append(name)
-        elif is_sparse:
-            runs.append(current)
-            current = [name]
-        elif current and isinstance(parent, nn.Sequential) and isinstance(child, _ELEMENTWISE):
-            current.append(name)
-        else:
-            runs.append(current)
-            current = []
-    found = []
-    for run in [*runs, current]:
-        while run and not isinstance(children[run[-1]], nn.Linear):
-            run = run[:-1]
-        if run:
-            found.append(run)
-    return found
+def on_meta(model: nn.Module, names: set[str]) -> set[str]:
+    """Of these weights those of fully connected layers that are on the device "meta": `make_sparse` reads them."""
+    return {f"{path}.weight" for path, layer in model.named_modules()
+            if path and type(layer) is nn.Linear and layer.weight.is_meta} & names  # fmt: skip
 
 
-def _density(layer: nn.Linear) -> float:
-    return float(layer.weight.detach().count_nonzero()) / max(1, layer.weight.numel())
+def _chosen(layer: nn.Linear, name: str, batch: int, measured: bool, reader: Reader | None) -> SparseChain | None:
+    """The layer with few weights, or None where it is not quicker; the layer then has its weight."""
+    rows: Rows = lambda start, stop: layer.weight.detach()[start:stop]  # noqa: E731
+    shape, sample = (layer.out_features, layer.in_features), layer.out_features
+    if layer.weight.is_meta and reader is not None:
+        rows = lambda start, stop: reader.rows(name, start, stop)  # noqa: E731
+        sample = min(sample, -(-_SAMPLE // layer.in_features))
+    sparse = SparseChain([SparseLinear(compressed(rows, shape), layer.bias)])
+    density = sparse.steps[0].weight.values().numel() / max(1, layer.weight.numel())  # type: ignore[operator]
+    if density <= _DENSEST and (not measured or _is_quicker(rows(0, sample), batch)):
+        return sparse
+    if layer.weight.is_meta and reader is not None:
+        layer.load_state_dict({"weight": reader.tensor(name)}, strict=False, assign=True)
+    return None
+
+
+def _join(parent: nn.Sequential) -> None:
+    """Let neighbouring chains, with activations between them, be one; the others' places are kept, empty."""
+    for run in _runs(parent):
+        first, *rest = run
+        steps = [step for each in run for step in _steps(parent[each])]
+        parent[first] = SparseChain(steps)
+        for each in rest:
+            parent[each] = nn.Identity()
+
+
+def _steps(module: nn.Module) -> list[nn.Module]:
+    return list(module.steps) if isinstance(module, SparseChain) else [module]
+
+
+def _runs(parent: nn.Sequential) -> Iterator[list[int]]:
+    """Numbers of neighbours that can be one chain: each begins and ends with a sparse layer."""
+    current: list[int] = []
+    for place, child in enumerate([*parent, None]):
+        if isinstance(child, SparseChain) or (current and isinstance(child, _ELEMENTWISE)):
+            current.append(place)
+            continue
+        while current and not isinstance(parent[current[-1]], SparseChain):
+            current.pop()
+        if len(current) > 1:
+            yield current
+        current = []
 
 
 @torch.no_grad()
-def _is_quicker(chain: SparseChain, steps: list[nn.Module], batch: int) -> bool:
-    dense = nn.Sequential(*steps)
-    first = steps[0]
-    assert isinstance(first, nn.Linear)
-    x = torch.randn(batch, first.in_features, generator=torch.Generator().manual_seed(0))
-    timed = race({"dense": lambda: dense(x), "sparse": lambda: chain(x)}, turns=7, budget_s=0.5)
+def _is_quicker(weight: Tensor, batch: int) -> bool:
+    """Whether a product with these rows is quicker sparse, transposing included."""
+    sparse = SparseChain([SparseLinear(compressed(lambda a, b: weight[a:b], tuple(weight.shape)), None)])  # type: ignore[arg-type]
+    x = torch.randn(batch, weight.shape[1], generator=torch.Generator().manual_seed(0))
+    timed = race({"dense": lambda: nn.functional.linear(x, weight), "sparse": lambda: sparse(x)}, turns=7, budget_s=0.5)
     return "sparse" in timed and timed["sparse"].speedup >= WORTH_IT

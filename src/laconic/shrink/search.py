@@ -1,10 +1,10 @@
-"""How far each layer can go under a budget: a scan of every layer alone, then all of them together.
+"""The smallest file under a budget: a scan of every layer alone, then all of them together.
 
 Callers: `laconic.shrink`. The scan prunes one weight at a time, without retraining, and notes how the error rises. A
 tolerance then says how far every layer goes: as far as its error alone rises by no more. Retraining makes up for much
 of it, so the tolerance is found by trying: the largest, by bisection, whose model is within the budget after
-retraining. Bits are scanned on the pruned model. What was computed is kept in a folder, and is not computed again when
-the search is resumed.
+retraining. Bits are scanned on the pruned model, a layer at a time. Then all layers share values together; where the
+tuned result is beyond the budget, every layer gets another bit, and after `MORE_BITS` of them gentler densities.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,38 +20,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laconic.errors import PayloadError
-from laconic.shrink import prune
+from laconic.shrink import prune, retrain
+from laconic.shrink.memory import Memory
+from laconic.shrink.parts import Part
 from laconic.shrink.plan import Plan
 from laconic.shrink.share import build, share
-from laconic.shrink.training import Evaluate, Train
-from laconic.storage import tree
+from laconic.shrink.training import Evaluate, Steps, Train
 
 DENSITIES = (0.5, 0.3, 0.18, 0.1, 0.06, 0.035, 0.02, 0.012)
 TOLERANCES = (0.001, 0.003, 0.01, 0.03, 0.08, 0.15, 0.25, 0.4, 0.6)
 BITS = (2, 3, 4, 5, 6, 7, 8)
+MORE_BITS = 2
 
 
-class Memory:
-    """Results by name, in a folder; without one they are computed each time."""
+@dataclass(frozen=True)
+class Candidate:
+    """A model that was pruned, shared and tuned: what its file holds, how it came about, and its error."""
 
-    def __init__(self, folder: Path | None, key: str) -> None:
-        self._folder, self._key = folder, key
-
-    def recall(self, name: str, compute: Callable[[], Any]) -> Any:
-        """What `compute` returned when it was last asked for under this name, by a search for the same thing."""
-        if self._folder is None:
-            return compute()
-        path = self._folder / f"{name}.state"
-        try:
-            kept = tree.read_file(path)
-            if kept["key"] == self._key:
-                return kept["value"]
-        except (PayloadError, KeyError, TypeError):
-            pass  # missing, cut off or another's: computed anew
-        value = compute()
-        tree.write_file(path, {"key": self._key, "value": value})
-        return value
+    parts: dict[str, Part]
+    plan: Plan
+    error: float
 
 
 class Search:
@@ -60,45 +48,49 @@ class Search:
     Args:
         train: retrains, or None.
         evaluate: a model's error.
-        budget: how much it may rise.
-        folder: of what was computed, or None.
-        progress: is given a line after every step, or None.
+        limit: what it may be at most.
+        folder: of what was computed, which is not computed again when the search is resumed; or None.
+        progress: is given a line and the share that is done after every step, or None.
     """
 
-    def __init__(self, train: Train | None, evaluate: Evaluate, budget: float, folder: Path | None,
-                 progress: Callable[[str], None] | None) -> None:  # fmt: skip
-        self.train, self.evaluate, self.budget = train, evaluate, budget
-        self._folder, self._say = folder, progress or (lambda line: None)
+    def __init__(self, train: Train | None, evaluate: Evaluate, limit: float, folder: Path | None,
+                 progress: Callable[[str, float], None] | None) -> None:  # fmt: skip
+        self._step = Steps(progress)
+        self.train, self.evaluate, self.limit = self._step.reporting(train), evaluate, limit
+        self._folder = folder
 
-    def complete(self, model: nn.Module, plan: Plan) -> Plan:
-        """The plan with densities and bits."""
-        memory = Memory(self._folder, _digest(model, plan, self.budget))
-        limit = self.evaluate(model) + self.budget
-        small = deepcopy(model)
-        if plan.density is None:
-            plan = replace(plan, density=self._densities(model, plan, limit, memory) if self.train else 1.0)
-        if plan.bits is None and plan.share != "none":
-            masks = plan.prune(small, self.train)
-            plan = replace(plan, bits=self._bits(small, masks, plan, limit, memory))
-        return plan
-
-    def _densities(self, model: nn.Module, plan: Plan, limit: float, memory: Memory) -> prune.Density:
-        """The least densities by name whose model, retrained, is within the limit; the gentlest where none is."""
+    def best(self, model: nn.Module, plan: Plan, dense_error: float) -> Candidate:
+        """The smallest candidate within the limit; the one with the least error where there is none."""
+        memory = Memory(self._folder, _digest(model, plan, self.limit))
         names = list(prune.weights(model))
-        scan = {name: memory.recall(f"scan-{_slug(name)}", partial(self._scan, model, plan, name)) for name in names}
-        dense = limit - self.budget
-        low, high = 0, len(TOLERANCES) - 1
-        best = _within(scan, dense, TOLERANCES[0])
+        searched = plan.density is None and self.train is not None
+        trainings = plan.rounds * (len(TOLERANCES).bit_length() if searched else 1) + 1 if self.train else 0
+        self._step.total = trainings + len(names) * (searched + (plan.bits is None))
+        plans = self._densities(model, plan, dense_error, memory) if searched else [plan]
+        missed: list[Candidate] = []
+        for each in plans:
+            pruned = memory.recall(_name("pruned", each.density), partial(self._prune, model, each))
+            for more in range(MORE_BITS + 1 if plan.bits is None and plan.share != "none" else 1):
+                found = self._share(model, pruned, each, more, memory)
+                if found.error <= self.limit:
+                    return found
+                missed.append(found)
+        return min(missed, key=lambda each: each.error)
+
+    def _densities(self, model: nn.Module, plan: Plan, dense_error: float, memory: Memory) -> list[Plan]:
+        """Plans with densities by name: first the least within the limit when retrained, then gentler ones."""
+        scan = {name: memory.recall(_name("scan", name), partial(self._scan, model, plan, name))
+                for name in prune.weights(model)}  # fmt: skip
+        plans = [replace(plan, density=_within(scan, dense_error, tolerance)) for tolerance in TOLERANCES]
+        low, high = 0, len(plans) - 1
         while low <= high:
             middle = (low + high) // 2
-            density = _within(scan, dense, TOLERANCES[middle])
-            error = memory.recall(f"joint-{middle}", partial(self._try, model, plan, density))
-            self._say(f"tolerance {TOLERANCES[middle]:g}: error {error:.4g}, limit {limit:.4g}")
-            if error <= limit:
-                best, low = density, middle + 1
+            kept = memory.recall(_name("pruned", plans[middle].density), partial(self._prune, model, plans[middle]))
+            if kept["error"] <= self.limit:
+                low = middle + 1
             else:
                 high = middle - 1
-        return best
+        return plans[max(high, 0) :: -1]
 
     @torch.no_grad()
     def _scan(self, model: nn.Module, plan: Plan, name: str) -> list[float]:
@@ -112,38 +104,58 @@ class Search:
                 errors.append(self.evaluate(model))
         finally:
             weight.copy_(before)
-        self._say(f"scan of {name}: error {errors[0]:.4g} at {DENSITIES[0]:g} … {errors[-1]:.4g} at {DENSITIES[-1]:g}")
+        self._step(f"scan of {name}: error {errors[0]:.4g} at {DENSITIES[0]:g} … {errors[-1]:.4g} at {DENSITIES[-1]:g}")
         return errors
 
-    def _try(self, model: nn.Module, plan: Plan, density: Mapping[str, float]) -> float:
+    def _prune(self, model: nn.Module, plan: Plan) -> dict[str, Any]:
+        """The state of the model, pruned and retrained, its masks and its error."""
         small = deepcopy(model)
-        replace(plan, density=density).prune(small, self.train)
-        return self.evaluate(small)
+        masks = plan.prune(small, self.train)
+        small.eval()
+        error = self.evaluate(small)
+        self._step.say(f"pruned to {_overall(masks):.2%}: error {error:.4g}, limit {self.limit:.4g}")
+        return {"state": dict(small.state_dict()), "masks": masks, "error": error}
 
-    def _bits(
-        self, model: nn.Module, masks: Mapping[str, Tensor], plan: Plan, limit: float, memory: Memory
-    ) -> dict[str, int]:
-        """For each weight the fewest bits with which, alone and not tuned, the error stays within the limit."""
-        found = {}
-        for name, weight in prune.weights(model).items():
-            mask = masks.get(name, torch.ones_like(weight, dtype=torch.bool))
-            fewest = partial(self._fewest, model, weight, mask, plan.share, limit)
-            found[name] = int(memory.recall(f"bits-{_slug(name)}", fewest))
-            self._say(f"{name}: {found[name]} bits")
-        return found
+    def _share(self, model: nn.Module, pruned: Mapping[str, Any], plan: Plan, more: int, memory: Memory) -> Candidate:
+        """A pruned model with shared and tuned values, `more` bits a weight beyond what each needs alone."""
+        small = deepcopy(model)
+        small.load_state_dict(pruned["state"])
+        masks: dict[str, Tensor] = pruned["masks"]
+        if plan.bits is None and plan.share != "none":
+            bits = {name: min(BITS[-1], more + memory.recall(_name("bits", name, plan.density), partial(
+                self._fewest, small, name, masks, plan.share))) for name in prune.weights(small)}  # fmt: skip
+            plan = replace(plan, bits=bits)
+
+        def compute() -> tuple[dict[str, Part], float]:
+            parts = plan.share_values(small, masks, self.train)
+            small.eval()
+            return parts, self.evaluate(small)
+
+        parts, error = memory.recall_parts(_name("shared", plan.density, plan.bits), compute)
+        self._step.say(f"shared: error {error:.4g}, limit {self.limit:.4g}")
+        return Candidate(parts, plan, error)
 
     @torch.no_grad()
-    def _fewest(self, model: nn.Module, weight: Tensor, mask: Tensor, method: str, limit: float) -> int:
-        """The fewest bits of one weight; the model is left as it was."""
-        before = weight.clone()
+    def _fewest(self, model: nn.Module, name: str, masks: Mapping[str, Tensor], method: str) -> int:
+        """The fewest bits with which, of one weight alone and not tuned, the error is within the limit."""
+        weight = prune.weights(model)[name]
+        before, mask = weight.clone(), masks.get(name, torch.ones_like(weight, dtype=torch.bool))
         try:
-            for bits in BITS[:-1]:
+            for bits in BITS:
                 weight.copy_(share(before, build(method, bits), mask).dense())
-                if self.evaluate(model) <= limit:
-                    return bits
-            return BITS[-1]
+                if bits == BITS[-1] or self.evaluate(model) <= self.limit:
+                    break
         finally:
             weight.copy_(before)
+        self._step(f"{name}: {bits} bits")
+        return bits
+
+
+def model_of(model: nn.Module, parts: Mapping[str, Part]) -> nn.Module:
+    """A copy of the model with the tensors of parts, for inference."""
+    small = deepcopy(model)
+    retrain.load(small, parts)
+    return small.eval()
 
 
 def _within(scan: Mapping[str, list[float]], dense: float, tolerance: float) -> dict[str, float]:
@@ -158,13 +170,19 @@ def _within(scan: Mapping[str, list[float]], dense: float, tolerance: float) -> 
     return chosen
 
 
-def _slug(name: str) -> str:
-    return hashlib.blake2b(name.encode(), digest_size=6).hexdigest()
+def _overall(masks: Mapping[str, Tensor]) -> float:
+    """The share of weights that masks keep; 1 without masks."""
+    total = sum(mask.numel() for mask in masks.values())
+    return sum(int(mask.sum()) for mask in masks.values()) / total if total else 1.0
 
 
-def _digest(model: nn.Module, plan: Plan, budget: float) -> str:
-    """What a search is for: the weights, the plan and the budget."""
-    found = hashlib.blake2b(f"{plan} {budget}".encode(), digest_size=16)
+def _name(what: str, *of: object) -> str:
+    return f"{what}-{hashlib.blake2b(repr(of).encode(), digest_size=6).hexdigest()}"
+
+
+def _digest(model: nn.Module, plan: Plan, limit: float) -> str:
+    """What a search is for: the weights, the plan and the limit."""
+    found = hashlib.blake2b(f"{plan} {limit}".encode(), digest_size=16)
     for name, tensor in model.state_dict().items():
         found.update(name.encode())
         found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

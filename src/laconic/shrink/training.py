@@ -15,6 +15,40 @@ from laconic.workloads import Task, Workload, get
 
 Train = Callable[[nn.Module], object]
 Evaluate = Callable[[nn.Module], float]
+Progress = Callable[[str, float], None]
+
+
+class Steps:
+    """Says what was done, and which share of all steps that is.
+
+    Args:
+        progress: is given a line and the share, from 0 to 1; None says nothing.
+        total: how many steps are expected.
+    """
+
+    def __init__(self, progress: Progress | None, total: int = 1) -> None:
+        self._progress, self.total, self._done = progress, total, 0
+
+    def __call__(self, line: str) -> None:
+        """A step was done."""
+        self._done += 1
+        self.say(line)
+
+    def say(self, line: str) -> None:
+        """Something else is worth a line."""
+        if self._progress is not None:
+            self._progress(line, min(1.0, self._done / max(1, self.total)))
+
+    def reporting(self, train: Train | None) -> Train | None:
+        """A trainer each call of which is a step."""
+        if train is None:
+            return None
+
+        def trained(model: nn.Module) -> None:
+            train(model)
+            self("retrained")
+
+        return trained
 
 
 class TaskTraining:
@@ -24,13 +58,14 @@ class TaskTraining:
         task: a prepared workload.
         epochs: of one call.
         rate: the share of the workload's learning rate that a call starts with.
+        calls: how often it was called before; each call sees the samples in other orders.
     """
 
-    def __init__(self, task: Task, epochs: int, rate: float = 0.3) -> None:
+    def __init__(self, task: Task, epochs: int, rate: float = 0.3, calls: int = 0) -> None:
         if epochs < 1:
             raise BadInput(f"retraining takes 1 epoch or more, got {epochs}")
         self.task, self.epochs, self.rate = task, epochs, rate
-        self._calls = 0
+        self._calls = calls
 
     def __call__(self, model: nn.Module) -> None:
         task = self.task
@@ -38,7 +73,7 @@ class TaskTraining:
         steps = task.steps_per_epoch()
         model.train()
         for epoch in range(self.epochs):
-            order = self._calls * self.epochs + epoch  # each call sees the samples in other orders
+            order = self._calls * self.epochs + epoch
             for step in range(steps):
                 task.begin_step(optimizer, order, step)
                 for group in optimizer.param_groups:

@@ -84,6 +84,16 @@ declare(
     ),
 )  # fmt: skip
 
+declare(
+    "Two 5×5 convolutions and 512 units (354,250 parameters) on 24×24 crops of CIFAR-10.",
+    Workload(
+        name="cifar-cnn", dataset="cifar10", model="cifar-cnn", objective=CLASSIFICATION,
+        optimizer=partial(momentum, weight_decay=5e-4), learning_rate=0.05, plan=linear_decay,
+        optimizer_name="SGD, momentum 0.9, weight decay 0.0005, rate falling linearly to 0",
+        batch=128, epochs=12, target=0.72, inputs=ShiftedPixels(CIFAR_PIXELS, size=24, padding=0),
+    ),
+)  # fmt: skip
+
 # Source: Renggli et al., SparCML, 2018 (RCV1 convergence). Sparse features, convex: the top-k slides' first figure.
 declare(
     "Logistic regression on RCV1's 47,236 term weights; the gradient is dense to the exchange, mostly zero in value.",

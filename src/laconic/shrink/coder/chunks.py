@@ -51,10 +51,10 @@ def count(rows: int, columns: int) -> int:
     return -(-rows // height) * -(-columns // width) if rows * columns else 0
 
 
-def _tiles(matrix: Array) -> Iterator[Array]:
-    """Views of a matrix, row of tiles by row of tiles."""
+def _tiles(matrix: Array, shape: tuple[int, int] | None = None) -> Iterator[Array]:
+    """Views of a matrix, row of tiles by row of tiles; a part of another matrix has the shape of that one's tiles."""
     rows, columns = matrix.shape
-    height, width = tile_shape(rows, columns)
+    height, width = shape or tile_shape(rows, columns)
     for top in range(0, rows if matrix.size else 0, height):
         for left in range(0, columns, width):
             yield matrix[top : top + height, left : left + width]
@@ -90,14 +90,18 @@ def encode(symbols: Array, levels: int, *, masked: bool = True) -> list[bytes]:
 
 
 def decode(
-    chunks: Sequence[bytes | memoryview], out: Array, levels: int, *, masked: bool = True, values: Array | None = None
-) -> None:
+    chunks: Sequence[bytes | memoryview], out: Array, levels: int, *, masked: bool = True, values: Array | None = None,
+    tile: tuple[int, int] | None = None,
+) -> None:  # fmt: skip
     """Fill a matrix with the symbols of its chunks, or with values[symbol]; no more than a tile is kept beside it.
+
+    Args:
+        tile: the shape of a tile, where `out` is some rows of tiles of a larger matrix, and `chunks` are theirs.
 
     Raises:
         PayloadError: a chunk is not one of such a matrix.
     """
-    tiles = list(_tiles(out))
+    tiles = list(_tiles(out, tile))
     if len(tiles) != len(chunks):
         raise PayloadError(f"a matrix of {out.shape[0]} × {out.shape[1]} has {len(tiles)} chunks, not {len(chunks)}")
 

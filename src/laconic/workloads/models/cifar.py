@@ -1,4 +1,4 @@
-"""Networks for CIFAR-10: residual networks of depth 6n + 2, and cuda-convnet with its locally connected layers."""
+"""Networks for CIFAR-10: residual ones of depth 6n + 2, cuda-convnet with locally connected layers, and a small one."""
 
 from __future__ import annotations
 
@@ -171,3 +171,20 @@ def cuda_convnet(size: int = 24, classes: int = 10) -> nn.Module:
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
     return model
+
+
+@network("cifar-cnn", sample=(3, 24, 24))
+def cifar_cnn() -> nn.Module:
+    """Two 5×5 convolutions (32, 64) with max-pooling, then 512 and 10 units, on 24×24 crops: 354,250 parameters."""
+    return ChannelsLast(
+        nn.Conv2d(3, 32, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64 * 3 * 3, 512),
+        nn.ReLU(),
+        nn.Linear(512, 10),
+    )

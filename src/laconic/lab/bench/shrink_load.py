@@ -1,0 +1,43 @@
+"""Load a `.lac` file into a network and say how long that took and how much memory: a process of its own.
+
+Caller: `shrink_vgg16.py`, as `python -m laconic.lab.bench.shrink_load FILE NETWORK never|always THREADS`. What the
+process takes before the network is there is not counted: interpreter, torch, and the kernels, which a small file loads.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from laconic.shrink.door import load_shrunk, shrink
+from laconic.workloads import models
+
+
+def measure(path: str, network: str, sparse: Any, threads: int) -> dict[str, Any]:
+    """Seconds, and the peak of memory beside the bytes of the dense network."""
+    torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory() as folder:
+        shrink(nn.Linear(3, 3)).save(Path(folder) / "small.lac")
+        load_shrunk(Path(folder) / "small.lac", into=nn.Sequential(nn.Linear(3, 3))[0])
+    with torch.device("meta"):
+        model = models.build(network)
+    dense = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
+    load_shrunk(path, into=model, sparse=sparse)
+    seconds = time.perf_counter() - start
+    peak = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    return {"network": network, "sparse": sparse, "threads": threads, "load_s": seconds, "dense_nbytes": dense,
+            "peak_nbytes": peak, "peak_over_dense": peak / dense}  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(measure(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))))
