@@ -19,7 +19,7 @@ from laconic.transports.mpi_launcher import find_mpiexec
     ("words", "says"),
     [
         (["train", "digits-mpl"], "did you mean 'digits-mlp'"),
-        (["train"], "name a workload (cifar-convnet"),
+        (["train"], "name a workload (cifar-cnn"),
         (["train", "digits-mlp", "--codec", "dynamic9"], "did you mean 'dynamic8'"),
         (["train", "digits-mlp", "--codec", "ddp"], "for `laconic compare`"),
         (["train", "digits-mlp", "--algorithm", "rign"], "did you mean 'ring'"),
