@@ -17,7 +17,7 @@ from laconic.exchange import streamed
 from laconic.exchange.streamed import Streamed
 from laconic.transports.launcher import run_local
 
-WAYS = ("plain", "views", "no_sync", "unused", "static", "scaled", "joined", "large", "topk(0.1)+qsgd(4)")
+WAYS = ("plain", "views", "no_sync", "unused", "static", "scaled", "joined", "small", "topk(0.1)+qsgd(4)")
 WHOLE = ("static",)  # ways that wait for DDP's buckets
 
 
@@ -48,7 +48,7 @@ def _train(way: str, *, early: bool) -> dict[str, Any]:
     options = {"views": {"gradient_as_bucket_view": True}, "static": {"static_graph": True}}.get(way, {})
     ddp = DistributedDataParallel(_Net(), find_unused_parameters=way == "unused", **options)  # type: ignore[arg-type]
     spec = way if "(" in way else "dynamic8"
-    streamed.LARGE_NBYTES = 1 << (8 if way == "large" else 20)  # weights stay where autograd made them
+    streamed.LARGE_NBYTES = 1 << (20 if way == "small" else 12)  # else weights stay where autograd made them
     job = laconic.compress(ddp, spec, message_nbytes=1024)
     sent_before: list[int] = []  # DDP's first bucket came
     if job.streamed is not None:

@@ -1,4 +1,4 @@
-"""What a rank needs beyond DDP is bounded: a residual, messages, and what moves when DDP makes its buckets anew."""
+"""What a rank needs beyond DDP is bounded: a residual, and the messages that are on their way."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ def test_memory_beyond_ddp_is_bounded() -> None:
             more = (row["peak_nbytes"] - rows["ddp"]["peak_nbytes"]) / rows["ddp"]["gradient_nbytes"]
             beyond[way] = min(more, beyond.get(way, more))
     assert 0.5 < beyond["distribute"] < 2.25
-    assert 1.0 < beyond["compress"] < 2.3
+    assert 1.0 < beyond["compress"] < 1.75
