@@ -28,7 +28,7 @@ $(VENV)/ready: pyproject.toml
 	  exit 2; \
 	fi; \
 	echo "setting up $(VENV) with $$($$found --version) (about two minutes, once)"; \
-	{ $$found -m venv $(VENV) && $(BIN)/pip install torch==2.13.0 && $(BIN)/pip install -e '.[dev,mpi,search,shrink,code]'; } \
+	{ $$found -m venv $(VENV) && $(BIN)/pip install torch==2.13.0 && $(BIN)/pip install -e '.[dev,docs,huggingface,mpi,search,shrink,code]'; } \
 	  >.cache/setup.log 2>&1 || { tail -n 40 .cache/setup.log; echo "set-up failed; all that was said is in .cache/setup.log"; exit 2; }
 	@touch $@
 
@@ -73,9 +73,14 @@ bench: $(VENV)/ready
 	$(BIN)/laconic bench approximation --samples 2500000 --plot .cache/approximation.html
 	$(BIN)/laconic bench collectives -n 4
 
+# The site is built from copies, so that links between pages, examples and results are the same here and there.
 docs: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
-	$(BIN)/python -m pytest tests/docs
+	rm -rf .cache/site-source && mkdir -p .cache/site-source/benchmarks
+	cp -r README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE docs examples .cache/site-source
+	cp -r benchmarks/results .cache/site-source/benchmarks
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "the site is in .cache/site: open .cache/site/index.html"
 
 clean:
 	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info

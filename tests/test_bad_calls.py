@@ -14,8 +14,8 @@ import laconic
 from laconic.errors import BadInput
 
 
-def _distribute(**options: Any) -> Any:
-    model = nn.Linear(2, 2)
+def _distribute(dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    model = nn.Linear(2, 2, dtype=dtype)
     return laconic.distribute(model, torch.optim.SGD(model.parameters(), 0.1), **options)
 
 
@@ -39,6 +39,7 @@ CALLS: dict[str, tuple[Callable[[Path], object], str]] = {
     "overlap": (lambda folder: _distribute(overlap="x"), "overlap must be True, False or None, got 'x'"),
     "feedback": (lambda folder: _distribute(feedback="x"), "feedback must be"),
     "world": (lambda folder: _distribute(world=3), r"what laconic\.init\(\) returns, got int"),
+    "complex": (lambda folder: _distribute(torch.complex64), "parameter 'weight' is complex"),
     "exempt": (lambda folder: _distribute(exempt=3), "exempt is a list of names"),
     "no rank": (lambda folder: laconic.run_threads(0, lambda transport: 0), "1 rank or more"),
     "no work": (lambda folder: laconic.run_threads(2, None), "a function of a transport"),

@@ -27,7 +27,15 @@ from difflib import get_close_matches
 
 
 class LaconicError(Exception):
-    """Base of every error raised by Laconic."""
+    """Base of every error raised by Laconic.
+
+    >>> import laconic
+    >>> try:
+    ...     laconic.codec("dynamic9")
+    ... except laconic.LaconicError as error:
+    ...     str(error).split(";")[0]
+    "unknown codec 'dynamic9'"
+    """
 
 
 class BadInput(LaconicError, ValueError):

@@ -34,6 +34,12 @@ class Codec(ABC):
         BadInput: an argument is not one that the codec's docstring allows.
         NonFiniteError: on encoding NaN or infinity, unless the codec is `fine`. Where `encode_feedback` raises it, the
             residual is spoilt: zero it.
+
+    >>> import torch, laconic
+    >>> codec = laconic.codec("dynamic8")
+    >>> payload = codec.encode(torch.linspace(-1, 1, 1000))
+    >>> payload.numel(), codec.decode(payload, 1000).shape
+    (1020, torch.Size([1000]))
     """
 
     name: ClassVar[str] = ""

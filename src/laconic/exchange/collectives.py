@@ -104,12 +104,26 @@ def _all_reduce_coded(tensor: Tensor, op: str, codec: Codec, algorithm: str, wor
 
 
 def broadcast(tensor: Tensor, root: int = 0, *, algorithm: str = "tree", group: Group = None) -> Tensor:
-    """Copy the root's `tensor` to every rank, in place; returns it."""
+    """Copy the root's `tensor` to every rank, in place; returns it.
+
+    >>> import laconic
+    >>> def work(transport):
+    ...     return broadcast(torch.tensor([transport.rank]), root=1, group=laconic.World(transport)).item()
+    >>> laconic.run_threads(3, work)
+    [1, 1, 1]
+    """
     return _rooted("broadcast", tensor, root, "sum", algorithm, group)
 
 
 def reduce(tensor: Tensor, root: int = 0, op: str = "sum", *, algorithm: str = "tree", group: Group = None) -> Tensor:
-    """Combine `tensor` over all ranks into the root's; the other ranks' tensors are scratch afterwards."""
+    """Combine `tensor` over all ranks into the root's; the other ranks' tensors are scratch afterwards.
+
+    >>> import laconic
+    >>> def work(transport):
+    ...     return reduce(torch.ones(1), root=2, group=laconic.World(transport)).item()
+    >>> laconic.run_threads(3, work)[2]
+    3.0
+    """
     return _rooted("reduce", tensor, root, op, algorithm, group)
 
 
@@ -119,6 +133,12 @@ def reduce_scatter(
     """Combine `tensor` over all ranks and return this rank's share of the flattened result.
 
     Rank r gets values ⌊r·numel/P⌋ to ⌊(r+1)·numel/P⌋; `tensor` itself is left alone.
+
+    >>> import laconic
+    >>> def work(transport):
+    ...     return reduce_scatter(torch.arange(4.0), group=laconic.World(transport)).tolist()
+    >>> laconic.run_threads(2, work)
+    [[0.0, 2.0], [4.0, 6.0]]
     """
     world = world_of(group)
     registry.get("reduce_scatter", algorithm)
@@ -130,7 +150,14 @@ def reduce_scatter(
 
 
 def all_gather(tensor: Tensor, *, algorithm: str = "ring", group: Group = None, **parameters: Any) -> Tensor:
-    """Every rank's `tensor`, stacked by rank: shape (P, *tensor.shape) on every rank."""
+    """Every rank's `tensor`, stacked by rank: shape (P, *tensor.shape) on every rank.
+
+    >>> import laconic
+    >>> def work(transport):
+    ...     return all_gather(torch.tensor([transport.rank]), group=laconic.World(transport)).tolist()
+    >>> laconic.run_threads(2, work)
+    [[[0], [1]], [[0], [1]]]
+    """
     world = world_of(group)
     registry.get("all_gather", algorithm)
     mine = _flat(tensor, "copy", world)
@@ -141,7 +168,14 @@ def all_gather(tensor: Tensor, *, algorithm: str = "ring", group: Group = None, 
 
 
 def all_to_all(tensor: Tensor, *, algorithm: str = "direct", group: Group = None) -> Tensor:
-    """Block j of rank i's `tensor` (cut along dim 0 into P equal blocks) becomes block i of rank j's result."""
+    """Block j of rank i's `tensor` (cut along dim 0 into P equal blocks) becomes block i of rank j's result.
+
+    >>> import laconic
+    >>> def work(transport):
+    ...     return all_to_all(10 * transport.rank + torch.arange(2), group=laconic.World(transport)).tolist()
+    >>> laconic.run_threads(2, work)
+    [[0, 10], [1, 11]]
+    """
     world = world_of(group)
     registry.get("all_to_all", algorithm)
     if tensor.dim() == 0 or tensor.shape[0] % world.world_size:
@@ -152,7 +186,12 @@ def all_to_all(tensor: Tensor, *, algorithm: str = "direct", group: Group = None
 
 
 def barrier(*, group: Group = None) -> None:
-    """Return once every rank has called it."""
+    """Return once every rank has called it.
+
+    >>> import laconic
+    >>> laconic.run_threads(2, lambda transport: barrier(group=laconic.World(transport)))
+    [None, None]
+    """
     world = world_of(group)
     if world.world_size > 1:
         device = "cuda" if world.engine == "nccl" else "cpu"

@@ -31,7 +31,17 @@ _compressed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def hook(state: CompressionState, bucket: dist.GradBucket) -> Any:
-    """The communication hook itself: `ddp.register_comm_hook(state, laconic.hook)`."""
+    """The communication hook itself: `ddp.register_comm_hook(state, laconic.hook)`.
+
+    >>> import torch
+    >>> import torch.distributed as dist
+    >>> from torch.nn.parallel import DistributedDataParallel
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # under torchrun: ("gloo")
+    >>> ddp = DistributedDataParallel(nn.Linear(784, 100))
+    >>> ddp.register_comm_hook(CompressionState("dynamic8", ddp.module.named_parameters()), hook)
+    >>> ddp(torch.randn(8, 784)).sum().backward()
+    >>> dist.destroy_process_group()
+    """
     if bucket.index() == 0:  # after DDP's own last callback, which the first one runs before
         callbacks = torch.autograd.Variable._execution_engine
         with contextlib.suppress(RuntimeError):  # outside backward, where DDP.join() shadows the others' exchanges
@@ -71,6 +81,17 @@ def compress(
         BadInput: options that do not go together, or a model that is neither, or is compressed already.
         Mismatch: another rank has another model or other options; names the first difference.
         CollectiveTimeout, PeerLost: a rank did not call it.
+
+    >>> import torch
+    >>> import torch.distributed as dist
+    >>> from torch.nn.parallel import DistributedDataParallel
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # under torchrun: ("gloo")
+    >>> ddp = DistributedDataParallel(nn.Linear(784, 100))
+    >>> with compress(ddp, "topk(0.01)+qsgd(4)") as job:
+    ...     ddp(torch.randn(8, 784)).sum().backward()
+    ...     len(job.records) > 0
+    True
+    >>> dist.destroy_process_group()
     """
     from torch.distributed.fsdp import FSDPModule
 

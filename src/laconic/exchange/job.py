@@ -147,6 +147,16 @@ class Job(ABC):
         records: what the last steps sent, and where their time went: a BucketRecord for each bucket, or a StepRecord
             for each step where workers agree in `step()`.
         own_weights: this worker's model may differ from the others' between two agreements.
+
+    >>> import torch, laconic
+    >>> model = torch.nn.Linear(8, 2)
+    >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    >>> with laconic.distribute(model, optimizer) as job:
+    ...     model(torch.ones(4, 8)).sum().backward()
+    ...     optimizer.step()
+    ...     job.finish()
+    ...     len(job.records)
+    1
     """
 
     own_weights: bool = False

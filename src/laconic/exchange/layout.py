@@ -27,6 +27,10 @@ class Exemptions:
         smaller_than: exempt parameters with fewer values than this.
         names: regular expressions; a parameter is exempt when one of them is found anywhere in its name, as the model
             itself (ddp.module) names it.
+
+    >>> rule = Exemptions(names=("head",))
+    >>> rule.smaller_than
+    1024
     """
 
     vectors: bool = True

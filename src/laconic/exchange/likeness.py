@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from laconic.codecs import Codec
-from laconic.errors import Mismatch
+from laconic.errors import BadInput, Mismatch
 from laconic.exchange.options import CodecPlan, Options
 from laconic.transports.base import Transport
 from laconic.transports.executor import gather_texts
@@ -27,11 +27,18 @@ Terms = list[tuple[str, str]]  # what must be the same, and what it is here
 def terms_of(
     named: Iterable[tuple[str, Tensor]], codec: CodecPlan, options: Options, **others: object
 ) -> Terms:
-    """What ranks must have in common: codec, options and `others` by name, then the parameters in order."""
+    """What ranks must have in common: codec, options and `others` by name, then the parameters in order.
+
+    Raises:
+        BadInput: a parameter is complex.
+    """
     plain = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in ("exempt", "world")}
     given = {**others, "codec": _spelt(codec), **plain, "exempt": options.exemptions}
     terms = [(name, str(value)) for name, value in given.items()]
     for number, (name, parameter) in enumerate(named):
+        if parameter.is_complex() and parameter.requires_grad:
+            text = "gradients are exchanged as real numbers; keep torch.view_as_real of it as the parameter"
+            raise BadInput(f"parameter '{name}' is complex: {text}")
         dtype, trained = str(parameter.dtype).removeprefix("torch."), "" if parameter.requires_grad else ", frozen"
         terms.append((f"parameter {number}", f"'{name}' of {dtype} {tuple(parameter.shape)}{trained}"))
     return terms

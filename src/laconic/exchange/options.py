@@ -127,6 +127,9 @@ class Options:
     Raises:
         UnknownName: no such algorithm.
         BadInput: `hosts` does not name the host of every rank.
+
+    >>> Options(algorithm="ring", exempt=["head"]).algorithm
+    'ring'
     """
 
     quality: str | None = None

@@ -383,6 +383,11 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]], world_size: int) -> l
 
     A mean over P ranks weighs each rank's residual with 1/P, so every new rank gets the mean of the old residuals, and
     of the old velocities where there is momentum.
+
+    >>> from laconic.exchange.state import CompressionState
+    >>> state = CompressionState("topk(0.01)", torch.nn.Linear(64, 64).named_parameters()).state_dict()
+    >>> len(merge_state_dicts([state], 3))
+    3
     """
     ranks = sorted(state.get(OWNER, {}).get("rank", -1) for state in states)
     if not states or world_size < 1 or ranks != list(range(len(states))):

@@ -46,6 +46,12 @@ class CompressionState(Job):
 
     Attributes:
         step: the step that is under way, or comes next.
+
+    >>> model = nn.Linear(64, 64)
+    >>> state = CompressionState("topk(0.01)", model.named_parameters())
+    >>> # ddp.register_comm_hook(state, laconic.hook)
+    >>> state.step
+    0
     """
 
     def __init__(

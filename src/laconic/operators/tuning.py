@@ -91,7 +91,13 @@ def tune(model: nn.Module, example: Any, tolerance: float | str = 1e-5, workspac
 
 
 def untune(model: nn.Module) -> nn.Module:
-    """Restore torch's own layers, with the parameters as they are now; returns the model."""
+    """Restore torch's own layers, with the parameters as they are now; returns the model.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3))
+    >>> tuned = tune(model, torch.randn(1, 3, 32, 32), cache=None)
+    >>> type(untune(tuned)[0])
+    <class 'torch.nn.modules.conv.Conv2d'>
+    """
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if isinstance(child, TunedLayer):

@@ -116,6 +116,9 @@ class Asked:
         memory_nbytes: of a machine; None does not limit.
         quality: "exact", "8bit" or "aggressive": which codecs and modes may be proposed.
         between, per_host: the link between hosts of so many ranks each.
+
+    >>> Asked(ranks=4, link="1gbit,50us", quality="exact").quality
+    'exact'
     """
 
     ranks: int
@@ -196,6 +199,10 @@ def plan(model: str | torch.nn.Module | Subject, asked: Asked, folder: Path | No
 
     Raises:
         BadInput: the link, memory or batch cannot be, or no way fits in memory; the sentence says what came nearest.
+
+    >>> found = plan("digits-mlp", Asked(ranks=2, link="100mbit,1ms", device="v100"))
+    >>> found.plan().ranks
+    2
     """
     chosen = model if isinstance(model, Subject) else subject(model)
     setting = setting_of(chosen, asked, folder)

@@ -33,6 +33,10 @@ class Link:
         reduce_s_per_byte: γ, processor time to add one received byte.
 
     Source: Alexandrov et al., LogGP, SPAA 1995; γ as in Thakur et al., IJHPCA 2005.
+
+    >>> link = Link.parse("1gbit,50us")
+    >>> round(1e6 * link.latency_s), round(1 / link.s_per_byte)
+    (50, 125000000)
     """
 
     latency_s: float

@@ -95,6 +95,11 @@ def shrink(
     >>> small = shrink(model, plan=Plan(bits=4))
     >>> small.report().reduction_factor > 5
     True
+
+    >>> model = nn.Linear(64, 10)
+    >>> small = shrink(model)  # without training: weights share values and are coded
+    >>> small.report().reduction_factor > 3
+    True
     """
     if budget < 0:
         raise BadInput(f"budget is how much the error may rise, 0 or more, got {budget}")
@@ -154,6 +159,13 @@ def load_shrunk(
     Raises:
         PayloadError: the file is cut off, changed, of another kind or a newer version.
         BadInput: the names or shapes are not the model's; the differences are listed.
+
+    >>> import tempfile, laconic
+    >>> model = nn.Linear(64, 10)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = laconic.shrink(model).save(f"{folder}/model.lac")
+    ...     sorted(load_shrunk(f"{folder}/model.lac"))
+    ['bias', 'weight']
     """
     if sparse not in ("auto", "always", "never"):
         raise BadInput(f"sparse is 'auto', 'always' or 'never', got {sparse!r}")

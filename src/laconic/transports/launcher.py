@@ -282,5 +282,8 @@ def run_local(
     """Run `function(*args)` in `world_size` local processes; returns every rank's value, by rank.
 
     `function` must be importable (a module's top level), as for multiprocessing.
+
+    >>> run_local(1, int, ("7",))
+    [7]
     """
     return LocalJob(world_size, function, args, environment).results(timeout_s)

@@ -33,6 +33,10 @@ class Network:
 
     Args:
         hosts: the host of each rank; pairs on one host use `default`, pairs across hosts `between`.
+
+    >>> inside, across = Link.parse("10gbit,5us"), Link.parse("100mbit,1ms")
+    >>> Network(inside, between=across, hosts=(0, 0, 1, 1)).hosts
+    (0, 0, 1, 1)
     """
 
     default: Link
@@ -43,7 +47,13 @@ class Network:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a simulated run took: when the last rank and when each finished, and what all ranks sent together."""
+    """What a simulated run took: when the last rank and when each finished, and what all ranks sent together.
+
+    >>> import laconic
+    >>> found = laconic.simulate(laconic.schedules.build("all_reduce", "ring", 4, 1000), Link.parse("1gbit,50us"))
+    >>> found.rounds, found.messages, found.sent_nbytes
+    (6, 24, 24000)
+    """
 
     seconds: float
     finish_s: Floats

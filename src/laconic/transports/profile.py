@@ -52,6 +52,10 @@ class Profile:
         hosts: the host of each rank.
         created: when, in UTC (ISO 8601).
         versions: of Python, torch and Laconic.
+
+    >>> profile = Profile("gloo", 2, Link.parse("1gbit,50us"))
+    >>> profile.engine, profile.world_size
+    ('gloo', 2)
     """
 
     engine: str

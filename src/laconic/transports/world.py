@@ -37,6 +37,10 @@ class World:
         transport: the engine that carries messages.
         profile: what the link costs; measured on the first `algorithm="auto"` when not given.
         store: where the ranks met, under a prefix of this world's own; None under mpiexec.
+
+    >>> from laconic.transports.threads import run_threads
+    >>> run_threads(2, lambda transport: (World(transport).rank, World(transport).world_size))
+    [(0, 2), (1, 2)]
     """
 
     transport: Transport

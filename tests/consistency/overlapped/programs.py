@@ -145,6 +145,9 @@ def train(
     inner = OPTIMISERS[optimiser]([{"params": rest}, {"params": half, "lr": 0.01}])
     plan = torch.optim.lr_scheduler.ExponentialLR(inner, 0.97)
     job = laconic.distribute(net, inner, codec=codec, overlap=overlap, world=world, message_nbytes=1 << 11)
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    forward = torch.compile(net, backend="eager") if way == "compiled" else net
     losses: list[float] = []
     saved: list[str] = []
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=4)  # overflows in the first steps
@@ -161,7 +164,7 @@ def train(
                 inner.step(partial(_evaluate, net, inner, tokens, target, losses))  # type: ignore[arg-type]
                 continue
             with torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
-                loss = F.cross_entropy(net(tokens), target)
+                loss = F.cross_entropy(forward(tokens), target)
             (scaler.scale(loss) if way == "scaled" else loss).backward()
             losses.append(loss.item())
         if way == "clamped":
@@ -190,6 +193,7 @@ def train(
     found = {"losses": losses, "weights": digest(net), "saved": saved, "explained": job.explain()}
     found["parameters"] = digest(net, buffers=False)
     found["records"] = len(job.records)
+    found["graphs"] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     found["sent_nbytes"] = sum(record.sent_nbytes for record in job.records)
     job.close()
     found["closed"] = digest(net)

@@ -25,6 +25,7 @@ REASONS = {
     "scaled": CHANGED,
     "talking": "are sent in step(): the loop communicates between backward and step()",
     "zeros": "is waited for in step(): gradients are not set to None between two steps",
+    "compiled": "is waited for in step(): all weights are used otherwise than through their modules",
     "closure": "is waited for in step(): the optimiser evaluates a closure",
 }
 Case = tuple[str, str, str, str]
@@ -39,6 +40,7 @@ CASES: list[Case] = [
     ("tied", "adafactor", "dynamic8", "autocast"),
     ("recurrent", "adamw", "dynamic8", "scaled"),
     ("images", "momentum", "dynamic8", "closure"),
+    ("images", "adamw", "dynamic8", "compiled"),
 ]
 EVERY_CODEC: list[Case] = [
     (model, "momentum", "dynamic8+entropy" if name == "entropy" else name, "plain")

@@ -15,7 +15,11 @@ from laconic.workloads.order import SampleLedger
 
 @dataclass(frozen=True)
 class Samples:
-    """The data of an elastic job, by number."""
+    """The data of an elastic job, by number.
+
+    >>> Samples(dataset_size=1797, batch=64, epochs=10).batch
+    64
+    """
 
     dataset_size: int  # samples of an epoch; batches are numbers below it
     batch: int  # samples of a step over all workers

@@ -42,7 +42,11 @@ def neighbours(graph: str, world_size: int, rank: int, step: int, seed: int = 0)
 
 
 def mixing_matrix(graph: str, world_size: int, step: int = 0, seed: int = 0) -> NDArray[np.float64]:
-    """W at `step`: row i is how rank i mixes."""
+    """W at `step`: row i is how rank i mixes.
+
+    >>> mixing_matrix("ring", 2).tolist()
+    [[0.5, 0.5], [0.5, 0.5]]
+    """
     matrix = np.zeros((world_size, world_size))
     for rank in range(world_size):
         hears = neighbours(graph, world_size, rank, step, seed).hears

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 Ask = Callable[[Tensor], None]
@@ -25,7 +26,8 @@ class AskingParameters(dict[str, Any]):
     ask: Ask | None = None
 
     def _asked(self, value: Any) -> Any:
-        if value is not None and self.ask is not None:
+        # What torch.compile traces does not ask: the code that it makes takes its weights from here, which does.
+        if value is not None and self.ask is not None and not torch.compiler.is_compiling():
             self.ask(value)
         return value
 
