@@ -130,6 +130,14 @@ class Settings:
         changed = Changes(self.epochs, self.rate).of("cifar-convnet")
         return replace(changed, plan=warmed_up(0.1, linear_decay))
 
+    def configuration(self, name: str) -> str:
+        """How a type trains, by the laboratory's name."""
+        return "ddp" if name == FP32 else f"distribute:{name}"
+
+    def test(self, task: Task, rank: int, world_size: int) -> dict[str, float]:
+        """What is known of the trained model."""
+        return test(task, rank, world_size)
+
 
 def train(name: str, seed: int, settings: Settings) -> dict[str, Any]:
     """One rank of one training; rank 0's answer counts."""
@@ -138,7 +146,7 @@ def train(name: str, seed: int, settings: Settings) -> dict[str, Any]:
         with laconic.init(timeout_s=600) as world:
             task = settings.workload().prepare(seed)
             optimizer = task.optimizer(task.model.parameters())
-            chosen = configuration("ddp" if name == FP32 else f"distribute:{name}", world.world_size)
+            chosen = configuration(settings.configuration(name), world.world_size)
             trainee = make_trainee(chosen, task.model, optimizer, world)
             place, epoch_steps = (world.rank, world.world_size), task.steps_per_epoch(world.world_size)
             steps = max(1, int(settings.fraction * settings.epochs * epoch_steps))
@@ -147,11 +155,13 @@ def train(name: str, seed: int, settings: Settings) -> dict[str, Any]:
                 when = divmod(number, epoch_steps)
                 task.begin_step(trainee.optimizer, *when, *place)
                 trainee.optimizer.zero_grad()
-                task.loss(trainee.model, task.batch(*when, *place)).backward()
+                trainee.train_on(task, task.batch(*when, *place))
                 trainee.optimizer.step()
             seconds = time.perf_counter() - begun
+            trainee.finish()
             same = _same(task.model)
-            return {**test(task, *place), "steps": steps, "seconds": seconds, "replicas_identical": same}
+            trainee.close()
+            return {**settings.test(task, *place), "steps": steps, "seconds": seconds, "replicas_identical": same}
     finally:
         dist.destroy_process_group()
 
@@ -180,11 +190,11 @@ def _same(model: torch.nn.Module) -> bool:
     return bool(same.item())
 
 
-def cifar(settings: Settings, names: list[str], seeds: list[int], output: Path) -> str:
+def trained(settings: Settings, names: list[str], seeds: list[int], output: Path) -> str:
     """Train what is not in the output yet; the table."""
     for name in names:
-        configuration("ddp" if name == FP32 else name, settings.workers)  # a wrong name fails now
-    fetch("cifar10")
+        configuration(settings.configuration(name), settings.workers)  # a wrong name fails now
+    fetch(settings.workload().dataset)
     runs = _stored(output, settings)
     for seed, name in product(seeds, names):
         if any((run["codec"], run["seed"]) == (name, seed) for run in runs):
@@ -392,7 +402,7 @@ def main() -> int:
         elif options.cifar:
             settings = Settings(options.epochs, options.rate, options.fraction, options.workers)
             seeds = [int(part) for part in options.seeds.split(",")]
-            print(cifar(settings, options.types.split(","), seeds, options.output or RESULTS / "8bit-cifar.json"))
+            print(trained(settings, options.types.split(","), seeds, options.output or RESULTS / "8bit-cifar.json"))
         else:
             numels = [int(float(part)) for part in options.numels.split(",")]
             print(transfer(options.link, numels, options.seconds, options.output or RESULTS / "8bit-transfer.json"))

@@ -137,6 +137,12 @@ class AlexNet(nn.Module):
         return [f"classifier.{name}" for name, each in self.classifier.named_children() if isinstance(each, nn.Linear)]
 
 
+def dense_plan(model: AlexNet) -> str:
+    """How its dense layers are divided: by output, by input, by output."""
+    cuts = zip(model.dense(), ("output", "input", "output"), strict=True)
+    return "; ".join(f"{layer}=dense({way})" for layer, way in cuts)
+
+
 class Computing(nn.Module):
     """What a rank computes of the trick, with nothing sent: its own rows, then its part of the dense layers for all."""
 
@@ -168,9 +174,8 @@ def _trick(name: str, spec: DivideSpec, world: World) -> Subject:
         nbytes = int(4 * ring * sum(p.numel() for p in model.parameters()))
         return Subject(_step(wrapped, x), lambda: wrapped(x), nbytes)
     scheme, codec = name.removeprefix("trick(").split("):")
-    cuts = zip(model.dense(), ("output", "input", "output"), strict=True)
-    dense = "; ".join(f"{layer}=dense({way})" for layer, way in cuts)
-    return _ours(model, f"features=data(codec={codec}); classifier=trick({scheme}); {dense}", codec, x, world)
+    plan = f"features=data(codec={codec}); classifier=trick({scheme}); {dense_plan(model)}"
+    return _ours(model, plan, codec, x, world)
 
 
 MAKERS = {"dense": _dense, "trick": _trick}
