@@ -2,6 +2,7 @@
 
 python benchmarks/bench_overlap.py --output benchmarks/results/overlap.json      (root; about 20 minutes)
 python benchmarks/bench_overlap.py --sets gpt,auto                                one part of it
+python benchmarks/bench_overlap.py --sets balance --only mnist-mlp --output …     tables with such a title; others stay
 
 Every row is a `laconic bench step` with its peers in the same run. Printed are the aims beside what was reached.
 """
@@ -24,6 +25,8 @@ RATIOS = (0.5, 1.0, 2.0)  # of dynamic8's time on the wire to computing
 OURS, PLAIN, DDP_OURS = "distribute:dynamic8", "distribute:dynamic8,overlap=false", "compress:dynamic8"
 TOPK = "distribute:topk(0.01)+qsgd(4)"
 PEERS = ("ddp", "ddp-fp16", "ddp-powersgd")
+WARM_UP = 12  # by then buckets are sent in the order that measured times have given
+Table = tuple[str, StepSpec, list["Aim"]]
 Rows = dict[str, dict[str, Any]]  # of `laconic bench step`, by configuration
 Ratio = Callable[[Rows], float]
 
@@ -50,11 +53,11 @@ def slower(name: str) -> Ratio:
     return lambda rows: float(rows[name]["step_seconds"] / rows[name]["compute_seconds"])
 
 
-def balance(blocks: int) -> Iterator[tuple[str, StepSpec, list[Aim]]]:
+def balance(like: StepSpec, only: str) -> Iterator[Table]:
     """Each workload at three links, chosen by what it computes and sends on this machine."""
-    for workload in WORKLOADS:
-        spec = StepSpec(workload, [OURS], hosts=2, link="1gbit", blocks=3)
-        (row,) = measure(spec)["results"]
+    for workload in (each for each in WORKLOADS if only.split(",")[0] in each):
+        spec = replace(like, workload=workload)
+        (row,) = measure(replace(spec, blocks=3))["results"]
         for ratio in RATIOS:
             rate = row["sent_nbytes"] * 8 / (ratio * row["compute_seconds"])
             aims = [
@@ -64,14 +67,14 @@ def balance(blocks: int) -> Iterator[tuple[str, StepSpec, list[Aim]]]:
             if ratio == 1.0:
                 aims.append(Aim("overlap: × quicker than without", quicker(OURS, PLAIN), least=1.3))
             names = ["ddp", DDP_OURS, OURS, PLAIN]
-            settled = replace(spec, configurations=names, link=f"{max(1, round(rate / 1e6))}mbit", blocks=blocks)
+            settled = replace(spec, configurations=names, link=f"{max(1, round(rate / 1e6))}mbit")
             yield f"{workload}, wire = {ratio:g} computing", settled, aims
 
 
-def gpt(blocks: int) -> Iterator[tuple[str, StepSpec, list[Aim]]]:
+def gpt(like: StepSpec, _: str) -> Iterator[Table]:
     """A small GPT at common links, with every peer: the README's chart."""
     names = [*PEERS, DDP_OURS, OURS, PLAIN, TOPK]
-    spec = StepSpec(WORKLOADS[0], names, hosts=2, link="100mbit", blocks=blocks)
+    spec = replace(like, configurations=names, link="100mbit")
     yield (
         "shakespeare-gpt, 100 Mbit/s", spec,
         [
@@ -82,16 +85,17 @@ def gpt(blocks: int) -> Iterator[tuple[str, StepSpec, list[Aim]]]:
     yield "shakespeare-gpt, 1 Gbit/s", replace(spec, link="1gbit"), []
 
 
-def auto(blocks: int) -> Iterator[tuple[str, StepSpec, list[Aim]]]:
+def auto(like: StepSpec, _: str) -> Iterator[Table]:
     """Without a limit, "auto" costs nothing."""
     for workload in WORKLOADS:
-        spec = StepSpec(workload, ["ddp", "compress:auto"], hosts=2, blocks=2 * blocks)
+        names, blocks = ["ddp", "compress:auto"], 2 * like.blocks
+        spec = replace(like, workload=workload, configurations=names, link=None, blocks=blocks, warm_up=None)
         yield f"{workload}, no limit", spec, [Aim("auto: × DDP's time", quicker("ddp", "compress:auto"), most=1.02)]
 
 
-def crowd(blocks: int) -> Iterator[tuple[str, StepSpec, list[Aim]]]:
+def crowd(like: StepSpec, _: str) -> Iterator[Table]:
     """Four hosts, more than this machine may have cores."""
-    spec = StepSpec("mnist-mlp", ["ddp", DDP_OURS, OURS, TOPK], hosts=4, link="1gbit", blocks=blocks)
+    spec = replace(like, workload="mnist-mlp", configurations=["ddp", DDP_OURS, OURS, TOPK], hosts=4)
     yield (
         "mnist-mlp, 4 hosts, 1 Gbit/s", spec,
         [
@@ -113,12 +117,15 @@ def judged(aim: Aim, rows: Rows) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", default=",".join(SETS), help="which parts, of: " + ", ".join(SETS))
+    parser.add_argument("--only", default="", help="tables whose title has this, such as mnist-mlp")
     parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=5, help="that count, in a block")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     kept = json.loads(asked.output.read_text())["tables"] if asked.output and asked.output.exists() else {}
+    like = StepSpec(WORKLOADS[0], [OURS], link="1gbit", blocks=asked.blocks, steps=asked.steps, warm_up=WARM_UP)
     for name in asked.sets.split(","):
-        for title, spec, aims in SETS[name](asked.blocks):
+        for title, spec, aims in (each for each in SETS[name](like, asked.only) if asked.only in each[0]):
             begun = time.perf_counter()
             record = measure(spec)
             rows = {row["config"]: row for row in record["results"]}

@@ -128,6 +128,21 @@ def test_decode_add_is_decode_then_add(spec, x, step):
 @few
 @edges
 @given(x=tensors(), step=steps)
+def test_decode_mean_is_decode_add_and_divide(spec, x, step):
+    codec = codecs.codec(spec)
+    payloads = [codec.encode(each, step=step) for each in (x, *(values("normal", x.numel(), 1 + k) for k in range(2)))]
+    total, out = codec.decode(payloads[0], x.numel()), torch.full_like(x, 7.0)
+    for count in (1, 2, 3):
+        if count > 1:
+            codec.decode_add(payloads[count - 1], total)
+        assert codec.decode_mean(payloads[:count], count, out) is None
+        assert same_bits(out, total / count)
+
+
+@every_codec
+@few
+@edges
+@given(x=tensors(), step=steps)
 def test_given_buffers_are_used(spec, x, step):
     codec = codecs.codec(spec)
     limit = codec.max_nbytes(x.numel())
@@ -275,6 +290,9 @@ def test_damaged_payloads_are_refused_and_the_sum_is_untouched(spec, x, data):
         with pytest.raises(PayloadError):
             codec.decode_add(bad, out)
         assert same_bits(out, kept), what
+        for pair in ([payload, bad], [bad, payload]):
+            with pytest.raises(PayloadError):
+                codec.decode_mean(pair, 2, out)
 
 
 @pytest.mark.parametrize("spec", [spec for spec in ALL if parts(spec)[0] not in CARRIES_NON_FINITE])

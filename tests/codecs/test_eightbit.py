@@ -202,6 +202,8 @@ def test_payload_at_any_address_is_the_same(spec, numel, shift):
     total = x.clone()
     codec.decode_add(payload, total)
     assert same_bits(total, x + decoded)
+    codec.decode_mean([payload, wanted], 3, total)
+    assert same_bits(total, (decoded + decoded) / 3)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ To add a codec, add one file with one `@register` class to this folder; the conf
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -65,6 +67,19 @@ class Codec(ABC):
     def decode_add(self, payload: Tensor, out: Tensor) -> None:
         """out += decode(payload), fused. On PayloadError `out` is untouched."""
 
+    def decode_mean(self, payloads: Sequence[Tensor], divisor: int, out: Tensor) -> None:
+        """out = (decode(first) + decode(second) + …) / divisor, added from left to right.
+
+        Codecs with a fused kernel override this; the result must be bit-identical to this definition. After a
+        PayloadError `out` may be changed.
+        """
+        first, *others = payloads
+        self.decode(first, out.numel(), out=out)
+        for payload in others:
+            self.decode_add(payload, out)
+        if divisor != 1:
+            out.div_(divisor)
+
     @abstractmethod
     def max_nbytes(self, numel: int) -> int:
         """The most bytes a payload for `numel` values can take, header included."""
@@ -81,8 +96,12 @@ class Codec(ABC):
         residual.sub_(self.decode(payload, residual.numel()))
         return payload
 
-    def __str__(self) -> str:
+    @functools.cached_property
+    def _spec(self) -> str:
         return specs.spec_of(self)
+
+    def __str__(self) -> str:
+        return self._spec
 
 
 register = REGISTRY.register

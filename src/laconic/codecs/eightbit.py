@@ -13,6 +13,7 @@ was to be kept elsewhere.
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -57,13 +58,19 @@ class BlockScaled(KernelCodec):
         """out = level[code] · scale, or out += it."""
 
     def _blocks(self, numel: int) -> int:
-        return min(numel, 1) if self._one_scale() else -(-numel // (self.block or 1))
+        return min(numel, 1) if self._one_scale else -(-numel // (self.block or 1))
 
+    @functools.cached_property
     def _one_scale(self) -> bool:
         return self.block is None or self._fixed_scale() is not None
 
+    @property
+    def align(self) -> int:
+        """Ranges of values that are coded by themselves begin at multiples of this."""
+        return CHUNK if self._one_scale else self.block or 1
+
     def encode_body(self, x: Array, v: Array, step: int, body: Array) -> None:
-        numel, feedback, given = v.size, x is not v, self._one_scale()
+        numel, feedback, given = v.size, x is not v, self._one_scale
         scales = np.empty(self._blocks(numel), np.float32)
         codes = body[4 * scales.size :]
         if given and numel:
@@ -74,31 +81,34 @@ class BlockScaled(KernelCodec):
             scales[0] = scales[0] if fixed is None else fixed
 
         def kernel(a: int, b: int) -> None:
-            part, block = self._scales_of(scales, a, b)
+            part, block = self.scales_of(scales, a, b)
             self._encode(x[a:b], v[a:b], codes[a:b], part, block, given, feedback, a, step)
 
-        threads.run(kernel, numel, align=CHUNK if given else self.block or 1)
+        threads.run(kernel, numel, align=self.align)
         self.check_scales(scales, v)
         body[: 4 * scales.size] = scales.view(np.uint8)
 
+    def scales_and_codes(self, body: Array, numel: int) -> tuple[Array, Array]:
+        """The two parts of a body; the scales are copied, to be aligned."""
+        count = self._blocks(numel)
+        return body[: 4 * count].copy().view(np.float32), body[4 * count :]
+
     def decode_body(self, body: Array, out: Array, add: bool) -> None:
-        count = self._blocks(out.size)
-        scales = body[: 4 * count].copy().view(np.float32)  # aligned
-        codes = body[4 * count :]
+        scales, codes = self.scales_and_codes(body, out.size)
         if self.are_large(scales):
             self.check_decoded(lambda values: self._unpack(codes, scales, values, False), out.size)
         self._unpack(codes, scales, out, add)
 
     def _unpack(self, codes: Array, scales: Array, out: Array, add: bool) -> None:
         def kernel(a: int, b: int) -> None:
-            part, block = self._scales_of(scales, a, b)
+            part, block = self.scales_of(scales, a, b)
             self._decode(codes[a:b], part, block, add, out[a:b])
 
-        threads.run(kernel, out.size, align=CHUNK if self._one_scale() else self.block or 1)
+        threads.run(kernel, out.size, align=self.align)
 
-    def _scales_of(self, scales: Array, start: int, stop: int) -> tuple[Array, int]:
+    def scales_of(self, scales: Array, start: int, stop: int) -> tuple[Array, int]:
         """The scales of one aligned range, and how many of its values share one."""
-        if self._one_scale() or self.block is None:
+        if self._one_scale or self.block is None:
             return scales, max(1, stop - start)
         return scales[start // self.block : -(-stop // self.block)], self.block
 

@@ -12,9 +12,12 @@ from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
+from laconic.codecs import threads
 from laconic.codecs.base import register
 from laconic.codecs.eightbit import CHUNK, DEFAULT_BLOCK, BlockScaled, accumulate, largest, power_for
+from laconic.codecs.frame import floats, unseal
 from laconic.errors import BadInput
 from laconic.kernels import Array, njit
 
@@ -76,6 +79,24 @@ class Tabulated(BlockScaled):
     def _decode(self, codes: Array, scales: Array, block: int, add: bool, out: Array) -> None:
         _decode(codes, _words(codes), scales, block, add, out, self._levels().levels)
 
+    def decode_mean(self, payloads: Sequence[Tensor], divisor: int, out: Tensor) -> None:
+        """As `Codec.decode_mean`; the mean of two is made in one pass, 0.6 of the time of three."""
+        values, levels = floats(out, self), self._levels().levels
+        if len(payloads) != 2 or divisor not in (1, 2):  # to divide by a power of two is to multiply by its inverse
+            return super().decode_mean(payloads, divisor, out)
+        bodies = [unseal(each, self.wire_name, values.size, nbytes=self.max_nbytes(values.size)) for each in payloads]
+        (first, a), (second, b) = (self.scales_and_codes(body, values.size) for body in bodies)
+        if self.are_large(first) or self.are_large(second):
+            return super().decode_mean(payloads, divisor, out)
+
+        def kernel(start: int, stop: int) -> None:
+            (one, block), (two, _) = (self.scales_of(scales, start, stop) for scales in (first, second))
+            x, y = a[start:stop], b[start:stop]
+            _mean(x, y, _words(x), _words(y), one, two, block, np.float32(1 / divisor), values[start:stop], levels)
+
+        threads.run(kernel, values.size, align=self.align)
+        return None
+
 
 def _words(codes: Array) -> Array:
     """The codes four by four, without those left over; a view."""
@@ -128,9 +149,7 @@ def _decode(codes: Array, words: Array, scales: Array, block: int, add: bool, ou
 
 
 @njit(nogil=True, cache=True)
-def _add(
-    codes: Array, words: Array, start: int, stop: int, levels: Array, scale: np.float32, out: Array
-) -> None:
+def _add(codes: Array, words: Array, start: int, stop: int, levels: Array, scale: np.float32, out: Array) -> None:
     """out[start:stop] += level[code] · scale; `words` are the codes, four by four."""
     whole = stop - (stop - start) % 4 if start % 4 == 0 else start
     for i in range(start // 4, whole // 4):
@@ -143,9 +162,7 @@ def _add(
 
 
 @njit(nogil=True, cache=True)
-def _set(
-    codes: Array, words: Array, start: int, stop: int, levels: Array, scale: np.float32, out: Array
-) -> None:
+def _set(codes: Array, words: Array, start: int, stop: int, levels: Array, scale: np.float32, out: Array) -> None:
     """out[start:stop] = level[code] · scale; `words` are the codes, four by four."""
     whole = stop - (stop - start) % 4 if start % 4 == 0 else start
     for i in range(start // 4, whole // 4):
@@ -155,6 +172,26 @@ def _set(
             out[np.uint64(4 * i + place)] = level * scale
     for i in range(whole, stop):
         out[np.uint64(i)] = levels[codes[np.uint64(i)]] * scale
+
+
+@njit(nogil=True, cache=True)
+def _mean(
+    a: Array, b: Array, words_a: Array, words_b: Array, scales_a: Array, scales_b: Array, block: int,
+    factor: np.float32, out: Array, levels: Array,
+) -> None:  # fmt: skip
+    """out = (level[a] · scale of a + level[b] · scale of b) · factor; the words are the codes, four by four."""
+    for k in range(scales_a.size):
+        start, stop = k * block, min((k + 1) * block, a.size)
+        x, y = scales_a[k], scales_b[k]
+        whole = stop - (stop - start) % 4 if start % 4 == 0 else start
+        for i in range(start // 4, whole // 4):
+            p, q = words_a[np.uint64(i)], words_b[np.uint64(i)]
+            for place in range(4):
+                left = levels[(p >> np.uint32(8 * place)) & np.uint32(0xFF)] * x
+                right = levels[(q >> np.uint32(8 * place)) & np.uint32(0xFF)] * y
+                out[np.uint64(4 * i + place)] = (left + right) * factor
+        for i in range(whole, stop):
+            out[np.uint64(i)] = (levels[a[np.uint64(i)]] * x + levels[b[np.uint64(i)]] * y) * factor
 
 
 # Each of these loops does one thing: LLVM vectorises those without a table, and the look-up takes two indices from one

@@ -223,8 +223,8 @@ class CodedExchange:
                 self._pool.take_back(lent)
                 lent = []
         self._pool.take_back(lent)  # after an error somebody may still write to it
-        for channel in self.channels:
-            if self.divisor != 1 and not self._divides(channel):
+        for index, channel in enumerate(self.channels):
+            if self.divisor != 1 and index not in self.whole:
                 channel.buffer.div_(self.divisor)
 
     def _borrow(self, round_: _Round, blocks: Sequence[Tensor]) -> list[Incoming]:
@@ -282,33 +282,34 @@ class CodedExchange:
         return nbytes
 
     def _add_whole(self, call: Call, round: int) -> None:
-        """Sum what everyone sent of the whole channels, in order of rank: the same bits everywhere."""
+        """Average what everyone sent of the whole channels, in order of rank: the same bits everywhere."""
         begun = time.perf_counter()
         for index in self.whole:
-            own = Piece(0, self.channels[index].buffer.numel(), self.algorithm != GATHER)
-            self._gathered[index][self.transport.rank] = self._payloads[index, own]
-        for rank in range(self.transport.world_size):
+            channel, came = self.channels[index], self._gathered[index]
+            own = Piece(0, channel.buffer.numel(), self.algorithm != GATHER)
+            came[self.transport.rank] = self._payloads[index, own]
+            payloads = [came[rank] for rank in range(self.transport.world_size)]
             try:
-                for index in self.whole:
-                    self._add(self.channels[index], self._gathered[index][rank], first=rank == 0)
-            except PayloadError as error:
-                raise call.bad_payload(round, rank, error) from error
+                self._average(channel, payloads)
+            except PayloadError:
+                for rank, payload in enumerate(payloads):
+                    _check(call, round, rank, channel, payload)
+                raise
         call.timings.decode_s += time.perf_counter() - begun
 
-    def _divides(self, channel: Channel) -> bool:
-        """Whether the values of a channel are divided as they are added: only what was selected is touched."""
-        return self.algorithm == GATHER and isinstance(channel.codec, Sparse)
-
-    def _add(self, channel: Channel, payload: Tensor | None, *, first: bool) -> None:
-        """Add one rank's payload of a whole channel; the first rank's replaces what the buffer held."""
+    def _average(self, channel: Channel, payloads: Sequence[Tensor | None]) -> None:
+        """Put the mean of all ranks' payloads of a whole channel in its buffer; only what was selected is touched."""
         buffer = channel.buffer
-        if payload is None or not isinstance(channel.codec, Sparse):
-            decode(channel.codec, payload, buffer, add=not first)
-            return
-        indices, values = channel.codec.decode_sparse(payload, buffer.numel())
-        if first:
+        known = [payload for payload in payloads if payload is not None]
+        if len(known) < len(payloads):
+            buffer.fill_(float("nan"))
+        elif not isinstance(channel.codec, Sparse):
+            channel.codec.decode_mean(known, self.divisor, buffer)
+        else:
             buffer.zero_()
-        buffer.index_add_(0, indices, values.div_(self.divisor))
+            for payload in known:
+                indices, values = channel.codec.decode_sparse(payload, buffer.numel())
+                buffer.index_add_(0, indices, values.div_(self.divisor))
 
     def _kept(self, incoming: Incoming, payload: Tensor | None, data: Tensor, number: int) -> Tensor | None:
         """A payload that a later round may pass on: copied where it lies in the engine's memory, not in ours."""
@@ -320,6 +321,15 @@ def _passes_on(step: CodedStep) -> bool:
     """Whether this rank sends payloads in a round that it did not encode in it."""
     encoded = {encoding.piece for encoding in step.encodings}
     return any(piece not in encoded for parcel in step.sends for piece in parcel.pieces)
+
+
+def _check(call: Call, round: int, rank: int, channel: Channel, payload: Tensor | None) -> None:
+    """Raise an error that names this rank if it has sent a bad payload."""
+    try:
+        if payload is not None:
+            channel.codec.decode(payload, channel.buffer.numel())
+    except PayloadError as error:
+        raise call.bad_payload(round, rank, error) from error
 
 
 def _to_all(numel: int, rank: int, world_size: int, *, exact: bool) -> dict[int, CodedStep]:

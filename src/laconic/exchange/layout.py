@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from laconic.errors import BadInput
 
+FEW_NBYTES = 1 << 16  # of all exempt gradients together: a message of less costs mostly its latency
+
 
 @dataclass(frozen=True)
 class Exemptions:
@@ -207,7 +209,7 @@ class FlatGradients:
         *,
         follow: bool = True,
     ) -> None:
-        self.buffers = [flat(sorted(group, key=exempt)) for group in in_groups(parameters, nbytes)]
+        self.buffers = [flat(sorted(group, key=exempt)) for group in in_groups(parameters, nbytes, exempt)]
         self._places = places_in(self.buffers)
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._place)  # type: ignore[no-untyped-call]
@@ -263,14 +265,25 @@ def write(gradient: Tensor | None, view: Tensor) -> None:
             view.add_(gradient) if gradient.is_sparse else view.copy_(gradient)
 
 
-def in_groups(parameters: Sequence[nn.Parameter], nbytes: int) -> list[list[nn.Parameter]]:
-    """Those that need gradients, in the order backward makes them, in groups of one dtype and about `nbytes`."""
-    groups: list[list[nn.Parameter]] = [[]]
-    for parameter in reversed([p for p in parameters if p.requires_grad]):
+def in_groups(
+    parameters: Sequence[nn.Parameter], nbytes: int, exempt: Callable[[nn.Parameter], bool]
+) -> list[list[nn.Parameter]]:
+    """Those that need gradients, in the order backward makes them, in groups of one dtype and about `nbytes`.
+
+    Where all exempt ones are few, as biases are, they lie in the last group: each group with exempt values would encode
+    and decode a second, tiny payload.
+    """
+    made = [p for p in reversed(parameters) if p.requires_grad]
+    last = [p for p in made if exempt(p)]
+    if sum(4 * p.numel() for p in last) > FEW_NBYTES or len(last) == len(made) or len(set(map(_kind, made))) > 1:
+        last = []
+    held, groups = set(map(id, last)), list[list[nn.Parameter]]([[]])
+    for parameter in (p for p in made if id(p) not in held):
         alike = not groups[-1] or _kind(groups[-1][0]) == _kind(parameter)
         if not alike or sum(4 * p.numel() for p in groups[-1]) >= nbytes:
             groups.append([])
         groups[-1].append(parameter)
+    groups[-1] += last
     return [group for group in groups if group]
 
 

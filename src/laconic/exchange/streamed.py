@@ -68,7 +68,7 @@ class Streamed:
         parameters, covers = list(ddp.module.parameters()), state.parameters.covers
         self._buckets: list[tuple[nn.Parameter, ...]] = []
         self._small: dict[int, FlatBuffer] = {}  # the buffer of a bucket, unless its one gradient stays where it is
-        for group in in_groups(parameters, state.buffer_nbytes):
+        for group in in_groups(parameters, state.buffer_nbytes, covers):
             if small := sorted((p for p in group if p.nbytes < LARGE_NBYTES), key=covers):
                 self._small[len(self._buckets)] = flat(small)
                 self._buckets.append(tuple(small))

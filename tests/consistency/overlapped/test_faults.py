@@ -16,15 +16,20 @@ from torch import nn
 
 import laconic
 from laconic.errors import BadInput, LaconicError
+from laconic.transports.faults import Choice, Faulty
 from laconic.transports.launcher import LocalJob, run_local
 
 TIMEOUT_S = 4.0
 BEGUN = 4  # by this step everything overlaps
 
 
-def _setup(timeout_s: float = TIMEOUT_S) -> tuple[Any, nn.Module, torch.optim.Optimizer, Any]:
+def _setup(
+    timeout_s: float = TIMEOUT_S, corrupt: Choice | None = None
+) -> tuple[Any, nn.Module, torch.optim.Optimizer, Any]:
     torch.set_num_threads(1)
     world = laconic.init(timeout_s=timeout_s)
+    if corrupt is not None:
+        world.transport = Faulty(world.transport, corrupt=corrupt)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 5))
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
@@ -39,11 +44,15 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _until_lost(how: str) -> dict[str, Any]:
-    world, model, optimizer, job = _setup()
+    corrupting: list[bool] = []
+    world, model, optimizer, job = _setup(corrupt=lambda _: bool(corrupting))
     for step in range(100):
         begun = time.monotonic()
         if world.rank == 1 and step == BEGUN + 2:
-            os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+            if how == "corrupted":
+                corrupting.append(True)
+            else:
+                os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
         try:
             _step(model, optimizer)
         except LaconicError as error:
@@ -61,15 +70,19 @@ def _until_lost(how: str) -> dict[str, Any]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.parametrize("how", ["killed", "stopped", "corrupted"])
 def test_a_lost_peer_is_told_in_the_next_forward_or_step(how: str) -> None:
     job = LocalJob(3, _until_lost, (how,))
     try:
         found = [outcome.value for outcome in job.outcomes(90.0, (0, 2))]
     finally:
         job.kill()
+    kinds = ["PeerLost", "CollectiveTimeout"]
+    if how == "corrupted":
+        kinds.append("PayloadError")
+        assert any("peer 1 sent a bad payload" in each["text"] for each in found)
     for each in found:
-        assert each["kind"] in ("PeerLost", "CollectiveTimeout"), each
+        assert each["kind"] in kinds, each
         assert each["seconds"] < 6 * TIMEOUT_S
         assert "rank" in each["text"]
         assert all(each["again"]), "half-updated weights must not be had without a word"
