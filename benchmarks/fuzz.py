@@ -1,4 +1,4 @@
-"""Look for failures at random, for as long as is asked: the property tests with new examples, and damaged payloads.
+"""Look for failures at random, for as long as is asked: property tests with new examples, damaged payloads and files.
 
     python -m benchmarks.fuzz [--minutes 10] [--seed N]
 
@@ -23,10 +23,11 @@ MUTATIONS = 2_000  # of each codec in a turn: about as long as the property test
 
 
 def turn(seed: int, ends: float | None) -> bool | None:
-    """Run property tests and codec fuzzing once with `seed`; whether all was well, None if `ends` came before."""
+    """Run property tests and fuzzing once with `seed`; whether all was well, None if `ends` came before."""
     commands = (
         [*PROPERTIES, f"--hypothesis-seed={seed}"],
         ["-m", "benchmarks.fuzz_codecs", "--mutations", str(MUTATIONS), "--seed", str(seed)],
+        ["-m", "benchmarks.fuzz_shrink", "--mutations", str(MUTATIONS), "--seed", str(seed)],
     )
     for command in commands:
         process = subprocess.Popen([sys.executable, *command], start_new_session=True)

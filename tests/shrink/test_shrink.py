@@ -127,7 +127,37 @@ def test_values_move_by_the_sum_of_gradients() -> None:
     assert torch.equal(model.weight.detach(), parts["weight"].dense())
 
 
+def test_parameters_keep_their_order() -> None:
+    """An optimiser's state and a bucket's places follow it."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(4, 3))
+    small = laconic.shrink(model, train=lambda m: None, plan=Plan(density=0.5, bits=2, rounds=1))
+    assert [n for n, _ in small.model.named_parameters()] == [n for n, _ in model.named_parameters()]
+
+
 # The door.
+def test_whole_filters_are_pruned(task: Task) -> None:
+    plan = Plan(density=0.4, structured=True, bits=4, rounds=2)
+    small = laconic.shrink(task.model, TaskTraining(task, 1), budget=0.5, plan=plan)
+    hidden = small.parts["layers.3.weight"].dense()
+    assert 0 < hidden.any(1).sum() < 200
+    assert torch.equal(hidden.any(1), hidden.bool().sum(1) > 150)  # a row is there, but for values shared as zero
+    assert 0.3 < small.report().density < 0.45
+
+
+def test_a_teacher_retrains(task: Task) -> None:
+    """`laconic.distill` with the dense model as the teacher is a way to train."""
+
+    def train(student: nn.Module) -> None:
+        optimizer = torch.optim.SGD(student.parameters(), 0.01, momentum=0.9)
+        batches = (task.batch(0, step) for step in range(task.steps_per_epoch()))
+        laconic.distill(task.model, student, ((each.x, each.y) for each in batches), optimizer, temperature=1.0)
+
+    plan = Plan(density=0.05, bits=3, rounds=2)
+    small = laconic.shrink(task.model, train, error_of(task), 1.0, plan=plan)
+    untaught = laconic.shrink(task.model, lambda student: None, error_of(task), 1.0, plan=plan)
+    assert small.error < untaught.error
+
+
 def test_a_shrunk_model_ships(task: Task, tmp_path: Path) -> None:
     """`my pruned file is the same size and no faster`: here it is smaller, plain torch runs it, to the same bits."""
     small = laconic.shrink(task.model, TaskTraining(task, 2), budget=0.05, plan=Plan(density=0.15, bits=4, rounds=2))
@@ -267,6 +297,46 @@ def test_chains_stay_transposed() -> None:
     assert isinstance(model[1], running.SparseChain)
     torch.testing.assert_close(model(x), wanted)
     torch.testing.assert_close(model(x[:1]), wanted[:1])
+
+
+def test_a_model_without_memory_is_filled(tmp_path: Path) -> None:
+    """Made on "meta", its sparse layers never become dense; the outputs are those of the dense model."""
+    torch.manual_seed(0)
+    build = lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 60), nn.ReLU(),  # noqa: E731
+                                  nn.Linear(60, 5))  # fmt: skip
+    small = laconic.shrink(build(), plan=Plan(density=0.1, bits=3))
+    small.save(tmp_path / "a.lac")
+    x = torch.randn(3, 1, 8, 8)
+    for sparse in ("never", "auto", "always"):
+        with torch.device("meta"):
+            empty = build()
+        loaded = laconic.load_shrunk(tmp_path / "a.lac", into=empty, sparse=sparse).eval()
+        assert not any(tensor.is_meta for tensor in [*loaded.parameters(), *loaded.buffers()])
+        torch.testing.assert_close(loaded(x), small.model(x))
+    assert isinstance(loaded[3], running.SparseChain)
+    assert loaded[3].steps[0].weight.col_indices().dtype == torch.int32
+
+
+def test_torchs_own_layers_are_left_alone() -> None:
+    """Attention and its like reach for the weights of their parts."""
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    names = set(prune.weights(model))
+    assert running.make_sparse(model, names, measured=False) == []
+    assert model(torch.randn(2, 3, 16)).shape == (2, 3, 16)
+
+
+def test_a_layer_that_is_no_quicker_stays_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by its own measurement."""
+    model = nn.Sequential(nn.Linear(30, 20), nn.ReLU(), nn.Linear(20, 10))
+    for layer in (model[0], model[2]):
+        layer.weight.data.mul_(torch.rand_like(layer.weight) < 0.1)
+    x = torch.randn(4, 30)
+    wanted = model(x)
+    monkeypatch.setattr(running, "_is_quicker", lambda weight, batch: len(weight) == 20)
+    assert running.make_sparse(model, set(prune.weights(model)), batch=4) == ["0"]
+    assert type(model[2]) is nn.Linear
+    torch.testing.assert_close(model(x), wanted)
 
 
 def test_low_rank_layers() -> None:

@@ -67,6 +67,8 @@ def _compared(name: str, seed: int, made: list[lab.Made], *, quiet: bool) -> lis
         found += [{"symbols_of": of, **row} for row in rows]
         if not quiet:
             echo_table(BESIDE, beside(each.shrunk.report(), name))
+            errors = ", ".join(f"{start} {100 * error:.2f} %" for start, error in each.row["start_errors"].items())
+            typer.echo(f"error after sharing, by the start of k-means, before tuning: {errors}")
     if not quiet and name in PAPER:
         paper = PAPER[name]
         typer.echo(f"Deep Compression: {paper.error:.2f} % error, {paper.dense_error:.2f} % dense")

@@ -26,6 +26,7 @@ from laconic.shrink.door import Shrunk, load_shrunk
 from laconic.shrink.memory import Memory
 from laconic.shrink.parts import Part
 from laconic.shrink.plan import Plan
+from laconic.shrink.share import STARTS
 from laconic.shrink.training import TaskTraining, error_of
 from laconic.workloads import Task, get
 from laconic.workloads.inputs import Pixels, ShiftedPixels
@@ -135,7 +136,7 @@ class _Training:
             name = f"shared-{goal.density}-{goal.bits}-{goal.small_bits}"
             parts, error = self._memory.recall_parts(name, partial(self._share, model, masks, goal))
             shrunk = Shrunk(model, parts, Plan(density=goal.density, bits=goal.bits), dense_error, error)
-            row = self._row(shrunk, goal, dense_wrong)
+            row = self._row(shrunk, goal, dense_wrong) | {"start_errors": self._starts(model, masks, goal)}
             self._say(f"{row['ratio']:.1f}× at {100 * row['shrunk_error']:.2f} %, {row['file_nbytes']:,} bytes")
             yield Made(row, shrunk, dense)
 
@@ -155,6 +156,15 @@ class _Training:
         train = TaskTraining(self.task, self.network.tuning, self.network.rate)
         parts = Plan(bits=goal.bits, small_bits=goal.small_bits).share_values(small, masks, train)
         return parts, self.judge(small)
+
+    def _starts(self, model: nn.Module, masks: Mapping[str, Tensor], goal: Goal) -> dict[str, float]:
+        """The error after sharing from each start of k-means, before values are tuned."""
+        found = {}
+        for start in STARTS:
+            small = deepcopy(model)
+            Plan(share=f"kmeans(start={start})", bits=goal.bits).share_values(small, masks, None)
+            found[start] = self.judge(small)
+        return found
 
     def _row(self, shrunk: Shrunk, goal: Goal, dense_wrong: Tensor) -> dict[str, Any]:
         """Write the file, load it into a plain model, and judge that."""
