@@ -31,8 +31,10 @@ from laconic.shrink import file
 from laconic.shrink.parts import Part, Shared, Whole, uniform
 
 MOST_NBYTES = 1 << 24
-ODD: tuple[Any, ...] = (-1, 0, 1, 255, 256, 1 << 16, 1 << 31, 1 << 40, 1 << 63, 1 << 70, 2.5, 1e300, "x", "", None, True, [], [0], [-1],
-       [1 << 30, 1 << 30], [[1]], {"a": 1}, "raw", "exact", "shared", "even", "f2", "f4", "int64")  # fmt: skip
+ODD: tuple[Any, ...] = (
+    -1, 0, 1, 255, 256, 1 << 16, 1 << 31, 1 << 40, 1 << 63, 1 << 70, 2.5, 1e300, "x", "", None, True, [], [0], [-1],
+    [1 << 30, 1 << 30], [[1]], {"a": 1}, "raw", "exact", "shared", "even", "f2", "f4", "int64",
+)  # fmt: skip
 
 
 def sample_parts() -> dict[str, Part]:
