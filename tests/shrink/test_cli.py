@@ -43,6 +43,22 @@ def test_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["about"]["error"] < 0.3
 
 
+def test_a_budget_that_nothing_meets_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The nearest is told; what was trained is kept in the folder, and is not trained again."""
+    words = ["shrink", "digits-mlp", "-o", tmp_path / "a.lac", "--density", 0.01, "--bits", 1, "--epochs", 1]
+    words += ["--rounds", 1, "--folder", tmp_path / "kept"]
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        said = capsys.readouterr().err
+        assert ended.value.code == 2
+        assert "the error rose by 0." in said
+        assert not (tmp_path / "a.lac").exists()
+    assert "retrained" not in said
+    kept = sorted(path.name.partition("-")[0] for path in (tmp_path / "kept").iterdir())
+    assert kept == ["pruned", "shared", "trained.state"]
+
+
 @pytest.mark.parametrize("name", ["none.pt", "junk.pt", "list.pt", "none.lac", "junk.safetensors"])
 def test_bad_files_end_in_one_sentence(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / name

@@ -54,6 +54,7 @@ class Network:
         retraining: epochs of each round.
         tuning: epochs of tuning values.
         rate: that a retraining starts with, over the workload's.
+        tuning_rate: that tuning starts with, likewise.
         goals: from the largest file to the smallest; each goes on from the one before.
         shifts: pixels by which images are shifted in training, dense or pruned; 0 leaves the workload's inputs.
     """
@@ -64,6 +65,7 @@ class Network:
     retraining: int
     tuning: int
     rate: float
+    tuning_rate: float
     goals: tuple[Goal, ...]
     shifts: int = 0
 
@@ -77,11 +79,11 @@ class Network:
 
 NETWORKS = {
     "lenet-300-100": Network(
-        "mnist-300-100", 12, 2, 4, 3, 0.5, (Goal(0.06, 4), Goal(0.03, 3), Goal(0.018, 3)), shifts=1,
+        "mnist-300-100", 12, 2, 4, 3, 0.5, 0.5, (Goal(0.06, 4), Goal(0.03, 3), Goal(0.018, 3)), shifts=1,
     ),
-    "lenet-5": Network("mnist-lenet", 4, 2, 2, 1, 0.4, (Goal(0.045, 4), Goal(0.014, 3)), shifts=1),
-    "cifar-cnn": Network("cifar-cnn", 6, 2, 2, 1, 0.4, (Goal(0.12, 4), Goal(0.06, 3))),
-    "digits-mlp": Network("digits-mlp", 10, 2, 4, 4, 0.5, (Goal(0.15, 4), Goal(0.08, 3))),
+    "lenet-5": Network("mnist-lenet", 4, 1, 4, 1, 1.0, 0.4, (Goal(0.045, 4), Goal(0.014, 3)), shifts=1),
+    "cifar-cnn": Network("cifar-cnn", 6, 1, 4, 1, 0.6, 0.3, (Goal(0.12, 4), Goal(0.06, 4))),
+    "digits-mlp": Network("digits-mlp", 10, 2, 4, 4, 0.5, 0.5, (Goal(0.15, 4), Goal(0.08, 3))),
 }  # fmt: skip
 
 
@@ -111,7 +113,8 @@ class _Training:
     def __init__(self, name: str, seed: int, say: Say, folder: Path | None) -> None:
         self.name, self.seed, self.network = name, seed, NETWORKS[name]
         self._say: Say = lambda text: say(f"{name}, seed {seed}: {text}")
-        self._memory = Memory(folder and folder / f"{name}-{seed}", repr((self.network, seed)))
+        self._folder = folder and folder / f"{name}-{seed}"
+        self._memory = Memory(self._folder, repr((self.network, seed)))
         self.task = self.network.prepared(seed)
         self.task.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # LeNet trains 1.5 × as fast
         self.judge = error_of(self.task)
@@ -119,7 +122,8 @@ class _Training:
     def goals(self) -> Iterator[Made]:
         """Train, then prune to each goal and share."""
         model = self.task.model
-        dense = self._memory.recall("dense", self._train_dense)
+        first = (self.network.workload, self.network.epochs, self.network.shifts, self.seed)
+        dense = Memory(self._folder, repr(first)).recall("dense", self._train_dense)
         model.load_state_dict(dense)
         dense_error, dense_wrong = self.judge(model), _wrong(self.task, model)
         self._say(f"dense error {100 * dense_error:.2f} %")
@@ -153,7 +157,7 @@ class _Training:
 
     def _share(self, model: nn.Module, masks: Mapping[str, Tensor], goal: Goal) -> tuple[dict[str, Part], float]:
         small = deepcopy(model)
-        train = TaskTraining(self.task, self.network.tuning, self.network.rate)
+        train = TaskTraining(self.task, self.network.tuning, self.network.tuning_rate)
         parts = Plan(bits=goal.bits, small_bits=goal.small_bits).share_values(small, masks, train)
         return parts, self.judge(small)
 
