@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_sequence
 from laconic.errors import BadInput
 from laconic.operators import GRU, LSTM
 from laconic.operators.bptt import Budget, Walk, costs, first_cuts, recomputed
-from laconic.operators.cells import CELLS
+from laconic.operators.cells import CELLS, _tanh
 from laconic.operators.recurrent import BLOCK, budget_for
 from reference import recurrent as reference
 
@@ -101,6 +101,24 @@ def test_a_second_way_back_is_refused_where_little_is_kept(kind):
     loss.backward(retain_graph=True)
     with pytest.raises(BadInput, match="gone back through once"):
         loss.backward()
+
+
+def test_the_fraction_for_tanh():
+    tanh = _tanh("f")
+    x = np.concatenate([np.linspace(-12, 12, 9999), [0.0, 1e-30, -1e-6, 1e30]]).astype(np.float32)
+    found, exact = np.array([tanh(v) for v in x]), np.tanh(x.astype(np.float64))
+    assert np.abs(found - exact).max() < 4e-7
+    assert np.all(np.abs(found) <= 1)
+    assert np.all(np.abs(found - exact) <= 4e-7 * np.abs(exact))
+
+
+@every_kind
+def test_float32_is_near_torchs(kind):
+    torch.manual_seed(0)
+    ours, theirs = KINDS[kind][0](7, 20), KINDS[kind][1](7, 20)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(40, 3, 7)
+    torch.testing.assert_close(ours(x)[0], theirs(x)[0], rtol=1e-5, atol=1e-6)
 
 
 @every_kind

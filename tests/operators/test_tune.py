@@ -200,6 +200,30 @@ def test_outputs_and_gradients_of_our_networks_stay_within_the_tolerance(decreed
         assert float((a - b).abs().max()) <= 10 * tolerance * float(b.abs().max())
 
 
+def test_the_first_layers_input_gradient_is_nobodys_business(decreed):
+    tuned = tune(small(), X, train=True, cache=None)
+    roles = {row.layer: [choice.role for choice in row.choices] for row in tuned.plan.rows}
+    assert roles["0"] == ["forward", "weight gradient"]
+    assert roles["2"] == roles["3"] == list(search_module.ROLES)
+
+
+def test_what_a_minute_does_not_reach_is_measured_the_next_time(monkeypatch, decreed, tmp_path):
+    monkeypatch.setattr(f"{TUNE}._SECONDS", -1.0)
+    tuned = tune(small(), X, cache=tmp_path)
+    assert len(decreed) == 0
+    assert [row.left_alone for row in tuned.plan.rows] == ["not measured: the time was up"] * 3
+    monkeypatch.setattr(f"{TUNE}._SECONDS", 60.0)
+    assert not tune(tuned, X, cache=tmp_path).plan.from_cache
+    assert len(decreed) == 3
+    assert tune(tuned, X, cache=tmp_path).plan.from_cache
+
+
+def test_the_plan_tells_what_micro_batches_gave(decreed):
+    plan = tune(small(), X, cache=None).plan
+    assert plan.micro_batching == 1.5
+    assert "micro-batches gave 1.50" in str(plan)
+
+
 def test_a_layer_that_spoils_the_whole_runs_native(monkeypatch, decreed):
     monkeypatch.setattr(f"{TUNE}._model_error", lambda model, *_: 1.0 if hasattr(model[0], "routes") else 0.0)
     tuned = tune(small(), X, cache=None)

@@ -17,6 +17,7 @@ from laconic.operators.search import Limits
 
 def operators(
     set_: Annotated[str, typer.Option("--set", help=f"Layers: {', '.join(operator_sets.names())} or all.")] = "vgg16",
+    layer: Annotated[str, typer.Option(help="Only layers with this in their names.")] = "",
     batch: Annotated[list[int] | None, typer.Option(help="Samples; may be repeated. Default: 1.")] = None,
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
     method: Annotated[list[str] | None, typer.Option(help="Only these methods, beside torch's own.")] = None,
@@ -46,7 +47,7 @@ def operators(
         found = []
         for name in sets:
             for samples in batch or [1]:
-                for each in measure(name, samples, limits, turns, budget):
+                for each in measure(name, samples, limits, turns, budget, layer):
                     found.append(each)
                     typer.echo(_line(each), err=json)
         if json:

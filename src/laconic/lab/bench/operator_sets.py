@@ -87,8 +87,11 @@ def names() -> list[str]:
     return sorted(_SETS)
 
 
-def layers(name: str, batch: int = 1) -> list[Layer]:
-    """The layers of a set for a number of samples."""
+def layers(name: str, batch: int = 1, only: str = "") -> list[Layer]:
+    """The layers of a set for a number of samples; `only` those with a text in their names."""
     if name not in _SETS:
         raise UnknownName("set of layers", name, _SETS)
-    return [(layer, count, conv.with_batch(batch)) for layer, count, conv in _SETS[name]]
+    found = [(layer, count, conv.with_batch(batch)) for layer, count, conv in _SETS[name] if only in layer]
+    if not found:
+        raise UnknownName(f"layer of {name}", only, [layer for layer, _, _ in _SETS[name]])
+    return found

@@ -54,9 +54,11 @@ class Result:
     roles: dict[str, str]
 
 
-def measure(name: str, batch: int, limits: Limits, turns: int = 21, budget_s: float = 20.0) -> Iterator[Result]:
-    """Tune and time each layer of a set."""
-    for layer, count, conv in operator_sets.layers(name, batch):
+def measure(
+    name: str, batch: int, limits: Limits, turns: int = 21, budget_s: float = 20.0, only: str = ""
+) -> Iterator[Result]:
+    """Tune and time each layer of a set, or those with a text in their names."""
+    for layer, count, conv in operator_sets.layers(name, batch, only):
         yield _measured(name, layer, count, conv, limits, turns, budget_s)
 
 

@@ -53,7 +53,15 @@ class Fft:
     tile: int = 0
     name: ClassVar[str]
     examples: ClassVar[tuple[str, ...]] = ("fft", "fft(8)", "fft(12)")
-    candidates: ClassVar[tuple[str, ...]] = ("fft", "fft(16)", "fft(32)", "fft(1024)", "fft(4096)", "fft(16384)")
+    candidates: ClassVar[tuple[str, ...]] = (
+        "fft",
+        "fft(16)",
+        "fft(32)",
+        "fft(1024)",
+        "fft(2048)",
+        "fft(4096)",
+        "fft(16384)",
+    )
 
     def __post_init__(self) -> None:
         if self.tile < 0 or self.tile % 2:
