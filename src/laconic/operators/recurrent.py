@@ -10,6 +10,7 @@ gradient of weights. The blocks are the same whatever is kept, and so are the gr
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from torch.nn.utils.rnn import PackedSequence
 from laconic.errors import BadInput
 from laconic.operators.bptt import Budget, Walk, first_cuts
 from laconic.operators.cells import CELLS, Cell
+from laconic.operators.scratch import fresh
 
 BLOCK = 8  # steps: long enough for a block's products, short enough that one block is 1 % of a thousand steps
 State = tuple[Tensor, ...]
@@ -48,6 +50,11 @@ class Sequences:
         """The steps of a block."""
         return range(block * BLOCK, min((block + 1) * BLOCK, len(self.sizes)))
 
+    def steps_sizes(self, block: int) -> tuple[int, ...]:
+        """The rows of each step of a block."""
+        steps = self.steps(block)
+        return self.sizes[steps.start : steps.stop]
+
     def rows(self, block: int) -> slice:
         """The rows of a block."""
         steps = self.steps(block)
@@ -63,6 +70,18 @@ class Inside:
     before: State
 
 
+@dataclass(frozen=True)
+class Room:
+    """Memory for what some rows compute: insides, and the states after them."""
+
+    inside: Tensor
+    after: State
+
+    @property
+    def rows(self) -> int:
+        return self.inside.shape[0]
+
+
 class _Run:
     """One pass over sequences: the tensors it needs, and the computation of a block."""
 
@@ -73,38 +92,45 @@ class _Run:
         # An LSTM adds both products and both biases; a GRU keeps its recurrent products apart.
         self.apart = cell.kept > cell.gates
         self.bias = self.b_ih if self.apart else self.b_ih + self.b_hh
+        self.spare = self.room(0, 1)  # for blocks that nobody keeps; no block has more rows than the first
 
-    def block(self, block: int, state: State, outputs: Tensor | None = None, keep: list[Inside] | None = None) -> State:
-        """The state after a block; its outputs and insides are kept where somebody asks for them."""
-        cell, sequences, width = self.cell, self.sequences, self.w_hh.shape[1]
-        rows, steps = sequences.rows(block), sequences.steps(block)
-        count = rows.stop - rows.start
-        inside = self.x.new_empty((count, cell.kept * width))
-        products = inside[:, : cell.gates * width]
+    def room(self, first: int, last: int) -> Room:
+        """Memory for the rows of some blocks."""
+        rows, width = self.sequences.rows(last - 1).stop - self.sequences.rows(first).start, self.w_hh.shape[1]
+        states = tuple(fresh((rows, width), self.x.dtype) for _ in range(self.cell.states))
+        return Room(fresh((rows, self.cell.kept * width), self.x.dtype), states)
+
+    def advance(self, block: int, state: State) -> State:
+        """The state after a block that nobody keeps."""
+        return self.block(block, state, self.spare, 0)[0]
+
+    def block(self, block: int, state: State, room: Room, place: int) -> tuple[State, Inside]:
+        """The state after a block, and what going back needs of it, in `room` from row `place` on."""
+        cell, rows, sizes = self.cell, self.sequences.rows(block), self.sequences.steps_sizes(block)
+        here = slice(place, place + rows.stop - rows.start)
+        inside, after = room.inside[here], tuple(s[here] for s in room.after)
+        products = inside[:, : self.bias.shape[0]]
         torch.addmm(self.bias, self.x[rows], self.w_ih.t(), out=products)
-        recurrent = self.x.new_empty((sequences.sizes[steps.start] if self.apart else 0, cell.gates * width))
-        after = tuple(self.x.new_empty((count, width)) for _ in state)
-        arrays = inside.numpy(), recurrent.numpy(), tuple(s.numpy() for s in after)
+        recurrent = self.x.new_empty((sizes[0] if self.apart else 0, self.bias.shape[0]))
+        arrays, of_recurrent = tuple(t.numpy() for t in (inside, *after)), recurrent.numpy()
         last = tuple(s.clone() for s in state)
-        ahead = last[0], tuple(s.numpy() for s in last)  # h and the state before a step
-        for t in steps:
-            size, at = sequences.sizes[t], sequences.starts[t] - rows.start
+        h, before, at = last[0], tuple(s.numpy() for s in last), 0
+        every = zip(sizes, (*sizes[1:], 0), products.split(sizes), after[0].split(sizes), strict=True)
+        for size, next_size, summed, h_after in every:
+            if size < len(h):
+                h, before = h[:size], tuple(s[:size] for s in before)
             if self.apart:
-                torch.addmm(self.b_hh, ahead[0][:size], self.u, out=recurrent[:size])
+                torch.addmm(self.b_hh, h, self.u, out=recurrent[:size])
             else:
-                products[at : at + size].addmm_(ahead[0][:size], self.u)
-            now = slice(at, at + size)
-            cell.forward(arrays[0][now], arrays[1][:size], tuple(s[:size] for s in ahead[1]),
-                         tuple(s[now] for s in arrays[2]))  # fmt: skip
-            ahead = after[0][now], tuple(s[now] for s in arrays[2])
-            if t + 1 == steps.stop or sequences.sizes[t + 1] < size:  # sequences that end here keep this state
+                summed.addmm_(h, self.u)
+            now = tuple(array[at : at + size] for array in arrays)
+            cell.forward(now[0], of_recurrent[:size], before, now[1:])
+            h, before = h_after, now[1:]
+            if next_size < size:  # sequences that end here, or with the block, keep this state
                 for whole, found in zip(last, after, strict=True):
-                    whole[:size] = found[now]
-        if outputs is not None:
-            outputs[rows] = after[0]
-        if keep is not None:
-            keep.append(Inside(inside, after, state))
-        return last
+                    whole[:size] = found[at : at + size]
+            at += size
+        return last, Inside(inside, after, state)
 
 
 class _Recurrent(torch.autograd.Function):
@@ -119,11 +145,18 @@ class _Recurrent(torch.autograd.Function):
         outputs = tensors[0].new_empty((tensors[0].shape[0], state[0].shape[1]))
         cuts = [0, *([] if budget is None else first_cuts(budget))]
         ctx.kept, ctx.inside, ctx.cuts = {}, [], cuts
+        first = cuts[-1] if any(ctx.needs_input_grad) else sequences.blocks  # that is kept
+        room = run.room(first, sequences.blocks) if first < sequences.blocks else run.spare
         for block in range(sequences.blocks):
+            rows = sequences.rows(block)
             if block in cuts[:-1]:
                 ctx.kept[block] = state
-            keep = ctx.inside if block >= cuts[-1] and any(ctx.needs_input_grad) else None
-            state = run.block(block, state, outputs, keep)
+            if block < first:
+                state, inside = run.block(block, state, run.spare, 0)
+            else:
+                state, inside = run.block(block, state, room, rows.start - sequences.rows(first).start)
+                ctx.inside.append(inside)
+            outputs[rows] = inside.after[0]
         ctx.save_for_backward(*tensors[:5])
         ctx.cell, ctx.sequences, ctx.budget = cell, sequences, budget
         return (outputs, *state)
@@ -138,7 +171,7 @@ class _Recurrent(torch.autograd.Function):
         backward.kept_part(ctx.cuts[-1], ctx.inside)
         if ctx.budget is not None:
             ctx.inside = []
-            Walk(ctx.budget, run.block, backward.part).go(ctx.kept, ctx.cuts[-1])
+            Walk(ctx.budget, run.advance, backward.part).go(ctx.kept, ctx.cuts[-1])
         return (None, None, None, backward.dx, *backward.weights, *backward.state)
 
 
@@ -149,13 +182,17 @@ class _Backward:
         self.run, self.of_outputs, self.state = run, of_outputs, of_state
         self.dx = torch.empty_like(run.x)
         self.weights = [torch.zeros_like(w) for w in (run.w_ih, run.w_hh, run.b_ih, run.b_hh)]
+        self.spare = run.spare
 
     def part(self, first: int, last: int, state: State) -> None:
         """Compute some blocks anew, keeping all, and go back through them."""
-        inside: list[Inside] = []
+        kept, start = [], self.run.sequences.rows(first).start
+        if self.spare.rows < self.run.sequences.rows(last - 1).stop - start:
+            self.spare = self.run.room(first, last)
         for block in range(first, last):
-            state = self.run.block(block, state, None, inside)
-        self.kept_part(first, inside)
+            state, inside = self.run.block(block, state, self.spare, self.run.sequences.rows(block).start - start)
+            kept.append(inside)
+        self.kept_part(first, kept)
 
     def kept_part(self, first: int, inside: list[Inside]) -> None:
         """Go back through blocks whose insides are there, the first of them `first`."""
@@ -164,25 +201,25 @@ class _Backward:
 
     def block(self, block: int, kept: Inside) -> None:
         """Go back through a block, last step first, and add what it gives the weights."""
-        run, sequences = self.run, self.run.sequences
-        rows, steps = sequences.rows(block), sequences.steps(block)
+        run, sizes, rows = self.run, self.run.sequences.steps_sizes(block), self.run.sequences.rows(block)
         inputs = run.x.new_empty((rows.stop - rows.start, run.w_hh.shape[0]))
         recurrent = torch.empty_like(inputs) if run.apart else inputs
-        found = inputs.numpy(), recurrent.numpy()
-        inside, before = kept.products.numpy(), tuple(s.numpy() for s in kept.before)
-        after, grads = tuple(s.numpy() for s in kept.after), tuple(s.numpy() for s in self.state)
-        of_outputs, before_h = self.of_outputs[rows].numpy(), []
-        for t in reversed(steps):
-            size, at = sequences.sizes[t], sequences.starts[t] - rows.start
-            now, start = slice(at, at + size), at - sequences.sizes[t - 1]  # of the step before
-            source = before if t == steps.start else tuple(s[start:] for s in after)
-            run.cell.back(inside[now], (*(s[:size] for s in source), *(s[now] for s in after)),
-                          (of_outputs[now], *(s[:size] for s in grads)), (found[0][now], found[1][now]))  # fmt: skip
-            self.state[0][:size].addmm_(recurrent[now], run.w_hh)
-            before_h.append(kept.before[0][:size] if t == steps.start else kept.after[0][start : start + size])
+        rowwise = tuple(t.numpy() for t in (inputs, recurrent, kept.products, self.of_outputs[rows]))
+        before, after, grads = (tuple(s.numpy() for s in each) for each in (kept.before, kept.after, self.state))
+        to_h, at = self.state[0], inputs.shape[0]
+        for size, slopes, previous in zip(sizes[::-1], recurrent.split(sizes)[::-1], (*sizes[-2::-1], 0), strict=True):
+            at -= size
+            now = slice(at, at + size)
+            of_inputs, of_recurrent, inside, of_outputs = (array[now] for array in rowwise)
+            source, start = (after, at - previous) if previous else (before, 0)
+            states = (*(s[start : start + size] for s in source), *(s[now] for s in after))
+            run.cell.back(inside, states, (of_outputs, *(s[:size] for s in grads)), (of_inputs, of_recurrent))
+            to_h[:size].addmm_(slopes, run.w_hh)
+        firsts = [0, *itertools.accumulate(sizes)]
+        before_h = [kept.after[0][first : first + n] for first, n in zip(firsts, sizes[1:], strict=False)]
         torch.mm(inputs, run.w_ih, out=self.dx[rows])
         self.weights[0].addmm_(inputs.t(), run.x[rows])
-        self.weights[1].addmm_(recurrent.t(), torch.cat(before_h[::-1]))
+        self.weights[1].addmm_(recurrent.t(), torch.cat([kept.before[0][: sizes[0]], *before_h]))
         self.weights[2].add_(inputs.sum(0))
         self.weights[3].add_(recurrent.sum(0))
 

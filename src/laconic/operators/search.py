@@ -163,23 +163,22 @@ class _Contest:
                 errors[spec] = self.error(spec)
             return spec == "native" or errors[spec] <= self.allowed
 
-        whole = self.conv.batch
-        seconds = self._seconds(limits, admitted)
-        times = {spec: found for spec, found in seconds.items() if admitted(spec)}
-        undivided_s = min(found[whole] for found in times.values() if whole in found)
-        plans = {spec: divide(whole, found) for spec, found in times.items()}
-        for spec, (pieces, _) in sorted(plans.items(), key=lambda item: item[1][1])[:2]:
-            if (spec, pieces) == ("native", (whole,)):
-                break
-            final = race({"native": self.native, spec: self.routed(spec, pieces)}, 9, limits.budget_s)
-            if spec in final and final[spec].speedup >= MARGIN:
-                tuned = final[spec]
-                cost = self.every[spec].cost(self.conv.with_batch(max(pieces)))
-                return Choice(self.role, spec, pieces, final["native"].seconds, tuned.seconds, tuned.speedup,
-                              tuned.seconds if len(pieces) == 1 else undivided_s, errors[spec],
-                              cost.workspace_nbytes)  # fmt: skip
-        native_s = seconds["native"][whole]
-        return Choice(self.role, "native", (whole,), native_s, native_s, 1.0, native_s, errors["native"], 0)
+        whole: tuple[int, ...] = (self.conv.batch,)
+        seconds = {spec: found for spec, found in self._seconds(limits, admitted).items() if admitted(spec)}
+        plans = {spec: divide(self.conv.batch, found) for spec, found in seconds.items()}
+        finalists = [(spec, plans[spec][0]) for spec in sorted(plans, key=lambda spec: plans[spec][1])[:2]]
+        # The times of pieces leave out what it costs to put them together: the best undivided one gets its chance.
+        finalists.append((min(seconds, key=lambda spec: seconds[spec].get(whole[0], math.inf)), whole))
+        ways = {route: self.routed(*route) for route in finalists if route != ("native", whole)}
+        final = race({("native", whole): self.native, **ways}, 9 if ways else 3, limits.budget_s)
+        native_s = final["native", whole].seconds
+        undivided_s = min(found.seconds for (_, pieces), found in final.items() if pieces == whole)
+        for (spec, pieces), found in sorted(final.items(), key=lambda item: item[1].seconds):
+            if found.speedup >= MARGIN:
+                nbytes = self.every[spec].cost(self.conv.with_batch(max(pieces))).workspace_nbytes
+                return Choice(self.role, spec, pieces, native_s, found.seconds, found.speedup, undivided_s,
+                              errors[spec], nbytes)  # fmt: skip
+        return Choice(self.role, "native", whole, native_s, native_s, 1.0, native_s, errors["native"], 0)
 
     def _seconds(self, limits: Limits, admitted: Callable[[str], bool]) -> dict[str, dict[int, float]]:
         """Seconds by method and number of samples, as far as they fit and promise something."""

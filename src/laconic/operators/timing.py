@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
+Name = TypeVar("Name", bound=Hashable)
 _COLD_S = 30.0  # a first call may load or compile a kernel; what takes longer and is slow is not asked twice
 _HOPELESS = 1.6  # slower than the best by this in the first turn: out
 
@@ -32,8 +34,8 @@ def clock() -> Callable[[], float]:
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
-def race(contenders: Mapping[str, Callable[[], object]], turns: int = 9, budget_s: float = 2.0,
-         hopeless: float = _HOPELESS, least: int = 3) -> dict[str, Timed]:  # fmt: skip
+def race(contenders: Mapping[Name, Callable[[], object]], turns: int = 9, budget_s: float = 2.0,
+         hopeless: float = _HOPELESS, least: int = 3) -> dict[Name, Timed]:  # fmt: skip
     """Time functions in turns.
 
     Args:
@@ -54,14 +56,14 @@ def race(contenders: Mapping[str, Callable[[], object]], turns: int = 9, budget_
         return now() - start
 
     first, *_ = contenders
-    warm: dict[str, float] = {}
+    warm: dict[Name, float] = {}
     for name, function in contenders.items():
         warm[name] = timed(function)
         if warm[name] <= max(_COLD_S, 4 * min(warm.values())):
             warm[name] = min(warm[name], timed(function))
     limit = hopeless * min(warm.values())
     left = {name: f for name, f in contenders.items() if name == first or warm[name] <= limit}
-    seconds: dict[str, list[float]] = {name: [] for name in left}
+    seconds: dict[Name, list[float]] = {name: [] for name in left}
     start = time.perf_counter()
     for turn in range(turns):
         for name, function in left.items():
