@@ -81,8 +81,8 @@ NETWORKS = {
     "lenet-300-100": Network(
         "mnist-300-100", 12, 2, 4, 3, 0.5, 0.5, (Goal(0.06, 4), Goal(0.03, 3), Goal(0.018, 3)), shifts=1,
     ),
-    "lenet-5": Network("mnist-lenet", 4, 1, 3, 1, 1.0, 0.4, (Goal(0.045, 4), Goal(0.018, 4)), shifts=1),
-    "cifar-cnn": Network("cifar-cnn", 4, 1, 3, 1, 1.0, 0.3, (Goal(0.1, 4),)),
+    "lenet-5": Network("mnist-lenet", 4, 1, 3, 1, 1.0, 0.1, (Goal(0.045, 4), Goal(0.018, 4)), shifts=1),
+    "cifar-cnn": Network("cifar-cnn", 4, 1, 3, 1, 1.0, 0.1, (Goal(0.1, 4),)),
     "digits-mlp": Network("digits-mlp", 10, 2, 4, 4, 0.5, 0.5, (Goal(0.15, 4), Goal(0.08, 3))),
 }  # fmt: skip
 
