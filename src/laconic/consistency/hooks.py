@@ -16,6 +16,7 @@ import torch
 
 from laconic.errors import BadInput
 from laconic.exchange.collectives import all_reduce
+from laconic.exchange.layout import SetAside
 from laconic.exchange.ownership import owned
 from laconic.transports.world import World
 
@@ -51,7 +52,7 @@ class StepHooks:
         self.job, self.optimizer = job, job.optimizer
         self._coming: Mapping[str, Any] | None = None  # checked, and loaded once the optimiser has loaded its own
         self._missing = False  # the optimiser was loaded without the job's state
-        self._skipped: list[tuple[torch.Tensor, torch.Tensor | None]] | None = None  # gradients of a step left out
+        self._skipped: SetAside | None = None  # gradients of a step left out
         for handle in (
             self.optimizer.register_step_pre_hook(self._before),
             self.optimizer.register_step_post_hook(self._after),
@@ -78,9 +79,7 @@ class StepHooks:
                 raise BadInput(f"a closure goes with consistency 'sync', {text}")
             return (args[0], self._agreed(closure)), {k: v for k, v in options.items() if k != "closure"}
         if self._overflowed():
-            self._skipped = [(p, p.grad) for group in optimizer.param_groups for p in group["params"]]
-            for parameter, _ in self._skipped:
-                parameter.grad = None  # so that the inner optimiser passes it by
+            self._skipped = SetAside(p for group in optimizer.param_groups for p in group["params"])
         else:
             self.job.before_step()
         return None
@@ -120,8 +119,7 @@ class StepHooks:
 
     def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         if self._skipped is not None:
-            for parameter, gradient in self._skipped:
-                parameter.grad = gradient
+            self._skipped.restore()
             self._skipped = None
             return
         self.job.after_step()

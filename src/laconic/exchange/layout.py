@@ -251,6 +251,20 @@ def places_in(buffers: Iterable[FlatBuffer]) -> dict[int, Tensor]:
     return {id(p): view for b in buffers for p, view in zip(b.parameters, b.views, strict=True)}
 
 
+class SetAside:
+    """The gradients of parameters, which have none until `restore`: an optimiser passes them by."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self._kept = [(parameter, parameter.grad) for parameter in parameters]
+        for parameter, _ in self._kept:
+            parameter.grad = None
+
+    def restore(self) -> None:
+        """Put the gradients back, in place of any that the parameters have by now."""
+        for parameter, gradient in self._kept:
+            parameter.grad = gradient
+
+
 def lies_in(gradient: Tensor, view: Tensor) -> bool:
     """Whether a gradient is at its place already."""
     return not gradient.is_sparse and gradient.data_ptr() == view.data_ptr()

@@ -125,8 +125,12 @@ class Mesh:
         wait = self._patience
         peer.connect(self._context, self._secret, wait.heartbeat_s, wait.silence_s or 5.0)
         self.peers[rank] = peer
-        self.say(peer, Header(Kind.HELLO), str(self.address))
+        self.greet(peer)
         return peer
+
+    def greet(self, peer: Peer) -> None:
+        """Say hello: a peer that does not know this rank, or has forgotten it, connects to it and says hello back."""
+        self.say(peer, Header(Kind.HELLO), str(self.address))
 
     def drop(self, rank: int) -> None:
         """Say goodbye to a rank and forget it."""

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import laconic
+from laconic.consistency.churn import line
 from laconic.consistency.churn.meeting import Meeting, View, event, read_events
 from laconic.consistency.churn.replica import Replica, Work, digest
 from laconic.consistency.churn.wire import HEADER_NBYTES, Kind, pack, unpack
@@ -84,6 +85,33 @@ def test_messages_round_trip_and_strangers_are_refused() -> None:
             unpack(1, bad)
     with pytest.raises(PayloadError):
         View.parse('{"number": 1}')
+
+
+def _line(folder: Path, number: int) -> contextlib.closing[line.Line]:
+    return contextlib.closing(line.Line(Meeting(folder), number, 5.0))
+
+
+@pytest.mark.parametrize("greeted", [False, True])
+def test_a_newcomer_that_was_forgotten_without_a_goodbye_is_heard_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, greeted: bool
+) -> None:
+    monkeypatch.setattr(line, "RECONNECT_S", 0.3)
+    with _line(tmp_path, 0) as old, _line(tmp_path, 1) as new:
+        view = View(1, ((0, old.address),), "job", 0.0)
+        old.view = view
+        asked = new.ask(view)
+        until = time.monotonic() + 30
+        while 1 not in old.transport.peers or (greeted and not asked):
+            old.next(0.01)
+            asked = new.invitation(0.01) is None and new.ask(view)
+            assert time.monotonic() < until
+        old.transport.mesh.peers.pop(1).disconnect(linger=False)
+        old.newcomers.clear()
+        while 1 not in old.newcomers:
+            old.next(0.01)
+            new.invitation(0.01)
+            new.ask(view)
+            assert time.monotonic() < until, "it asks a worker that does not know it"
 
 
 def _trained(make: Any, steps: int) -> Replica:

@@ -87,6 +87,9 @@ class Line:
             if member not in self.transport.peers or (again and not self.transport.is_connected(member)):
                 self.transport.add_peer(member, address)
                 self._tried_at = time.monotonic()
+            elif again:  # it may have forgotten this worker in a change of views, and its goodbye been lost
+                self.transport.mesh.greet(self.transport.mesh.peers[member])
+                self._tried_at = time.monotonic()
         met = (self.transport.mesh.peers[member] for member in view.ids)
         if not all(peer.established and peer.greeted for peer in met):
             return False

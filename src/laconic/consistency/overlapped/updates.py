@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
-from laconic.exchange.layout import FlatBuffer
+from laconic.exchange.layout import FlatBuffer, SetAside
 
 ALL_AT_ONCE = ("LBFGS", "SparseAdam")  # torch's optimisers whose parameters do not step each by itself
 
@@ -69,7 +69,7 @@ class BucketSteps:
         """Step the parameters of one bucket by the gradients in its buffer; theirs stay what they are now."""
         optimizer, buffer = self._optimizer, self._buffers[bucket]
         whole = optimizer.param_groups
-        now = [parameter.grad for parameter in buffer.parameters]
+        own = SetAside(buffer.parameters)
         # A forward's settings are not the optimiser's: state that is made in an evaluation has to be trainable.
         with torch.inference_mode(False), torch.autocast(buffer.values.device.type, enabled=False):
             try:
@@ -81,8 +81,7 @@ class BucketSteps:
                 type(optimizer).step.__wrapped__(optimizer)  # type: ignore[attr-defined]
             finally:
                 optimizer.param_groups = whole
-                for parameter, gradient in zip(buffer.parameters, now, strict=True):
-                    parameter.grad = gradient
+                own.restore()
 
 
 def _kept(value: Any) -> Any:

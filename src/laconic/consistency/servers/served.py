@@ -23,6 +23,7 @@ from laconic.consistency.servers.shards import Layout, Shard, ShardOptimizer, ch
 from laconic.consistency.servers.wire import Coder
 from laconic.consistency.side import open_members
 from laconic.errors import BadInput
+from laconic.exchange.layout import SetAside
 from laconic.storage.form import check_like
 from laconic.transports.world import World
 from laconic.transports.zeromq import ZmqTransport
@@ -130,7 +131,7 @@ class ServedAgreement(OwnWeights):
         self.staleness: int | None = 0
         values, parameters, optimizer = self.weights.values, self.weights.parameters, self.optimizer
         self._initial = [plain_options(group) for group in optimizer.param_groups]
-        self._gradients: list[Tensor | None] | None = None
+        self._gradients: SetAside | None = None
         if not self.alone:
             layout = Layout(self.world.world_size, servers, copies(servers, replicas), values.numel())
             self.serves_only = self.world.rank not in layout.trainers
@@ -182,14 +183,11 @@ class ServedAgreement(OwnWeights):
 
     def hide_gradients(self) -> None:
         """Let the inner optimiser pass all parameters by: the servers have stepped. `show_gradients` undoes it."""
-        self._gradients = [parameter.grad for parameter in self.weights.parameters]
-        for parameter in self.weights.parameters:
-            parameter.grad = None
+        self._gradients = SetAside(self.weights.parameters)
 
     def show_gradients(self) -> None:
         if self._gradients is not None:
-            for parameter, gradient in zip(self.weights.parameters, self._gradients, strict=True):
-                parameter.grad = gradient
+            self._gradients.restore()
             self._gradients = None
 
     def finish(self) -> None:
