@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from laconic.cli import main
 from laconic.errors import BadInput, UnknownName
+from laconic.operators.method import build as build_method
 from laconic.operators.shape import Convolution
 from laconic.planner import published
 from laconic.planner.cost import cost, sum_of_outputs
@@ -27,14 +29,20 @@ EXACT = {
     "resnet50": layer_counts.resnet((3, 4, 6, 3), True),
     "densenet121": layer_counts.densenet121(),
     "cifar-resnet(110)": layer_counts.cifar_resnet(110),
-    "alexnet": (61_100_840, 714_188_480),
-    "lenet": (431_080, 288_000 + 1_600_000 + 400_000 + 5_000),
+    "alexnet": layer_counts.alexnet(),
+    "lenet": layer_counts.lenet(),
+    "googlenet": layer_counts.googlenet(),
 }
+PUBLISHED = {  # parameters, as papers and reference implementations print them
+    "lenet": 431_080, "alexnet": 61_100_840, "vgg16": 138_357_544, "vgg19": 143_667_240, "googlenet": 6_624_904,
+    "resnet18": 11_689_512, "resnet50": 25_557_032, "cifar-resnet(110)": 1_727_962, "densenet121": 7_978_856,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_counts_of_published_networks(name: str) -> None:
     found = cost(name, batch=2)
+    assert found.total("parameters") == PUBLISHED[name]
     assert (found.total("parameters"), found.total("multiply_adds")) == (EXACT[name][0], 2 * EXACT[name][1])
     assert found.total("weight_nbytes") == 4 * EXACT[name][0] == found.total("gradient_nbytes")
     assert found.total("backward_multiply_adds") == found.backward_multiply_adds
@@ -136,6 +144,42 @@ def test_memory_on_shapes_alone_is_that_of_a_real_step(spec: str) -> None:
     traced = step(model, (chosen.inputs(3, "cpu"),), sum_of_outputs, chosen.optimizer)
     assert found.saved_nbytes == traced.saved_nbytes
     assert found.training_nbytes == pytest.approx(traced.peak_nbytes, rel=0.02)
+
+
+class Sparse(nn.Module):
+    """A product with a sparse matrix, of which torch's own counter says 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("graph", torch.eye(6).to_sparse())
+        self.dense = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sparse.mm(self.graph, self.dense(x))
+
+
+def test_sparse_products_count_what_is_stored() -> None:
+    assert cost(Sparse(), batch=6, sample=(4,)).total("multiply_adds") == 6 * 4 * 4 + 6 * 4
+
+
+@settings(max_examples=25)
+@given(
+    batch=st.integers(1, 4), inputs=st.integers(1, 96), outputs=st.integers(1, 96), size=st.integers(4, 64),
+    kernel=st.sampled_from([3, 5]),
+)  # fmt: skip
+def test_work_and_depth_are_those_of_the_operators(
+    batch: int, inputs: int, outputs: int, size: int, kernel: int
+) -> None:
+    conv = Convolution(batch, inputs, outputs, (size, size), (kernel,) * 2, (1, 1), (kernel // 2,) * 2, (1, 1))
+    found = methods(conv)
+    for name in ("direct", "im2col"):
+        said = build_method(name).cost(conv)
+        assert found[name] == (said.multiplications, max(1, said.depth))
+    said = build_method("winograd(2)").cost(conv)
+    assert found["winograd"][0] > said.multiplications  # which leaves the transforms out
+    assert found["winograd"][1] == said.depth
+    padded = 2 * math.ceil(math.log2((size + 3 * kernel) ** 2)) + 1  # the operator's transforms are of padded images
+    assert found["fft"][1] <= build_method("fft").cost(conv).depth <= padded + math.ceil(math.log2(inputs)) + 1
 
 
 def test_methods_of_a_convolution() -> None:

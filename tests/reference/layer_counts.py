@@ -132,3 +132,65 @@ def densenet121():
     total[0] += 2 * maps
     more, products = dense(1, maps, 1000)
     return total[0] + more, total[1] + products
+
+
+def lenet():
+    """Two convolutions of 5×5 and two dense layers on a 28×28 image, each convolution pooled by 2."""
+    parameters = work = 0
+    inputs, size = 1, 28
+    for outputs in (20, 50):
+        more, products, size = convolution(1, inputs, outputs, size, 5)
+        parameters, work, inputs, size = parameters + more, work + products, outputs, size // 2
+    for a, b in ((50 * 4 * 4, 500), (500, 10)):
+        more, products = dense(1, a, b)
+        parameters, work = parameters + more, work + products
+    return parameters, work
+
+
+def alexnet():
+    """One column on a 224×224 image; three pools of 3×3 with stride 2."""
+    parameters = work = 0
+    inputs, size = 3, 224
+    for outputs, kernel, stride, padding, pooled in ((64, 11, 4, 2, True), (192, 5, 1, 2, True), (384, 3, 1, 1, False),
+                                                     (256, 3, 1, 1, False), (256, 3, 1, 1, True)):
+        more, products, size = convolution(1, inputs, outputs, size, kernel, stride, padding)
+        parameters, work, inputs = parameters + more, work + products, outputs
+        size = out_size(size, 3, 2, 0) if pooled else size
+    for a, b in ((256 * size * size, 4096), (4096, 4096), (4096, 1000)):
+        more, products = dense(1, a, b)
+        parameters, work = parameters + more, work + products
+    return parameters, work
+
+
+def googlenet():
+    """Table 1 of the paper with batch norms for biases and 3×3 for 5×5, without the auxiliary heads.
+
+    (1×1, 3×3 reduced, 3×3, 5×5 reduced, 5×5, pooled and projected); sizes are those of pools that round up.
+    """
+    total = [0, 0]
+
+    def conv(a, b, size, kernel, stride=1):
+        more, products, out = convolution(1, a, b, size, kernel, stride, kernel // 2, bias=False)
+        total[0] += more + 2 * b
+        total[1] += products
+        return out
+
+    size = conv(3, 64, 224, 7, 2) // 2
+    conv(64, 64, size, 1)
+    size = conv(64, 192, size, 3) // 2
+    inputs = 192
+    table = [(64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64), (192, 96, 208, 16, 48, 64),
+             (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64), (112, 144, 288, 32, 64, 64),
+             (256, 160, 320, 32, 128, 128), (256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128)]
+    for number, (one, three_reduced, three, five_reduced, five, pooled) in enumerate(table):
+        if number in (2, 7):
+            size //= 2
+        conv(inputs, one, size, 1)
+        conv(inputs, three_reduced, size, 1)
+        conv(three_reduced, three, size, 3)
+        conv(inputs, five_reduced, size, 1)
+        conv(five_reduced, five, size, 3)
+        conv(inputs, pooled, size, 1)
+        inputs = one + three + five + pooled
+    more, products = dense(1, inputs, 1000)
+    return total[0] + more, total[1] + products

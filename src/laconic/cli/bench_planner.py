@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from laconic.cli.run_options import show_warnings_as_sentences
 from laconic.cli.shared import Json, echo_json, echo_table
-from laconic.lab.bench.planner import CASES, bench
+from laconic.errors import BadInput
+from laconic.lab.bench.planner import GROUPS, QUICK, bench
 from laconic.lab.report import words
 from laconic.storage.files import cache_folder
 
 
 def planner(
     quick: Annotated[bool, typer.Option("--quick", help="Two set-ups without emulated links, for a look.")] = False,
-    blocks: Annotated[int, typer.Option(help="Turns of each configuration.")] = 3,
-    steps: Annotated[int, typer.Option(help="Counted in a block.")] = 3,
+    only: Annotated[str, typer.Option(help="Only groups whose name contains this, such as 'mnist-lenet × 4'.")] = "",
+    keep: Annotated[Path | None, typer.Option(help="Keep measurements here; those in it are not repeated.")] = None,
+    blocks: Annotated[int, typer.Option(help="Turns of each way.")] = 4,
     memory: Annotated[bool, typer.Option(help="Measure the peak memory of five models, too.")] = True,
     json: Json = False,
 ) -> None:
-    """Predict and measure some hundred set-ups (20 minutes, root); what is fitted is kept for laconic plan."""
+    """Predict and measure some 200 set-ups (15 minutes, root); what is fitted is kept for laconic plan."""
     show_warnings_as_sentences()
-    cases = [("digits-mlp", 2, None), ("digits-mlp", 4, None)] if quick else CASES
-    record = bench(cases, blocks, steps, memory, cache_folder())
+    groups = [group for group in (QUICK if quick else GROUPS) if only in str(group)]
+    if not groups:
+        raise BadInput(f"no group is called '{only}'; there are {'; '.join(map(str, GROUPS))}")
+    record = bench(groups, blocks, memory, keep, cache_folder())
     if json:
         return echo_json(record)
     rows = []

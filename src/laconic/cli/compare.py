@@ -48,6 +48,7 @@ def compare(
     epochs: options.Epochs = None,
     learning_rate: options.LearningRate = None,
     batch: options.Batch = None,
+    batch_schedule: options.BatchSchedule = None,
     target: Annotated[float | None, typer.Option(help="Test accuracy to reach. Default: the workload's.")] = None,
     tuning_runs: options.TuningRuns = None,
     resume: options.Resume = None,
@@ -62,8 +63,8 @@ def compare(
         chosen = split(configs or (CONFIGS if consistency is None else "none"))
         spec = RunSpec(
             options.named(workload), workers, chosen, range(first_seed, first_seed + seeds), slow=slow, link=link,
-            hosts=hosts, changes=Changes(epochs, learning_rate, batch, target), tuning_runs=tuning_runs, runs=runs,
-            command=options.command(),
+            hosts=hosts, changes=Changes(epochs, learning_rate, batch, target, batch_schedule),
+            tuning_runs=tuning_runs, runs=runs, command=options.command(),
         )  # fmt: skip
         record, folder = run(spec, split(consistency or "sync"), say)
     show(record, folder, json=json)

@@ -17,6 +17,8 @@ from laconic.lab.report.plan_page import page
 from laconic.lab.runs.spec import RunSpec
 from laconic.lab.runs.train import train as start
 from laconic.planner.cost import cost as count
+from laconic.planner.devices import HERE
+from laconic.planner.growth import Phase, phases, totals
 from laconic.planner.plan import Asked, Planned, ScalePoint, crossings, describe
 from laconic.planner.plan import plan as make
 from laconic.planner.plan import scale as scan
@@ -28,6 +30,8 @@ from laconic.quantities import parse_nbytes
 from laconic.schedules.link import Link
 from laconic.storage.files import cache_folder, replace
 from laconic.workloads import Changes
+from laconic.workloads.batch_schedules import CONSTANT
+from laconic.workloads.batch_schedules import batch_schedule as named_schedule
 
 HEADINGS = ("plan", "step", "from – to", "computing", "codec", "waiting", "sent", "memory", "DRAM energy")
 SHOWN = 6
@@ -50,6 +54,7 @@ def plan(
     scale: Annotated[bool, typer.Option("--scale", help="Every power of two up to -n, by kind.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with charts.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan as JSON.")] = None,
+    batch_schedule: run_options.BatchSchedule = None,
     run: Annotated[bool, typer.Option("--run", help="Train by it, on local workers (a workload).")] = False,
     published: Annotated[bool, typer.Option("--published", help="Published set-ups beside our answer.")] = False,
     json: Json = False,
@@ -64,6 +69,7 @@ def plan(
     asked = Asked(ranks, link, batch, device_profile, limit, quality, between, per_host)
     planned = make(chosen, asked)
     points = scan(chosen, asked) if scale or html else []
+    grown = [] if batch_schedule is None else phases(planned, named_schedule(batch_schedule))
     if output is not None:
         replace(output, planned.plan().to_json())
     if html is not None:
@@ -72,14 +78,17 @@ def plan(
         record = {"plan": json_module.loads(planned.plan().to_json()), "verdict": planned.verdict(),
                   "candidates": [describe(each) for each in planned.candidates], "dropped": planned.dropped,
                   "one_machine": describe(planned.one), "ddp": planned.ddp and describe(planned.ddp),
-                  "scale": [vars(point) for point in points], "simulated": True}  # fmt: skip
+                  "scale": [vars(point) for point in points], "training": [vars(phase) for phase in grown],
+                  "simulated": True}  # fmt: skip
         echo_json(record)
     else:
         _show(planned)
         if scale:
             _scale(points)
+        if grown:
+            _growth(grown, phases(planned, CONSTANT))
     if run:
-        _run(planned, chosen)
+        _run(planned, chosen, batch_schedule)
 
 
 def _shown(planned: Planned) -> list[Prediction]:
@@ -92,7 +101,7 @@ def _shown(planned: Planned) -> list[Prediction]:
 def _show(planned: Planned) -> None:
     rows = []
     for each in _shown(planned):
-        mark = "→ " if each is planned.chosen else "  "
+        mark = "→ " if each.strategy == planned.chosen.strategy else "  "
         rows.append([words.plain(cell) for cell in (
             mark + str(each.strategy), words.seconds(each.seconds),
             f"{words.seconds(each.low)} – {words.seconds(each.high)}", words.seconds(each.compute_s),
@@ -100,9 +109,11 @@ def _show(planned: Planned) -> None:
             words.nbytes(each.memory_nbytes), f"{each.joules:.3g} J",
         )])  # fmt: skip
     asked, setting = planned.asked, planned.setting
+    times = f"estimated, by laconic profile {planned.subject.name} measured" if setting.work.source == HERE else (
+        setting.work.source)  # fmt: skip
     typer.echo(
         f"{planned.subject.name} on {asked.ranks} machines, {setting.batch} samples a step, link {asked.link}; layer "
-        f"times: {setting.work.source}; predicted, not measured"
+        f"times: {times}; predicted, not measured"
     )
     echo_table(HEADINGS, rows)
     for sentence in planned.verdict():
@@ -116,24 +127,43 @@ def _show(planned: Planned) -> None:
 def _scale(points: list[ScalePoint]) -> None:
     typer.echo("\nBy number of machines (simulated): the quickest way of each kind, and its efficiency")
     kinds = ("data", "tensor", "pipeline", "hybrid")
+    best = [min(point.seconds, key=lambda kind: point.seconds[kind]) for point in points]
     rows = []
-    for point in points:
+    for point, quickest in zip(points, best, strict=True):
         cells = [f"{words.seconds(point.seconds[k])} ({100 * point.efficiency(k):.0f} %)" if k in point.seconds else ""
                  for k in kinds]  # fmt: skip
-        rows.append([words.plain(cell) for cell in (str(point.ranks), str(point.batch), *cells)])
-    echo_table(("machines", "batch", *kinds), rows)
+        rows.append([words.plain(cell) for cell in (
+            str(point.ranks), str(point.batch), *cells, f"{point.cost(quickest):.3g}")])  # fmt: skip
+    echo_table(("machines", "batch", *kinds, "machine-seconds for 1,000 samples"), rows)
     for line in crossings(points):
         typer.echo(line)
 
 
-def _run(planned: Planned, chosen: Subject) -> None:
+def _growth(grown: list[Phase], constant: list[Phase]) -> None:
+    """The epochs of a batch that grows, and the whole training beside one whose batch stays."""
+    typer.echo("\nThe whole training (predicted); accuracy is not, see docs/workloads.md")
+    rows = []
+    for phase in grown:
+        cells = (str(phase.epochs), str(phase.batch), f"{phase.steps:,}", words.seconds(phase.seconds),
+                 words.nbytes(phase.sent_nbytes), words.nbytes(phase.memory_nbytes))  # fmt: skip
+        rows.append([words.plain(cell) for cell in cells])
+    echo_table(("epochs", "batch", "steps", "a step", "sent a step", "memory"), rows)
+    (count, seconds, sent), (base, base_s, base_sent) = totals(grown), totals(constant)
+    typer.echo(words.plain(
+        f"{count:,} steps, {words.seconds(seconds)} and {words.nbytes(sent)} sent by each machine, instead of "
+        f"{base:,}, {words.seconds(base_s)} and {words.nbytes(base_sent)} with a batch that stays."
+    ))  # fmt: skip
+
+
+def _run(planned: Planned, chosen: Subject, batch_schedule: str | None) -> None:
     """Train by the plan, on workers of this machine."""
     if chosen.workload is None:
         raise BadInput(f"--run trains a workload, and '{chosen.name}' is a network without data; see laconic train")
     run_options.show_warnings_as_sentences()
     found = planned.plan(trainable=True)
+    typer.echo(f"training by: {found.strategy}", err=True)
     done = start(RunSpec(chosen.workload.name, found.strategy.ranks, [found.configuration], changes=Changes(
-        batch=found.batch), command=run_options.command()))  # fmt: skip
+        batch=found.batch, batch_schedule=batch_schedule), command=run_options.command()))  # fmt: skip
     if done is not None:
         typer.echo(f"trained by the plan; report: {done.folder / 'report.html'}", err=True)
 

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from laconic.errors import BadInput
+from laconic.planner.plan import Plan
 from laconic.workloads import names
 
 RUNS = Path("runs")
@@ -20,6 +21,9 @@ Hosts = Annotated[int | None, typer.Option(help="Emulated hosts; default: one a 
 Epochs = Annotated[int | None, typer.Option(help="Default: the workload's.")]
 LearningRate = Annotated[float | None, typer.Option(help="At the start. Default: the workload's.")]
 Batch = Annotated[int | None, typer.Option(help="Samples a step, of all workers. Default: the workload's.")]
+BatchSchedule = Annotated[
+    str | None, typer.Option(help="grow: let the batch grow instead of the rate fall; grow(2048): up to 2048 samples.")
+]
 TuningRuns = Annotated[int | None, typer.Option(help="How many runs it took to choose these settings.")]
 Resume = Annotated[Path | None, typer.Option(help="Go on with this run, runs/<id>; other options are its own.")]
 Runs = Annotated[Path, typer.Option(help="Where runs are kept.")]
@@ -31,6 +35,17 @@ def named(workload: str | None) -> str:
     if workload is None:
         raise BadInput(f"name a workload ({', '.join(names())}, or module:factory), or --resume a run")
     return workload
+
+
+def read_plan(path: Path, workload: str | None) -> Plan:
+    """The plan in a file, which is for this workload if one is named."""
+    try:
+        found = Plan.from_json(path.read_bytes())
+    except OSError as error:
+        raise BadInput(f"the plan '{path}' cannot be read: {error.strerror}") from error
+    if workload not in (None, found.model):
+        raise BadInput(f"'{path}' is a plan for '{found.model}', not for '{workload}'")
+    return found
 
 
 def command() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,12 +27,14 @@ def train(
     consistency: Annotated[str, typer.Option(help="When workers agree, such as local(8).")] = "sync",
     elastic: Annotated[bool, typer.Option("--elastic", help="Train on when workers die, and replace them.")] = False,
     divide: Annotated[str | None, typer.Option(help="Divide the model: 'fc1=dense(output); fc2=dense(input)'.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="Train by this plan; see laconic plan -o plan.json.")] = None,
     link: options.Link = None,
     hosts: options.Hosts = None,
     seed: Annotated[int, typer.Option(help="Of weights, data order and dropout.")] = 0,
     epochs: options.Epochs = None,
     learning_rate: options.LearningRate = None,
     batch: options.Batch = None,
+    batch_schedule: options.BatchSchedule = None,
     tuning_runs: options.TuningRuns = None,
     resume: options.Resume = None,
     runs: options.Runs = options.RUNS,
@@ -42,13 +45,19 @@ def train(
     if resume is not None:
         done = go_on(resume, workload)
     else:
+        if plan is not None:
+            if (codec, consistency, elastic, divide) != ("none", "sync", False, None):
+                raise BadInput("--plan says how to train: it takes no --codec, --consistency, --elastic or --divide")
+            given = options.read_plan(plan, workload)
+            workload, workers, codec, batch = given.model, given.strategy.ranks, given.configuration, given.batch
         if divide is not None and (elastic or consistency != "sync"):
             raise BadInput("--divide shares one model among all workers: it takes neither --elastic nor --consistency")
         name = with_mode(codec, consistency, "elastic" if elastic else None)
         name = name if divide is None else f"divide:{codec}@{divide}"
         done = start(RunSpec(
             options.named(workload), workers, [name], [seed], algorithm, link, hosts,
-            Changes(epochs, learning_rate, batch), tuning_runs=tuning_runs, runs=runs, command=options.command(),
+            Changes(epochs, learning_rate, batch, batch_schedule=batch_schedule),
+            tuning_runs=tuning_runs, runs=runs, command=options.command(),
         ))  # fmt: skip
     if done is None:
         return

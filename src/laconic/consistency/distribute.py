@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -15,6 +15,15 @@ from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options
 from laconic.transports.world import World, current
 
 
+class Planned(Protocol):
+    """What `laconic.plan` chose."""
+
+    @property
+    def distribute(self) -> dict[str, str]:
+        """Codec and consistency."""
+        ...
+
+
 def distribute(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -22,6 +31,7 @@ def distribute(
     codec: CodecPlan | None = None,
     consistency: str | Mode = "sync",
     world: World | None = None,
+    plan: Planned | None = None,
     **options: Any,
 ) -> Agreement:
     """Let `optimizer` train `model` together with all other workers; use both as before.
@@ -37,6 +47,7 @@ def distribute(
             the mode sends anything through a codec.
         consistency: when workers agree: a spec such as "sync" or "local(8)"; see `laconic.consistency.names()`.
         world: where to communicate; the default world when None.
+        plan: what `laconic.plan` chose, in place of codec and consistency.
         options: of the exchange, as the mode has them: algorithm, exempt, feedback, momentum, hosts, …; see `Options`.
 
     Returns:
@@ -55,6 +66,10 @@ def distribute(
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise BadInput(f"distribute takes a model and its torch optimiser, got {type(optimizer).__name__}")
+    if plan is not None:
+        if codec is not None or consistency != "sync":
+            raise BadInput("a plan says codec and consistency: leave these two out, or the plan")
+        codec, consistency = plan.distribute["codec"], plan.distribute["consistency"]
     mode = consistency if isinstance(consistency, Mode) else build(str(consistency))
     if hasattr(optimizer, INSTALLED):
         raise BadInput("this optimiser is distributed already")
@@ -63,12 +78,12 @@ def distribute(
     own = {name: options.pop(name) for name in mode.own_options if name in options}
     given = Options.of({**options, "world": world or current()}, "distribute")
     given.refuse(f"consistency '{mode.name}'", (*mode.options, *mode.own_options))
-    plan = "none" if mode.no_codec else DEFAULT_CODEC if codec is None else codec
+    sent = "none" if mode.no_codec else DEFAULT_CODEC if codec is None else codec
     ddp = model if isinstance(model, DistributedDataParallel) else None
     module = model if ddp is None else ddp.module
     here = given.world or current()
-    check_alike("distribute", terms_of(module.named_parameters(), plan, given, consistency=mode, **own), here.transport)
-    job = mode.install(Setup(module, optimizer, here, plan, given, own))
+    check_alike("distribute", terms_of(module.named_parameters(), sent, given, consistency=mode, **own), here.transport)
+    job = mode.install(Setup(module, optimizer, here, sent, given, own))
     job.attach(mode)
     if ddp is not None:
         _silence(ddp, job)

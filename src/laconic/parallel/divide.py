@@ -18,7 +18,7 @@ from laconic.parallel.forms.stages import Stages
 from laconic.parallel.forms.trick import Trick
 from laconic.parallel.layer import Context, Layer, scaled, share_gradients
 from laconic.parallel.pipeline import build
-from laconic.parallel.plan import Form, LayerForm, Plan, SplitForm
+from laconic.parallel.plan import Form, LayerForm, Plan, Planned, SplitForm
 from laconic.parallel.turns import Turns
 from laconic.transports.world import World, current
 
@@ -31,7 +31,7 @@ CONTEXT = "laconic_division"  # the attribute of a divided model that holds its 
 
 def divide(
     model: nn.Module,
-    plan: Plan | Form | Mapping[str, Form | str] | str,
+    plan: Plan | Form | Mapping[str, Form | str] | str | Planned,
     *,
     codec: Spec | tuple[Spec, Spec] | Boundary | None = None,
     world: World | None = None,
@@ -44,7 +44,7 @@ def divide(
     the output, and the loss is the mean over all rows; else all ranks bring the same batch.
 
     Args:
-        plan: {pattern: form}, a form of the whole model, a spec, or `Plan.to_json`'s text.
+        plan: {pattern: form}, a form of the whole model, a spec, `Plan.to_json`'s text, or what `laconic.plan` chose.
         codec: of activations and of their gradients, a pair or one for both; exact when None.
         world: the ranks that share the model; the default world when None.
         sample: inputs of a micro-batch, on which `Stages("auto")` measures the layers.

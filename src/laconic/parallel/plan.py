@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import nn
 
@@ -94,6 +94,14 @@ class SplitForm(LayerForm):
         return self.split == "input"
 
 
+@runtime_checkable
+class Planned(Protocol):
+    """What `laconic.plan` chose, which knows the spec of its division; None divides nothing."""
+
+    @property
+    def division(self) -> str | None: ...
+
+
 @dataclass(frozen=True)
 class Plan:
     """Forms by pattern, in order; the first pattern that matches a module is the one that holds.
@@ -108,8 +116,8 @@ class Plan:
     entries: tuple[tuple[str, Form], ...]
 
     @classmethod
-    def of(cls, given: Plan | Form | Mapping[str, Form | str] | str) -> Plan:
-        """The plan that a form, a mapping of patterns to forms, a spec or a JSON text names.
+    def of(cls, given: Plan | Form | Mapping[str, Form | str] | str | Planned) -> Plan:
+        """The plan that a form, a mapping of patterns to forms, a spec, a JSON text or `laconic.plan` names.
 
         Raises:
             UnknownName: no such form or option.
@@ -117,6 +125,10 @@ class Plan:
         """
         if isinstance(given, Plan):
             return given
+        if isinstance(given, Planned):
+            if given.division is None:
+                raise BadInput("the plan divides no model: give it to laconic.distribute(model, optimizer, plan=plan)")
+            given = given.division
         if isinstance(given, Form):
             return cls((("", given),))
         if isinstance(given, str):

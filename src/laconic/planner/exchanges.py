@@ -55,6 +55,17 @@ def _matrix_rank(spec: str) -> int:
     return int(getattr(codec(spec), "matrix_rank", 4))
 
 
+def messages(spec: str, ranks: int, algorithm: str) -> int:
+    """Messages that one rank sends in an exchange: each takes the time of its processor, whatever it holds."""
+    if ranks < 2:
+        return 0
+    if codec(spec).kind == "matrix":
+        return 3 * messages("none", ranks, ALGORITHMS[0])  # two factors, and what is no matrix
+    if algorithm in ALGORITHMS:
+        return int(registry.get("all_reduce", algorithm).rounds(ranks))
+    return ranks - 1 if algorithm == "gather" else 2 * (ranks - 1)
+
+
 def sent_nbytes(spec: str, numel: int, ranks: int, algorithm: str) -> float:
     """Bytes that one rank sends for `numel` values."""
     if ranks < 2:

@@ -19,7 +19,7 @@ import torch
 from laconic.errors import BadInput, PayloadError, UnknownName
 from laconic.exchange.chooser import QUALITIES
 from laconic.operators.cache import Cache
-from laconic.planner.cost import Cost, cost
+from laconic.planner.cost import Cost, LayerCost, cost
 from laconic.planner.devices import HERE, device
 from laconic.planner.exchanges import speeds
 from laconic.planner.predict import Calibration, Prediction, Setting, predict
@@ -68,19 +68,23 @@ class Plan:
 
     @property
     def configuration(self) -> str:
-        """As `laconic train` and `laconic compare` name it; BadInput where replicas do not hold the whole model."""
+        """As `laconic train` and `laconic compare` name it; BadInput for a pipeline, or groups that share a model."""
         way = self.strategy
-        if way.kind not in ("data", "one machine"):
-            raise BadInput(f"'{way}' divides the model: laconic.divide(model, {self.division!r}), not train")
-        if way.kind == "one machine" or way.is_ddp:
-            return "ddp" if way.is_ddp else "none"
+        if not way.trains:
+            raise BadInput(f"'{way}' has a loop of its own (docs/divide.md): laconic.divide(model, {self.division!r})")
+        if way.kind == "one machine":
+            return "single"
+        if self.division is not None:
+            return f"divide:none@{self.division}"
+        if way.is_ddp:
+            return "ddp"
         if way.overlap == "step" or way.consistency != "sync":
             return f"distribute:{way.codec}" + ("" if way.consistency == "sync" else f"@{way.consistency}")
         return f"compress:{way.codec}"
 
     @property
     def distribute(self) -> dict[str, str]:
-        """Arguments of `laconic.distribute`."""
+        """What `laconic.distribute(…, plan=plan)` takes of it."""
         return {"codec": self.strategy.codec, "consistency": self.strategy.consistency}
 
     def to_json(self) -> str:
@@ -156,9 +160,8 @@ class Planned:
 
     def plan(self, trainable: bool = False) -> Plan:
         """The recommended one; the quickest that `laconic train` runs as it is, where that is asked for."""
-        whole = [each for each in self.candidates if each.strategy.kind in ("data", "one machine")]
-        whole = [each for each in whole if not each.strategy.dense_split]
-        found = min(whole, key=lambda each: each.seconds) if trainable and whole else self.chosen
+        whole = [each for each in self.candidates if each.strategy.trains]
+        found = simplest(whole) if trainable and whole else self.chosen
         return Plan(
             self.subject.name, self.asked.ranks, self.setting.batch, self.asked.link, found.strategy, found.seconds,
             found.low, found.high, found.sent_nbytes, found.memory_nbytes, found.joules, found.bottleneck,
@@ -215,23 +218,29 @@ def plan(model: str | torch.nn.Module | Subject, asked: Asked, folder: Path | No
             f"{near.memory_nbytes / 1e9:.3g} GB: use more machines, a smaller --batch or more --memory"
         )
     kept.sort(key=lambda each: each.seconds)
-    near_best = [each for each in kept if each.seconds <= SURELY * kept[0].seconds]
-    best = min(near_best, key=lambda each: (_plainness(each.strategy), each.seconds))
     one = predict(setting, Strategy())
     ddp = predict(setting, Strategy(data=asked.ranks)) if 1 < asked.ranks <= setting.batch else None
-    return Planned(chosen, asked, setting, tuple(kept), best, one, ddp, len(found) - len(kept))
+    return Planned(chosen, asked, setting, tuple(kept), simplest(kept), one, ddp, len(found) - len(kept))
 
 
-def division_of(way: Strategy, layers: Sequence[LayerTime]) -> str | None:
-    """The spec of `laconic.divide`: stages, or large layers in pairs, the first by outputs, the second by inputs."""
+def simplest(found: Sequence[Prediction]) -> Prediction:
+    """The simplest of those that are as good as the quickest."""
+    least = min(each.seconds for each in found)
+    near = [each for each in found if each.seconds <= SURELY * least]
+    return min(near, key=lambda each: (plainness(each.strategy), each.seconds))
+
+
+def division_of(way: Strategy, layers: Sequence[LayerTime | LayerCost]) -> str | None:
+    """The spec of `laconic.divide`: stages, or large layers in turn by outputs and by inputs."""
     if way.pipeline > 1:
         return f"stages(auto, micro={way.micro_batches})"
-    if way.tensor < 2:
+    if way.tensor < 2 and not way.dense_split:
         return None
-    forms = {"Linear": "dense", "Conv1d": "channels", "Conv2d": "channels"}
+    forms = {"Linear": "dense"} if way.dense_split else {"Linear": "dense", "Conv1d": "channels", "Conv2d": "channels"}
     large = [layer for layer in layers if layer.kind in forms]
-    splits = itertools.cycle(("output", "input"))
-    pairs = zip(large[: len(large) // 2 * 2], splits, strict=False)
+    if not way.dense_split:
+        large = large[: len(large) // 2 * 2]  # in pairs
+    pairs = zip(large, itertools.cycle(("output", "input")), strict=False)
     return "; ".join(f"{layer.name}={forms[layer.kind]}({split})" for layer, split in pairs) or None
 
 
@@ -304,7 +313,7 @@ def _divisors(number: int, most: int) -> list[int]:
     return [each for each in range(1, min(number, most) + 1) if number % each == 0]
 
 
-def _plainness(way: Strategy) -> tuple[int, int, int, int]:
+def plainness(way: Strategy) -> tuple[int, int, int, int]:
     """The smaller, the simpler."""
     divided = (way.tensor > 1) + (way.pipeline > 1) + way.dense_split
     return way.ranks > 1, divided, way.consistency != "sync", 2 * (way.codec != "none") + (way.overlap != "backward")
@@ -322,6 +331,10 @@ class ScalePoint:
     def efficiency(self, kind: str) -> float:
         """The share of the machines' time that is used, against one machine with the same batch."""
         return self.one_s / (self.ranks * self.seconds[kind])
+
+    def cost(self, kind: str) -> float:
+        """Machine-seconds for a thousand samples: what is paid."""
+        return 1000 * self.ranks * self.seconds[kind] / self.batch
 
 
 def scale(model: str | Subject, asked: Asked, folder: Path | None = None) -> list[ScalePoint]:

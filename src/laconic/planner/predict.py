@@ -2,35 +2,38 @@
 
 Callers: `plan.py`, `laconic bench planner`. Pure numbers: equal arguments give equal answers. A step is
 
-    seconds = a · computing + b · codecs' and messages' processor time + c · what of the exchange nothing hides + d
+    seconds = a · computing + b · codecs' processor time + c · what of the exchange nothing hides
+              + crowding · (m · messages + d)
 
-with (a, b, c, d) = (1, 1, 1, 0), or fitted to steps that were measured on this machine (`Calibration`).
-Computing is that of the slowest rank: the median and `spread` · E[the largest of P normal values].
+with (a, b, c, m, d) = (1, 1, 1, 0, 0), or fitted to steps that were measured on this machine (`Calibration`).
+Computing is that of the slowest rank: the median and `spread` · E[the largest of P normal values]. Where ranks share a
+core (`crowding`), whatever takes a processor takes so many times as long.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
+from typing import NamedTuple
 
+from laconic.codecs import codec
 from laconic.exchange.chooser import Cost
 from laconic.planner.cost import Cost as ModelCost
-from laconic.planner.exchanges import coded, plain, sent_nbytes
+from laconic.planner.exchanges import coded, messages, plain, sent_nbytes
 from laconic.planner.formulas import dram_joules
+from laconic.planner.pieces import buckets, ends_of_stages, limits
 from laconic.planner.strategy import Strategy
 from laconic.planner.work import LayerTime, Work
 from laconic.schedules.link import Link
 
-FIRST_BUCKET, BUCKET = (1 << 20) // 4, (25 << 20) // 4  # values; DDP's, and distribute's largest
 _DIVIDED = (
     "Linear", "Conv1d", "Conv2d", "Conv3d", "LSTM", "GRU", "MultiheadAttention", "LocallyConnected2d", "Embedding",
 )  # fmt: skip
 
 
-Exchanged = tuple[Cost, float]  # what it takes, and the bytes that a rank sends
+Exchanged = tuple[Cost, float, int]  # what it takes, and the bytes and messages that a rank sends
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Calibration:
     compute: float = 1.0
     processor: float = 1.0
     exposed: float = 1.0
+    message_s: float = 0.0
     fixed_s: float = 0.0
     low: float = 0.75
     high: float = 1.35
@@ -89,11 +93,12 @@ class Setting:
         """An all-reduce through a codec: within hosts in float32 first, then across them, where there are such."""
         if self.between is None or ranks <= self.per_host:
             found = coded(spec, numel, ranks, self.link, self.speeds[spec])
-            return found, sent_nbytes(spec, numel, ranks, found.form)
+            return found, sent_nbytes(spec, numel, ranks, found.form), messages(spec, ranks, found.form)
         inside, hosts = plain(numel, self.per_host, self.link), -(-ranks // self.per_host)
         across = coded(spec, -(-numel // self.per_host), hosts, self.between, self.speeds[spec])
         whole = Cost(spec, f"{across.form} of hosts", across.encode_s, inside.wire_s + across.wire_s, across.decode_s)
-        return whole, sent_nbytes(spec, -(-numel // self.per_host), hosts, across.form)
+        sent = sent_nbytes(spec, -(-numel // self.per_host), hosts, across.form)
+        return whole, sent, messages("none", self.per_host, inside.form) + messages(spec, hosts, across.form)
 
     @property
     def fixed_nbytes(self) -> int:
@@ -132,7 +137,15 @@ class Prediction:
     sent_nbytes: float
     memory_nbytes: float
     joules: float
+    messages: float = 0.0
+    crowding: float = 1.0
     timeline: tuple[Bar, ...] = ()
+
+    def calibrated(self, known: Calibration) -> float:
+        """Seconds of a step by these factors."""
+        handling = self.crowding * (known.message_s * self.messages + known.fixed_s)
+        parts = known.compute * self.compute_s + known.processor * self.processor_s + known.exposed * self.exposed_s
+        return parts + (handling if self.strategy.ranks > 1 else 0.0)
 
     @property
     def bottleneck(self) -> str:
@@ -155,24 +168,26 @@ def predict(setting: Setting, strategy: Strategy) -> Prediction:
     crowding = setting.crowding if strategy.ranks > 1 else 1.0
     slow = crowding * (1 + setting.work.spread * largest_of(strategy.ranks))
     replica = _replica(setting, strategy, slow)
-    processor, exposed, wire, sent, bars = _agreement(setting, strategy, replica, slow)
-    exposed += replica.exposed_s
-    sent += replica.sent_nbytes
-    known = setting.calibrations.get(door(strategy), setting.calibrations.get("", Calibration()))
-    seconds = known.compute * replica.compute_s + known.processor * processor + known.exposed * exposed + known.fixed_s
+    agreed = _agreement(setting, strategy, replica, slow)
     updated = 4 * setting.cost.total("parameters") * strategy.data
     joules = dram_joules(3 * setting.cost.dram_words * setting.batch + updated)
-    return Prediction(
-        strategy, seconds, known.low * seconds, known.high * seconds, replica.compute_s, processor, exposed,
-        wire + replica.exposed_s, sent, _memory(setting, strategy, replica), joules, tuple(bars),
+    found = Prediction(
+        strategy, 0.0, 0.0, 0.0, replica.compute_s, agreed.processor_s, agreed.exposed_s + replica.exposed_s,
+        agreed.wire_s + replica.exposed_s, agreed.sent_nbytes + replica.sent_nbytes,
+        _memory(setting, strategy, replica), joules, agreed.messages + replica.messages, crowding, agreed.timeline,
     )  # fmt: skip
+    known = setting.calibrations.get(door(strategy), Calibration())
+    seconds = found.calibrated(known)
+    return replace(found, seconds=seconds, low=known.low * seconds, high=known.high * seconds)
 
 
 def door(strategy: Strategy) -> str:
     """Which of the library's doors runs it: calibrations are kept by door."""
     if strategy.kind != "data":
         return strategy.kind
-    return "ddp" if strategy.is_ddp else "distribute" if strategy.overlap == "step" else "compress"
+    if strategy.is_ddp or strategy.overlap == "step":
+        return "ddp" if strategy.is_ddp else "distribute"
+    return "compress matrices" if codec(strategy.codec).kind == "matrix" else "compress"
 
 
 @dataclass(frozen=True)
@@ -182,7 +197,7 @@ class Replica:
     Attributes:
         layers: of the rank with the most parameters, with the times of its share of the batch.
         compute_s: of the slowest rank, with what waits in the pipeline.
-        exposed_s: of messages within the replica.
+        exposed_s, sent_nbytes, messages: of what is sent within the replica.
         share: of the parameters that a rank holds.
     """
 
@@ -193,6 +208,7 @@ class Replica:
     sent_nbytes: float
     share: float
     stage_share: float = 1.0
+    messages: float = 0.0
 
 
 def _replica(setting: Setting, strategy: Strategy, slow: float) -> Replica:
@@ -202,13 +218,23 @@ def _replica(setting: Setting, strategy: Strategy, slow: float) -> Replica:
     optimizer = setting.work.optimizer_s * slow
     if strategy.dense_split and strategy.data > 1:
         return _weird_trick(setting, strategy, layers, optimizer)
-    exposed = sent = 0.0
+    inside = _Inside(layers, 0.0, 0.0, 0.0)
     if strategy.tensor > 1:
-        layers, exposed, sent = _tensor(setting, strategy, layers, scale / slow)
+        inside = _tensor(setting, strategy, layers, scale / slow)
     if strategy.pipeline > 1:
-        return _pipeline(setting, strategy, layers, optimizer, exposed, sent, scale / slow)
-    compute = sum(layer.forward_s + layer.backward_s for layer in layers) + optimizer / strategy.tensor
-    return Replica(layers, compute, optimizer / strategy.tensor, exposed, sent, 1 / strategy.tensor)
+        return _pipeline(setting, strategy, inside, optimizer, scale / slow)
+    compute = sum(layer.forward_s + layer.backward_s for layer in inside.layers) + optimizer / strategy.tensor
+    return Replica(inside.layers, compute, optimizer / strategy.tensor, inside.exposed_s, inside.sent_nbytes,
+                   1 / strategy.tensor, messages=inside.messages)  # fmt: skip
+
+
+class _Inside(NamedTuple):
+    """Layers as ranks that share them compute them, and what they send each other."""
+
+    layers: tuple[LayerTime, ...]
+    exposed_s: float
+    sent_nbytes: float
+    messages: float
 
 
 def _scaled(layer: LayerTime, by: float, nbytes: float | None = None) -> LayerTime:
@@ -218,16 +244,23 @@ def _scaled(layer: LayerTime, by: float, nbytes: float | None = None) -> LayerTi
 
 def _tensor(
     setting: Setting, strategy: Strategy, layers: tuple[LayerTime, ...], samples: float
-) -> tuple[tuple[LayerTime, ...], float, float]:
-    """Large layers in pairs, the first by its outputs and the second by its inputs: an all-reduce a pair, each way."""
-    ways, exposed, sent = strategy.tensor, 0.0, 0.0
-    divided = [layer for layer in layers if layer.kind in _DIVIDED]
-    for layer in divided[1::2] or divided[-1:]:
-        values = int(layer.output_nbytes * samples / 4)
+) -> _Inside:
+    """Large layers in pairs, the first by its outputs and the second by its inputs.
+
+    A pair's outputs are added forward, the gradients of its inputs backward: nobody wants those of the samples.
+    """
+    ways, exposed, sent, count = strategy.tensor, 0.0, 0.0, 0
+    divided = [place for place, layer in enumerate(layers) if layer.kind in _DIVIDED]
+    added = [layers[place].output_nbytes for place in divided[1::2] or divided[-1:]]
+    added += [layers[place - 1].output_nbytes for place in divided[::2][: len(added)] if place]
+    for nbytes in added:
+        values = int(nbytes * samples / 4)
         message = plain(values, ways, setting.reach(ways))
-        exposed += 2 * message.wire_s
-        sent += 2 * sent_nbytes("none", values, ways, message.form)
-    return tuple(_scaled(layer, 1 / ways if layer.kind in _DIVIDED else 1.0) for layer in layers), exposed, sent
+        exposed += message.wire_s
+        sent += sent_nbytes("none", values, ways, message.form)
+        count += messages("none", ways, message.form)
+    parts = tuple(_scaled(layer, 1 / ways if layer.kind in _DIVIDED else 1.0) for layer in layers)
+    return _Inside(parts, exposed, sent, count)
 
 
 def _weird_trick(setting: Setting, strategy: Strategy, layers: tuple[LayerTime, ...], optimizer: float) -> Replica:
@@ -256,100 +289,83 @@ def _replace(layer: LayerTime, parameters: int) -> LayerTime:
     return LayerTime(layer.name, layer.kind, layer.forward_s, layer.backward_s, parameters, layer.output_nbytes)
 
 
-def stages(layers: tuple[LayerTime, ...], count: int) -> list[tuple[LayerTime, ...]]:
-    """Consecutive layers in at most `count` stages whose longest is as short as can be."""
-    cuts = _ends(layers, count)
-    return [layers[a:b] for a, b in itertools.pairwise((0, *cuts, len(layers))) if a < b]
-
-
-@functools.lru_cache(maxsize=512)
-def _ends(layers: tuple[LayerTime, ...], count: int) -> tuple[int, ...]:
-    """Where the stages end, by halving the longest stage's time."""
-    times = [layer.forward_s + layer.backward_s for layer in layers]
-    low, high = max(times, default=0.0), sum(times)
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (low, middle) if len(_cut(times, middle)) < count else (middle, high)
-    return tuple(_cut(times, high * (1 + 1e-12)))
-
-
-def _cut(times: list[float], most: float) -> list[int]:
-    """Where a stage that lasts at most so long has to end."""
-    cuts, now = [], 0.0
-    for place, seconds in enumerate(times):
-        if now + seconds > most and now:
-            cuts.append(place)
-            now = 0.0
-        now += seconds
-    return cuts
-
-
 def _pipeline(
-    setting: Setting, strategy: Strategy, layers: tuple[LayerTime, ...], optimizer: float, exposed: float, sent: float,
-    samples: float,
-) -> Replica:  # fmt: skip
-    """1F1B: (m + p − 1) · the slowest stage's micro-batch, and what the links add between stages."""
-    pieces, ends = strategy.micro_batches, _ends(setting.work.layers, strategy.pipeline)
+    setting: Setting, strategy: Strategy, inside: _Inside, optimizer: float, samples: float
+) -> Replica:
+    """The slowest stage is busy for m + p − 1 micro-batches, or the slowest link for m and what it takes to fill it.
+
+    With c seconds of computing and t of sending a micro-batch, one way: the larger of (m + p − 1) · c + 2 (p − 1) · t
+    and (m + 2p − 3) · t + p · c. Both ways are under way at once.
+    """
+    layers, exposed, sent, count = inside
+    link = setting.reach(strategy.pipeline * strategy.tensor)
+    pieces, ends = strategy.micro_batches, ends_of_stages(setting.work.layers, strategy.pipeline, link.s_per_byte)
     cut = [layers[a:b] for a, b in itertools.pairwise((0, *ends, len(layers)))]
     seconds = max(sum(layer.forward_s + layer.backward_s for layer in stage) for stage in cut)
     heaviest = max(cut, key=lambda stage: sum(layer.parameters for layer in stage))
     nbytes = [stage[-1].output_nbytes * samples / pieces for stage in cut[:-1]]
-    link = setting.reach(strategy.pipeline * strategy.tensor)
     message = max((link.exchange_s(each, reduced=False) for each in nbytes), default=0.0)
     piece = seconds / pieces
-    steps = pieces + len(cut) - 1
-    waits = steps * max(0.0, 2 * message - piece) + 2 * (len(cut) - 1) * min(message, piece)
+    steps, links = pieces + len(cut) - 1, len(cut) - 1
+    by_link = (pieces + 2 * links - 1) * message + len(cut) * piece if links else 0.0
+    waits = max(2 * links * message, by_link - steps * piece)
     whole = max(1, sum(layer.parameters for layer in layers))
     share = sum(layer.parameters for layer in heaviest) / whole
     compute = steps * piece + optimizer * share / strategy.tensor
     return Replica(heaviest, compute, optimizer * share, exposed + waits, sent + 2 * pieces * max(nbytes, default=0.0),
-                   share / strategy.tensor, 1 / len(cut))  # fmt: skip
+                   share / strategy.tensor, 1 / len(cut), count + 2 * pieces * (len(cut) > 1))  # fmt: skip
 
 
-def buckets(layers: tuple[LayerTime, ...], share: float) -> Iterator[tuple[float, int]]:
-    """(when it is ready after backward began, values): gradients come from the last layer to the first."""
-    now, held, most = 0.0, 0, FIRST_BUCKET
-    for layer in reversed(layers):
-        now += layer.backward_s
-        held += round(layer.parameters * share)
-        while held >= most:
-            yield now, min(held, max(most, BUCKET))
-            held, most = max(0, held - max(most, BUCKET)), BUCKET
-    if held:
-        yield now, held
+class _Agreed(NamedTuple):
+    """What making the replicas agree takes."""
+
+    processor_s: float
+    exposed_s: float
+    wire_s: float
+    sent_nbytes: float
+    messages: float
+    timeline: tuple[Bar, ...]
 
 
-def _agreement(
-    setting: Setting, strategy: Strategy, replica: Replica, slow: float
-) -> tuple[float, float, float, float, list[Bar]]:
-    """Processor time, exposed time, wire time, bytes sent and the timeline of making the replicas agree."""
+def _agreement(setting: Setting, strategy: Strategy, replica: Replica, slow: float) -> _Agreed:
+    """The exchange of all buckets, one after the other, from when backward has made them."""
     forward = sum(layer.forward_s for layer in replica.layers)
     backward = sum(layer.backward_s for layer in replica.layers)
     bars = [Bar("compute", "forward", 0.0, forward), Bar("compute", "backward", forward, forward + backward)]
     if strategy.data < 2:
         bars.append(Bar("compute", "optimiser", forward + backward, replica.compute_s))
-        return 0.0, 0.0, 0.0, 0.0, bars
+        return _Agreed(0.0, 0.0, 0.0, 0.0, 0, tuple(bars))
     held = replica.share if strategy.tensor > 1 else 1.0
     processor = wire = sent = free = 0.0
-    for ready, numel in buckets(replica.layers, held):
-        found, nbytes = setting.exchange(strategy.codec, numel, strategy.data)
+    count, arrivals = 0, [0.0] * len(replica.layers)
+    for bucket in buckets(replica.layers, held, limits(strategy)):
+        found, nbytes, number = setting.exchange(strategy.codec, bucket.numel, strategy.data)
         work = (found.encode_s + found.decode_s) * slow
-        begin = max(forward + ready + processor * setting.shares_core, free)
+        begin = max(forward + bucket.ready_s + processor * setting.shares_core, free)
         free = begin + found.encode_s * slow + found.wire_s
         processor, wire = processor + work, wire + found.wire_s
-        sent += nbytes
-        bars.append(Bar("link", f"{numel:,} values by {found.form}", begin, free))
+        sent, count = sent + nbytes, count + number
+        arrivals[bucket.first] = free
+        bars.append(Bar("link", f"{bucket.numel:,} values by {found.form}", begin, free))
     every = _period(strategy.consistency)
     done = max(forward + backward, replica.compute_s - replica.optimizer_s) + processor * setting.shares_core
     if strategy.consistency != "sync":
         exposed = wire / every if every > 1 else max(0.0, wire - done)
     elif strategy.overlap == "step":
-        exposed = max(0.0, wire - done - replica.optimizer_s)
+        exposed = _late(replica.layers, arrivals, done)
     else:
         exposed = max(0.0, free - done) if strategy.overlap == "backward" else wire
     bars.append(Bar("compute", "optimiser", done + exposed, done + exposed + replica.optimizer_s))
     counted = processor if setting.shares_core else 0.0
-    return counted / every, exposed, wire / every, sent / every, bars
+    return _Agreed(counted / every, exposed, wire / every, sent / every, count / every, tuple(bars))
+
+
+def _late(layers: Sequence[LayerTime], arrivals: Sequence[float], now: float) -> float:
+    """How long the next forward pass waits: a layer for the bucket with its weights, which its first layer names."""
+    begun = now
+    for layer, arrival in zip(layers, arrivals, strict=True):
+        now = max(now, arrival) + layer.forward_s
+    return now - begun - sum(layer.forward_s for layer in layers)
 
 
 def _period(consistency: str) -> int:

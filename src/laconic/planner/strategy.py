@@ -55,6 +55,11 @@ class Strategy:
         return "one machine" if not used else used[0] if len(used) == 1 else "hybrid"
 
     @property
+    def trains(self) -> bool:
+        """Whether `laconic train` runs it: replicas, or one model that all ranks share; a pipeline has its own loop."""
+        return self.pipeline == 1 and (self.tensor == 1 or self.data == 1)
+
+    @property
     def is_ddp(self) -> bool:
         """Plain DistributedDataParallel."""
         plain = self.codec == "none" and self.consistency == "sync" and self.overlap == "backward"

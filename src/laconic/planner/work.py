@@ -90,18 +90,18 @@ def measure(chosen: Subject, cost: Cost, folder: Path | None, again: bool = Fals
     """The times measured on this machine, or those that were measured here before."""
     cache = Cache(folder, "planner")
     key = key_of(cost)
-    found = None if again else cache.get(key, lambda entry: _read(entry).seconds > 0)
+    found = None if again else cache.get(key, lambda entry: read_work(entry).seconds > 0)
     if found is None:
         found = asdict(_measured(chosen, cost))
         cache.put(key, found)
         cache.save()
-    return _read(found)
+    return read_work(found)
 
 
 def known(cost: Cost, folder: Path | None) -> Work | None:
     """What was measured here before for these very layers and this batch."""
-    found = Cache(folder, "planner").get(key_of(cost), lambda entry: _read(entry).seconds > 0)
-    return None if found is None else _read(found)
+    found = Cache(folder, "planner").get(key_of(cost), lambda entry: read_work(entry).seconds > 0)
+    return None if found is None else read_work(found)
 
 
 def key_of(cost: Cost) -> str:
@@ -111,7 +111,8 @@ def key_of(cost: Cost) -> str:
     return f"step {cost.batch} {digest}"
 
 
-def _read(entry: dict[str, Any]) -> Work:
+def read_work(entry: dict[str, Any]) -> Work:
+    """The reverse of `asdict`."""
     layers = tuple(LayerTime(**layer) for layer in entry["layers"])
     return Work(layers, entry["batch"], entry["optimizer_s"], entry["spread"], entry["source"])
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from laconic.errors import BadInput
+from laconic.workloads.batch_schedules import batch_schedule
 from laconic.workloads.description import Description
 from laconic.workloads.registry import get
 from laconic.workloads.workload import Workload
@@ -27,17 +29,20 @@ class Changes:
         learning_rate: at the start.
         batch: samples of a step, over all workers.
         target: the test accuracy, or loss, that counts as trained.
+        batch_schedule: spec of how the batch grows, such as `grow` or `grow(2048)`.
     """
 
     epochs: int | None = None
     learning_rate: float | None = None
     batch: int | None = None
     target: float | None = None
+    batch_schedule: str | None = None
 
     @classmethod
     def recorded(cls, workload: Description) -> Changes:
         """All that a run was trained with."""
-        return cls(int(workload.epochs), workload.learning_rate, workload.batch, workload.target_accuracy)
+        return cls(int(workload.epochs), workload.learning_rate, workload.batch, workload.target_accuracy,
+                   workload.batch_schedule)  # fmt: skip
 
     def of(self, spec: str) -> Workload:
         """The workload of that name with these changes.
@@ -57,7 +62,9 @@ class Changes:
         if self.target is not None and not (0 < self.target <= 1 if by_accuracy else self.target > 0):
             allowed = "a test accuracy above 0 and up to 1" if by_accuracy else "a test loss above 0"
             raise BadInput(f"--target is {allowed}, got {self.target}")
-        asked = {each.name: getattr(self, each.name) for each in fields(self)}
+        asked: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        if self.batch_schedule is not None:
+            asked["batch_schedule"] = batch_schedule(self.batch_schedule)
         return replace(workload, **{name: value for name, value in asked.items() if value is not None})
 
 

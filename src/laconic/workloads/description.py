@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class Description:
     """What is trained, on what, and when it stops. Shapes are of one sample; null where they were not said.
 
-    `batch` is the samples of a step over all workers.
+    `batch` is the samples of a step over all workers, in the first epoch; `batch_schedule` says how it grows.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Description:
     precision: str = "float32"
     input_shape: list[int] | None = None
     native_shape: list[int] | None = None
+    batch_schedule: str = "constant"
 
     @property
     def judged_by_loss(self) -> bool:

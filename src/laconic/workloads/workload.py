@@ -34,6 +34,7 @@ from torch.optim import Optimizer
 from laconic.errors import BadInput
 from laconic.workloads import data as datasets
 from laconic.workloads import models
+from laconic.workloads.batch_schedules import CONSTANT, BatchSchedule
 from laconic.workloads.data import Dataset, EpochOrder, SparseRows, Split
 from laconic.workloads.description import Description
 from laconic.workloads.inputs import AS_STORED, Inputs
@@ -62,6 +63,7 @@ class Workload:
         target: the metric's value that counts as trained.
         inputs: how stored samples become inputs.
         plan: progress in [0, 1) -> factor on the learning rate.
+        batch_schedule: how the batch grows with the epochs.
         data_options: of the dataset's reader.
     """
 
@@ -78,6 +80,12 @@ class Workload:
     inputs: Inputs = AS_STORED
     plan: Callable[[float], float] = constant
     data_options: tuple[tuple[str, Any], ...] = ()
+    batch_schedule: BatchSchedule = CONSTANT
+
+    def batches(self, samples: int) -> tuple[int, ...]:
+        """Samples of a step in each epoch, where the training set has `samples`."""
+        rates = [self.plan(epoch / self.epochs) for epoch in range(self.epochs)]
+        return self.batch_schedule.batches(self.batch, samples, rates)
 
     @property
     def metric(self) -> str:
@@ -154,30 +162,34 @@ class Task:
         self.data = data
         self.scaling = scaling
         self.model = workload.build(seed)
+        self._batches = workload.batches(len(data.train))
         self._epoch: tuple[EpochOrder, Tensor | None] | None = None
 
     def optimizer(self, parameters: Iterable[Tensor]) -> Optimizer:
         """The workload's optimiser over `parameters`."""
         return self.workload.optimizer(parameters, self.workload.learning_rate)
 
-    def global_batch(self, world_size: int) -> int:
-        """The most samples of a step over all ranks."""
-        return self.workload.batch * (world_size if self.scaling == "weak" else 1)
+    def global_batch(self, world_size: int, epoch: int = 0) -> int:
+        """The most samples of a step over all ranks, in an epoch; in those after the last as in the last."""
+        batch = self._batches[min(epoch, len(self._batches) - 1)]
+        return batch * (world_size if self.scaling == "weak" else 1)
 
-    def steps_per_epoch(self, world_size: int = 1) -> int:
-        """Steps that use every training sample once."""
-        return steps(len(self.data.train), self.global_batch(world_size))
+    def steps_per_epoch(self, world_size: int = 1, epoch: int = 0) -> int:
+        """Steps of an epoch, which use every training sample once."""
+        return steps(len(self.data.train), self.global_batch(world_size, epoch))
 
     def begin_step(self, optimizer: Optimizer, epoch: int, step: int, rank: int = 0, world_size: int = 1) -> None:
         """Set the learning rate, and torch's random state for dropout, from (seed, epoch, step, rank) alone."""
-        progress = (epoch + step / self.steps_per_epoch(world_size)) / self.workload.epochs
+        work, batch = self.workload, self.global_batch(1, epoch)
+        progress = (epoch + step / self.steps_per_epoch(world_size, epoch)) / work.epochs
+        factor = work.batch_schedule.rate(work.plan(progress), batch, self.global_batch(1), progress)
         for group in optimizer.param_groups:
-            group["lr"] = self.workload.learning_rate * self.workload.plan(progress)
+            group["lr"] = work.learning_rate * factor
         torch.manual_seed(_mixed(self.seed, epoch, step, rank))
 
     def batch(self, epoch: int, step: int, rank: int = 0, world_size: int = 1) -> Batch:
         """The share of rank `rank` in a step; the shares of all ranks are the same samples for every world size."""
-        order, draws = self._order(epoch, self.global_batch(world_size))
+        order, draws = self._order(epoch, self.global_batch(world_size, epoch))
         return self._batch(order.indices(step, rank, world_size), draws, world_size / order.size(step))
 
     def batch_of(self, epoch: int, numbers: Tensor) -> Batch:
@@ -241,6 +253,7 @@ class Task:
             epochs=workload.epochs,
             batch_per_worker=-(-self.global_batch(world_size) // world_size),
             batch=workload.batch,
+            batch_schedule=str(workload.batch_schedule),
             precision=str(next(self.model.parameters()).dtype).removeprefix("torch."),
             input_shape=list(used.shape[1:]) if isinstance(used, Tensor) else native,
             native_shape=native,

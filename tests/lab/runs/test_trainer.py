@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import random
@@ -45,6 +46,21 @@ def test_the_same_seed_gives_the_same_weights() -> None:
     assert first.weights_sha256 == again.weights_sha256 != other.weights_sha256
     assert first.test_accuracy == again.test_accuracy
     assert first.replicas_identical
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["distribute:dynamic8", "distribute:none@async"])
+def test_a_batch_that_grows_takes_fewer_steps(name: str, tmp_path: Path) -> None:
+    done = train(RunSpec("digits-mlp", 2, [name], changes=Changes(4, batch_schedule="grow(200)"), runs=tmp_path))
+    assert done is not None
+    (trial,), sizes = done.record.trials, [64, 85, 128, 200]  # the rate would fall to 3/4, 1/2 and 1/4
+    steps = [-(-1438 // size) for size in sizes]
+    assert done.record.workload.batch_schedule == "grow(200)"
+    assert trial.steps == done.steps == sum(steps)
+    assert [point.step for point in trial.curve] == list(itertools.accumulate(steps))
+    assert [point.samples for point in trial.curve] == [1438, 2876, 4314, 5752]
+    assert trial.test_accuracy is not None
+    assert trial.test_accuracy > 0.85
 
 
 @pytest.mark.processes

@@ -1,44 +1,44 @@
 """Is the planner right? Steps predicted and measured, over many set-ups, a third of which no fit has seen.
 
-Callers: `laconic bench planner`. Steps are measured as `laconic bench step` measures them. A prediction knows one
-machine's layers, the codecs' speeds, the link's figures from a probe of this machine, and how many ranks share a core;
-and four factors a door, fitted to the set-ups that are not held out. Whether one is held out follows from a hash of its
-name, so nobody chooses.
+Callers: `laconic bench planner`. Steps are measured by `planner_steps.py`; errors are judged by `planner_fit.py`. A
+prediction knows one machine's layers, the codecs' speeds, the link's rate, and how many ranks share a core; and a few
+factors a door, fitted to the set-ups that are not held out. What was measured, and all
+that predictions are made from, is kept in one file: what is in it is not measured again, so a run can be interrupted,
+taken in pieces, and judged anew when the planner has changed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from scipy.optimize import nnls
 
-from laconic.lab.bench.collectives import measure_link
-from laconic.lab.bench.step import StepSpec, measure
-from laconic.lab.clusters.launch import run_job
+from laconic.errors import BadInput, PayloadError
+from laconic.lab.bench.planner_fit import Case, fit, summary
+from laconic.lab.bench.planner_steps import SetUp, link_of, measure
 from laconic.lab.environment import environment
 from laconic.planner.cost import cost
 from laconic.planner.devices import HERE, device
 from laconic.planner.exchanges import speeds
-from laconic.planner.plan import keep_calibrations
-from laconic.planner.predict import Calibration, Prediction, Setting, door, predict
+from laconic.planner.pieces import ends_of_stages
+from laconic.planner.plan import division_of, keep_calibrations
+from laconic.planner.predict import Setting, predict
 from laconic.planner.strategy import Strategy
 from laconic.planner.subject import subject
-from laconic.planner.work import Work
+from laconic.planner.work import Work, read_work
 from laconic.planner.work import measure as measure_work
 from laconic.schedules.link import Link
-from laconic.transports.profile import Profile
+from laconic.storage import files, json_text
 
-WAYS = {
+REPLICATED = {
     "ddp": Strategy(),
     "compress:dynamic8": Strategy(codec="dynamic8"),
     "compress:topk(0.01)": Strategy(codec="topk(0.01)"),
@@ -46,157 +46,147 @@ WAYS = {
     "distribute:none": Strategy(overlap="step"),
     "distribute:dynamic8": Strategy(codec="dynamic8", overlap="step"),
 }
+MICRO_BATCHES = 4
 LINKS = (None, "1gbit", "100mbit", "20mbit")
-CASES = tuple(
-    [(workload, hosts, link) for workload in ("digits-mlp", "mnist-lenet") for hosts in (2, 4) for link in LINKS]
-    + [("shakespeare-gpt", 2, "1gbit"), ("shakespeare-gpt", 2, "100mbit")]
-)
+DENSE = ("digits-mlp", "mnist-300-100")
+PIPELINED = (*DENSE, "mnist-lenet")
 MEMORY = (("lenet", 1024), ("cifar-resnet(20)", 64), ("char-gpt", 32), ("alexnet", 16), ("resnet18", 8))
 PEERS = {"ParaDL": 0.13, "Calculon": 0.0365, "vTrain": 0.115}  # published errors, on other machines
-_PULL = 0.05  # how strongly factors are drawn to 1 where measurements say little
-_WITHIN, _NEVER = 1.05, 1.10
 
 
 @dataclass(frozen=True)
-class Case:
-    """A set-up: predicted before calibration, and measured."""
+class Group:
+    """Ways that are compared with each other: one workload on so many hosts over one link."""
 
-    name: str
-    group: str
-    way: str
-    found: Prediction
-    measured_s: float
+    workload: str
+    hosts: int
+    link: str | None
+
+    def __str__(self) -> str:
+        return f"{self.workload} × {self.hosts}, {self.link or 'unlimited'}"
 
     @property
-    def held_out(self) -> bool:
-        """A third of all names."""
-        return held_out(self.name)
+    def ways(self) -> dict[str, Strategy]:
+        """What is measured: data parallelism by every door, and divided models where the workload has them."""
+        found = {name: replace(way, data=self.hosts) for name, way in REPLICATED.items()}
+        if self.workload in DENSE:
+            found["tensor"] = Strategy(tensor=self.hosts)
+        if self.workload in DENSE and self.hosts > 2:
+            found["data × tensor"] = Strategy(data=self.hosts // 2, tensor=2)
+        if self.workload in PIPELINED:  # in two stages, for which there are layers enough
+            name = "pipeline" if self.hosts == 2 else "data × pipeline"
+            found[name] = Strategy(data=self.hosts // 2, pipeline=2, micro_batches=MICRO_BATCHES)
+        return found
 
 
-def held_out(name: str) -> bool:
-    """Whether a set-up of this name is kept from the fit.
-
-    >>> sum(held_out(str(i)) for i in range(3000)) // 100
-    9
-    """
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % 3 == 0
+GROUPS = (
+    *(Group("digits-mlp", hosts, link) for hosts in (2, 4) for link in LINKS),
+    *(Group(workload, 2, link) for workload in PIPELINED[1:] for link in LINKS),
+    *(Group(workload, 4, link) for workload in PIPELINED[1:] for link in LINKS[:3]),  # the last takes too long
+    Group("shakespeare-gpt", 2, "1gbit"),
+    Group("shakespeare-gpt", 2, "100mbit"),
+)
+QUICK = (Group("digits-mlp", 2, None), Group("digits-mlp", 4, None))
 
 
 def bench(
-    cases: Sequence[tuple[str, int, str | None]] = CASES, blocks: int = 3, steps: int = 3, memory: bool = True,
+    groups: Sequence[Group] = GROUPS, blocks: int = 4, memory: bool = True, keep: Path | None = None,
     folder: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Measure and predict all cases; returns the record that `laconic bench planner --json` prints.
+    """Measure and predict all groups; returns the record that `laconic bench planner --json` prints.
 
     Args:
-        cases: (workload, hosts, link).
-        blocks, steps: of each configuration; see `bench/step.py`.
+        blocks: turns of each way.
         memory: measure the peak memory of five models, too.
+        keep: a file of earlier measurements, which are not repeated; it is written after every group.
         folder: of the profiles and the calibration that `laconic plan` reads.
+
+    Raises:
+        BadInput: the file is not one that this wrote.
     """
     torch.set_num_threads(1)
-    links = {hosts: _loopback(hosts) for hosts in sorted({hosts for _, hosts, _ in cases})}
-    found: list[Case] = []
-    for workload, hosts, link in cases:
-        setting = _setting(workload, hosts, _slowed(links[hosts], link), folder)
-        record = measure(StepSpec(workload, list(WAYS), hosts, link, blocks=blocks, steps=steps))
-        group = f"{workload} × {hosts}, {link or 'unlimited'}"
-        for row in record["results"]:
-            way = replace(WAYS[row["config"]], data=hosts)
-            name = f"{group}, {row['config']}"
-            found.append(Case(name, group, row["config"], predict(setting, way), row["step_seconds"]))
-    fitted = fit([case for case in found if not case.held_out])
+    kept = _read(keep)
+    for group in groups:
+        if str(group) not in kept["measured"]:
+            kept["measured"][str(group)] = _measured(group, blocks, folder)
+            _write(keep, kept)
+    for name, batch in MEMORY if memory else ():
+        if not any((row["model"], row["batch"]) == (name, batch) for row in kept["memory"]):
+            kept["memory"].append(_memory(name, batch))
+            _write(keep, kept)
+    cases = [case for record in kept["measured"].values() for case in cases_of(record)]
+    fitted = fit([case for case in cases if not case.held_out])
     keep_calibrations(fitted, folder)
-    record = summary(found, fitted)
-    record["memory"] = [_memory(name, batch) for name, batch in MEMORY] if memory else []
-    return {**record, "peers": PEERS, "configuration": {"blocks": blocks, "steps": steps, "cases": len(cases)},
-            "link": {hosts: link.to_dict() for hosts, link in links.items()}, "environment": environment()}  # fmt: skip
+    record = {**summary(cases, fitted), "peers": PEERS, **kept}
+    _write(keep, record)
+    return record
 
 
-def _loopback(hosts: int) -> Link:
-    """What messages cost here, whatever the emulated rate."""
-    text = run_job(hosts, None, measure_link, (True,))
-    return Profile.from_json(text).link
+def _read(keep: Path | None) -> dict[str, Any]:
+    empty: dict[str, Any] = {"measured": {}, "memory": [], "environment": environment()}
+    if keep is None or not keep.exists():
+        return empty
+    try:
+        found = json_text.parse(keep.read_bytes())
+        return {name: found[name] for name in empty}
+    except (PayloadError, TypeError, KeyError) as error:
+        cure = "name another file by --keep"
+        raise BadInput(f"'{keep}' does not hold measurements of laconic bench planner; {cure}") from error
 
 
-def _slowed(link: Link, rate: str | None) -> Link:
-    return link if rate is None else replace(link, s_per_byte=max(link.s_per_byte, Link.parse(rate).s_per_byte))
+def _write(keep: Path | None, record: dict[str, Any]) -> None:
+    if keep is not None:
+        files.replace(keep, json.dumps(record, indent=1) + "\n")
 
 
-def _setting(workload: str, hosts: int, link: Link, folder: Path | None) -> Setting:
-    """Each host has the workload's batch, as in `bench step`."""
-    chosen = subject(workload)
-    counted, here = cost(chosen), device(HERE, folder)
-    timed: Work = measure_work(chosen, counted, folder, again=True)
-    codecs = tuple({way.codec for way in WAYS.values()})
-    crowding = max(1.0, hosts / len(os.sched_getaffinity(0)))
-    return Setting(timed, counted, counted.batch * hosts, link, speeds(codecs, here, folder), crowding=crowding)
-
-
-def fit(cases: Sequence[Case]) -> dict[str, Calibration]:
-    """Factors of each door that make predictions fit, by relative least squares, none below zero; and the interval."""
-    fitted = {}
-    for name in sorted({door(case.found.strategy) for case in cases}):
-        mine = [case for case in cases if door(case.found.strategy) == name]
-        rows = [[c.found.compute_s, c.found.processor_s, c.found.exposed_s, 1e-3] for c in mine]
-        table = np.array(rows) / np.array([[c.measured_s] for c in mine])
-        pull = _PULL * np.eye(4)
-        target = np.concatenate([np.ones(len(mine)), _PULL * np.array([1.0, 1.0, 1.0, 0.0])])
-        factors, _ = nnls(np.vstack([table, pull]), target)
-        ratios = np.sort(1.0 / (table @ factors))
-        low, high = np.quantile(ratios, [0.05, 0.95])
-        compute, processor, exposed, fixed = (float(factor) for factor in factors)
-        fitted[name] = Calibration(compute, processor, exposed, 1e-3 * fixed, float(min(low, 0.97)),
-                                   float(max(high, 1.03)), f"{len(mine)} set-ups measured here")  # fmt: skip
-    return fitted
-
-
-def calibrated(case: Case, fitted: dict[str, Calibration]) -> tuple[float, float, float]:
-    """The prediction and its interval after the fit."""
-    known, found = fitted.get(door(case.found.strategy), Calibration()), case.found
-    seconds = known.compute * found.compute_s + known.processor * found.processor_s
-    seconds += known.exposed * found.exposed_s + known.fixed_s
-    return seconds, known.low * seconds, known.high * seconds
-
-
-def summary(cases: Sequence[Case], fitted: dict[str, Calibration]) -> dict[str, Any]:
-    """Errors and coverage over what was held out; regret over all groups."""
-    rows: list[dict[str, Any]] = []
-    for case in cases:
-        seconds, low, high = calibrated(case, fitted)
-        rows.append({"setup": case.name, "held_out": case.held_out, "predicted_seconds": seconds, "low": low,
-                     "high": high, "measured_seconds": case.measured_s, "uncalibrated_seconds": case.found.seconds,
-                     "group": case.group, "way": case.way})  # fmt: skip
-    kept = [row for row in rows if row["held_out"]] or rows
-    errors = [abs(row["predicted_seconds"] / row["measured_seconds"] - 1) for row in kept]
-    inside = [row["low"] <= row["measured_seconds"] <= row["high"] for row in kept]
+def _measured(group: Group, blocks: int, folder: Path | None) -> dict[str, Any]:
+    """Seconds of all ways, and what predictions need to know."""
+    chosen = subject(group.workload)
+    counted = cost(chosen)
+    codecs = tuple(sorted({way.codec for way in group.ways.values()}))
+    work = measure_work(chosen, counted, folder, again=True)
+    divided = {name: (way, _division(way, work, link_of(group.link))) for name, way in group.ways.items()
+               if way.kind != "data"}  # fmt: skip
+    given = SetUp(group.workload, group.hosts, group.link, tuple(group.ways), divided, blocks)
     return {
-        "results": rows,
-        "median_error": float(np.median(errors)),
-        "p90_error": float(np.quantile(errors, 0.9)),
-        "coverage": float(np.mean(inside)),
-        "regret": _regret(rows),
-        "calibration": {name: asdict(each) for name, each in fitted.items()},
+        **asdict(group),
+        "ways": {name: asdict(way) for name, way in group.ways.items()},
+        "work": asdict(work),
+        "speeds": speeds(codecs, device(HERE, folder), folder),
+        "cores": len(os.sched_getaffinity(0)),
+        "block_seconds": measure(given),
     }
 
 
-def _regret(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How much slower the way that is predicted to be the quickest is than the best measured, and than DDP."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(row["group"], []).append(row)
-    over_best, over_ddp = [], []
-    for mine in groups.values():
-        chosen = min(mine, key=lambda row: row["predicted_seconds"])["measured_seconds"]
-        over_best.append(chosen / min(row["measured_seconds"] for row in mine))
-        over_ddp += [chosen / row["measured_seconds"] for row in mine if row["way"] == "ddp"]
-    return {
-        "groups": len(groups),
-        "within_5_percent": float(np.mean([ratio <= _WITHIN for ratio in over_best])),
-        "worst_over_best": max(over_best),
-        "worst_over_ddp": max(over_ddp, default=0.0),
-        "never_10_percent_slower_than_ddp": max(over_ddp, default=0.0) <= _NEVER,
-    }
+def _division(way: Strategy, work: Work, link: Link) -> str:
+    """As the plan has it; stages are cut where the prediction cuts them, at the next layer with weights."""
+    if way.pipeline == 1:
+        return division_of(way, work.layers) or ""
+    trained = [place for place, layer in enumerate(work.layers) if layer.parameters]
+    cuts: list[str] = []
+    for end in ends_of_stages(work.layers, way.pipeline, link.s_per_byte):
+        place = next(place for place in trained if place >= end and work.layers[place].name not in cuts)
+        cuts.append(work.layers[place].name)
+    return f"stages(({', '.join(map(repr, cuts))},), micro={way.micro_batches})"
+
+
+def cases_of(record: dict[str, Any]) -> Iterator[Case]:
+    """The set-ups of a group that was measured, predicted from what was known of the machine."""
+    group = Group(record["workload"], record["hosts"], record["link"])
+    setting = setting_of(record)
+    for name, way in record["ways"].items():
+        found = predict(setting, Strategy(**way))
+        yield Case(f"{group}, {name}", str(group), name, found, statistics.median(record["block_seconds"][name]))
+
+
+def setting_of(record: dict[str, Any]) -> Setting:
+    """What the predictions of a measured group are made from. Each host has the workload's batch."""
+    counted = cost(record["workload"])
+    return Setting(
+        read_work(record["work"]), counted, counted.batch * record["hosts"], link_of(record["link"]),
+        {name: (float(pair[0]), float(pair[1])) for name, pair in record["speeds"].items()},
+        crowding=max(1.0, record["hosts"] / record["cores"]),
+    )  # fmt: skip
 
 
 def _memory(model: str, batch: int) -> dict[str, Any]:

@@ -228,7 +228,9 @@ def _setting(record: Record) -> str:
         "data": f"{work.dataset}, from {work.dataset_source}",
         "samples": f"{work.train_samples:,} to train, {work.test_samples:,} to test",
         "optimiser": f"{work.optimizer}, learning rate {work.learning_rate:g}",
-        "batch": f"{work.batch_per_worker} per worker, {record.scaling} scaling", "epochs": f"{work.epochs:g}",
+        "batch": f"{work.batch_per_worker} per worker, {record.scaling} scaling"
+        + ("" if work.batch_schedule == "constant" else f", schedule {work.batch_schedule}"),
+        "epochs": f"{work.epochs:g}",
         "target": "none" if work.target_accuracy is None else f"{work.target_metric}: {words.goal(work)}",
         "stopping rule": work.stopping_rule, "precision": work.precision,
         "tuning runs": "not said" if record.tuning_runs is None else record.tuning_runs,

@@ -141,9 +141,13 @@ def _scale(points: Sequence[ScalePoint]) -> str:
              for style, kind in enumerate(kinds, 1)]  # fmt: skip
     share = [Series(kind, style, [(float(p.ranks), 100 * p.efficiency(kind)) for p in points if kind in p.seconds])
              for style, kind in enumerate(kinds, 1)]  # fmt: skip
+    paid = [Series(kind, style, [(float(p.ranks), p.cost(kind)) for p in points if kind in p.seconds])
+            for style, kind in enumerate(kinds, 1)]  # fmt: skip
     x = Axis("machines (logarithmic)", "log", lambda v: f"{v:g}")
     seconds = Axis("time of a step (s, logarithmic)", "log", lambda v: f"{v:g}")
     percent = Axis("efficiency (%)", "linear", lambda v: f"{v:g}")
     drawn = _both(lambda size: curves(times, x, seconds, size, title="Time by number of machines"))
     drawn += _both(lambda size: curves(share, x, percent, size, title="Efficiency by number of machines"))
+    cost = Axis("machine-seconds for 1,000 samples (logarithmic)", "log", lambda v: f"{v:g}")
+    drawn += _both(lambda size: curves(paid, x, cost, size, title="Cost by number of machines"))
     return drawn + "".join(f"<p>{words.text(line)}</p>" for line in crossings(points)) + "<p>Simulated.</p>"

@@ -66,7 +66,7 @@ class FreeTraining(RankTraining):
 
     def run(self) -> Ended:
         assert self.folder is not None  # where the shares are counted
-        size, per_epoch = self.world.world_size, self.prepared.steps_per_epoch
+        size = self.world.world_size
         shares = Shares(shares_file(self.folder, self.trial.order), self.prepared.total_steps * size)
         copies: list[dict[str, Any]] = []
         self._ends: list[float] = []
@@ -75,9 +75,10 @@ class FreeTraining(RankTraining):
         begun = time.perf_counter()
         while (taken := shares.take()) is not None:
             at, share = divmod(taken, size)
-            if self.world.rank == 0 and at // per_epoch > len(copies):
+            epoch, step = self.prepared.place(at)
+            if self.world.rank == 0 and epoch > len(copies):
                 copies.append(self._copy())
-            self.take_step(*divmod(at, per_epoch), share)
+            self.take_step(epoch, step, share)
             self._ends.append(time.perf_counter() - begun)
             self.step = at + 1
             self.show()
@@ -99,7 +100,7 @@ class FreeTraining(RankTraining):
         for number, copy in enumerate(copies, start=1):
             self.trainee.module.load_state_dict(copy)
             last = number == len(copies)
-            self.step = self.prepared.total_steps if last else number * self.prepared.steps_per_epoch
+            self.step = self.prepared.total_steps if last else self.prepared.ends[number - 1]
             self.evaluate()
 
     def figures(self) -> Figures:

@@ -26,7 +26,8 @@ from laconic.lab.runs.elastic.worker import check_size
 from laconic.lab.runs.spec import RunSpec, TrialSpec
 from laconic.lab.runs.trainer import CLOCK
 from laconic.lab.runs.workers import Workers, how_counted
-from laconic.workloads import Changes, get
+from laconic.workloads import Changes
+from laconic.workloads.order import steps
 
 Kind = Literal["train", "compare"]
 
@@ -103,9 +104,9 @@ class Run:
     @property
     def steps(self) -> int:
         """Steps of a training; the same for any number of workers, as the batch is divided."""
-        workload = self.record.workload
-        batch = workload.batch or get(workload.name).batch
-        return int(workload.epochs) * -(-workload.train_samples // batch)
+        described = self.record.workload
+        workload, samples = Changes.recorded(described).of(described.name), described.train_samples
+        return sum(steps(samples, batch) for batch in workload.batches(samples))
 
     def trial(self, chosen: Configuration, seed: int) -> TrialSpec:
         """The next trial."""

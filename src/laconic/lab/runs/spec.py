@@ -19,6 +19,8 @@ worker is given.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import re
 import time
 from collections.abc import Sequence
@@ -115,7 +117,11 @@ class TrialSpec:
 
 
 class Prepared:
-    """A trial's task, read in `loading_s`; `samples_per_step` is over all workers, in the mean."""
+    """A trial's task, read in `loading_s`; `samples_per_step` is over all workers, in the mean.
+
+    Attributes:
+        ends: how many steps have been made at the end of each epoch.
+    """
 
     def __init__(self, trial: TrialSpec, workload: Workload) -> None:
         if workload.dataset.startswith("rcv1"):
@@ -123,9 +129,24 @@ class Prepared:
         begun = time.perf_counter()
         self.workload, self.task = workload, workload.prepare(trial.seed)
         self.loading_s = time.perf_counter() - begun
-        self.steps_per_epoch = self.task.steps_per_epoch(trial.configuration.workers)
-        self.total_steps = workload.epochs * self.steps_per_epoch
-        self.samples_per_step = len(self.task.data.train) / self.steps_per_epoch
+        workers, self._samples = trial.configuration.workers, len(self.task.data.train)
+        per_epoch = [self.task.steps_per_epoch(workers, epoch) for epoch in range(workload.epochs)]
+        self.ends = list(itertools.accumulate(per_epoch))
+        self.total_steps = self.ends[-1]
+        self.samples_per_step = workload.epochs * self._samples / self.total_steps
+
+    def place(self, step: int) -> tuple[int, int]:
+        """The epoch of a step, and its number within it."""
+        epoch = bisect.bisect_right(self.ends, step)
+        return epoch, step - (self.ends[epoch - 1] if epoch else 0)
+
+    def samples_at(self, step: int) -> int:
+        """Samples used after so many steps."""
+        epoch, within = self.place(step)
+        if epoch == len(self.ends):
+            return epoch * self._samples
+        begun = self.ends[epoch - 1] if epoch else 0
+        return round((epoch + within / (self.ends[epoch] - begun)) * self._samples)
 
 
 SINGLE, PIPELINE = "single", "pipeline"

@@ -158,7 +158,7 @@ class RankTraining(ABC):
         outcome = Outcome(
             loading_s=float(scalars[:, 0].max()),
             evaluations=self.evaluations,
-            samples_per_step=self.prepared.samples_per_step,
+            samples_at=self.prepared.samples_at,
             parameters=sum(p.numel() for p in self.trainee.module.parameters()),
             layers=self.trainee.layers(sent),
             weights_sha256=digest.hex(),
@@ -180,7 +180,7 @@ class LockstepTraining(RankTraining):
 
     def run(self) -> Ended:
         """Every step that is left, with an evaluation at each epoch's end."""
-        per_epoch = self.prepared.steps_per_epoch
+        ends = set(self.prepared.ends)
         stopping = Stopping(self.folder, self.world.rank) if self.trial.keeps and self.folder is not None else None
         if self.trial.resume:
             self._restore(self.trial.resume)
@@ -193,11 +193,11 @@ class LockstepTraining(RankTraining):
                 saved = self._save(stopping)
             if order == "stop":
                 return Ended(self.step)
-            self.take_step(*divmod(self.step, per_epoch), self.world.rank)
+            self.take_step(*self.prepared.place(self.step), self.world.rank)
             self.step += 1
             if self.step == self.prepared.total_steps:
                 self.finish()
-            if self.step % per_epoch == 0:
+            if self.step in ends:
                 self.evaluate()
                 if stopping is not None:
                     saved = self._save(stopping)

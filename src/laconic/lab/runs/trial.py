@@ -6,7 +6,7 @@ mean of so many; bytes are the mean over the ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -60,7 +60,7 @@ class Outcome:
 
     Attributes:
         loading_s: the slowest rank's reading of the data.
-        samples_per_step: over all ranks.
+        samples_at: after so many steps, over all ranks.
         layers: what a worker sends of each parameter.
         counted: whether the bytes in the figures were counted; without, the layers' stand.
         timeline: the last two steps of rank 0 on the clock.
@@ -69,7 +69,7 @@ class Outcome:
 
     loading_s: float
     evaluations: Sequence[Evaluation]
-    samples_per_step: float
+    samples_at: Callable[[int], int]
     parameters: int
     layers: list[Layer]
     weights_sha256: str
@@ -103,7 +103,7 @@ def assemble(configuration: Configuration, seed: int, order: int, figures: Figur
         seconds_total=float(outcome.loading_s + clock[-1]),
         seconds_to_target=reached[0] if reached else None,
         steps=len(seconds),
-        samples=round(len(seconds) * outcome.samples_per_step),
+        samples=outcome.samples_at(len(seconds)),
         step_seconds_median=centre.value,
         step_seconds_interval=centre.interval,
         sent_nbytes_per_step=float(sent.mean()),
@@ -127,7 +127,7 @@ def _curve(figures: Figures, outcome: Outcome, clock: Array, sent: Array) -> lis
     return [
         Point(
             step=each.step, seconds=float(each.loading_s + clock[each.step]),
-            samples=round(each.step * outcome.samples_per_step), train_loss=float(losses[begin : each.step].mean()),
+            samples=outcome.samples_at(each.step), train_loss=float(losses[begin : each.step].mean()),
             test_accuracy=each.accuracy, test_loss=each.loss, sent_nbytes=round(total_sent[each.step]),
         )
         for begin, each in zip(begins, outcome.evaluations, strict=False)

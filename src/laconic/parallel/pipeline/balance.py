@@ -26,7 +26,7 @@ from laconic.parallel.boundary import Boundary, predicted_nbytes
 from laconic.parallel.pipeline.cutting import Traced
 
 GBIT_BPS = 125e6  # a link that nobody has measured is taken as 1 Gbit/s
-_SLACK = 1.02  # measured times differ by as much from run to run
+SLACK = 1.02  # measured times differ by as much from run to run
 _REPEATS = 3
 
 
@@ -47,7 +47,7 @@ def choose(
         slack, wire_counts = 1.0, False
     else:
         seconds, nbytes = _measure(traced, places, sample, boundary)
-        wires, slack, wire_counts = [each / bandwidth_Bps for each in nbytes], _SLACK, True
+        wires, slack, wire_counts = [each / bandwidth_Bps for each in nbytes], SLACK, True
     found = cut(seconds, wires, stages, slack, wire_counts)
     return [names[index] for index in found]
 

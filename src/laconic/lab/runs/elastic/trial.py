@@ -55,7 +55,7 @@ def elastic_trial(record: Record, trial: TrialSpec, workload: Workload, ended: S
     outcome = Outcome(
         loading_s=sum(loading.values()),
         evaluations=[_evaluation(row, loading) for row in tested],
-        samples_per_step=record.workload.train_samples * workload.epochs / total,
+        samples_at=lambda step: round(step * record.workload.train_samples * workload.epochs / total),
         parameters=record.workload.parameters,
         layers=layers(workload.build(trial.seed), _payload(chosen.codec), chosen.workers, sent),
         weights_sha256=min(held),

@@ -37,6 +37,7 @@ from laconic.lab.runs.trainer import compute_repeatably, weights_digest
 from laconic.lab.runs.trial import StepFigures
 from laconic.storage.checkpoints import CheckpointFiles
 from laconic.storage.tree import read_file
+from laconic.workloads.batch_schedules import CONSTANT
 from laconic.workloads.description import Description
 
 PATIENCE_S = 30.0  # a first step may take this long; who is killed is noticed at once all the same
@@ -57,8 +58,10 @@ def check_size(workload: Description, workers: int) -> None:
     """Everyone needs a sample of every step: the coordinator too, which tests and writes checkpoints between them.
 
     Raises:
-        BadInput: too many workers.
+        BadInput: too many workers, or a batch that grows.
     """
+    if workload.batch_schedule != str(CONSTANT):
+        raise BadInput(f"--elastic keeps the batch as it is: it takes no --batch-schedule {workload.batch_schedule}")
     samples, batch = workload.train_samples, workload.batch or workload.train_samples
     most = min(samples // -(-samples // batch), MAX_MEMBERS)
     if workers > most:
@@ -84,7 +87,7 @@ class ElasticWorker:
         self._held: dict[str, torch.Tensor] = {}  # what the mode kept, at a resumption
         self.workload = trial.changes.of(trial.workload)
         self.prepared = Prepared(trial, self.workload)
-        self.task, self.steps_per_epoch = self.prepared.task, self.prepared.steps_per_epoch
+        self.task, self.steps_per_epoch = self.prepared.task, self.prepared.task.steps_per_epoch()
         self.optimizer = self.task.optimizer(self.task.model.parameters())
         if trial.resume:
             self._restore(trial.resume)

@@ -1,0 +1,57 @@
+"""How layers are put together: in stages of a pipeline, and their gradients in buckets.
+
+Callers: `predict.py`. Pure numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from laconic.codecs import codec
+from laconic.exchange.options import MESSAGE_NBYTES
+from laconic.parallel.pipeline.balance import SLACK, cut
+from laconic.planner.strategy import Strategy
+from laconic.planner.work import LayerTime
+
+DDP_FIRST, DDP_BUCKET = (1 << 20) // 4, (25 << 20) // 4  # values
+SAMPLE = 1 << 20  # values by which a codec's payload is judged
+
+
+@functools.lru_cache(maxsize=4096)
+def ends_of_stages(layers: tuple[LayerTime, ...], count: int, s_per_byte: float = 0.0) -> tuple[int, ...]:
+    """Where each of at most `count` stages ends but the last, as `stages(auto)` cuts for such a link."""
+    seconds = [layer.forward_s + layer.backward_s for layer in layers]
+    wires = [layer.output_nbytes * s_per_byte for layer in layers[:-1]]
+    return tuple(place + 1 for place in cut(seconds, wires, min(count, len(layers)), SLACK, s_per_byte > 0))
+
+
+class Bucket(NamedTuple):
+    """Gradients that are exchanged together: when backward has made them, how many, and the first layer they are of."""
+
+    ready_s: float
+    numel: int
+    first: int
+
+
+def limits(strategy: Strategy) -> tuple[int, int]:
+    """Values that make the first bucket full, and any other: DDP's own, or what our exchange puts into a message."""
+    chosen = codec(strategy.codec)
+    if strategy.is_ddp or chosen.kind == "matrix" or (chosen.exact and strategy.overlap != "step"):
+        return DDP_FIRST, DDP_BUCKET
+    numel = round(MESSAGE_NBYTES / 4 * max(1.0, 4 * SAMPLE / chosen.max_nbytes(SAMPLE)))
+    return numel, numel
+
+
+def buckets(layers: Sequence[LayerTime], share: float, full: tuple[int, int]) -> Iterator[Bucket]:
+    """Gradients come from the last layer to the first; a bucket is handed over when it is full, see `limits`."""
+    now, held, (most, others) = 0.0, 0, full
+    for place in reversed(range(len(layers))):
+        now += layers[place].backward_s
+        held += round(layers[place].parameters * share)
+        if held >= most:
+            yield Bucket(now, held, place)
+            held, most = 0, others
+    if held:
+        yield Bucket(now, held, 0)
