@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3)
 MINUTES ?= 10
+TORCH ?= 2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_NO_CACHE_DIR := 1
@@ -13,7 +14,7 @@ export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba
 export RUSTUP_HOME ?= $(or $(wildcard $(HOME)/.rustup),$(CURDIR)/.cache/rustup)
 export CARGO_HOME ?= $(or $(wildcard $(HOME)/.cargo),$(CURDIR)/.cache/cargo)
 
-.PHONY: demo test slow fuzz soak chaos check bench docs clean
+.PHONY: demo test slow fuzz soak chaos check bench docs gallery smoke clean
 .DEFAULT_GOAL := demo
 
 # torch first, pinned to the CPU build: an open range would bring gigabytes of CUDA. What pip says is of interest only
@@ -81,6 +82,19 @@ docs: $(VENV)/ready
 	cp -r benchmarks/results .cache/site-source/benchmarks
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "the site is in .cache/site: open .cache/site/index.html"
+
+# Pictures of what the commands draw, for docs/gallery.md.
+gallery: $(VENV)/ready
+	@mkdir -p $(TMPDIR)
+	$(BIN)/python -m benchmarks.gallery
+
+# The wheel in an empty environment, with a Python and a torch of your choice.
+smoke: $(VENV)/ready
+	@mkdir -p $(TMPDIR)
+	rm -rf .cache/smoke && mkdir -p .cache/smoke && $(BIN)/pip wheel -q --no-deps --no-build-isolation -w .cache/smoke .
+	$(firstword $(PYTHONS)) -m venv .cache/smoke/venv
+	.cache/smoke/venv/bin/pip install -q torch==$(TORCH) && .cache/smoke/venv/bin/pip install -q .cache/smoke/laconic-*.whl safetensors
+	cd .cache/smoke && ./venv/bin/python $(CURDIR)/tests/smoke_program.py train
 
 clean:
 	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info

@@ -146,7 +146,7 @@ def test_the_first_screen_says_what_fails(tmp_path: Path):
     record = compare_record()
     record.clock = replace(record.clock, includes_data_loading=False)
     text = _html(record, tmp_path)
-    assert "1 of 27 honesty rules fail" in text
+    assert "1 of 28 honesty rules fail" in text
     assert text.index("Data were read before the clock started") < text.index("<nav") < text.index("id='results'")
     assert "No honesty rule fails" in _html(compare_record(), tmp_path)
 
@@ -356,11 +356,11 @@ def test_lint_command_says_and_ends(tmp_path: Path, capsys: pytest.CaptureFixtur
     record = compare_record()
     record.save(tmp_path)
     assert _run("lint", str(tmp_path)) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "27 pass, 0 fail, 0 cannot know"
+    assert capsys.readouterr().out.splitlines()[-1] == "28 pass, 0 fail, 0 cannot know"
     record.finished, record.tuning_runs = False, None
     record.save(tmp_path)
     assert _run("lint", str(tmp_path), "--json") == 1
-    assert json.loads(capsys.readouterr().out)["counts"] == {"pass": 25, "fail": 1, "cannot know": 1}
+    assert json.loads(capsys.readouterr().out)["counts"] == {"pass": 26, "fail": 1, "cannot know": 1}
     (tmp_path / "run.json").write_text("{")
     assert _run("lint", str(tmp_path)) == 2
 

@@ -1,7 +1,7 @@
 """Figures that no training can give, as checks: arithmetic over the record, whoever wrote it.
 
-Each bound holds for every machine, so a record beyond it is wrong: a slip of a program or of a hand. What is merely
-unlikely passes.
+Each bound holds for every machine, so a record beyond it is wrong: a slip of a program or of a hand, or kernels that
+were compiled while the clock ran. What is merely unlikely passes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from laconic.lab.lint.rules import Outcome, ended, failed, named, passed, rule, 
 from laconic.lab.records.record import Configuration, Record, Trial
 
 SLACK = 1e-3  # of sums of seconds that were rounded on their way
+FEW_STEPS = 10  # fewer do not tell a slow beginning from a slow machine
 MOST_EXTRA = 1 << 20  # bytes of a step that are no gradient: headers, acknowledgements, agreements
 
 
@@ -70,6 +71,20 @@ def bytes_are_possible(record: Record) -> Outcome:
     if not checked:
         return unknown("no trial of a listed configuration has ended")
     return passed(f"the bytes of {checked} trials are within what {record.workload.parameters:,} parameters allow")
+
+
+@rule("figures-4", "Nothing is compiled on the clock")
+def warm_from_the_start(record: Record) -> Outcome:
+    """No step of the first three takes longer than a second and twenty medians."""
+    timed = [trial for trial in ended(record) if trial.step_seconds and len(trial.step_seconds) >= FEW_STEPS]
+    for trial in timed:
+        slowest = max((trial.step_seconds or [])[:3])
+        if slowest > max(1.0, 20 * trial.step_seconds_median):
+            times = f"{slowest:.3g} s, the median {trial.step_seconds_median:.3g} s"
+            return failed(f"one of the first steps of {named(trial)} took {times}: run `laconic warm` before it")
+    if not timed:
+        return unknown(f"no trial has the times of {FEW_STEPS} steps")
+    return passed(f"the first steps of {len(timed)} trials are like the others")
 
 
 def _impossible_bytes(trial: Trial, chosen: Configuration, parameters: int) -> str | None:

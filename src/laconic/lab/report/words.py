@@ -41,6 +41,15 @@ def digits(value: float, count: int = 3) -> str:
     return f"{value:,.{max(places, 0)}f}" if -3 <= places <= 8 else f"{value:.{count - 1}e}"
 
 
+def count(number: int, thing: str) -> str:
+    """A number of things.
+
+    >>> count(1, "worker"), count(2, "worker")
+    ('1 worker', '2 workers')
+    """
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
 def seconds(value: float) -> str:
     """Seconds in the unit that fits: µs, ms, s or min.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from laconic.lab.report import words
 from laconic.storage.json_text import parse_lines
 
 _EVERY_S = 0.2
+_SILENCE_S = 5.0  # after which a line says what is being waited for
+_PREPARING = "preparing, before the clock starts: connections, and kernels that the cache does not have"
 
 
 class Progress:
@@ -40,7 +43,7 @@ class Progress:
             shown = TextColumn("{task.description}"), TextColumn("{task.fields[now]}")
             columns = (shown[0], BarColumn(), MofNCompleteColumn(), shown[1], TimeRemainingColumn())
             self._bar = Bar(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task(label, total=steps, now="starting")
+            self._task = self._bar.add_task(label, total=steps, now=_PREPARING)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="laconic-progress", daemon=True)
 
@@ -64,9 +67,15 @@ class Progress:
             say(line)
 
     def _follow(self) -> None:
+        began, begin = self._at, time.monotonic()
+        is_silent = self._bar is None and self._lines
         while True:
             last = self._ended.wait(_EVERY_S)
             self._read()
+            if is_silent and (self._at > began or time.monotonic() - begin > _SILENCE_S):
+                if self._at == began:
+                    say(f"{self._label}: {_PREPARING}")
+                is_silent = False
             if last:
                 return
 

@@ -22,6 +22,7 @@ from laconic.exchange.collectives import broadcast
 from laconic.lab.clusters.launch import is_launched, launched_rank
 from laconic.lab.records import interruptions, metrics
 from laconic.lab.records.record import Record
+from laconic.lab.report import words
 from laconic.lab.runs import stopping
 from laconic.lab.runs.elastic.driver import Elastic
 from laconic.lab.runs.progress import Progress
@@ -173,7 +174,7 @@ def _explain_beginning_again(run: Run) -> None:
 def _trained(run: Run, driver: Ranks | Elastic, step: int, over: Callable[[], None]) -> Ended:
     """How the training went; what ends it otherwise is in the record and its report before it is raised."""
     record, folder, (chosen,) = run.record, run.folder, run.record.configurations
-    label = f"{record.workload.name}, {chosen.name}, {chosen.workers} workers"
+    label = f"{record.workload.name}, {chosen.name}, {words.count(chosen.workers, 'worker')}"
     try:
         with Progress(folder, label, run.steps) as progress:
             return driver.train(_trial(run, step), progress)

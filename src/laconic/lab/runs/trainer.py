@@ -36,7 +36,7 @@ from laconic.transports.world import World
 from laconic.workloads import Workload
 
 CLOCK = Clock(
-    starts="when every worker is ready, before the data is read",
+    starts="when every worker is ready and kernels are compiled, before the data is read",
     includes_data_loading=True,
     includes_evaluation=False,
     across_ranks="the slowest rank's, per step",
