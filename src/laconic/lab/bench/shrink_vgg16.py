@@ -23,6 +23,8 @@ from laconic.shrink.coder import chunks
 from laconic.shrink.parts import Part, Shared, half, uniform
 from laconic.workloads import models
 
+_MOST = 0.98  # the highest chance to be kept
+
 
 def drawn(spread: bool = True, scale: float = 1.0) -> dict[str, Part]:
     """VGG-16 with the published share of each weight kept, drawn; biases are normal, in 8 bits.
@@ -75,23 +77,25 @@ def _spread(rng: np.random.Generator, rows: int, columns: int, kept: float, bits
     """Chances to be kept with log-normal factors of rows and columns, so wide that a place costs `bits`."""
     by_row, by_column = rng.normal(size=(rows, 1)).astype(np.float32), rng.normal(size=(1, columns)).astype(np.float32)
     low, high = 0.0, 4.0
-    few = slice(None, None, max(1, rows // 256)), slice(None, None, max(1, columns // 1024))
+    few = by_row[:: max(1, rows // 256)] + by_column[:, :: max(1, columns // 1024)]  # enough to find width and scale
     for _ in range(8):
         width = (low + high) / 2
-        part = _chances(by_row[few[0]] + by_column[:, few[1]], width, kept)
+        part = np.minimum(_scale(few, width, kept) * np.exp(width * few), _MOST)
         cost = float(_entropy(part).mean()) / kept
         low, high = (width, high) if cost > bits else (low, width)
-    return _chances(by_row + by_column, (low + high) / 2, kept)
+    width = (low + high) / 2
+    chances: Array = np.exp(width * by_row) * np.exp(width * by_column)
+    chances *= np.float32(_scale(few, width, kept))
+    return np.minimum(chances, _MOST, out=chances)
 
 
-def _chances(factors: Array, width: float, kept: float) -> Array:
-    """min(1, c · exp(width · factors)) with a mean of `kept`."""
+def _scale(factors: Array, width: float, kept: float) -> float:
+    """The c for which min(1, c · exp(width · factors)) has a mean of `kept`."""
     weights = np.exp(width * factors)
-    c = kept / weights.mean()
+    c = kept / float(weights.mean())
     for _ in range(20):
-        c *= kept / np.minimum(c * weights, 0.98).mean()
-    chances: Array = np.minimum(c * weights, 0.98)
-    return chances
+        c *= kept / float(np.minimum(c * weights, _MOST).mean())
+    return c
 
 
 def _entropy(p: Array) -> Array:
