@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from laconic.transports.threads import run_threads as run_threads
     from laconic.transports.world import World as World
     from laconic.transports.world import init as init
+    from laconic.workloads.yellowfin import YellowFin as YellowFin
 
 
 @functools.cache

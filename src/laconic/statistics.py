@@ -71,6 +71,19 @@ def median(values: Sequence[float], z: float = 1.96) -> Median:
     return Median(centre, ordered[low - 1], ordered[high - 1], inside / 2**n, n)
 
 
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The mean, and the two ends of its 95 % interval by Student's t; both ends are the mean for a single value.
+
+    >>> [round(each, 3) for each in mean_interval([1.0, 2.0, 3.0])]
+    [2.0, -0.484, 4.484]
+    """
+    from scipy.special import stdtrit
+
+    centre, n = float(np.mean(values)), len(values)
+    far = float(stdtrit(n - 1, 0.975)) * float(np.std(values, ddof=1)) / math.sqrt(n) if n > 1 else 0.0
+    return centre, centre - far, centre + far
+
+
 @dataclass(frozen=True)
 class Comparison:
     """How the costs of a configuration stand to those of a baseline.

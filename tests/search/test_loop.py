@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import pytest
 
 import laconic.search
 from laconic.errors import BadInput, LaconicError, RecordError, UnknownName
+from laconic.search.bench.database import Server, postgres, why_absent
 from laconic.search.loop import ABANDONED
 from tests.search.objectives import CHOICES, MIXED, counted, curve, dies_at_first, inherits, lines, on_ranks, score
 
@@ -153,44 +153,29 @@ def test_a_torn_line_of_the_journal_is_cut_off(tmp_path: Path) -> None:
     assert len(laconic.search.resume(tmp_path / "run", score, trials=8).history) == 8
 
 
-BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-
-
 @pytest.fixture
-def postgres(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
-    """A server of its own: its address, and the command that restarts it without mercy."""
-    pytest.importorskip("psycopg")
-    if not BINARIES:
-        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
-    folder, port = Path("/tmp") / f"pg{os.getpid()}", 20000 + os.getpid() % 20000
-    as_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700)
-    if as_user:
-        os.chown(folder, 65534, 65534)
-    control = [*as_user, str(BINARIES[-1] / "pg_ctl"), "-D", str(folder / "data"), "-l", str(folder / "log"), "-o",
-               f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off", "-w"]  # fmt: skip
-    try:
-        subprocess.run([*as_user, str(BINARIES[-1] / "initdb"), "-D", str(folder / "data"), "-A", "trust", "-U",
-                        "laconic"], check=True, capture_output=True, cwd="/", timeout=100)  # fmt: skip
-        subprocess.run([*control, "start"], check=True, capture_output=True, cwd="/", timeout=60)
-        yield f"postgresql://laconic@127.0.0.1:{port}/postgres", [*control, "-m", "immediate", "restart"]
-    finally:
-        subprocess.run([*control, "-m", "immediate", "stop"], capture_output=True, cwd="/", timeout=60)
-        shutil.rmtree(folder, ignore_errors=True)
+def database() -> Iterator[Server]:
+    """A server of its own."""
+    if absent := why_absent():
+        pytest.skip(absent)
+    with postgres() as server:
+        yield server
 
 
 @pytest.mark.processes
-def test_a_database_may_go_away_and_come_back(postgres: tuple[str, list[str]], tmp_path: Path) -> None:
-    url, restart = postgres
-    restarts = []
+def test_a_database_may_go_away_and_come_back(database: Server, tmp_path: Path) -> None:
+    ended, broken = [], []
 
-    def note(trial: object, history: object) -> None:
-        if len(restarts) < 2 and len(history.trials) % 4 == 3:  # type: ignore[attr-defined]
-            restarts.append(subprocess.run(restart, check=True, capture_output=True, cwd="/", timeout=60))
+    def note(trial: object, spec: object) -> None:
+        ended.append(trial)
+        if len(ended) in (3, 9):
+            database.restart()
+        if len(ended) in (5, 7):
+            broken.append(database.break_connections())
 
-    found = laconic.search(score, CHOICES, "random", 12, storage=url, folder=tmp_path / "run", note=note)
-    assert len(restarts) == 2
+    found = laconic.search(score, CHOICES, "random", 12, storage=database.url, folder=tmp_path / "run", note=note)
+    assert len(broken) == 2
+    assert all(broken)
     kept = laconic.search.load(tmp_path / "run").history.trials
     assert {n: (t.state, t.point) for n, t in kept.items()} == {
         n: (t.state, t.point) for n, t in found.history.trials.items()

@@ -1,4 +1,4 @@
-"""`laconic bench search`: methods on published tables, population-based training on its toy, and the search's cost."""
+"""`laconic bench search`: methods on published tables, populations, the search's cost, real searches, and kills."""
 
 from __future__ import annotations
 
@@ -9,24 +9,36 @@ import typer
 from laconic.cli.shared import Json, echo_json, echo_table
 from laconic.search import bench
 
+STANDARD = bench.Asked()
+
 
 def search(
-    evaluations: Annotated[int, typer.Option(help="Of each search on a table.")] = 200,
-    repeats: Annotated[int, typer.Option(help="Searches of each method.")] = 200,
-    slow_repeats: Annotated[int, typer.Option(help="Searches of Optuna's methods, whose points cost time.")] = 50,
-    method: Annotated[list[str] | None, typer.Option(help="Repeat it for more. Default: all that suit tables.")] = None,
-    processes: Annotated[int, typer.Option(help="That share the searches.")] = 1,
+    part: Annotated[list[str] | None, typer.Option(help=f"{', '.join(bench.PARTS)}; repeat it. Default: all.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="On tables; repeat it for more. Default: all.")] = None,
+    workload: Annotated[list[str] | None, typer.Option(help="Of real searches; repeat it for more.")] = None,
+    evaluations: Annotated[int, typer.Option(help="Of each search on a table.")] = STANDARD.evaluations,
+    repeats: Annotated[int, typer.Option(help="Searches of each method on a table.")] = STANDARD.repeats,
+    slow_repeats: Annotated[int, typer.Option(help="The same for Optuna's methods.")] = STANDARD.slow_repeats,
+    seed: Annotated[int, typer.Option(help="Of the first search on a table, the first pair, and the kills.")] = STANDARD.seed,
+    pairs: Annotated[int, typer.Option(help="Searches by pbt and by random.")] = STANDARD.pairs,
+    processes: Annotated[int, typer.Option(help="That share the searches on tables.")] = STANDARD.processes,
+    kills: Annotated[int, typer.Option(help="In all.")] = STANDARD.kills,
     json: Json = False,
 ) -> None:
-    """Compare methods on NAS-Bench-201 and NAS-Bench-Macro, which are read from LACONIC_DATA."""
-    record = bench.run(method or bench.METHODS, evaluations, repeats, slow_repeats, processes)
+    """Compare methods on NAS-Bench-201 and NAS-Bench-Macro, which are read from LACONIC_DATA; train; kill searches."""
+    record = bench.run(bench.Asked(
+        part or STANDARD.parts, method or STANDARD.methods, evaluations, repeats, slow_repeats, seed, pairs, processes,
+        kills, workload or STANDARD.workloads,
+    ))  # fmt: skip
     if json:
         return echo_json(record)
-    headings = ("space", "method", "searches", "best, mean", "95 %", "optimum found")
-    echo_table(headings, [_cells(row) for row in record["results"]])
-    for row in record["cost"]:
+    if record["results"]:
+        headings = ("space", "method", "searches", "best, mean", "95 %", "optimum found")
+        echo_table(headings, [_cells(row) for row in record["results"]])
+    for row in [*record.get("cost", []), *record.get("stale", []), *([record["kills"]] if "kills" in record else [])]:
+        shown = {key: value for key, value in row.items() if not isinstance(value, list)}
         typer.echo("  ".join(f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}"
-                             for key, value in row.items()))  # fmt: skip
+                             for key, value in shown.items()))  # fmt: skip
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

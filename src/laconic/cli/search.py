@@ -11,16 +11,19 @@ from laconic.cli import run_options as options
 from laconic.cli.shared import Json, echo_json
 from laconic.lab.runs.progress import say
 from laconic.search import api
-from laconic.search.history import History, Seen
+from laconic.search.history import Seen
 from laconic.search.methods import names
 from laconic.search.report import write_report
 from laconic.search.retrain import retrain as train_again
 from laconic.search.rules import REGISTRY as RULES
+from laconic.search.spaces import SPACES
+from laconic.search.spec import SearchSpec
+from laconic.search.tables import TABLES
 
 
 def search(
-    objective: Annotated[str | None, typer.Argument(help="A workload, or module:function of a trial.")] = None,
-    space: Annotated[str | None, typer.Option(help="A .toml file, or 'rate = log(0.001, 1); …'.")] = None,
+    objective: Annotated[str | None, typer.Argument(help=f"A workload, module:function, {', '.join(TABLES)}.")] = None,
+    space: Annotated[str | None, typer.Option(help=f"A .toml file, 'rate = log(0.1, 1)', {', '.join(SPACES)}.")] = None,
     method: Annotated[str, typer.Option(help=f"{', '.join(names())}; with options: evolution(population=30).")] = "tpe",
     trials: Annotated[int | None, typer.Option(help="How many; default 20.")] = None,
     rule: Annotated[str, typer.Option(help=f"Of early stopping: {', '.join(RULES.names())}.")] = "none",
@@ -33,6 +36,7 @@ def search(
     codec: Annotated[str, typer.Option(help="What is sent, where the space does not say.")] = "none",
     link: options.Link = None,
     limit: Annotated[float | None, typer.Option(help="Seconds after which a trial has failed.")] = None,
+    repeats: Annotated[int, typer.Option(help="Searches, each with the next seed; the report shows their mean.")] = 1,
     retrain: Annotated[int, typer.Option(help="Train the best and the default with so many new seeds.")] = 0,
     resume: Annotated[Path | None, typer.Option(help="Go on with this search, runs/<id>.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Default: runs/<time>-search-<objective>.")] = None,
@@ -52,13 +56,15 @@ def search(
                 command=options.command(), **own, **({"maximize": False} if minimize else {}),
                 **({"folder": folder} if folder is not None else {}),
             )  # fmt: skip
+        others = api.repeat(found, repeats, note)
     except KeyboardInterrupt:
         say("stopped; what has ended is kept: laconic search --resume FOLDER goes on")
         raise typer.Exit(130) from None
     again = train_again(found, retrain) if retrain else None
-    report = write_report(found)
+    report = write_report(found, others)
     if json:
-        return echo_json({**found.to_json(), "retrained": again, "report": str(report)})
+        values = [each.value for each in (found, *others)]
+        return echo_json({**found.to_json(), "repeats": values, "retrained": again, "report": str(report)})
     if found.best is None:
         typer.echo(f"none of {len(found.history)} trials came to its end; report: {report}")
         raise typer.Exit(1)
@@ -80,9 +86,9 @@ def _words(point: dict[str, Any]) -> str:
                      for name, value in point.items())  # fmt: skip
 
 
-def _quiet(trial: Seen, history: History) -> None: ...
+def _quiet(trial: Seen, spec: SearchSpec) -> None: ...
 
 
-def _say(trial: Seen, history: History) -> None:
-    what = trial.why if trial.state == "failed" else f"{abs(trial.score or 0.0):.6g}"
+def _say(trial: Seen, spec: SearchSpec) -> None:
+    what = trial.why if trial.score is None else f"{spec.sign * trial.score:.6g}"
     say(f"trial {trial.number} {trial.state}: {what}; {_words(trial.point)}; {trial.seconds:.1f} s")

@@ -17,11 +17,15 @@ from typing import Any
 from laconic.errors import BadInput
 from laconic.lab.records.record import make_id
 from laconic.lab.runs.stopping import only_one
+from laconic.search.evolved import NOISE, EvolvedObjective
 from laconic.search.history import History, Seen
 from laconic.search.loop import ABANDONED, Loop, Note
+from laconic.search.methods import build as build_method
 from laconic.search.pool import Objective, Pool
 from laconic.search.space import Point, Space
+from laconic.search.spaces import SPACES
 from laconic.search.spec import SearchSpec
+from laconic.search.tables import TABLES, Table
 from laconic.search.training import WorkloadObjective, space_of
 
 
@@ -54,6 +58,15 @@ class Result:
         return self.best.point
 
     @property
+    def stretches(self) -> list[Point]:
+        """The parameters of the trials that the best one goes back to, the first one's first, its own last."""
+        trial, found = self.best, []
+        while trial is not None:
+            found.append(trial.point)
+            trial = None if trial.proposal.parent is None else self.history.trials.get(trial.proposal.parent)
+        return found[::-1]
+
+    @property
     def value(self) -> float:
         """The best trial's value."""
         return math.nan if self.best is None or self.best.score is None else self.spec.sign * self.best.score
@@ -67,7 +80,8 @@ class Result:
         """Everything, as plain values."""
         trials = [
             {"number": t.number, "params": t.point, "value": None if t.score is None else self.spec.sign * t.score,
-             "state": t.state, "seconds": t.seconds, "why": t.why, "parent": t.proposal.parent, "attempt": t.attempts}
+             "state": t.state, "seconds": t.seconds, "samples": t.samples, "why": t.why, "parent": t.proposal.parent,
+             "attempt": t.attempts}
             for t in self.history.trials.values()
         ]  # fmt: skip
         best = self.best
@@ -85,7 +99,7 @@ def search(
     method: str = "tpe",
     trials: int = 50,
     *,
-    note: Note = lambda trial, history: None,
+    note: Note = lambda trial, spec: None,
     **options: Any,
 ) -> Result:
     """Find the parameters with which an objective is best.
@@ -97,11 +111,12 @@ def search(
     (20, True)
 
     Args:
-        objective: a function of a `Trial` that returns a number, module:function, or the name of a workload.
-        space: a `Space`, its table, a TOML file or a line of text; None for a workload's own.
+        objective: a function of a `Trial` that returns a number, module:function, or the name of a workload or table.
+        space: a `Space`, its table, a TOML file, a line of text, or a name such as convolutions; None for a workload's
+            or table's own.
         method: such as "tpe" or "evolution(population=30)".
         trials: how many are made; a search in a folder that has some goes on to this number.
-        note: called after each trial.
+        note: called with each trial that has ended, and the search's spec.
         options: fields of `SearchSpec`: maximize, rule, seed, parallel, workers, storage, folder, start, retries,
             give_up, limit_s; for a workload `options` holds its epochs, codec and link.
 
@@ -109,21 +124,21 @@ def search(
         BadInput: an empty or contradictory space, a method that cannot search it, a storage that cannot be reached.
     """
     called, name = resolve(objective, options)
-    if space is None:
-        if not isinstance(called, WorkloadObjective):
-            raise BadInput("name a space: only workloads have one of their own")
-        space = space_of(called.workload)
-    space = Space.read(space)
+    called = suited(called, method)
+    space = Space.read(_own_space(called) if space is None else SPACES.get(str(space), space))
     if isinstance(called, WorkloadObjective):
         called.check(space)
         options = {"maximize": called.maximize, "parallel": 1, **options}
+    elif isinstance(called, EvolvedObjective):
+        called.check(space)
+        options = {"maximize": False, **options}
     folder = Path(options.pop("folder", "") or _new_folder(name))
     spec = SearchSpec.of(name, space, {**options, "method": method, "trials": trials, "folder": folder})
     return run(spec, called, note)
 
 
 def resume(folder: Path, objective: Callable[..., float] | None = None, trials: int | None = None,
-           note: Note = lambda trial, history: None) -> Result:  # fmt: skip
+           note: Note = lambda trial, spec: None) -> Result:  # fmt: skip
     """Go on with the search in a folder, to its number of trials or another.
 
     Raises:
@@ -136,10 +151,29 @@ def resume(folder: Path, objective: Callable[..., float] | None = None, trials: 
     return run(spec, objective, note)
 
 
-def run(spec: SearchSpec, objective: Objective, note: Note = lambda trial, history: None) -> Result:
+def _own_space(objective: Objective) -> Space:
+    if isinstance(objective, WorkloadObjective):
+        return space_of(objective.workload)
+    if isinstance(objective, EvolvedObjective):
+        return NOISE
+    if isinstance(objective, Table):
+        return objective.space
+    raise BadInput("name a space: only workloads and tables have one of their own")
+
+
+def suited(objective: Objective, method: str) -> Objective:
+    """The objective as a method needs it: a workload's trials go on from others, or are evaluated without training."""
+    chosen = build_method(method)
+    if not isinstance(objective, WorkloadObjective) or not chosen.inherits:
+        return objective
+    return replace(objective, inherits=True) if chosen.trains else EvolvedObjective(objective.workload)
+
+
+def run(spec: SearchSpec, objective: Objective, note: Note = lambda trial, spec: None) -> Result:
     """Make the trials of a search that are left."""
     from laconic.search.ledger import opened
 
+    objective = suited(objective, spec.method)
     spec.save()
     shared = bool(spec.storage)
     # a workload starts ranks of its own
@@ -151,6 +185,22 @@ def run(spec: SearchSpec, objective: Objective, note: Note = lambda trial, histo
                 return Result(spec, loop.run(pool))
             with only_one(spec.folder):
                 return Result(spec, loop.run(pool))
+
+
+def repeat(found: Result, repeats: int, note: Note = lambda trial, spec: None) -> list[Result]:
+    """The same search with the next seeds, `repeats` in all, in folders below its own; what is there goes on.
+
+    Raises:
+        BadInput: fewer than one.
+    """
+    if repeats < 1:
+        raise BadInput(f"a search is made once or more often, got {repeats} repeats")
+    spec = found.spec
+    objective, _ = resolve(spec.objective, {"options": spec.options, "workers": spec.workers})
+    return [
+        run(replace(spec, seed=spec.seed + number, folder=spec.folder / "repeats" / str(number)), objective, note)
+        for number in range(1, repeats)
+    ]
 
 
 def load(folder: Path) -> Result:
@@ -169,6 +219,8 @@ def resolve(objective: str | Callable[..., float], options: Mapping[str, Any]) -
         if not callable(objective):
             raise BadInput(f"an objective is a function or a name, got {type(objective).__name__}")
         return objective, getattr(objective, "__qualname__", type(objective).__name__)
+    if objective in TABLES:
+        return TABLES[objective](None), objective
     module, colon, name = objective.partition(":")
     if colon and name.isidentifier():
         if os.getcwd() not in sys.path:

@@ -41,6 +41,7 @@ class Seen:
         reports: {step: score}.
         seconds: how long it took.
         why: what went wrong.
+        samples: that it computed, where its objective counts them.
     """
 
     number: int
@@ -52,6 +53,7 @@ class Seen:
     why: str | None = None
     owner: str = ""
     attempts: int = 1
+    samples: int = 0
 
     @property
     def point(self) -> Point:

@@ -174,23 +174,22 @@ class Ledger:
         self._again(lambda: self.storage.set_trial_intermediate_value(self._ids[trial.number], step, self.sign * score))
         return replace(trial, reports={**trial.reports, step: score})
 
-    def end(self, trial: Seen, state: State, score: float | None, why: str | None = None, seconds: float = 0.0) -> Seen:
+    def end(self, trial: Seen) -> Seen:
         """Write how a trial ended; one that has ended already stays as it is."""
         from optuna.exceptions import UpdateFinishedTrialError
 
         identity = self._ids[trial.number]
-        ended = replace(trial, state=state, score=score, why=why, seconds=seconds)
-        value = None if score is None else [self.sign * score]
+        value = None if trial.score is None else [self.sign * trial.score]
 
         def write() -> None:
             with contextlib.suppress(UpdateFinishedTrialError):
-                for key, given in (("seconds", seconds), ("why", why)):
-                    if given is not None:
+                for key in ("seconds", "samples", "why"):
+                    if given := getattr(trial, key):
                         self.storage.set_trial_user_attr(identity, key, given)
-                self.storage.set_trial_state_values(identity, STATES[state], value)
+                self.storage.set_trial_state_values(identity, STATES[trial.state], value)
 
         self._again(write)
-        return ended
+        return trial
 
     def abandoned(self, history: History) -> list[Seen]:
         """The trials under way whose owner is gone."""
@@ -218,7 +217,7 @@ class Ledger:
         reports = {step: self.sign * value for step, value in sorted(trial.intermediate_values.items())}
         proposal = Proposal(dict(trial.params), kept.get("parent"), json.loads(kept.get("notes", "{}")))
         return Seen(trial.number, proposal, state, score, reports, kept.get("seconds", 0.0), kept.get("why"),
-                    kept.get("owner", ""), kept.get("attempts", 1))  # fmt: skip
+                    kept.get("owner", ""), kept.get("attempts", 1), kept.get("samples", 0))  # fmt: skip
 
     def _again(self, work: Callable[[], T]) -> T:
         """Do it, again and again while a database is away; each of our writes can be made twice."""

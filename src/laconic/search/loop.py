@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,29 +18,31 @@ import numpy as np
 from laconic.errors import BadInput
 from laconic.search.history import History, Proposal, Seen
 from laconic.search.ledger import Ledger
+from laconic.search.methods import Method
 from laconic.search.methods import build as build_method
 from laconic.search.pool import Message, Pool
 from laconic.search.rules import build as build_rule
+from laconic.search.space import Space
 from laconic.search.spec import SearchSpec
 from laconic.search.trial import Task
 
 ABANDONED = "the search that it was part of ended"
+TAKEN = "another process had begun the same"
 DRAWS = 1000  # points by chance, when a method asks for known ones only
 WAIT_S = 1.0
 _log = logging.getLogger("laconic.search")
-Note = Callable[[Seen, History], None]
+Note = Callable[[Seen, SearchSpec], None]
 
 
 class Loop:
     """One process's work on a search."""
 
-    def __init__(self, spec: SearchSpec, ledger: Ledger, note: Note = lambda trial, history: None) -> None:
+    def __init__(self, spec: SearchSpec, ledger: Ledger, note: Note = lambda trial, spec: None) -> None:
         self.spec, self.ledger, self.note = spec, ledger, note
         self.method = build_method(spec.method)
         self.rule = build_rule(self.method.rule if spec.rule == "none" else spec.rule)
         self.method.check(spec.space)
         self.history = History()
-        self._size = spec.space.size
         self._begun: dict[int, float] = {}
 
     def run(self, pool: Pool) -> History:
@@ -67,59 +69,60 @@ class Loop:
         self.ledger.load(self.history)
         for trial in self.ledger.abandoned(self.history):
             _log.info("trial %d was abandoned", trial.number)
-            self.history.put(self.ledger.end(trial, "failed", None, ABANDONED))
+            self.history.put(self.ledger.end(replace(trial, state="failed", why=ABANDONED)))
 
     def _spent(self) -> int:
-        """The trials that count: a failed one that is tried again does not."""
-        return sum(not self._is_retried(trial) for trial in self.history.trials.values())
+        """The trials that count: one that is tried again does not, nor one that another process had begun."""
+        trials = self.history.trials.values()
+        return sum(trial.why != TAKEN and not self._is_retried(trial) for trial in trials)
 
     def _is_retried(self, trial: Seen) -> bool:
-        return trial.state == "failed" and (trial.why == ABANDONED or trial.attempts <= self.spec.retries)
+        if trial.state != "failed" or trial.why == TAKEN:
+            return False
+        return trial.why == ABANDONED or trial.attempts <= self.spec.retries
 
     def _begin(self) -> Seen | None:
         """The next trial, written down; None where there is nothing to try now."""
-        again = {trial.proposal.notes.get("retry_of") for trial in self.history.trials.values()}
-        retried = filter(self._is_retried, self.history.trials.values())
-        left = [trial for trial in retried if trial.number not in again]
-        if left:
-            before = left[0]
-            notes = {**before.proposal.notes, "retry_of": before.number}
-            attempts = before.attempts + (before.why != ABANDONED)
-            begun = self.ledger.begin(replace(before.proposal, notes=notes), attempts)
-        else:
-            proposal = self._proposal()
-            if proposal is None:
-                return None
-            begun = self.ledger.begin(proposal)
-        self.history.put(begun)
-        self._begun[begun.number] = time.perf_counter()
+        while (begun := self._begin_one()) is not None:
+            self.history.put(begun)
+            if not self._is_taken(begun):
+                self._begun[begun.number] = time.perf_counter()
+                break
+            self.history.put(self.ledger.end(replace(begun, state="failed", why=TAKEN)))
         return begun
 
-    def _proposal(self) -> Proposal | None:
-        """What the method asks for, a point that is not known where it should not repeat."""
-        number, space = len(self.history), self.spec.space
-        others = any(trial.owner != self.ledger.owner for trial in self.history.running)
-        salt = [*self.ledger.owner.encode()] if others else []
-        for draw in range(self.method.draws):
-            chance = np.random.default_rng([self.spec.seed, number, draw, *salt])
-            proposal = self.method.propose(space, self.history, chance)
-            if proposal is None:
-                return None
-            if number < len(self.spec.start):
-                proposal = replace(proposal, point=space.checked(self.spec.start[number]))
-            point = space.checked(proposal.point)
-            if self.method.repeats or number < len(self.spec.start) or not self.history.knows(point):
-                return replace(proposal, point=point)
-        return self._unknown(chance)
+    def _begin_one(self) -> Seen | None:
+        known = self.history.trials.values()
+        again = {trial.proposal.notes.get("retry_of") for trial in known if trial.why != TAKEN}
+        left = [trial for trial in known if self._is_retried(trial) and trial.number not in again]
+        if not left:
+            proposal = self._proposal()
+            return None if proposal is None else self.ledger.begin(proposal)
+        before = left[0]
+        notes = {**before.proposal.notes, "retry_of": before.number}
+        attempts = before.attempts + (before.why != ABANDONED)
+        return self.ledger.begin(replace(before.proposal, notes=notes), attempts)
 
-    def _unknown(self, chance: np.random.Generator) -> Proposal | None:
-        """A point by chance that is not known; None where all are."""
-        for _ in range(DRAWS):
-            point = self.spec.space.draw(chance)
-            if not self.history.knows(point):
-                return Proposal(point)
-        left = self.spec.space.points() if self._size is not None else iter(())
-        return next((Proposal(point) for point in left if not self.history.knows(point)), None)
+    def _is_taken(self, begun: Seen) -> bool:
+        """Whether another process began the same just before: the storage numbers trials, and the first one counts."""
+        if not self.spec.storage:
+            return False
+        self.ledger.load(self.history)
+        origin = begun.proposal.notes.get("retry_of")
+        others = [t for t in self.history.trials.values() if t.number < begun.number and t.state != "failed"]
+        if origin is not None:
+            return any(other.proposal.notes.get("retry_of") == origin for other in others)
+        return not self.method.repeats and any(other.point == begun.point for other in others)
+
+    def _proposal(self) -> Proposal | None:
+        """What the method asks for, or the point that the search begins with."""
+        number, start = len(self.history), self.spec.start
+        others = any(trial.owner != self.ledger.owner for trial in self.history.running)
+        seeds = [self.spec.seed, number, *(self.ledger.owner.encode() if others else b"")]
+        if number >= len(start):
+            return next_proposal(self.method, self.spec.space, self.history, seeds)
+        proposal = self.method.propose(self.spec.space, self.history, np.random.default_rng(seeds))
+        return None if proposal is None else replace(proposal, point=self.spec.space.checked(start[number]))
 
     def _reported(self, message: Message) -> bool:
         """Write a report down; whether the trial is to end."""
@@ -138,15 +141,41 @@ class Loop:
         else:
             score, why = _score(message.value, self.ledger.sign)
         state: Any = "failed" if score is None else "stopped" if message.stopped else "done"
-        ended = self.ledger.end(trial, state, score, why, seconds)
+        ended = self.ledger.end(replace(trial, state=state, score=score, why=why, seconds=seconds,
+                                        samples=message.samples))  # fmt: skip
         self.history.put(ended)
-        self.note(ended, self.history)
+        self.note(ended, self.spec)
         self._give_up()
 
     def _give_up(self) -> None:
-        last = list(self.history.trials.values())[-self.spec.give_up :]
+        own = [trial for trial in self.history.trials.values() if trial.why not in (ABANDONED, TAKEN)]
+        last = own[-self.spec.give_up :]
         if len(last) == self.spec.give_up and all(trial.state == "failed" for trial in last):
             raise BadInput(f"the last {self.spec.give_up} trials failed, the last one because: {last[-1].why}")
+
+
+def next_proposal(method: Method, space: Space, history: History, seeds: Sequence[int]) -> Proposal | None:
+    """What a method asks for: a point that is not known, unless it may repeat; None where there is nothing to try."""
+    chance = np.random.default_rng(seeds)
+    for draw in range(method.draws):
+        chance = np.random.default_rng([*seeds, draw])
+        proposal = method.propose(space, history, chance)
+        if proposal is None:
+            return None
+        point = space.checked(proposal.point)
+        if method.repeats or not history.knows(point):
+            return replace(proposal, point=point)
+    return _unknown(space, history, chance)
+
+
+def _unknown(space: Space, history: History, chance: np.random.Generator) -> Proposal | None:
+    """A point by chance that is not known; None where all are."""
+    for _ in range(DRAWS):
+        point = space.draw(chance)
+        if not history.knows(point):
+            return Proposal(point)
+    left = space.points() if space.size is not None else iter(())
+    return next((Proposal(point) for point in left if not history.knows(point)), None)
 
 
 def _score(value: Any, sign: float) -> tuple[float | None, str | None]:

@@ -36,6 +36,7 @@ class Message:
     value: Any = None
     step: int = 0
     stopped: bool = False
+    samples: int = 0
 
 
 class Pool:
@@ -187,8 +188,8 @@ def _evaluate(objective: Objective, task: Task, ask: Callable[[float, int], bool
     except Exception as error:
         _log.info("trial %d failed", task.number, exc_info=True)
         first = (str(error).strip() or "no message").splitlines()[0]
-        return Message("failed", task.number, f"{type(error).__name__}: {first}")
-    return Message("done", task.number, value, stopped=trial.is_stopped)
+        return Message("failed", task.number, f"{type(error).__name__}: {first}", samples=trial.samples)
+    return Message("done", task.number, value, stopped=trial.is_stopped, samples=trial.samples)
 
 
 def _evaluate_on(ranks: int, objective: Objective, task: Task, ask: Callable[[float, int], bool]) -> Message:
@@ -221,4 +222,4 @@ def _evaluate_rank(objective: Objective, task: Task, pipe: Connection) -> Messag
 
     trial = Trial(task, shared_answer(ask, task.number))
     value = objective(trial)
-    return Message("done", task.number, value, stopped=trial.is_stopped)
+    return Message("done", task.number, value, stopped=trial.is_stopped, samples=trial.samples)

@@ -16,7 +16,7 @@ from laconic.lab.report.charts import NARROW, WIDE, Axis, Pair, Series, Size, cu
 from laconic.lab.report.page import document
 from laconic.search.api import Result
 from laconic.search.history import Seen, score_of
-from laconic.statistics import median
+from laconic.statistics import mean_interval
 from laconic.storage.files import replace
 
 SHOWN = 60  # lines of the parallel coordinates: the best of them, and as many others
@@ -87,11 +87,10 @@ def _curve(results: Sequence[Result]) -> str:
     if len(lines) == 1:
         series = [Series("best so far", 0, lines[0])]
     else:
-        found = [median([line[i][1] for line in lines]) for i in range(count)]
-        spread = [[(i + 1.0, at.interval[k]) for i, at in enumerate(found) if at.interval] for k in (0, 1)]
-        middle = [(i + 1.0, at.value) for i, at in enumerate(found)]
-        series = [Series(f"median of {len(lines)} searches", 0, middle, spread)]
-        caption = f"The best value after each trial: the median of {len(lines)} searches and its 95 % interval."
+        found = [mean_interval([line[i][1] for line in lines]) for i in range(count)]
+        middle, *spread = ([(i + 1.0, at[k]) for i, at in enumerate(found)] for k in range(3))
+        series = [Series(f"mean of {len(lines)} searches", 0, middle, spread)]
+        caption = f"The best value after each trial: the mean of {len(lines)} searches and its 95 % interval."
     x, y = Axis("trials", "linear", lambda v: f"{v:g}"), Axis("best value", "linear", lambda v: words.digits(v, 4))
     drawn = "".join(curves(series, x, y, size, title=caption) for size in (WIDE, NARROW))
     return f"<figure>{drawn}<figcaption>{words.text(caption)}</figcaption></figure>"
@@ -144,10 +143,10 @@ def _cost(found: Result) -> str:
     trials = list(found.history.trials.values())
     total = sum(trial.seconds for trial in trials)
     lost = sum(trial.seconds for trial in trials if trial.state == "failed")
-    steps = sum(max(trial.reports, default=0) + 1 for trial in trials if trial.reports)
+    samples = sum(trial.samples for trial in trials)
     parts = {"trials": str(len(trials)), "time of all": words.seconds(total), "of it failed": words.seconds(lost)}
-    if steps:
-        parts["reported steps"] = f"{steps:,}"
+    if samples:
+        parts["samples computed"] = f"{samples:,}"
     return f"<dl>{''.join(f'<dt>{name}</dt><dd>{words.text(value)}</dd>' for name, value in parts.items())}</dl>"
 
 

@@ -4,16 +4,20 @@ Callers: `laconic search WORKLOAD`. What a parameter changes goes by its name:
 
     learning_rate, batch, epochs          of the workload
     model, momentum, weight_decay         of the workload
+    optimizer                             sgd, momentum, adam, adamw, rmsprop or yellowfin in place of its own
     codec, consistency, algorithm         of the configuration
     any name in braces                    in the workload's spec or in a value: shakespeare-gpt(layers={layers}),
                                           local({period})
 
 Trials are judged on samples held out of the training data, so that the test data stays unseen by the search; only what
-is found is tested on it.
+is found is tested on it. Under a method whose trials go on from others (pbt, enas) a trial is a stretch of training at
+a constant rate: it begins with the weights that its parent kept, as far as they fit its model, and momentum begins
+anew.
 """
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +27,7 @@ from typing import Any
 
 import torch
 
-from laconic.errors import BadInput
+from laconic.errors import BadInput, UnknownName
 from laconic.lab.records import metrics
 from laconic.lab.records.record import Trial as Trained
 from laconic.lab.runs import stopping
@@ -32,12 +36,14 @@ from laconic.lab.runs.spec import RunSpec, configuration, with_mode
 from laconic.lab.runs.workers import Workers
 from laconic.search.space import Choice, Float, Space
 from laconic.search.trial import Trial
+from laconic.storage.checkpoints import CheckpointFiles
 from laconic.transports.launcher import RankFailed
 from laconic.workloads import Changes, Workload, get
 from laconic.workloads.data.split import Dataset, Split, held_out
+from laconic.workloads.optimizers import OPTIMIZERS, constant
 
 CHANGES = ("learning_rate", "batch", "epochs")
-FIELDS = ("model", "momentum", "weight_decay")
+FIELDS = ("model", "optimizer", "momentum", "weight_decay")
 CONFIGURATION = ("codec", "consistency", "algorithm")
 HELD_OUT = 0.2  # of the training data, to judge trials by
 LOOK_S = 0.2  # how often the metrics of a training are looked at
@@ -59,10 +65,18 @@ def _part(split: Split, numbers: torch.Tensor) -> Split:
     return Split(split.x[numbers], split.y[numbers])
 
 
-def changed(base: str, held_out: bool = True, model: str = "", momentum: float = -1.0, weight_decay: float = -1.0
-            ) -> Workload:  # fmt: skip
-    """A workload with other fields, by a spec that every worker can read."""
+def changed(
+    base: str, held_out: bool = True, model: str = "", optimizer: str = "", momentum: float = -1.0,
+    weight_decay: float = -1.0, steady: bool = False,
+) -> Workload:  # fmt: skip
+    """A workload with other fields, by a spec that every worker can read; a steady one keeps its rate to the end."""
     workload = get(base)
+    if optimizer:
+        if optimizer not in OPTIMIZERS:
+            raise UnknownName("optimiser", optimizer, OPTIMIZERS)
+        tunes = optimizer == "yellowfin"  # its rate is a factor on the one that it finds
+        workload = replace(workload, optimizer=OPTIMIZERS[optimizer], optimizer_name=optimizer,
+                           learning_rate=1.0 if tunes else workload.learning_rate)  # fmt: skip
     given = {"momentum": momentum, "weight_decay": weight_decay}
     options = {name: value for name, value in given.items() if value >= 0}
     if options:
@@ -73,7 +87,7 @@ def changed(base: str, held_out: bool = True, model: str = "", momentum: float =
         words = ", ".join(f"{name} {value:g}" for name, value in options.items())
         workload = replace(workload, optimizer=partial(workload.optimizer, **options),
                            optimizer_name=f"{workload.optimizer_name}; {words}")  # fmt: skip
-    workload = replace(workload, model=model or workload.model)
+    workload = replace(workload, model=model or workload.model, plan=constant if steady else workload.plan)
     if not held_out:
         return workload
     return HeldOut(**{name: getattr(workload, name) for name in workload.__dataclass_fields__})
@@ -89,6 +103,7 @@ class WorkloadObjective:
         epochs: of a trial; None for the workload's own.
         codec: where the space does not say.
         link: speed of emulated links.
+        inherits: trials are stretches of training that go on from their parents' weights.
     """
 
     workload: str
@@ -96,6 +111,7 @@ class WorkloadObjective:
     epochs: int | None = None
     codec: str = "none"
     link: str | None = None
+    inherits: bool = False
 
     @property
     def maximize(self) -> bool:
@@ -118,9 +134,9 @@ class WorkloadObjective:
         """The run that trains with these parameters."""
         values = {name: _filled(value, params) for name, value in params.items()}
         own = {name: values[name] for name in FIELDS if name in values}
-        named = "".join(f", {name}={value!r}" for name, value in own.items())
+        named = "".join(f", {name}={value!r}" for name, value in own.items()) + ", steady=true" * self.inherits
         base = _filled(self.workload, params)
-        plain = not own and not held_out
+        plain = not named and not held_out
         workload = base if plain else f"laconic.search.training:changed({base!r}, held_out={held_out}{named})"
         changes = {name: values[name] for name in CHANGES if name in values}
         codec = with_mode(str(values.get("codec", self.codec)), str(values.get("consistency", "sync")))
@@ -130,12 +146,21 @@ class WorkloadObjective:
         )  # fmt: skip
 
     def __call__(self, trial: Trial) -> float:
-        trained = train(self.spec(trial.params, trial.seed, Path(trial.task.folder) / "trials"), trial)
+        spec = self.spec(trial.params, trial.seed, Path(trial.task.folder) / "trials")
+        begin = trial.weights_file if self.inherits else None
+        trained, kept = train(spec, trial, begin)
+        trial.used(round(trained.steps * _batch(spec)))
+        if self.inherits:
+            before = None if begin is None else trial.weights()
+            trial.keep({**(before or {}), **kept})
         return value_of(trained)
 
 
-def train(spec: RunSpec, trial: Trial | None = None) -> Trained:
-    """Train as a run of its own, to the end or to where a search's rule stops it.
+def train(spec: RunSpec, trial: Trial | None = None, begin: Path | None = None) -> tuple[Trained, dict[str, Any]]:
+    """Train as a run of its own, to the end or to where a search's rule stops it; what came of it, and its weights.
+
+    Args:
+        begin: a file of weights to begin with.
 
     Raises:
         RankFailed: a worker raised or died.
@@ -143,7 +168,8 @@ def train(spec: RunSpec, trial: Trial | None = None) -> Trained:
     (name,), (seed,) = spec.configurations, spec.seeds
     with Workers(spec.workers, spec.link, spec.hosts) as workers:
         run = Run.begin("train", spec, workers, [configuration(name, spec.workers, spec.algorithm)])
-        told = replace(run.trial(run.record.configurations[0], seed), keeps=trial is not None)
+        first = run.trial(run.record.configurations[0], seed)
+        told = replace(first, keeps=True, begin=None if begin is None else str(begin))
         over = threading.Event()
         watch = threading.Thread(target=_watch, args=(run, trial, over), daemon=True)
         if trial is not None:
@@ -159,11 +185,17 @@ def train(spec: RunSpec, trial: Trial | None = None) -> Trained:
         last = _evaluations(run)
         if not last:
             raise RankFailed("it was stopped before its first evaluation")
-        value = next(iter(last.values()))
-        trained = _cut_off(run, value)
+        trained = _cut_off(run, next(iter(last.values())))
     run.record.trials, run.record.finished = [trained], True
     run.conclude()
-    return trained
+    checkpoints = CheckpointFiles(run.folder / "checkpoints")
+    weights: dict[str, Any] = checkpoints.read(checkpoints.steps()[-1])["model"]
+    shutil.rmtree(checkpoints.folder)  # nobody resumes a trial that has ended
+    return trained, weights
+
+
+def _batch(spec: RunSpec) -> int:
+    return int(spec.changes.batch or get(spec.workload).batch)
 
 
 def value_of(trained: Trained) -> float:

@@ -14,9 +14,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from laconic.errors import BadInput, PayloadError
+from laconic.errors import BadInput
 from laconic.search.history import Seen
 from laconic.storage.checkpoints import CheckpointFiles
+from laconic.storage.tree import read_file
 
 Answer = Callable[[float, int], bool]
 WAIT_S = 600.0  # how long ranks wait for rank 0's report
@@ -57,6 +58,7 @@ class Trial:
     task: Task
     answer: Answer = field(default=lambda value, step: False, repr=False)
     is_stopped: bool = False
+    samples: int = 0
 
     def __getattr__(self, name: str) -> Any:
         if name in ("number", "seed", "parent", "attempt"):
@@ -83,16 +85,21 @@ class Trial:
         self.is_stopped = self.answer(float(value), step) or self.is_stopped
         return self.is_stopped
 
-    def weights(self) -> Any | None:
-        """The tree that the parent kept, on the same rank; None without a parent, or where it kept nothing."""
+    def used(self, samples: int) -> None:
+        """Count samples that the trial computed, for the search's cost; rank 0's count."""
+        self.samples += samples
+
+    @property
+    def weights_file(self) -> Path | None:
+        """Where the parent's tree lies; None without a parent, or where it kept nothing."""
         if self.task.parent is None:
             return None
-        try:
-            return self._files.read(self.task.parent)
-        except PayloadError:
-            if self._files.path(self.task.parent).exists():
-                raise
-            return None
+        path = self._files.path(self.task.parent)
+        return path if path.exists() else None
+
+    def weights(self) -> Any | None:
+        """The tree that the parent kept, on the same rank; None without a parent, or where it kept nothing."""
+        return None if self.weights_file is None else read_file(self.weights_file)
 
     def keep(self, tree: Any) -> None:
         """Keep a tree of tensors and plain values, such as a state_dict, for the trials that go on from this one."""

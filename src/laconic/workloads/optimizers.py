@@ -11,6 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from laconic.workloads.yellowfin import YellowFin
+
 plain = torch.optim.SGD
 momentum = partial(torch.optim.SGD, momentum=0.9)
 adam = torch.optim.Adam
@@ -24,6 +26,12 @@ def adamw(parameters: Iterable[Tensor], lr: float) -> torch.optim.AdamW:
     matrices, vectors = [p for p in trained if p.dim() > 1], [p for p in trained if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW([group for group in groups if group["params"]], lr, betas=(0.9, 0.99))
+
+
+# by the names that a search has for them
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": adam, "adamw": adamw, "momentum": momentum, "rmsprop": rmsprop, "sgd": plain, "yellowfin": YellowFin,
+}  # fmt: skip
 
 
 def constant(progress: float) -> float:

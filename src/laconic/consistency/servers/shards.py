@@ -83,7 +83,7 @@ class Shard:
         if self.optimizer is None:
             self.values.add_(self._sum)
         else:
-            self.optimizer.step(self._sum, told.get("groups", {}), rate)
+            self.optimizer.step(self._sum, told.get("groups", {}), rate, staleness)
         self.version += 1
         self.last[message.worker] = (message.sequence, staleness)
         self.idle.discard(message.worker)
@@ -184,13 +184,18 @@ class ShardOptimizer:
         self._initial = [plain_options(like.param_groups[number]) for number in self._numbers]
         self._inner = _made_anew(like, [{**_own(like.param_groups[n]), "params": members[n]} for n in self._numbers])
 
-    def step(self, gradient: Tensor, changed: Mapping[str, Options], rate: float) -> None:
-        """One step with the options the worker has; `changed` holds those that differ from the first, by group."""
+    def step(self, gradient: Tensor, changed: Mapping[str, Options], rate: float, staleness: int = 0) -> None:
+        """One step with the options the worker has; `changed` holds those that differ from the first, by group.
+
+        An optimiser with an option `staleness`, such as YellowFin, is told how stale the gradient is.
+        """
         for number, initial, group in zip(self._numbers, self._initial, self._inner.param_groups, strict=True):
             group.update(initial)
             group.update({name: _tupled(value) for name, value in changed.get(str(number), {}).items()})
             if "lr" in group:
                 group["lr"] = group["lr"] * rate
+            if "staleness" in group:
+                group["staleness"] = staleness
         for piece, begin, end in self._pieces:
             piece.grad = gradient[begin:end].view(piece.shape)
         self._inner.step()

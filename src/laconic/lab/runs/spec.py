@@ -92,6 +92,7 @@ class TrialSpec:
         folder: the run's, for metrics, requests and checkpoints; None for no file at all.
         keeps: whether checkpoints are written.
         resume: the step of the checkpoint to go on from; 0 without one.
+        begin: a file of weights that the model begins with, as far as they fit; None for the workload's own start.
         start: which start of the run this is; the first is 1.
         index: which of the workers it is, where each is started by itself.
         link_bps: the emulated links' rate, for choosing between exchanges of one round and of two; None if unlimited.
@@ -108,6 +109,7 @@ class TrialSpec:
     folder: str | None = None
     keeps: bool = False
     resume: int = 0
+    begin: str | None = None
     start: int = 1
     index: int = 0
     link_bps: float | None = None

@@ -32,6 +32,7 @@ from laconic.lab.runs.timeline import StepTimeline
 from laconic.lab.runs.trainee import Times, Trainee
 from laconic.lab.runs.trial import Evaluation, Figures, Outcome, StepFigures, assemble
 from laconic.storage.checkpoints import CheckpointFiles
+from laconic.storage.tree import read_file
 from laconic.transports.world import World
 from laconic.workloads import Workload
 
@@ -63,6 +64,8 @@ class RankTraining(ABC):
         barrier(group=world)
         self.prepared = Prepared(trial, workload)
         self.loading_s = self.prepared.loading_s
+        if trial.begin is not None:
+            begin_with(self.prepared.task.model, read_file(Path(trial.begin)))
         self.trainee = self._trainee(workload, self.prepared.task.model)
         self.timeline = StepTimeline(self.trainee)
         shown = self.folder if world.rank == 0 else None
@@ -236,6 +239,13 @@ class LockstepTraining(RankTraining):
         self.step, self.rows = kept["step"], [StepFigures(*row) for row in kept["rows"].tolist()]
         self.evaluations = [Evaluation(*each) for each in kept["evaluations"]]
         self.loading_s += kept["loading_s"]  # reading the data again is part of what the training took
+
+
+def begin_with(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Copy the weights whose names and shapes the model has; all else stays as it is."""
+    own = model.state_dict()
+    fitting = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
+    model.load_state_dict({**own, **fitting})
 
 
 def _random_loss(model: nn.Module) -> Tensor:

@@ -28,6 +28,8 @@ class Method(ABC):
 
     Attributes:
         inherits: its trials begin with the weights of others.
+        trains: its trials train; else they only evaluate the weights they are given.
+        schedules: what it finds is a schedule, the parameters of one stretch after the other.
         repeats: it may ask for a point again, since chance or weights differ.
         draws: how often it is asked again when its point is known already.
         rule: the rule of early stopping that is part of it.
@@ -35,6 +37,8 @@ class Method(ABC):
 
     name: ClassVar[str]
     inherits: ClassVar[bool] = False
+    trains: ClassVar[bool] = True
+    schedules: ClassVar[bool] = False
     repeats: ClassVar[bool] = False
     draws: ClassVar[int] = 20
     rule: str = "none"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from laconic.search.methods.base import need, register
 from laconic.search.methods.tpe import OptunaMethod
+from laconic.search.space import Space
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -29,7 +30,7 @@ class GaussianProcess(OptunaMethod):
     def __post_init__(self) -> None:
         need(self.start >= 1, f"gp starts with 1 trial or more, got {self.start}")
 
-    def sampler(self, seed: int) -> BaseSampler:
+    def sampler(self, seed: int, space: Space) -> BaseSampler:
         from optuna.samplers import GPSampler
 
         return GPSampler(seed=seed, n_startup_trials=self.start)

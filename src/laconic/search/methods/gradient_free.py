@@ -27,6 +27,7 @@ class GradientFree(Method):
     """
 
     inherits: ClassVar[bool] = True
+    trains: ClassVar[bool] = False
     repeats: ClassVar[bool] = True
     start: int = 20
     elite: int = 5

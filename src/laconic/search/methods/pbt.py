@@ -31,6 +31,7 @@ class PopulationBasedTraining(Method):
     """
 
     inherits: ClassVar[bool] = True
+    schedules: ClassVar[bool] = True
     repeats: ClassVar[bool] = True
     population: int = 8
     share: float = 0.25

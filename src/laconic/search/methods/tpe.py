@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from laconic.search.history import History, Proposal
 from laconic.search.methods.base import Chance, Method, need, register
@@ -23,12 +23,12 @@ class OptunaMethod(Method):
     """A sampler of Optuna's, made anew for each trial: what it draws depends on history and chance alone."""
 
     @abstractmethod
-    def sampler(self, seed: int) -> BaseSampler:
+    def sampler(self, seed: int, space: Space) -> BaseSampler:
         """The sampler."""
 
     def propose(self, space: Space, history: History, chance: Chance) -> Proposal:
         mirror = mirror_of(space, history)
-        return Proposal(mirror.ask(self.sampler(int(chance.integers(2**31)))))
+        return Proposal(mirror.ask(self.sampler(int(chance.integers(2**31)), space)))
 
 
 def mirror_of(space: Space, history: History) -> Mirror:
@@ -56,16 +56,17 @@ class Tpe(OptunaMethod):
         multivariate: model parameters together.
     """
 
+    draws: ClassVar[int] = 6  # a draw costs a fit; beyond it a point by chance does as well
     start: int = 10
     multivariate: bool = True
 
     def __post_init__(self) -> None:
         need(self.start >= 1, f"tpe starts with 1 trial or more, got {self.start}")
 
-    def sampler(self, seed: int) -> BaseSampler:
+    def sampler(self, seed: int, space: Space) -> BaseSampler:
         from optuna.samplers import TPESampler
 
+        grouped = self.multivariate and bool(space.when)  # parameters that are there together are modelled together
         return TPESampler(
-            seed=seed, n_startup_trials=self.start, multivariate=self.multivariate, group=self.multivariate,
-            constant_liar=True,
-        )  # fmt: skip
+            seed=seed, n_startup_trials=self.start, multivariate=self.multivariate, group=grouped, constant_liar=True
+        )

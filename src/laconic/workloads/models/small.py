@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from laconic.errors import BadInput
+from laconic.errors import BadInput, UnknownName
 from laconic.workloads.data.split import SparseBatch
 from laconic.workloads.models.registry import network
 
@@ -85,6 +86,38 @@ def lenet() -> nn.Module:
         nn.ReLU(),
         nn.Linear(500, 10),
     )
+
+
+LAYERS: dict[str, Callable[[int], nn.Module]] = {
+    "conv1": lambda channels: nn.Conv2d(channels, channels, 1),
+    "conv3": lambda channels: nn.Conv2d(channels, channels, 3, padding=1),
+    "conv5": lambda channels: nn.Conv2d(channels, channels, 5, padding=2),
+    "separable3": lambda channels: nn.Sequential(
+        nn.Conv2d(channels, channels, 3, padding=1, groups=channels), nn.Conv2d(channels, channels, 1)),
+    "skip": lambda channels: nn.Identity(),
+    "pool": lambda channels: nn.MaxPool2d(2),
+}  # fmt: skip
+
+
+@network("layered-cnn", sample=(1, 8, 8))
+def layered_cnn(layers: str = "conv3-pool-conv3-pool", channels: int = 16) -> nn.Module:
+    """A 3×3 convolution to so many channels, the named layers, a mean over 2×2 fields, 10 units; any size of image.
+
+    A layer's weights are named by its place and kind, so that networks that agree in them can share their weights.
+
+    Args:
+        layers: conv1, conv3, conv5, separable3, skip and pool, with hyphens between them.
+        channels: of every convolution.
+    """
+    parts: dict[str, nn.Module] = {"stem": nn.Conv2d(1, channels, 3, padding=1), "stem-relu": nn.ReLU()}
+    for place, kind in enumerate(layers.split("-"), start=1):
+        if kind not in LAYERS:
+            raise UnknownName("layer", kind, LAYERS)
+        parts[f"{place}-{kind}"] = LAYERS[kind](channels)
+        if kind not in ("skip", "pool"):
+            parts[f"{place}-relu"] = nn.ReLU()
+    parts |= {"mean": nn.AdaptiveAvgPool2d(2), "flat": nn.Flatten(), "head": nn.Linear(4 * channels, 10)}
+    return nn.Sequential(OrderedDict(parts))
 
 
 class CharLSTM(nn.Module):

@@ -1,0 +1,106 @@
+"""Searches of workloads: weights pass on through checkpoints, shipped spaces train, records count all trials."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import laconic.search
+from laconic.errors import BadInput, UnknownName
+from laconic.lab.records.record import Record
+from laconic.lab.runs.trainer import begin_with
+from laconic.search.methods import build
+from laconic.search.report import page
+from laconic.search.retrain import retrain
+from laconic.search.spaces import CONVOLUTIONS
+from laconic.search.training import changed, space_of
+from laconic.storage.checkpoints import CheckpointFiles
+from laconic.workloads import models, names
+
+
+@pytest.mark.processes
+def test_a_stretch_goes_on_from_its_parents_weights_and_the_schedule_is_followed_again(tmp_path: Path) -> None:
+    found = laconic.search("digits-mlp", None, "pbt(2, share=0.5)", 4, folder=tmp_path / "run", options={"epochs": 1})
+    trials = found.history.trials
+    first, later = trials[0], trials[3]
+    assert later.proposal.parent is not None
+    assert first.samples > 1000
+    assert not list((tmp_path / "run").glob("trials/*/checkpoints"))
+    kept = CheckpointFiles(tmp_path / "run" / "weights")
+    assert kept.read(3).keys() == kept.read(0).keys()
+    # what a stretch begins with decides what it gives: from its own start one epoch gives less
+    assert max(t.score or 0.0 for t in (trials[2], later)) > max(t.score or 0.0 for t in (first, trials[1]))
+    rows = retrain(found, 1)
+    assert [row["tuning_runs"] for row in rows] == [4, 0]
+    assert rows[0]["stretches"] == len(found.stretches) > 1
+    records = [Record.load(path.parent) for path in (tmp_path / "run" / "found").glob("*/run.json")]
+    assert {record.tuning_runs for record in records} == {4}
+
+
+@pytest.mark.processes
+def test_networks_of_the_convolutional_space_share_weights(tmp_path: Path) -> None:
+    found = laconic.search("digits-cnn", "convolutions", "enas", 3, folder=tmp_path / "run", options={"epochs": 1})
+    assert [trial.state for trial in found.history.trials.values()] == ["done"] * 3
+    pool = CheckpointFiles(tmp_path / "run" / "weights").read(2)
+    used = {name.partition(".")[0] for name in pool}
+    assert len([name for name in used if name[0].isdigit()]) >= 4  # of more than one network
+
+
+def test_what_does_not_fit_is_not_copied() -> None:
+    one, other = models.build("layered-cnn(conv3-pool, 4)"), models.build("layered-cnn(conv5-pool, 4)")
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    begin_with(other, one.state_dict())
+    after = other.state_dict()
+    assert torch.equal(after["stem.weight"], one.state_dict()["stem.weight"])
+    assert torch.equal(after["1-conv5.weight"], before["1-conv5.weight"])
+
+
+def test_training_without_gradients_gets_better(tmp_path: Path) -> None:
+    found = laconic.search("digits-mlp", None, "gradient_free(10, elite=3)", 40, folder=tmp_path / "run")
+    losses = [-(trial.score or 0.0) for trial in found.history.trials.values()]
+    assert found.value == min(losses) < min(losses[:10])
+    with pytest.raises(BadInput, match="one parameter, the noise"):
+        laconic.search("digits-mlp", "learning_rate = log(0.1, 1)", "gradient_free", 3, folder=tmp_path / "other")
+    with pytest.raises(BadInput, match="finds weights"):
+        retrain(found, 1)
+
+
+@pytest.mark.parametrize("workload", names())
+def test_every_workload_has_a_space(workload: str) -> None:
+    assert {"learning_rate", "batch"} <= space_of(workload).parameters.keys()
+
+
+def test_every_network_of_the_convolutional_space_can_be_built() -> None:
+    for kind in ("conv1", "conv3", "conv5", "separable3", "skip"):
+        spec = f"layered-cnn({kind}-{kind}-pool-{kind}-{kind}-pool, 8)"
+        for side in (8, 28):
+            assert models.build(spec)(torch.zeros(2, 1, side, side)).shape == (2, 10)
+    assert CONVOLUTIONS.size == 3 * 5**4
+    build("enas").check(CONVOLUTIONS)
+    with pytest.raises(UnknownName, match="conv3"):
+        models.build("layered-cnn(conv7)")
+
+
+def test_the_optimiser_can_be_searched() -> None:
+    assert changed("digits-mlp", optimizer="yellowfin").learning_rate == 1.0
+    assert changed("digits-mlp", optimizer="sgd", momentum=0.5).optimizer_name == "sgd; momentum 0.5"
+    with pytest.raises(UnknownName, match="yellowfin"):
+        changed("digits-mlp", optimizer="yelowfin")
+
+
+def test_repeats_and_failures_are_on_the_page(tmp_path: Path) -> None:
+    found = laconic.search(
+        "tests.search.objectives:fails", "a = choice(['x', 'y']); b = choice([1, 2, 3]); c = choice(['p', 'q'])",
+        "random", 12, retries=0, folder=tmp_path / "run",
+    )  # fmt: skip
+    others = laconic.search.api.repeat(found, 3)
+    assert [other.spec.seed for other in others] == [1, 2]
+    text = page(found, others)
+    assert "mean of 3 searches and its 95 % interval" in text
+    assert text.count("ValueError: on purpose") >= sum(t.number % 5 == 0 for t in found.history.trials.values())
+    assert json.dumps(found.to_json())
+    with pytest.raises(BadInput, match="once or more"):
+        laconic.search.api.repeat(found, 0)
