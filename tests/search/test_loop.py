@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +14,8 @@ import pytest
 import laconic.search
 from laconic.errors import BadInput, LaconicError, RecordError, UnknownName
 from laconic.search.bench.database import Server, postgres, why_absent
-from laconic.search.loop import ABANDONED
-from tests.search.objectives import CHOICES, MIXED, counted, curve, dies_at_first, inherits, lines, on_ranks, score
+from laconic.search.bench.kills import kill_tests
+from tests.search.objectives import CHOICES, MIXED, curve, dies_at_first, inherits, lines, on_ranks, score
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,62 +85,37 @@ def test_a_search_in_which_all_fails_gives_up(tmp_path: Path) -> None:
         laconic.search(lambda trial: trial.params["no"], CHOICES, "random", 30, give_up=4, folder=tmp_path / "run")
 
 
-def _started(folder: Path, trials: int, storage: str = "") -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "laconic", "search", "tests.search.objectives:slow", "--space", CHOICES,
-               "--method", "evolution(population=4, sample=2)", "--trials", str(trials), "--parallel", "2",
-               "--folder", str(folder), "--json"]  # fmt: skip
-    environment = {**os.environ, "COUNTED": str(folder.parent / "counted"), "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
-    return subprocess.Popen(command + (["--storage", storage] if storage else []), cwd=ROOT, env=environment,
-                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-
-
-def _ended(folder: Path) -> dict[int, float]:
-    """The trials that the journal holds as ended, read by another program's eyes."""
-    ended = {}
-    for line in (folder / "journal.log").read_text().splitlines():
-        entry = json.loads(line)
-        if entry["op_code"] == 6 and entry["state"] == 1:
-            assert entry["trial_id"] not in ended
-            ended[entry["trial_id"]] = entry["values"][0]
-    return ended
-
-
-def _killed_and_resumed(folder: Path, chance: random.Random, kills: int) -> None:
-    """Kill the coordinator at chance moments; nothing that ended is lost, and nothing is made twice."""
-    os.environ["COUNTED"] = str(folder.parent / "counted")
-    for _ in range(kills):
-        process = _started(folder, 14)
-        deadline, before = time.monotonic() + 100, len(lines(folder.parent / "counted"))
-        more = chance.randint(1, 4)
-        while len(lines(folder.parent / "counted")) < before + more and time.monotonic() < deadline:
-            if process.poll() is not None:
-                break
-            time.sleep(0.01)
-        time.sleep(chance.random() * 0.05)
-        process.kill()
-        process.wait()
-        kept = _ended(folder) if (folder / "journal.log").exists() else {}
-        after = laconic.search.load(folder).history
-        assert {t.number: t.score for t in after.trials.values() if t.state == "done"} == kept
-    found = laconic.search.resume(folder, counted)
-    trials = list(found.history.trials.values())
-    done = [trial for trial in trials if trial.state == "done"]
-    assert len(done) == 14
-    assert len({tuple(trial.point.values()) for trial in done}) == 14
-    assert {trial.why for trial in trials if trial.state == "failed"} <= {ABANDONED}
-
-
 @pytest.mark.processes
-def test_a_search_that_is_killed_goes_on(tmp_path: Path) -> None:
-    _killed_and_resumed(tmp_path / "run", random.Random(0), kills=1)
+@pytest.mark.timeout(300)
+def test_searches_that_are_killed_lose_and_double_nothing() -> None:
+    """The small version of `laconic bench search --part kills`."""
+    found = kill_tests(3, seed=2)
+    assert found["holds"], found
+    assert found["kills"] == 3
 
 
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", range(25))
-def test_a_search_that_is_killed_again_and_again_goes_on(seed: int, tmp_path: Path) -> None:
-    _killed_and_resumed(tmp_path / "run", random.Random(seed), kills=2)
+def test_searches_that_are_killed_fifty_times_lose_and_double_nothing() -> None:
+    found = kill_tests(50, seed=3)
+    assert found["holds"], found
+    assert found["kills"] == 50
+
+
+@pytest.mark.processes
+def test_two_processes_that_share_a_search_try_no_point_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ask for the same next point of a grid; the storage's numbers say whose it is."""
+    monkeypatch.setenv("COUNTED", str(tmp_path / "counted"))
+    code = ("import sys, laconic.search; from tests.search.objectives import CHOICES, slow;"
+            "laconic.search(slow, CHOICES, 'grid', 18, storage=sys.argv[1], folder=sys.argv[2])")  # fmt: skip
+    command = [sys.executable, "-c", code, f"journal://{tmp_path}/shared.log", str(tmp_path / "run")]
+    both = [subprocess.Popen(command, cwd=ROOT) for _ in range(2)]
+    assert [process.wait(timeout=100) for process in both] == [0, 0]
+    points = [line.partition(" ")[2] for line in lines(tmp_path / "counted")]
+    assert len(points) == len(set(points)) == 18
+    owners = {trial.owner for trial in laconic.search.load(tmp_path / "run").history.trials.values()}
+    assert len(owners) <= 2
 
 
 def test_a_torn_line_of_the_journal_is_cut_off(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def search(
     evaluations: Annotated[int, typer.Option(help="Of each search on a table.")] = STANDARD.evaluations,
     repeats: Annotated[int, typer.Option(help="Searches of each method on a table.")] = STANDARD.repeats,
     slow_repeats: Annotated[int, typer.Option(help="The same for Optuna's methods.")] = STANDARD.slow_repeats,
-    seed: Annotated[int, typer.Option(help="Of the first search on a table, the first pair, and the kills.")] = STANDARD.seed,
+    seed: Annotated[int, typer.Option(help="Of the first search, the first pair, and the kills.")] = STANDARD.seed,
     pairs: Annotated[int, typer.Option(help="Searches by pbt and by random.")] = STANDARD.pairs,
     processes: Annotated[int, typer.Option(help="That share the searches on tables.")] = STANDARD.processes,
     kills: Annotated[int, typer.Option(help="In all.")] = STANDARD.kills,

@@ -16,10 +16,13 @@ from laconic.lab.report.charts import NARROW, WIDE, Axis, Pair, Series, Size, cu
 from laconic.lab.report.page import document
 from laconic.search.api import Result
 from laconic.search.history import Seen, score_of
+from laconic.search.space import Choice, Parameter
 from laconic.statistics import mean_interval
 from laconic.storage.files import replace
 
-SHOWN = 60  # lines of the parallel coordinates: the best of them, and as many others
+SHOWN = 60  # lines of the parallel coordinates, the best of them
+COORDINATES = "Each line is a trial, from its parameters to its value; the best tenth stand out."
+COLUMNS = {"trial": "", "state": "left", "value": "", "parameters": "left", "why": "left", "time": ""}
 
 
 def write_report(found: Result, repeats: Sequence[Result] = ()) -> Path:
@@ -30,6 +33,7 @@ def write_report(found: Result, repeats: Sequence[Result] = ()) -> Path:
 def page(found: Result, repeats: Sequence[Result] = ()) -> str:
     """The report of a search."""
     spec, trials = found.spec, list(found.history.trials.values())
+    failed = [trial for trial in trials if trial.state == "failed"]
     states = ("done", "stopped", "failed", "running")
     counts = {state: sum(trial.state == state for trial in trials) for state in states}
     told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
@@ -40,10 +44,10 @@ def page(found: Result, repeats: Sequence[Result] = ()) -> str:
     sections = [
         ("best", "Best", _best(found)),
         ("curve", "Best so far", _curve([found, *repeats])),
-        ("coordinates", "Parallel coordinates", _twice(lambda size: coordinates(found, size))),
+        ("coordinates", "Parallel coordinates", _coordinates(found)),
         ("importance", "Importance", _importance(found)),
         ("cost", "Cost", _cost(found)),
-        ("failed", "Failed trials", _listed([trial for trial in trials if trial.state == "failed"], found)),
+        ("failed", "Failed trials", _listed(failed, found) if failed else "<p class='lead'>No trial failed.</p>"),
         ("trials", "Every trial", _listed(trials, found)),
     ]
     footer = (
@@ -67,9 +71,9 @@ def _best(found: Result) -> str:
     return f"<p class='lead'>Trial {found.best.number}: <b>{words.digits(found.value, 6)}</b></p><dl>{items}</dl>"
 
 
-def _twice(draw: object) -> str:
-    assert callable(draw)
-    return f"<figure>{draw(WIDE)}{draw(NARROW)}</figure>"
+def _coordinates(found: Result) -> str:
+    drawn = "".join(coordinates(found, size) for size in (WIDE, NARROW))
+    return f"<figure>{drawn}<figcaption>{COORDINATES}</figcaption></figure>" if drawn else ""
 
 
 def best_so_far(found: Result) -> list[Pair]:
@@ -97,26 +101,45 @@ def _curve(results: Sequence[Result]) -> str:
 
 
 def coordinates(found: Result, size: Size) -> str:
-    """One vertical line for each parameter, one across for each trial; the best tenth stand out."""
+    """One vertical line for each parameter and one for the value, one across for each trial; the best tenth stand out.
+    """
     ranked = sorted(found.history.ended, key=score_of)
     if not ranked:
         return ""
-    chosen = list(dict.fromkeys(range(max(0, len(ranked) - SHOWN), len(ranked))))
-    top, bottom, names = 34.0, size.height - 34.0, list(found.spec.space.parameters)
-    across = [40.0 + (size.width - 80.0) * (i / max(1, len(names) - 1)) for i in range(len(names))]
-    body = []
-    for x, name in zip(across, names, strict=True):
-        body.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}" stroke="var(--line)"/>')
-        body.append(f'<text x="{x:.1f}" y="20" text-anchor="middle" font-size="{size.font}" fill="var(--ink)">'
-                    f"{words.text(name)}</text>")  # fmt: skip
-    for position in chosen:
+    top, bottom, space = 46.0, size.height - 30.0, found.spec.space
+    values = [found.spec.sign * score_of(trial) for trial in ranked]
+    low, high = min(values), max(values)
+    names = [name for name, each in space.parameters.items() if each.count != 1]
+    across = [60.0 + (size.width - 120.0) * (i / max(1, len(names))) for i in range(len(names) + 1)]
+    labels = [_ends(space.parameters[name]) for name in names] + [[(0.0, _shown(low)), (1.0, _shown(high))]]
+    body = [f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}" stroke="var(--line)"/>'
+            for x in across]  # fmt: skip
+    for position in range(max(0, len(ranked) - SHOWN), len(ranked)):
         trial, good = ranked[position], position >= len(ranked) - max(1, len(ranked) // 10)
-        places = zip(across, names, found.spec.space.places(trial.point), strict=True)
-        there = [(x, bottom - place * (bottom - top)) for x, name, place in places if name in trial.point]
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in there)
+        places = dict(zip(space.parameters, space.places(trial.point), strict=True))
+        there = [(x, places[name]) for x, name in zip(across, names, strict=False) if name in trial.point]
+        there.append((across[-1], (values[position] - low) / ((high - low) or 1.0)))
+        points = " ".join(f"{x:.1f},{bottom - place * (bottom - top):.1f}" for x, place in there)
         look = 'stroke="var(--s2)" stroke-width="2"' if good else 'stroke="var(--s6)" stroke-width="1" opacity="0.5"'
         body.append(f'<polyline points="{points}" fill="none" {look}><title>trial {trial.number}</title></polyline>')
-    return wrap("\n".join(body), size, size.height, "Parameters of the trials; the best tenth stand out")
+    for x, name, marks in zip(across, [*names, "value"], labels, strict=True):
+        body.append(_written(x, 20.0, name, size.font, "ink"))
+        for place, text in marks:
+            y = bottom - place * (bottom - top) + (14 if place == 0.0 else -5)
+            body.append(_written(x, y, text, size.font - 2, "muted"))
+    return wrap("\n".join(body), size, size.height, COORDINATES)
+
+
+def _written(x: float, y: float, text: str, font: int, colour: str) -> str:
+    return (f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="middle" font-size="{font}" fill="var(--{colour})" '
+            f'paint-order="stroke" stroke="var(--panel)" stroke-width="3">{words.text(text)}</text>')  # fmt: skip
+
+
+def _ends(each: Parameter) -> list[tuple[float, str]]:
+    """What is written along a parameter's line, and where: the values of a choice, the ends of a range."""
+    if isinstance(each, Choice):
+        return [(each.place(value), str(value)) for value in each.values]
+    return [(0.0, _shown(each.at(0.0))), (1.0, _shown(each.at(1 - 1e-12)))]
 
 
 def importance(found: Result) -> dict[str, float]:
@@ -135,7 +158,11 @@ def importance(found: Result) -> dict[str, float]:
 
 def _importance(found: Result) -> str:
     shares = importance(found)
-    rows = "".join(f"<dt>{words.text(name)}</dt><dd>{words.percent(share)}</dd>" for name, share in shares.items())
+    rows = "".join(
+        f"<dt>{words.text(name)}</dt>"
+        f"<dd><span class='bar' style='width:{60 * share:.1f}%'></span> {words.percent(share)}</dd>"
+        for name, share in shares.items()
+    )
     return f"<dl>{rows}</dl><p>By PED-ANOVA, over the trials that ran to their end.</p>" if rows else ""
 
 
@@ -155,14 +182,15 @@ def _listed(trials: Sequence[Seen], found: Result) -> str:
     if not trials:
         return ""
     rows = "".join(
-        f"<tr><th scope='row'>{t.number}</th><td>{t.state}</td>"
+        f"<tr><td>{t.number}</td><td class='left'>{t.state}</td>"
         f"<td>{words.NOTHING if t.score is None else words.digits(found.spec.sign * t.score, 5)}</td>"
-        f"<td>{words.text(', '.join(f'{k} {_shown(v)}' for k, v in t.point.items()))}</td>"
-        f"<td>{words.text(t.why or '')}</td><td>{words.seconds(t.seconds)}</td></tr>"
+        f"<td class='left wrap'>{words.text(', '.join(f'{k} {_shown(v)}' for k, v in t.point.items()))}</td>"
+        f"<td class='left wrap'>{words.text(t.why or '')}</td><td>{words.seconds(t.seconds)}</td></tr>"
         for t in trials
     )
-    titles = "".join(f"<th>{title}</th>" for title in ("trial", "state", "value", "parameters", "why", "time"))
-    return f"<div class='scroll'><table><thead><tr>{titles}</tr></thead><tbody>{rows}</tbody></table></div>"
+    titles = "".join(f"<th class='{side}'>{title}</th>" for title, side in COLUMNS.items())
+    head = f"<thead><tr>{titles}</tr></thead>"
+    return f"<div class='scroll'><table class='compact'>{head}<tbody>{rows}</tbody></table></div>"
 
 
 def _shown(value: object) -> str:

@@ -29,7 +29,7 @@ from laconic.search.trial import Trial
 KINDS = ("worker", "coordinator", "connection")
 SPACE = "a = int(1, 12); b = int(1, 12)"
 TRIALS, PARALLEL, KILLS_A_SEARCH = 40, 2, 8
-LONGEST_S = 120.0  # without any progress the search hangs, which is a failure too
+LONGEST_S = 300.0  # without any progress the search hangs, which is a failure too
 _RESUME = "import sys, pathlib; from laconic.search import resume; resume(pathlib.Path(sys.argv[1]))"
 
 
