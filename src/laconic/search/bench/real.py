@@ -30,7 +30,7 @@ class Budget:
     rule: str = "median(4)"
 
 
-BUDGETS = (Budget("digits-cnn", 16, 10), Budget("mnist-lenet", 8, 1, "tpe(start=4)", "none"))
+BUDGETS = (Budget("digits-cnn", 16, 10), Budget("mnist-lenet", 6, 1, "tpe(start=4)", "none"))
 
 
 def real(budgets: Sequence[Budget] = BUDGETS, seeds: int = SEEDS) -> list[dict[str, Any]]:
