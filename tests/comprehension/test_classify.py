@@ -10,8 +10,10 @@ import pytest
 
 from comprehension.programs import KINDS, ir
 from laconic.cli import main
-from laconic.comprehension import classify
+from laconic.comprehension import classify, poj
+from laconic.comprehension import ir as ir_module
 from laconic.comprehension.ir import find
+from laconic.comprehension.kept import Kept
 from laconic.errors import BadInput
 
 pytest.importorskip("llvmlite")
@@ -33,13 +35,18 @@ def test_a_folder_becomes_a_report(compiled: bool, tmp_path: Path, capsys: pytes
     folder = _folder(tmp_path / "programs", 4, compiled)
     (folder / "sum" / ("broken.c" if compiled else "broken.ll")).write_text("int f( {")
     with pytest.raises(SystemExit) as ended:
-        main(["code", "classify", str(folder), "--folds", "2", "--trees", "20", "--json"])
+        main(["code", "classify", str(folder), "--folds", "2", "--trees", "20", "--networks", "8", "--json"])
     assert ended.value.code == 0
     record = json.loads(capsys.readouterr().out)
     assert record["classes"] == sorted(KINDS)
     assert (record["programs"], len(record["skipped"])) == (12, 1)
-    assert {row["method"] for row in record["results"]} == {"embedding", "random embedding", "bag of statements"}
-    assert min(row["accuracy"] for row in record["results"]) > 0.8
+    controls = {"embedding", "random embedding", "bag of statements", "bag of statements and edges",
+                "raw counts with a forest", "recurrent network, embedding", "graph network, embedding"}  # fmt: skip
+    rows = {row["method"]: row for row in record["results"]}
+    assert controls <= rows.keys() <= controls | {"published embedding"}
+    for way in ("embedding", "bag of statements", classify.METHOD):
+        assert rows[way]["accuracy"] > 0.8, way
+    assert rows["embedding"]["unknown_share"] < 0.5
     assert np.sum(record["confusion"], axis=1).tolist() == [4, 4, 4]
 
 
@@ -70,3 +77,55 @@ def test_folds_divide_every_class_alike() -> None:
     assert [np.bincount(folds[labels == k]).tolist() for k in range(3)] == [[1] * 5, [2] * 5, [3] * 5]
     found = classify.accuracy(np.ones(30, dtype=bool), folds)
     assert found == {"accuracy": 1.0, "interval": [1.0, 1.0]}
+
+
+def test_a_prelude_stands_before_every_source(tmp_path: Path) -> None:
+    if find("clang") is None:
+        pytest.skip("no clang, which compiles sources")
+    for kind, body in {"up": "twice(x) + 1", "down": "twice(x) ^ 5"}.items():
+        (tmp_path / "p" / kind).mkdir(parents=True)
+        for n in range(2):
+            (tmp_path / "p" / kind / f"{n}.cpp").write_text(f"int f(int x) {{ return {body} + {n}; }}")
+    (tmp_path / "prelude.h").write_text("inline int twice(int x) { return x * 2; }")
+    dialect = ir_module.Dialect(tmp_path / "prelude.h", "gnu++98")
+    how = classify.Setting(folds=2, trees=5, cache=tmp_path / "cache", dialect=dialect)
+    record = classify.run(tmp_path / "p", how)
+    assert (record["programs"], record["skipped"]) == (4, [])
+    assert record == classify.run(tmp_path / "p", how), "what is kept gives the same"
+    (tmp_path / "prelude.h").write_text("int (")
+    with pytest.raises(BadInput, match=r"the prelude .* does not compile"):
+        classify.run(tmp_path / "p", classify.Setting(2, dialect=ir_module.Dialect(tmp_path / "prelude.h", "gnu++11")))
+
+
+def test_bad_dialects_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="is no file"):
+        ir_module.Dialect(tmp_path / "nothing.h")
+    with pytest.raises(BadInput, match="a word such as"):
+        ir_module.Dialect(standard="c++98 -o /x")
+
+
+def test_predictions_are_kept_once_they_are_made(tmp_path: Path) -> None:
+    made = []
+
+    def make() -> np.ndarray:
+        made.append(1)
+        return np.arange(3)
+
+    for settings in ("a", "a", "b"):
+        assert Kept(tmp_path, [settings]).get("way", make).tolist() == [0, 1, 2]
+    assert len(made) == 2
+    for path in tmp_path.iterdir():
+        path.write_bytes(b"damaged")
+    assert Kept(tmp_path, ["a"]).get("way", make).tolist() == [0, 1, 2]
+    assert len(made) == 3
+
+
+def test_twins_are_programs_with_the_same_statements_in_other_folds() -> None:
+    rows = [np.array(row, dtype=np.int32) for row in ([1, 2], [1, 2], [2, 1], [3], [3])]
+    assert classify.twins(rows, np.array([0, 1, 0, 0, 0])) == 0.4
+
+
+def test_every_main_gets_its_type() -> None:
+    for source in ("main()", "void main( )", " int main(int argc)", "void\nmain()"):
+        assert poj.standard_main(f"int x;\n{source} {{ }}").split("\n")[1].startswith("int main(")
+    assert poj.standard_main("int domain(int x);") == "int domain(int x);"

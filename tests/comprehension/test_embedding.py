@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from laconic.comprehension.embedding import UNKNOWN, Embedding, context_pairs, v
 from laconic.comprehension.graph import build
 from laconic.comprehension.skipgram import Training, ascend, negative_table, train
 from laconic.errors import BadInput, PayloadError
+from laconic.transports.base import Transport
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
 from reference import skipgram as twin
@@ -118,18 +120,18 @@ def small() -> Embedding:
 
 
 def test_files_come_back_as_they_were(small: Embedding, tmp_path: Path) -> None:
-    found = embeddings.load(small.save(tmp_path / "x.embedding"))
+    found = embeddings.load(small.save(tmp_path / "x.safetensors"))
     assert (found.vocabulary, found.about) == (small.vocabulary, small.about)
     assert np.array_equal(found.vectors, small.vectors)
 
 
 def test_damaged_files_are_refused(small: Embedding, tmp_path: Path) -> None:
-    path = small.save(tmp_path / "x.embedding")
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(PayloadError, match=r"x\.embedding"):
-        embeddings.load(path)
+    path = small.save(tmp_path / "x.safetensors")
+    whole = path.read_bytes()
+    for damaged in (whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:], whole[:-3], b"", b"nothing of the kind"):
+        path.write_bytes(damaged)
+        with pytest.raises(PayloadError, match=r"x\.safetensors"):
+            embeddings.load(path)
     with pytest.raises(PayloadError, match="no whole vocabulary"):
         embeddings.load(tmp_path)
 
@@ -155,3 +157,41 @@ def test_from_files_to_a_file(tmp_path: Path) -> None:
     first = embeddings.load(tmp_path / "e")
     making.embed([str(tmp_path)], str(tmp_path / "e2"), how, cache=str(tmp_path / "cache"))  # from what was kept
     assert np.array_equal(first.vectors, embeddings.load(tmp_path / "e2").vectors)
+
+
+def test_any_safetensors_library_reads_the_file(small: Embedding, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors")
+    with safetensors.safe_open(small.save(tmp_path / "x.safetensors"), "numpy") as file:
+        assert np.array_equal(file.get_tensor("vectors"), small.vectors)
+        assert json.loads(file.metadata()["statements"]) == ["a", "b", UNKNOWN]
+
+
+def test_an_interrupted_training_goes_on_and_ends_the_same(tmp_path: Path) -> None:
+    how, pairs = Training(dim=8, epochs=3), _clusters(5_000)
+    wanted = train(pairs, 10, how)
+
+    def stop(done: int, total: int) -> None:
+        if done > total / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(pairs, 10, how, progress=stop, folder=tmp_path)
+    epochs: list[int] = []
+    again = train(pairs, 10, how, progress=lambda done, total: epochs.append(done), folder=tmp_path)
+    assert np.array_equal(again, wanted)
+    assert min(epochs) > 5_000, "the first epoch is not trained again"
+
+
+def test_workers_send_only_the_rows_that_changed() -> None:
+    """Two workers on pairs of four statements among five thousand: a block sends a small part of the tables."""
+    pairs = np.tile(np.array([[0, 1], [2, 3]], dtype=np.int32), (200, 1))
+
+    def sent(epochs: int) -> int:
+        def work(transport: Transport) -> int:
+            train(pairs, 5_000, Training(dim=16, epochs=epochs, negatives=1), World(transport))
+            return transport.counters.total_sent_nbytes
+
+        return max(run_threads(2, work, timeout_s=60))
+
+    tables = 2 * 5_000 * 16 * 4
+    assert 0 < sent(5) - sent(1) < 4 * tables / 50

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from laconic.comprehension import analogies, archives, coarsening, device_mapping
+from laconic.comprehension import analogies, archives, chart, coarsening, device_mapping, networks, selection, speed
 from laconic.comprehension.embedding import UNKNOWN, Embedding
-from laconic.comprehension.programs import bag, cross_predict, mean_vectors
+from laconic.comprehension.graph import FlowGraph
+from laconic.comprehension.programs import bag, cross_predict, edge_bag, forest, mean_vectors
 from laconic.errors import BadInput, UnknownName
 
 FOLDER = Path(os.environ.get("LACONIC_DATA") or "data") / "code"
@@ -56,14 +59,14 @@ def test_a_missing_archive_names_the_cure(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_programs_as_numbers() -> None:
     rows = [np.array([0, 0, 1]), np.array([2])]
-    np.testing.assert_allclose(bag(rows, 3), np.log1p([[2, 1, 0], [0, 0, 1]]))
+    np.testing.assert_allclose(bag(rows, 3).toarray(), np.log1p([[2, 1, 0], [0, 0, 1]]))
     found = mean_vectors(rows, np.array([[2, 0], [0, 3], [1, 0]], dtype=np.float32))
     np.testing.assert_allclose(found, [[2 / 3, 1 / 3, np.log(3)], [1, 0, 0]], rtol=1e-6)
 
 
 def test_a_row_is_predicted_from_other_folds_only() -> None:
     features, labels = np.arange(8.0)[:, None], np.array([0, 0, 0, 0, 1, 1, 1, 1])
-    assert cross_predict(features, labels, labels, 0, 5).tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    assert cross_predict(features, labels, labels, lambda: forest(0, 5)).tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
 
 
 def test_an_unknown_platform_is_named() -> None:
@@ -74,9 +77,114 @@ def test_an_unknown_platform_is_named() -> None:
 
 
 def test_factors_that_were_not_measured_fall_to_the_next() -> None:
-    times = {"a": {1: 4.0, 2: 2.0, 4: 1.0}, "b": {1: 4.0, 2: 2.0, 4: 8.0}, "c": {1: 4.0, 2: 2.0, 4: 3.0}}
-    assert coarsening._measured(32, times["a"]) == 4
-    assert coarsening._constant(["a", "b", "c"], times) == [2, 4, 2]
+    assert coarsening._measured(32, {1: 4.0, 2: 2.0, 4: 1.0}) == 4
+    assert coarsening._gains({1: 4.0, 2: 2.0, 4: 1.0}) == [1, 2, 4, 4, 4, 4]
+
+
+def test_a_kernel_takes_no_part_in_its_own_prediction() -> None:
+    """Kernels of two sorts, each with a best factor of its own, that features tell apart."""
+    features = np.array([[0.0], [0.1], [0.2], [5.0], [5.1], [5.2]])
+    gains = np.ones((1, 6, 3))
+    gains[0, :3, 1], gains[0, 3:, 2] = 2, 2
+    assert coarsening.leave_one_out(features, gains, coarsening.RULES)[0].tolist() == [1, 1, 1, 2, 2, 2]
+    gains[0, 0] = [1, 1, 9]  # its own gains change nothing of what is said of it
+    assert coarsening.leave_one_out(features, gains, coarsening.RULES)[0, 0] == 1
+    constant = coarsening.leave_one_out(features, gains, [coarsening.Rule(16, 0.0, False)])
+    assert constant[0, 1:].tolist() == [2] * 5
+
+
+def test_a_forest_is_chosen_within_the_training_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is scored for a fold are rows of the other folds alone."""
+    seen: list[set[int]] = []
+    scored = selection._score
+
+    def spy(*given: Any) -> float:
+        seen.append(set(given[4].tolist()))
+        return scored(*given)
+
+    monkeypatch.setattr(selection, "_score", spy)
+    labels, folds = np.tile([0, 1], 15), np.repeat([0, 1, 2], 10)
+    features = labels[:, None] + np.random.default_rng(0).normal(0, 0.1, (30, 2))
+    found = selection.cross_predict(features, labels, np.ones((30, 2)), folds, 0, 5)
+    assert np.array_equal(found, labels)
+    assert seen == [set(np.flatnonzero(folds != fold).tolist()) for fold in range(3) for _ in selection.KINDS]
+
+
+def test_edges_are_counted_by_what_they_join() -> None:
+    edges = ([[0, 1, 0], [1, 0, 1]], [[0, 1, 0]])
+    graphs = [FlowGraph((), ("a", "b"), np.array(each)) for each in edges]
+    rows = [np.array([0, 1])] * 2
+    np.testing.assert_allclose(edge_bag(rows, graphs, 2).toarray(), np.log1p([[1], [1]]))
+
+
+def test_questions_of_a_file(tmp_path: Path) -> None:
+    vectors = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 1], [0, 1, 1], *-np.eye(3), *-np.ones((6, 3))], dtype="f4")
+    vocabulary = {name: n for n, name in enumerate([*"abxy", *map(str, range(len(vectors) - 5)), UNKNOWN])}
+    (tmp_path / "q").write_text("# letters: 2\n\na\nb\nx\ny\n\na\nb\nx\nnothing\n")
+    (row,) = analogies.asked_from(tmp_path / "q", Embedding(vocabulary, vectors))
+    assert (row["part"], row["correct"], row["questions"], row["unknown"]) == ("letters", 1, 1, 1)
+    (tmp_path / "q").write_text("a\nb\nx\n")
+    with pytest.raises(BadInput, match="a question has four"):
+        analogies.asked_from(tmp_path / "q", Embedding(vocabulary, vectors))
+
+
+def test_the_map_is_a_page_with_every_statement_and_its_nearest() -> None:
+    names = [f"<%ID> = {op} i32 <%ID>, <%ID>" for op in ("add", "sub", "mul", "and")] + ["ret void", "br label <%ID>"]
+    vectors = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
+    made = chart.page(Embedding({name: n for n, name in enumerate([*names, UNKNOWN])}, vectors), "a <name>")
+    assert made.count('<a href="#n') == 6
+    assert made.count('class="near"') == 6
+    assert "a &lt;name&gt;" in made
+    assert "http" not in made.replace("http-equiv", "")
+    assert [chart.kind(name) for name in names[3:]] == ["integers", "control", "control"]
+    with pytest.raises(BadInput, match="five statements"):
+        chart.page(Embedding({"a": 0, UNKNOWN: 1}, vectors[:2]), "x")
+
+
+@pytest.mark.parametrize("network", list(networks.NETWORKS))
+def test_networks_learn_from_the_other_folds(network: str) -> None:
+    """Programs of two classes with the same statements; order and edges tell them apart."""
+    random = np.random.default_rng(0)
+    labels = np.tile([0, 1], 20)
+    rows = [np.array([0, 1, 2, 0] if label else [2, 1, 0, 0], dtype=np.int32) for label in labels]
+    edges = [np.array([[0, 1, 0], [1, 2, 0], [2, 3, 1]])] * 40
+    programs = networks.Programs(rows, edges, np.arange(40), random.random((40, 2)).astype(np.float32))
+    vectors = random.standard_normal((3, 8)).astype(np.float32)
+    how = networks.Fitting(epochs=25, batch=8, width=8, rounds=1, rate=0.02)
+    told: list[tuple[int, int]] = []
+    given = (network, programs, labels, np.arange(40) // 2 % 2, vectors, how)
+    found = networks.cross_predict(*given, lambda done, total: told.append((done, total)))
+    assert (found == labels).mean() > 0.9
+    assert told[-1] == (50, 50)
+    assert np.array_equal(found, networks.cross_predict(*given)), "the same by the same seed"
+
+
+def test_a_row_is_what_its_program_is_not_what_stands_beside_it() -> None:
+    """A graph network's answer for a program does not change with the others of its batch."""
+    how = networks.Fitting(width=4)
+    vectors = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+    rows = [np.array([0, 1, 2], dtype=np.int32), np.array([3, 4], dtype=np.int32), np.array([4] * 7, dtype=np.int32)]
+    edges = [np.array([[0, 1, 0], [1, 2, 1]]), np.array([[0, 1, 0]]), np.zeros((0, 3), dtype=np.int64)]
+    for name in networks.NETWORKS:
+        torch.manual_seed(0)
+        model = networks.Classifier(name, vectors, 0, 3, how).eval()
+        together = model(rows, edges, torch.arange(3), None)
+        alone = [model([row], [edge], torch.arange(1), None)[0] for row, edge in zip(rows, edges, strict=True)]
+        torch.testing.assert_close(together, torch.stack(alone), rtol=1e-5, atol=1e-6)
+
+
+def test_bad_networks_are_named() -> None:
+    with pytest.raises(BadInput, match="epochs is 1 or more"):
+        networks.Fitting(epochs=0)
+    with pytest.raises(UnknownName, match="graph network, recurrent network"):
+        networks.cross_predict("none", networks.Programs([], [], np.array([])), np.array([0]), np.array([0]), np.eye(2))
+
+
+def test_the_speed_of_skip_gram_is_measured_beside_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "REPEATS", 1)
+    rows = {row["method"]: row["pairs_per_s"] for row in speed.run(pairs=2_000, plain_pairs=128)}
+    assert rows.keys() == {"Numba kernel", "plain torch loop"}
+    assert min(rows.values()) > 0
 
 
 @needs_data

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
-from laconic.cli.shared import Engine, Json, Ranks, echo_json, echo_table
+from laconic.cli.shared import Engine, Json, Ranks, echo_json, echo_table, progress_bar
 from laconic.errors import BadInput
 from laconic.lab.bench import approximation as approximation_lab
 from laconic.lab.bench import codec_speed
@@ -34,7 +29,7 @@ def codecs(
     json: Json = False,
 ) -> None:
     """Time every codec beside memcpy and its peers, on N(0,1) values."""
-    with _progress("codecs", quiet=json) as progress:
+    with progress_bar("codecs", quiet=json) as progress:
         record = codec_speed.run(
             codec or None, numel=numel, threads=threads, repeats=repeats, peers=peers, progress=progress
         )
@@ -68,7 +63,7 @@ def approximation(
     json: Json = False,
 ) -> None:
     """Measure the four 8-bit types' errors beside Table 1 of their paper."""
-    with _progress("distributions", quiet=json) as progress:
+    with progress_bar("distributions", quiet=json) as progress:
         record = approximation_lab.run(samples, progress=progress)
     if plot is not None:
         approximation_lab.write_plot(record, plot)
@@ -222,14 +217,3 @@ def _network_cells(each: network_lab.Checked) -> list[str]:
     errors = [f"{each.forward_error:.1e}", f"{each.gradient_error:.1e}"]
     times = [f"{1e3 * each.forward_seconds:.2f} ms", f"{1e3 * each.backward_seconds:.2f} ms"]
     return [each.name, f"{each.parameters:,}", *errors, *times, "" if each.passed else "FAILS"]
-
-
-@contextmanager
-def _progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on standard error when it is a terminal; nothing otherwise."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

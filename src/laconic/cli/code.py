@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from laconic.cli.shared import Json, Ranks, echo_json, echo_table
+from laconic.cli.shared import Json, Ranks, echo_json, echo_table, progress_bar
 from laconic.comprehension import analogies as questions
-from laconic.comprehension import archives, embedding, making
+from laconic.comprehension import archives, chart, embedding, making
 from laconic.comprehension import graph as graphs
 from laconic.comprehension.drawing import draw
 from laconic.lab.clusters.launch import is_launched, run_job
@@ -41,20 +41,25 @@ def graph(
 
 def embed(
     paths: Annotated[list[Path], typer.Argument(help="Programs, or folders of them.")],
-    output: Annotated[Path, typer.Option("-o", help="The file to write.")] = Path("code.embedding"),
+    output: Annotated[Path, typer.Option("-o", help="The file to write.")] = Path("code.safetensors"),
     distance: Annotated[int, typer.Option(help="Edges between a statement and those of its context.")] = 2,
     cutoff: Annotated[int, typer.Option(help="Statements that occur less often share one vector.")] = 2,
     dim: Annotated[int, typer.Option(help="Numbers of a vector.")] = 200,
     epochs: Annotated[int, typer.Option(help="Passes over the pairs.")] = 5,
+    threshold: Annotated[float, typer.Option(help="Statements more frequent than this lose pairs; 0 keeps all.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
-    cache: Annotated[Path | None, typer.Option(help="Keep compiled programs in this folder; go on from it.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Keep programs and epochs in this folder; go on from it.")] = None,
     ranks: Ranks = 1,
     json: Json = False,
 ) -> None:
     """Train vectors of statements on programs, by their neighbours in the flow graph."""
-    how = {"distance": distance, "cutoff": cutoff, "dim": dim, "epochs": epochs, "seed": seed}
+    how = {"distance": distance, "cutoff": cutoff, "dim": dim, "epochs": epochs, "threshold": threshold, "seed": seed}
     given = ([str(path) for path in paths], str(output), how, str(cache) if cache else None)
-    record = making.embed(*given) if ranks == 1 and not is_launched() else run_job(ranks, None, making.embed, given)
+    if ranks == 1 and not is_launched():
+        with progress_bar("programs, then pairs", quiet=json) as progress:
+            record: dict[str, Any] | None = making.embed(*given, progress)
+    else:
+        record = run_job(ranks, None, making.embed, given)
     if record is None:  # another rank of a launched job
         return None
     if json:
@@ -71,13 +76,26 @@ def embed(
 def analogies(
     file: Annotated[Path | None, typer.Argument(help="An embedding. Default: the published one.")] = None,
     near: Annotated[str | None, typer.Option(help="Show the statements nearest to this one.")] = None,
+    plane: Annotated[Path | None, typer.Option("--map", help="Write a map of the statements as an HTML page.")] = None,
+    asked: Annotated[Path | None, typer.Option("--questions", help="Ask the questions of this file instead.")] = None,
     json: Json = False,
 ) -> None:
     """Ask an embedding analogies and compare distances, beside what was published."""
     found = archives.published() if file is None else embedding.load(file)
+    if plane is not None:
+        files.replace(plane, chart.page(found, "published embedding" if file is None else file.name))
+        return echo_json({"map": str(plane)}) if json else typer.echo(f"{plane}: a map of the statements")
     if near is not None:
         rows = [[f"{cosine:.3f}", name] for name, cosine in found.nearest(near)]
         return echo_json(rows) if json else echo_table(("cosine", "statement"), rows, left=("statement",))
+    if asked is not None:
+        answers = questions.asked_from(asked, found)
+        cells = [[row["part"], f"{row['correct']}/{row['questions']}", str(row["unknown"])] for row in answers]
+        return echo_json(answers) if json else echo_table(("questions", "answered", "not in the vocabulary"), cells)
+    return _ask_all(found, json)
+
+
+def _ask_all(found: embedding.Embedding, json: bool) -> None:
     asked, apart = questions.analogies(found), questions.distances(found)
     if json:
         return echo_json({"vocabulary": len(found.vocabulary), "analogies": asked, "distances": apart})
@@ -86,4 +104,5 @@ def analogies(
     echo_table(("kind", "analogy", "answered", "published"), rows, left=("analogy",))
     cells = [[row["category"], f"{row['percent']:.2f} %", f"{row['published']:.2f} %"] for row in apart]
     echo_table(("distances", "nearer", "published"), cells)
+    typer.echo(f"{len(found.vocabulary):,} statements in the vocabulary")
     return None

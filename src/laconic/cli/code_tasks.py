@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from laconic.cli.shared import Json, echo_json, echo_table
-from laconic.comprehension import analogies, archives, coarsening, device_mapping
+from laconic.cli.shared import Json, echo_json, echo_table, progress_bar
+from laconic.comprehension import analogies, archives, coarsening, device_mapping, poj, speed
 from laconic.comprehension import classify as classes
+from laconic.comprehension.ir import Dialect
+from laconic.comprehension.networks import Fitting
 from laconic.comprehension.programs import TREES
+from laconic.errors import UnknownName
 from laconic.lab.environment import environment
 
 Platform = Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated. Default: all.")]
-Seed = Annotated[int, typer.Option(help="Of the embedding and the forest.")]
+Seed = Annotated[int, typer.Option(help="Of the embedding and the classifiers.")]
 Trees = Annotated[int, typer.Option(help="Of each forest.")]
+Cache = Annotated[
+    Path | None, typer.Option(help="Keep compiled programs and predictions in this folder; go on from it.")
+]
+Epochs = Annotated[int, typer.Option("--networks", help="Train the networks, too, for so many epochs.")]
+TASKS = ("analogies", "skip-gram", "device mapping", "thread coarsening", "classification")
 
 
-def map_(platform: Platform = None, seed: Seed = 204, trees: Trees = TREES, json: Json = False) -> None:
+def map_(
+    platform: Platform = None,
+    seed: Seed = 204,
+    trees: Trees = TREES,
+    epochs: Epochs = 0,
+    cache: Cache = None,
+    json: Json = False,
+) -> None:
     """Predict whether kernels run faster on CPU or GPU, on the paper's folds and on folds grouped by kernel."""
-    _echo(device_mapping.run(platform or device_mapping.PLATFORMS, seed, trees, _tell), json)
+    platforms = platform or device_mapping.PLATFORMS
+    _echo(device_mapping.run(platforms, seed, trees, _tell, _fitting(epochs, seed), cache), json)
 
 
-def coarsen(platform: Platform = None, seed: Seed = 204, trees: Trees = TREES, json: Json = False) -> None:
+def coarsen(platform: Platform = None, seed: Seed = 204, json: Json = False) -> None:
     """Predict by which factor to coarsen the threads of kernels, leaving one kernel out at a time."""
-    _echo(coarsening.run(platform or tuple(coarsening.PUBLISHED), seed, trees, _tell), json)
+    _echo(coarsening.run(platform or tuple(coarsening.PUBLISHED), seed, _tell), json)
 
 
 def classify(
@@ -33,44 +53,94 @@ def classify(
     folds: Annotated[int, typer.Option(help="Parts that are predicted from the others.")] = 5,
     seed: Seed = 0,
     trees: Trees = TREES,
-    cache: Annotated[Path | None, typer.Option(help="Keep compiled programs in this folder; go on from it.")] = None,
+    epochs: Epochs = 0,
+    cache: Cache = None,
+    prelude: Annotated[Path | None, typer.Option(help="A header that is put before every source.")] = None,
+    standard: Annotated[str, typer.Option("--std", help="The language's standard, such as gnu++98.")] = "",
     json: Json = False,
 ) -> None:
     """Learn the classes of programs in folders; report accuracies with intervals, and a confusion matrix."""
-    record = classes.run(folder, folds, seed, trees, cache)
+    how = classes.Setting(folds, seed, trees, cache, Dialect(prelude, standard), _fitting(epochs, seed))
+    with progress_bar("programs, then epochs", quiet=json) as progress:
+        record = classes.run(folder, how, progress)
     if json:
         return echo_json(record)
     for path, reason in record["skipped"]:
         typer.echo(f"skipped {path}: {reason}", err=True)
-    rows = [[row["method"], f"{100 * row['accuracy']:.2f} %", " – ".join(f"{100 * end:.1f}" for end in row["interval"])]
+    rows = [[row["method"], f"{100 * row['accuracy']:.2f} %", " – ".join(f"{100 * end:.1f}" for end in row["interval"]),
+             "" if row["unknown_share"] is None else f"{100 * row['unknown_share']:.1f} %"]
             for row in record["results"]]  # fmt: skip
-    echo_table(("method", "accuracy", "95 % interval"), rows)
-    typer.echo(f"{record['programs']} programs, {len(record['skipped'])} skipped; confusion by {classes.METHOD}:")
+    echo_table(("method", "accuracy", "95 % interval", "unknown statements"), rows)
+    typer.echo(
+        f"{record['programs']} programs, {len(record['skipped'])} skipped; {100 * record['twins']:.1f} % have a twin "
+        f"in another fold; confusion by {classes.METHOD}:"
+    )
     lines = [[name, *map(str, line)] for name, line in zip(record["classes"], record["confusion"], strict=True)]
     echo_table(("true \\ predicted", *record["classes"]), lines)
     return None
 
 
 def code(
-    folder: Annotated[Path | None, typer.Option("--classify", help="Classify this folder's programs, too.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help=f"Only this one: {', '.join(TASKS)}. Default: all.")] = None,
+    per_class: Annotated[int, typer.Option(help="Programs of each class of POJ-104, at most 500.")] = 100,
+    method: Annotated[list[str] | None, typer.Option(help="Classify by this one only; may be repeated.")] = None,
     seed: Seed = 204,
     trees: Trees = TREES,
+    epochs: Epochs = 0,
+    cache: Cache = None,
     json: Json = False,
 ) -> None:
-    """Run every task on code: analogies, device mapping, thread coarsening; beside controls and published figures."""
-    results: list[dict[str, Any]] = [
-        {"task": "analogies", "platform": row["part"], "method": "published embedding", "folds": "",
-         "accuracy": row["correct"] / max(row["questions"], 1), "speedup": None, "questions": row["questions"],
-         "published": {"accuracy": row["published"][0] / row["published"][1], "questions": row["published"][1]}}
-        for row in analogies.analogies(archives.published())
-    ]  # fmt: skip
-    results += device_mapping.run(seed=seed, trees=trees, tell=_tell)
-    results += coarsening.run(seed=seed, trees=trees, tell=_tell)
-    if folder is not None:
-        results += [{**row, "speedup": None} for row in classes.run(folder, seed=seed, trees=trees)["results"]]
+    """Run the tasks on code, beside controls and published figures: the record of docs/code.md."""
+    run: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "analogies": _analogies,
+        "skip-gram": speed.run,
+        "device mapping": lambda: device_mapping.run(
+            seed=seed, trees=trees, tell=_tell, fitting=_fitting(epochs, seed), cache=cache
+        ),
+        "thread coarsening": lambda: coarsening.run(seed=seed, tell=_tell),
+        "classification": lambda: _classification(
+            per_class,
+            classes.Setting(5, seed, trees, cache, methods=tuple(method or ()), fitting=_fitting(epochs, seed)),
+        ),
+    }
+    results: list[dict[str, Any]] = []
+    seconds: dict[str, float] = {}
+    for name in task or TASKS:
+        if name not in run:
+            raise UnknownName("task", name, TASKS)
+        begin = time.perf_counter()
+        results += run[name]()
+        seconds[name] = time.perf_counter() - begin
     if json:
-        return echo_json({"environment": environment(), "seed": seed, "trees": trees, "results": results})
+        options = {"per_class": per_class, "seed": seed, "trees": trees, "network_epochs": epochs}
+        return echo_json({"environment": environment(), "options": options, "seconds": seconds, "results": results})
     return _echo(results, json=False)
+
+
+def _fitting(epochs: int, seed: int) -> Fitting | None:
+    return Fitting(epochs=epochs, seed=seed) if epochs else None
+
+
+def _analogies() -> list[dict[str, Any]]:
+    found = archives.published()
+    rows = [("analogies", row["part"], row["correct"] / max(row["questions"], 1), row["questions"],
+             {"accuracy": row["published"][0] / row["published"][1], "questions": row["published"][1]})
+            for row in analogies.analogies(found)]  # fmt: skip
+    rows += [("distances", row["category"], row["percent"] / 100, row["statements"],
+              {"accuracy": row["published"] / 100}) for row in analogies.distances(found)]  # fmt: skip
+    return [{"task": task, "platform": part, "method": "published embedding", "folds": "", "accuracy": share,
+             "speedup": None, "questions": asked, "published": published}
+            for task, part, share, asked, published in rows]  # fmt: skip
+
+
+def _classification(per_class: int, how: classes.Setting) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, dialect = poj.unpack(how.cache or Path(temporary), per_class)
+        with progress_bar("programs, then epochs", quiet=False) as progress:
+            record = classes.run(folder, replace(how, dialect=dialect, cache=how.cache or Path(temporary)), progress)
+    about = {"programs": record["programs"], "skipped": len(record["skipped"]), "twins": record["twins"],
+             "vocabulary": record["vocabulary"]}  # fmt: skip
+    return [{**row, "speedup": None, **about} for row in record["results"]]
 
 
 def _tell(line: str) -> None:
@@ -80,12 +150,16 @@ def _tell(line: str) -> None:
 def _echo(results: list[dict[str, Any]], json: bool) -> None:
     if json:
         return echo_json({"results": results})
-    rows = [[row["task"], row["platform"], row["method"], row["folds"], f"{100 * row['accuracy']:.2f} %",
+    rows = [[row["task"], row["platform"], row["method"], row["folds"], _share(row["accuracy"]),
              _number(row.get("speedup")), _number(row.get("oracle_speedup")), _published(row["published"])]
             for row in results]  # fmt: skip
     headings = ("task", "platform", "method", "folds", "accuracy", "speed-up", "oracle", "published")
     echo_table(headings, rows, left=("platform", "method", "folds"))
     return None
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.2f} %"
 
 
 def _number(value: float | None) -> str:

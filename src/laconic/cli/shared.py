@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -41,3 +43,14 @@ def echo_table(
     for row in rows:
         table.add_row(*row)
     Console().print(table)
+
+
+@contextmanager
+def progress_bar(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on standard error when it is a terminal; nothing otherwise."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -7,10 +7,12 @@ An application of the library: nothing below knows it. The way of a program:
     graph.py       statements become a flow graph; drawing.py draws it
     corpus.py      many files at once, kept once they are read
     embedding.py   a vocabulary and its vectors, trained by skipgram.py on neighbours in the graph; making.py joins them
-    analogies.py   what an embedding knows of the language
-    programs.py    programs as rows of numbers, by an embedding or a control; then one forest for all
-    classify.py    classes of programs in folders
-    device_mapping.py, coarsening.py   tasks on measured data, which archives.py reads
+    analogies.py   what an embedding knows of the language; chart.py draws it as a map
+    programs.py    programs as rows of numbers, by an embedding or a control
+    networks.py    networks over the sequence and over the graph
+    classify.py    classes of programs in folders; poj.py makes such a folder of POJ-104
+    device_mapping.py, coarsening.py   tasks on measured data, which archives.py reads; selection.py chooses a forest
+    kept.py        predictions that need not be made again; speed.py measures skip-gram
 
 Source: Ben-Nun, Jakobovits, Hoefler, Neural Code Comprehension: A Learnable Representation of Code Semantics
 (inst2vec), NeurIPS 2018.

@@ -11,6 +11,7 @@ rules, from grammar; none is written by hand, so that any vocabulary has questio
 
 Source: Neural Code Comprehension, NeurIPS 2018, §6.1, table 2. Differs: the paper lists 51 pairs of bitcasts, 14 of
 trunc and ext, and 17 of ptrtoint by hand, some of which are not inverses; here every pair of the vocabulary takes part.
+The paper's own list, or any other, can be asked from a file: four lines a question, `# name` before those of a part.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import combinations, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -193,6 +195,35 @@ def analogies(embedding: Embedding) -> list[dict[str, Any]]:
             asked = list(dict.fromkeys(q for q in made if all(s in embedding.vocabulary for s in q)))
             rows.append({"kind": kind, "part": part, "correct": _answered(unit, embedding, asked),
                          "questions": len(asked), "published": list(PUBLISHED_PARTS[part])})  # fmt: skip
+    return rows
+
+
+def asked_from(path: str | Path, embedding: Embedding) -> list[dict[str, Any]]:
+    """As `analogies`, with the questions of a file; those with a statement that is not in the vocabulary are counted.
+
+    Raises:
+        BadInput: it cannot be read, or a question has no four statements.
+    """
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} is no text of questions: {error}") from error
+    parts: dict[str, list[str]] = {}
+    statements = parts.setdefault("questions", [])
+    for line in lines:
+        if line.startswith("#"):
+            statements = parts.setdefault(re.sub(r": \d+$", "", line[1:].strip()), [])
+        elif line.strip():
+            statements.append(line.strip())
+    unit, rows = normalised(embedding.vectors), []
+    for part, found in parts.items():
+        if len(found) % 4:
+            raise BadInput(f"{path}: {part} has {len(found)} statements, and a question has four")
+        made: list[Question] = list(zip(*(found[k::4] for k in range(4)), strict=True))
+        known = [each for each in made if all(s in embedding.vocabulary for s in each)]
+        if made:
+            rows.append({"kind": "file", "part": part, "correct": _answered(unit, embedding, known),
+                         "questions": len(known), "unknown": len(made) - len(known)})  # fmt: skip
     return rows
 
 

@@ -1,9 +1,11 @@
 """Thread coarsening: by which factor (1 … 32) to merge the threads of an OpenCL kernel; 17 kernels on four GPUs.
 
-Callers: `laconic code coarsen`, `laconic bench code`. Each kernel is predicted from the sixteen others. A forest
-estimates the logarithm of the speed-up that each factor gives to a program, and the factor whose lower quartile over
-the trees is best is taken. A factor that was not measured for the kernel falls to the largest one that was. Speed-up is
-the mean over kernels. Seventeen kernels decide little: the constant factor is always shown beside.
+Callers: `laconic code coarsen`, `laconic bench code`. Each kernel is predicted from the sixteen others: the gain of a
+factor is estimated as its mean gain over the kernels most like this one, and the factor with the best estimate is
+taken. How many neighbours, gains or their logarithms, and how much the same kernels' gains on the other GPUs count, is
+chosen by leaving one out among the sixteen; with all sixteen as neighbours it is a constant factor. A factor that was
+not measured for the kernel falls to the largest one that was. Speed-up is the mean over kernels. Seventeen kernels
+decide little: constant factors are always shown beside.
 
 Source: Magni et al., PACT 2014; Neural Code Comprehension, NeurIPS 2018, §6.3. Differs: the paper classifies factors.
 """
@@ -11,26 +13,45 @@ Source: Magni et al., PACT 2014; Neural Code Comprehension, NeurIPS 2018, §6.3.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from laconic.comprehension import archives
 from laconic.comprehension.device_mapping import read_kernels
-from laconic.comprehension.programs import TREES, Matrix, mean_vectors, ways
+from laconic.comprehension.programs import Matrix, dense, mean_vectors, unknown_share, ways
 from laconic.errors import UnknownName
 
 PUBLISHED = {"Cypress": 1.25, "Tahiti": 1.07, "Fermi": 1.02, "Kepler": 1.03}
 FACTORS = (1, 2, 4, 8, 16, 32)
 _NUMBERS = tuple(f"PCA{n}" for n in range(1, 8))
-CAUTION = 0.25  # the share of trees that may expect less than the estimate; factor 1 is certain to give 1
 Times = dict[str, dict[int, float]]
 
 
+@dataclass(frozen=True)
+class Rule:
+    """How gains are estimated.
+
+    Args:
+        neighbours: kernels whose gains are averaged.
+        others: weight of the mean over all GPUs, beside that of the GPU at hand.
+        is_log: average logarithms of gains.
+    """
+
+    neighbours: int
+    others: float
+    is_log: bool
+
+
+RULES = tuple(Rule(*each) for each in product((1, 2, 3, 5, 8, 16), (0.0, 0.5, 1.0), (False, True)))
+CONSTANTS = {"constant factor": Rule(16, 0.0, False), "constant factor of all GPUs": Rule(16, 1.0, False)}
+
+
 def run(
-    platforms: Sequence[str] = tuple(PUBLISHED), seed: int = 204, trees: int = TREES,
-    tell: Callable[[str], None] = lambda line: None,
-) -> list[dict[str, Any]]:  # fmt: skip
+    platforms: Sequence[str] = tuple(PUBLISHED), seed: int = 204, tell: Callable[[str], None] = lambda line: None
+) -> list[dict[str, Any]]:
     """Speed-up of every way on each platform, leaving one kernel out."""
     for name in platforms:
         if name not in PUBLISHED:
@@ -38,26 +59,25 @@ def run(
     graphs, skipped = read_kernels("Thread_Coarsening", tell)
     table = archives.table("cgo17", "pact-2014-runtimes.csv")
     kernels = sorted(dict.fromkeys(row["kernel"] for row in table))
-    programs = ways([graphs[name] for name in kernels], seed)
-    shown = archives.document("ncc-eval", "enc_tc.json")
-    programs["published embedding"] = mean_vectors([np.array(shown[k]) for k in kernels], archives.published().vectors)
+    found = ways([graphs[name] for name in kernels], seed)
+    shown = [np.array(archives.document("ncc-eval", "enc_tc.json")[kernel]) for kernel in kernels]
+    unknown = found.unknown | {"published embedding": unknown_share(shown, archives.published())}
+    programs = found.features | {"published embedding": mean_vectors(shown, archives.published().vectors)}
     first = {row["kernel"]: row for row in table if row["cf"] == "1"}
     programs["measured numbers alone"] = np.array([[float(first[k][c]) for c in _NUMBERS] for k in kernels])
+    gains = np.array([[_gains(_times(table, k, gpu)) for k in kernels] for gpu in PUBLISHED])
+    chosen = {method: leave_one_out(np.zeros((len(kernels), 1)), gains, [rule]) for method, rule in CONSTANTS.items()}
+    chosen |= {way: leave_one_out(dense(features), gains, RULES) for way, features in programs.items()}
     results = []
-    for platform in platforms:
-        times = {k: _times(table, k, platform) for k in kernels}
-        chosen = {"constant factor": _constant(kernels, times)}
-        chosen |= {way: _estimated(features, kernels, times, seed, trees) for way, features in programs.items()}
-        oracle = float(np.mean([times[k][1] / min(times[k].values()) for k in kernels]))
-        for method, factors in chosen.items():
-            gains = [times[k][1] / times[k][_measured(f, times[k])] for k, f in zip(kernels, factors, strict=True)]
-            hits = [times[k][_measured(f, times[k])] == min(times[k].values())
-                    for k, f in zip(kernels, factors, strict=True)]  # fmt: skip
-            results.append({"task": "thread coarsening", "platform": platform, "method": method,
-                            "folds": "leave one out", "accuracy": float(np.mean(hits)),
-                            "speedup": float(np.mean(gains)), "oracle_speedup": oracle,
-                            "published": {"speedup": PUBLISHED[platform]}, "skipped": skipped})  # fmt: skip
-            tell(f"{platform} {method}: {results[-1]['speedup']:.3f} × (published {PUBLISHED[platform]})")
+    for platform, (method, factors) in product(platforms, chosen.items()):
+        number = list(PUBLISHED).index(platform)
+        got = np.take_along_axis(gains[number], factors[number][:, None], axis=1)[:, 0]
+        best = gains[number].max(axis=1)
+        results.append({"task": "thread coarsening", "platform": platform, "method": method, "folds": "leave one out",
+                        "accuracy": float((got == best).mean()), "speedup": float(got.mean()),
+                        "oracle_speedup": float(best.mean()), "published": {"speedup": PUBLISHED[platform]},
+                        "unknown_share": unknown.get(method), "skipped": skipped})  # fmt: skip
+        tell(f"{platform} {method}: {results[-1]['speedup']:.3f} × (published {PUBLISHED[platform]})")
     return results
 
 
@@ -73,23 +93,43 @@ def _measured(factor: int, times: dict[int, float]) -> int:
 
 
 def _gains(times: dict[int, float]) -> list[float]:
-    return [float(np.log(times[1] / times[_measured(factor, times)])) for factor in FACTORS]
+    return [times[1] / times[_measured(factor, times)] for factor in FACTORS]
 
 
-def _constant(kernels: Sequence[str], times: Times) -> list[int]:
-    """The control without programs: the factor with the best mean over the other kernels."""
-    gains = np.array([_gains(times[k]) for k in kernels])
-    return [FACTORS[int(np.delete(gains, n, axis=0).mean(axis=0).argmax())] for n in range(len(kernels))]
+def leave_one_out(features: Matrix, gains: Matrix, rules: Sequence[Rule]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The factor for each GPU and kernel, by the rule that is best for the other kernels.
 
+    Args:
+        features: a row a kernel.
+        gains: by GPU, kernel and factor.
 
-def _estimated(features: Matrix, kernels: Sequence[str], times: Times, seed: int, trees: int) -> list[int]:
-    from sklearn.ensemble import ExtraTreesRegressor
-
-    gains = np.array([_gains(times[k]) for k in kernels])
-    chosen = []
-    for n in range(len(kernels)):
-        model = ExtraTreesRegressor(trees, max_features=0.3, random_state=seed, n_jobs=1)
-        model.fit(np.delete(features, n, axis=0), np.delete(gains, n, axis=0))
-        estimates = np.stack([tree.predict(features[n : n + 1])[0] for tree in model.estimators_])
-        chosen.append(FACTORS[int(np.quantile(estimates, CAUTION, axis=0).argmax())])
+    Returns:
+        Places in FACTORS, by GPU and kernel.
+    """
+    spread = (features - features.mean(axis=0)) / (features.std(axis=0) + 1e-9)
+    near = np.argsort(((spread[:, None] - spread[None]) ** 2).sum(axis=2), axis=1, kind="stable")
+    everyone = np.arange(features.shape[0])
+    chosen = np.empty(gains.shape[:2], dtype=np.int64)
+    for kernel in everyone:
+        rest = everyone[everyone != kernel]
+        rule = max(rules, key=lambda each: _score(each, near, gains, rest)) if len(rules) > 1 else rules[0]
+        chosen[:, kernel] = _estimate(rule, near[kernel], gains, rest).argmax(axis=1)
     return chosen
+
+
+def _score(rule: Rule, near: Any, gains: Matrix, kernels: Any) -> float:
+    """The gain over all GPUs when each of `kernels` is predicted from the others of them."""
+    total = 0.0
+    for kernel in kernels:
+        factors = _estimate(rule, near[kernel], gains, kernels[kernels != kernel]).argmax(axis=1)
+        total += float(np.take_along_axis(gains[:, kernel], factors[:, None], axis=1).sum())
+    return total
+
+
+def _estimate(rule: Rule, order: Any, gains: Matrix, known: Any) -> Matrix:
+    """The gain of each factor on each GPU, from the nearest of the kernels that are known."""
+    nearest = order[np.isin(order, known)][: rule.neighbours]
+    some = np.log(gains[:, nearest]) if rule.is_log else gains[:, nearest]
+    own: Matrix = some.mean(axis=1)
+    found: Matrix = rule.others * own.mean(axis=0) + (1 - rule.others) * own
+    return found

@@ -7,19 +7,21 @@ kept in a folder under the checksum of their source, where the caller names one:
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from laconic.comprehension import ir
 from laconic.comprehension.graph import FlowGraph, build
-from laconic.comprehension.statements import Statement
 from laconic.errors import BadInput, PayloadError
-from laconic.storage import tree
+from laconic.storage import files, tree
 
-_FORM = "graph-1"
+_FORM = "graph-2"
 Progress = Callable[[int, int], None]
 
 
@@ -50,17 +52,21 @@ def find_files(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def read_all(
-    paths: Sequence[Path], cache: Path | None = None, progress: Progress = lambda done, total: None
+    paths: Sequence[Path],
+    cache: Path | None = None,
+    progress: Progress = lambda done, total: None,
+    dialect: ir.Dialect = ir.PLAIN,
 ) -> Corpus:
     """Read every file; those that cannot be read are skipped with their reason.
 
     Raises:
-        BadInput: none can be read.
+        BadInput: none can be read, or the prelude does not compile.
     """
     kept, graphs, skipped = [], [], []
+    ir.prepare(dialect, {path.suffix.lower() for path in paths})
     for number, path in enumerate(paths):
         try:
-            graphs.append(_read(path, cache))
+            graphs.append(_read(path, cache, dialect))
             kept.append(path)
         except BadInput as error:
             skipped.append((str(path), str(error)))
@@ -70,10 +76,10 @@ def read_all(
     return Corpus(tuple(kept), tuple(graphs), tuple(skipped))
 
 
-def _read(path: Path, cache: Path | None) -> FlowGraph:
+def _read(path: Path, cache: Path | None, dialect: ir.Dialect) -> FlowGraph:
     if cache is None:
-        return build(ir.read_ir(path), str(path))
-    tool = ir.find("clang") if path.suffix.lower() in ir.SOURCES else ""
+        return build(ir.read_ir(path, dialect=dialect), str(path))
+    tool = f"{ir.find('clang')} {dialect.fingerprint()}" if path.suffix.lower() in ir.SOURCES else ""
     try:
         key = hashlib.sha256(f"{_FORM} {tool} {path.suffix} ".encode() + path.read_bytes()).hexdigest()
     except OSError as error:
@@ -84,19 +90,20 @@ def _read(path: Path, cache: Path | None) -> FlowGraph:
             return _unpacked(tree.read_file(place))
         except PayloadError:
             place.unlink(missing_ok=True)  # damaged: made again
-    graph = build(ir.read_ir(path), str(path))
+    graph = build(ir.read_ir(path, dialect=dialect), str(path))
+    packed = _packed(graph)
     place.parent.mkdir(parents=True, exist_ok=True)
-    tree.write_file(place, _packed(graph))
-    return graph
+    partial = place.with_suffix(f".{os.getpid()}")
+    with files.writing(place):  # without fsync, which takes as long as compiling: the checksum tells a half-written one
+        partial.write_bytes(tree.dumps(packed))
+        partial.replace(place)
+    return _unpacked(packed)
 
 
 def _packed(graph: FlowGraph) -> dict[str, object]:
-    places = [[each.text, each.function, each.block, each.label] for each in graph.statements]
-    return {"statements": places, "abstracted": list(graph.abstracted), "edges": torch.from_numpy(graph.edges)}
+    return {"abstracted": list(graph.abstracted), "edges": torch.from_numpy(graph.edges.astype("int32"))}
 
 
-def _unpacked(content: dict[str, list[list[str]]]) -> FlowGraph:
-    statements = tuple(Statement(text, function, int(block), label)
-                       for text, function, block, label in content["statements"])  # fmt: skip
-    edges: torch.Tensor = content["edges"]  # type: ignore[assignment]
-    return FlowGraph(statements, tuple(content["abstracted"]), edges.numpy())  # type: ignore[arg-type]
+def _unpacked(content: dict[str, Any]) -> FlowGraph:
+    """A kept graph has no places: tasks do not need them, and a hundred thousand programs shall fit in memory."""
+    return FlowGraph((), tuple(map(sys.intern, content["abstracted"])), content["edges"].numpy())

@@ -2,22 +2,27 @@
 
 Caller: `laconic code map`, `laconic bench code`. Folds are the paper's (ten, stratified) or grouped by kernel: with the
 paper's, four of five test rows have a sibling of the same kernel, on another input, in training. Speed-up is the mean
-of the run time on the better single device over that on the device predicted.
+of the run time on the better single device over that on the device predicted. Every way has the same choice of forests,
+made by `selection.py` within the training rows.
 
 Source: Cummins et al., End-to-end Deep Learning of Optimization Heuristics, PACT 2017; Neural Code Comprehension, §6.3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from laconic.comprehension import archives
+from laconic.comprehension import archives, networks, selection
 from laconic.comprehension.graph import FlowGraph, build
 from laconic.comprehension.ir import read_text
-from laconic.comprehension.programs import TREES, Matrix, cross_predict, mean_vectors, ways
+from laconic.comprehension.kept import Kept
+from laconic.comprehension.programs import TREES, Labels, Matrix, Ways, dense, mean_vectors, unknown_share, ways
 from laconic.errors import BadInput, UnknownName
 
 PLATFORMS = ("amd", "nvidia")
@@ -26,33 +31,94 @@ PUBLISHED = {"amd": {"accuracy": 0.8279, "speedup": 3.42}, "nvidia": {"accuracy"
 _STATIC = {"amd": "runtime_cpu", "nvidia": "runtime_gpu"}  # the better single device over all rows
 _COUNTS = ("comp", "rational", "mem", "localmem", "coalesced", "atomic", "transfer", "wgsize")
 _AUXILIARY = ("transfer", "wgsize")
+_VECTORS = ("embedding", "random embedding")
 Tell = Callable[[str], None]
 
 
 def run(
-    platforms: Sequence[str] = PLATFORMS, seed: int = 204, trees: int = TREES, tell: Tell = lambda line: None
-) -> list[dict[str, Any]]:
-    """Accuracy and speed-up of every way on both kinds of folds, for each platform."""
+    platforms: Sequence[str] = PLATFORMS, seed: int = 204, trees: int = TREES, tell: Tell = lambda line: None,
+    fitting: networks.Fitting | None = None, cache: Path | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Accuracy and speed-up of every way on both kinds of folds, for each platform.
+
+    Args:
+        fitting: train the networks, too, on the paper's folds.
+        cache: a folder that keeps predictions; an interrupted run goes on from there.
+
+    Raises:
+        UnknownName: there is no such platform.
+    """
     for name in platforms:
         if name not in PLATFORMS:
             raise UnknownName("platform", name, PLATFORMS)
     graphs, skipped = read_kernels("Device_Mapping", tell)
-    shown = archives.document("ncc-eval", "enc_devmap.json")
+    tables = {platform: archives.table("cgo17", f"cgo17-{platform}.csv") for platform in platforms}
+    order = list(dict.fromkeys(kernel_name(row) for rows in tables.values() for row in rows))
+    found = ways([graphs[name] for name in order], seed)
+    shown = [np.array(archives.document("ncc-eval", "enc_devmap.json")[name]) for name in order]
+    found.features["published embedding"] = mean_vectors(shown, archives.published().vectors)
+    found.unknown["published embedding"] = unknown_share(shown, archives.published())
     results: list[dict[str, Any]] = []
-    programs: dict[str, Matrix] | None = None
-    for platform in platforms:
-        rows = archives.table("cgo17", f"cgo17-{platform}.csv")
-        names = [kernel_name(row) for row in rows]
-        if programs is None:
-            programs = _programs(names, graphs, shown, seed)
-        folds = archives.document("cgo17", "folds_seed204.json")[platform]
-        for method, features in _methods(rows, programs).items():
-            for kind, key in FOLDS.items():
-                found = _measured(rows, features, np.array(folds[key]), seed, trees, platform)
-                results.append({"task": "device mapping", "platform": platform, "method": method, "folds": kind,
-                                **found, "published": PUBLISHED[platform], "skipped": skipped})  # fmt: skip
-                tell(f"{platform} {method}, {kind} folds: {100 * found['accuracy']:.2f} %, {found['speedup']:.2f} ×")
+    for platform, rows in tables.items():
+        task = _Task(platform, rows, np.array([order.index(kernel_name(row)) for row in rows]), seed, trees)
+        for method, folds, predicted in _predictions(task, found, [graphs[n] for n in order], fitting, cache):
+            share = found.unknown.get(method.split(" + ")[0].split(", ")[-1])
+            results.append({"task": "device mapping", "platform": platform, "method": method, "folds": folds,
+                            **task.measured(predicted), "published": PUBLISHED[platform], "unknown_share": share,
+                            "skipped": skipped})  # fmt: skip
+            row = results[-1]
+            tell(f"{platform} {method}, {folds} folds: {100 * row['accuracy']:.2f} %, {row['speedup']:.2f} ×")
     return results
+
+
+class _Task:
+    """One platform's rows: which device is faster, and what each costs."""
+
+    def __init__(self, platform: str, rows: Sequence[dict[str, str]], place: Labels, seed: int, trees: int) -> None:
+        self.platform, self.place, self.seed, self.trees = platform, place, seed, trees
+        times = np.array([[float(row["runtime_cpu"]), float(row["runtime_gpu"])] for row in rows])
+        self.labels = (times[:, 1] < times[:, 0]).astype(np.int64)
+        static = times[:, 0] if _STATIC[platform] == "runtime_cpu" else times[:, 1]
+        self.worth: Matrix = static[:, None] / times
+        self.auxiliary, self.counts = (
+            np.array([[float(row[c]) for c in names] for row in rows]) for names in (_AUXILIARY, _COUNTS)
+        )
+        document = archives.document("cgo17", "folds_seed204.json")[platform]
+        self.folds = {kind: np.array(document[key]) for kind, key in FOLDS.items()}
+
+    def measured(self, predicted: Labels) -> dict[str, float]:
+        """The share of rows on the faster device, and speed-ups over the better single device."""
+        return {
+            "accuracy": float((predicted == self.labels).mean()),
+            "speedup": float(np.take_along_axis(self.worth, predicted[:, None], axis=1).mean()),
+            "oracle_speedup": float(self.worth.max(axis=1).mean()),
+        }
+
+    def features(self, found: Ways) -> dict[str, Matrix]:
+        """What the forests are given: each way's programs, reduced, with numbers that are measured."""
+        programs = {way: selection.reduced(dense(each), self.seed)[self.place] for way, each in found.features.items()
+                    if way != "bag of statements and edges"}  # fmt: skip
+        made = {f"{way} + auxiliary": np.hstack([each, self.auxiliary]) for way, each in programs.items()}
+        made["embedding + Grewe's counts"] = np.hstack([programs["embedding"], self.counts])
+        return made | {"Grewe's counts": self.counts, "auxiliary alone": self.auxiliary}
+
+
+def _predictions(
+    task: _Task, found: Ways, graphs: Sequence[FlowGraph], fitting: networks.Fitting | None, cache: Path | None
+) -> Iterator[tuple[str, str, Labels]]:
+    kept = Kept(cache, [task.platform, task.seed, task.trees, fitting, *(row.tobytes() for row in found.rows)])
+    for method, features in task.features(found).items():
+        for kind, folds in task.folds.items():
+            given = (features, task.labels, task.worth, folds, task.seed, task.trees)
+            yield method, kind, kept.get(f"{method}, {kind}", functools.partial(selection.cross_predict, *given))
+    if fitting is None:
+        return
+    edges, auxiliary = [graph.edges for graph in graphs], task.auxiliary.astype(np.float32)
+    programs, folds = networks.Programs(found.rows, edges, task.place, auxiliary), task.folds["paper"]
+    for name, way in product(networks.NETWORKS, _VECTORS):
+        method, vectors = f"{name}, {way} + auxiliary", found.vectors(way, task.seed)
+        network = (name, programs, task.labels, folds, vectors, fitting)
+        yield method, "paper", kept.get(method, functools.partial(networks.cross_predict, *network))
 
 
 def kernel_name(row: dict[str, str]) -> str:
@@ -71,36 +137,3 @@ def read_kernels(task: str, tell: Tell) -> tuple[dict[str, FlowGraph], int]:
             tell(f"{error}; read without LLVM")
             found[name] = build(text, name)
     return found, unread
-
-
-def _programs(
-    names: Sequence[str], graphs: dict[str, FlowGraph], shown: dict[str, list[int]], seed: int
-) -> dict[str, Matrix]:
-    """Each row's program by every way, ours and the published embedding."""
-    order = list(dict.fromkeys(names))
-    place = np.array([order.index(name) for name in names])
-    found = ways([graphs[name] for name in order], seed)
-    sequences = [np.array(shown[name]) for name in order]
-    found["published embedding"] = mean_vectors(sequences, archives.published().vectors)
-    return {way: features[place] for way, features in found.items()}
-
-
-def _methods(rows: Sequence[dict[str, str]], programs: dict[str, Matrix]) -> dict[str, Matrix]:
-    auxiliary, counts = (np.array([[float(row[c]) for c in names] for row in rows]) for names in (_AUXILIARY, _COUNTS))
-    found = {f"{way} + auxiliary": np.hstack([features, auxiliary]) for way, features in programs.items()}
-    found["embedding + raw counts"] = np.hstack([programs["embedding"], counts])
-    return found | {"raw counts": counts, "auxiliary alone": auxiliary}
-
-
-def _measured(
-    rows: Sequence[dict[str, str]], features: Matrix, folds: Any, seed: int, trees: int, platform: str
-) -> dict[str, float]:
-    cpu, gpu = (np.array([float(row[f"runtime_{device}"]) for row in rows]) for device in ("cpu", "gpu"))
-    oracle = (gpu < cpu).astype(np.int64)
-    predicted = cross_predict(features, oracle, folds, seed, trees)
-    static = cpu if _STATIC[platform] == "runtime_cpu" else gpu
-    taken = np.where(predicted == 1, gpu, cpu)
-    return {
-        "accuracy": float((predicted == oracle).mean()), "speedup": float((static / taken).mean()),
-        "oracle_speedup": float((static / np.minimum(cpu, gpu)).mean()),
-    }  # fmt: skip

@@ -6,6 +6,8 @@ which is trained on the statements that were too rare for a row of their own: ne
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,15 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from scipy import sparse
 
 from laconic.comprehension.graph import FlowGraph
-from laconic.errors import BadInput, PayloadError
-from laconic.storage import json_text, tree
+from laconic.errors import BadInput, MissingExtra, PayloadError
+from laconic.storage import files, json_text
 
 UNKNOWN = "!UNK"
-FORMAT = "statements-1"
+FORMAT = "laconic-statements-2"
 Integers = np.ndarray[Any, np.dtype[np.int32]]
 
 
@@ -72,11 +73,17 @@ class Embedding:
         return [(names[n], float(cosines[n])) for n in best]
 
     def save(self, path: str | Path) -> Path:
-        """Write it as one checked file, whole or not at all."""
+        """Write it as one safetensors file, whole or not at all; vocabulary, facts and a checksum are JSON in its head.
+
+        Raises:
+            MissingExtra: safetensors is not installed.
+        """
         names = sorted(self.vocabulary, key=self.vocabulary.__getitem__)
-        content = {"format": FORMAT, "statements": names, "vectors": torch.from_numpy(self.vectors),
-                   "about": dict(self.about)}  # fmt: skip
-        tree.write_file(Path(path), content)
+        content = {"statements": names, "about": dict(self.about), "sha256": _checksum(self.vectors, names)}
+        head = {"format": FORMAT, **{name: json.dumps(value) for name, value in content.items()}}
+        packed = _safetensors().save({"vectors": np.ascontiguousarray(self.vectors)}, metadata=head)
+        with files.replacing(path) as file, files.writing(path):
+            file.write(packed)
         return Path(path)
 
 
@@ -85,15 +92,38 @@ def load(path: str | Path) -> Embedding:
 
     Raises:
         PayloadError: it is missing, damaged, or something else.
+        MissingExtra: safetensors is not installed.
     """
     path = Path(path)
     if path.is_dir():
         return _load_folder(path)
-    content = tree.read_file(path)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise PayloadError(f"{path} is no embedding of statements; make one with: laconic code embed")
-    names = content["statements"]
-    return _checked(path, {name: n for n, name in enumerate(names)}, content["vectors"].numpy(), content["about"])
+    from_bytes = _safetensors().load
+    try:
+        content = path.read_bytes()
+        head = json_text.parse(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+        names, about, checksum = (json_text.parse(head[name]) for name in ("statements", "about", "sha256"))
+        vectors = from_bytes(content)["vectors"]
+    except OSError as error:
+        raise PayloadError(f"{path} cannot be read: {error.strerror}") from error
+    except Exception as error:  # safetensors' errors are plain Exceptions
+        raise PayloadError(f"{path} is no whole embedding of statements; make one with: laconic code embed") from error
+    if head.get("format") != FORMAT or _checksum(vectors, names) != checksum:
+        raise PayloadError(f"{path} is damaged: its checksum does not fit")
+    return _checked(path, {name: n for n, name in enumerate(names)}, vectors, about)
+
+
+def _checksum(vectors: np.ndarray[Any, Any], names: Sequence[str]) -> str:
+    digest = hashlib.sha256(json.dumps(list(names)).encode())
+    digest.update(np.ascontiguousarray(vectors).tobytes())
+    return digest.hexdigest()
+
+
+def _safetensors() -> Any:
+    try:
+        from safetensors import numpy
+    except ImportError as error:
+        raise MissingExtra("safetensors", "code") from error
+    return numpy
 
 
 def _load_folder(path: Path) -> Embedding:

@@ -1,6 +1,6 @@
 """The contextual flow graph of a module: its statements, joined by data flow, control flow and calls.
 
-Callers: `vocabulary.py` takes pairs of neighbours from it, `drawing.py` draws it, `models.py` learns from it.
+Callers: `embedding.py` takes pairs of neighbours from it, `drawing.py` draws it, `networks.py` learns from it.
 
     data     from the statement that defines a value (a phi's values too) to each that uses it; a parameter is defined
              by its function's head, a global by its own statement
@@ -41,17 +41,17 @@ class FlowGraph:
     """Statements and the edges between them.
 
     Args:
-        statements: as LLVM prints them, with their places.
+        statements: as LLVM prints them, with their places; none in a graph that was kept in a cache.
         abstracted: the same without names and literals.
         edges: rows of from, to and kind (a number in KINDS), each once, in order.
     """
 
     statements: tuple[Statement, ...]
     abstracted: tuple[str, ...]
-    edges: np.ndarray[Any, np.dtype[np.int64]]
+    edges: np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 
     def __len__(self) -> int:
-        return len(self.statements)
+        return len(self.abstracted)
 
 
 def read(path: str | Path) -> FlowGraph:

@@ -3,16 +3,19 @@
 Callers: `graph.read`, the tasks. LLVM itself reads and verifies every file, and what is handed on is what it prints:
 one form, whatever version wrote the file. Text of another version is taken through an installed `llvm-as`.
 
-Invariant: a compiler is given only the file the user named, ends by a deadline, and its output is never run.
+Invariant: a compiler is given only the files the user named, ends by a deadline, and its output is never run.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +27,43 @@ SECONDS = 30.0  # a deadline of one compilation; ordinary files take a tenth of 
 _VERSIONS = range(30, 13, -1)
 
 
+@dataclass(frozen=True)
+class Dialect:
+    """How sources are compiled, beyond their language.
+
+    Args:
+        prelude: a header that is put before every source; it is precompiled once, for programs without their includes.
+        standard: of the language, such as gnu++98; "" for clang's own.
+    """
+
+    prelude: Path | None = None
+    standard: str = ""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w+:.]*", self.standard):
+            raise BadInput(f"a standard is a word such as gnu++98, got {self.standard!r}")
+        if self.prelude is not None and not self.prelude.is_file():
+            raise BadInput(f"the prelude {self.prelude} is no file")
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return (f"-std={self.standard}",) if self.standard else ()
+
+    def fingerprint(self) -> str:
+        """What of it decides the IR, for the key of a cache."""
+        content = self.prelude.read_bytes() if self.prelude else b""
+        return f"{self.standard} {hashlib.sha256(content).hexdigest()}"
+
+
+PLAIN = Dialect()
+
+
 def is_readable(path: Path) -> bool:
     """Whether the name's ending is one that `read_ir` takes."""
     return path.suffix.lower() in (*SOURCES, *IR)
 
 
-def read_ir(path: str | Path, seconds: float = SECONDS) -> str:
+def read_ir(path: str | Path, seconds: float = SECONDS, dialect: Dialect = PLAIN) -> str:
     """The IR of a file, as today's LLVM prints it.
 
     Raises:
@@ -44,7 +78,7 @@ def read_ir(path: str | Path, seconds: float = SECONDS) -> str:
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from error
     if path.suffix.lower() in SOURCES:
-        return _printed(_compiled(path, seconds), path)
+        return _printed(_compiled(path, seconds, dialect), path)
     if path.suffix.lower() == ".bc" or content[:2] == b"BC":
         return _printed(content, path)
     try:
@@ -77,19 +111,59 @@ def find(tool: str) -> str | None:
     return next((found for name in names if (found := shutil.which(name))), None)
 
 
-def _compiled(path: Path, seconds: float) -> bytes:
+def _compiled(path: Path, seconds: float, dialect: Dialect) -> bytes:
+    language = SOURCES[path.suffix.lower()]
+    header = _precompiled(dialect, language, seconds)
+    include = ["-include-pch", header] if header else []
+    options = [*_options(language, dialect), *include, "-emit-llvm", "-c", "-x", language, "-o", "-"]
+    code, output, complaint = _run([_clang(path), *options, str(path.resolve())], b"", seconds, str(path))
+    if code:
+        raise BadInput(f"{path} does not compile: {_complaint(complaint)}")
+    return output
+
+
+def _clang(path: Path) -> str:
     clang = find("clang")
     if clang is None:
         raise BadInput(f"{path}: clang is not installed; install clang 14 or later, or give its IR as .ll or .bc")
-    language = SOURCES[path.suffix.lower()]
-    options = ["-O1", "-emit-llvm", "-c", "-w", "-x", language, "-o", "-"]
+    return clang
+
+
+def _options(language: str, dialect: Dialect) -> list[str]:
+    found = ["-O1", "-w", "-Wno-return-type", *dialect.options]
     if language == "cl":
-        options += ["-cl-std=CL1.2", "-Xclang", "-finclude-default-header", "--target=spir64"]
-    code, output, complaint = _run([clang, *options, str(path.resolve())], b"", seconds, str(path))
+        found += ["-cl-std=CL1.2", "-Xclang", "-finclude-default-header", "--target=spir64"]
+    return found
+
+
+def prepare(dialect: Dialect, suffixes: Iterable[str], seconds: float = SECONDS) -> None:
+    """Compile the prelude for every language among `suffixes`, so that a bad one is one error and not one a file."""
+    for language in sorted({SOURCES[suffix] for suffix in suffixes if suffix in SOURCES}):
+        _precompiled(dialect, language, seconds)
+
+
+@functools.cache
+def _precompiled(dialect: Dialect, language: str, seconds: float) -> str | None:
+    """The prelude as clang reads it fastest, in a folder that lasts as long as the process."""
+    if dialect.prelude is None:
+        return None
+    output = Path(_folder().name) / f"{hashlib.sha256(f'{language} {dialect}'.encode()).hexdigest()}.pch"
+    options = [*_options(language, dialect), "-x", f"{language}-header", "-o", str(output)]
+    path = dialect.prelude
+    code, _, complaint = _run([_clang(path), *options, str(path.resolve())], b"", seconds, str(path))
     if code:
-        errors = [line for line in complaint.splitlines() if "error" in line]
-        raise BadInput(f"{path} does not compile: {_first_line(errors[0] if errors else complaint)}")
-    return output
+        raise BadInput(f"the prelude {path} does not compile: {_complaint(complaint)}")
+    return str(output)
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="laconic-prelude-")
+
+
+def _complaint(said: str) -> str:
+    errors = [line for line in said.splitlines() if "error" in line]
+    return _first_line(errors[0] if errors else said)
 
 
 def _run(command: Sequence[str], given: bytes, seconds: float, name: str) -> tuple[int, bytes, str]:

@@ -1,23 +1,28 @@
 """Programs as rows of numbers, by an embedding or by the controls that tell what it is worth.
 
-Callers: the tasks. Every way is followed by the same forest, so that a difference between two rows of a table is a
-difference between what the forest was given.
+Callers: the tasks. Within a task the ways are followed by the same classifier, so that a difference between two rows of
+a table is a difference between what the classifier was given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
-from laconic.comprehension.embedding import Embedding, context_pairs, normalised, vocabulary_of
-from laconic.comprehension.graph import FlowGraph
+from laconic.comprehension.embedding import UNKNOWN, Embedding, Integers, context_pairs, normalised, vocabulary_of
+from laconic.comprehension.graph import KINDS, FlowGraph
 from laconic.comprehension.skipgram import Training, train
+from laconic.comprehension.statements import operation
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 Labels = np.ndarray[Any, np.dtype[np.int64]]
+Sparse = Any  # scipy.sparse.csr_array, which has no types
 TREES = 200
+MOST_PAIRS = 5_000_000  # of one pass over a task's own embedding: more have changed no figure, and cost minutes
 
 
 def mean_vectors(rows: Sequence[np.ndarray[Any, Any]], vectors: np.ndarray[Any, np.dtype[np.float32]]) -> Matrix:
@@ -32,9 +37,38 @@ def random_vectors(size: int, dim: int, seed: int) -> np.ndarray[Any, np.dtype[n
     return np.random.default_rng(seed).standard_normal((size, dim)).astype(np.float32)
 
 
-def bag(rows: Sequence[np.ndarray[Any, Any]], size: int) -> Matrix:
-    """The control without vectors: the logarithm of 1 + how often each statement occurs."""
-    return np.log1p(np.stack([np.bincount(each, minlength=size) for each in rows]).astype(np.float64))
+def bag(rows: Sequence[np.ndarray[Any, Any]], size: int) -> Sparse:
+    """The control without vectors: the logarithm of 1 + how often each statement occurs, a sparse row a program."""
+    place = np.repeat(np.arange(len(rows), dtype=np.int32), [len(each) for each in rows])
+    columns = np.concatenate(rows).astype(np.int32)  # classifiers read no longer ones
+    found = sparse.coo_array((np.ones(len(place)), (place, columns)), (len(rows), size)).tocsr()  # adds up equal ones
+    found.data = np.log1p(found.data)
+    return found
+
+
+def edge_bag(rows: Sequence[np.ndarray[Any, Any]], graphs: Sequence[FlowGraph], size: int) -> Sparse:
+    """The flow graph without vectors: how often each kind of edge joins each two statements, as `bag` counts.
+
+    Edges that occur once in all programs are left out.
+    """
+    keys = [(row[graph.edges[:, 0]].astype(np.int64) * size + row[graph.edges[:, 1]]) * len(KINDS) + graph.edges[:, 2]
+            for row, graph in zip(rows, graphs, strict=True)]  # fmt: skip
+    names, numbers, total = np.unique(np.concatenate(keys), return_inverse=True, return_counts=True)
+    found = bag(np.split(numbers, np.cumsum([len(each) for each in keys])[:-1]), len(names))
+    return found[:, total > 1]
+
+
+def counts(programs: Sequence[Sequence[str]]) -> Sparse:
+    """The control that knows operations alone: the logarithm of 1 + how often each of them (add, load, …) occurs."""
+    operations = [[operation(statement) for statement in program] for program in programs]
+    names = {name: number for number, name in enumerate(sorted({each for program in operations for each in program}))}
+    return bag([np.array([names[each] for each in program]) for program in operations], len(names))
+
+
+def unknown_share(rows: Sequence[np.ndarray[Any, Any]], embedding: Embedding) -> float:
+    """The part of all statements that have the row of the unknown ones."""
+    unknown = embedding.vocabulary[UNKNOWN]
+    return float(np.mean(np.concatenate(rows) == unknown))
 
 
 def own_embedding(graphs: Sequence[FlowGraph], seed: int, dim: int = 100, epochs: int = 3) -> Embedding:
@@ -43,33 +77,78 @@ def own_embedding(graphs: Sequence[FlowGraph], seed: int, dim: int = 100, epochs
     Statements that occur once share the row of the unknown ones.
     """
     vocabulary = vocabulary_of([graph.abstracted for graph in graphs], cutoff=2)
-    pairs = np.concatenate([context_pairs(graph, vocabulary) for graph in graphs])
+    pairs = sampled_pairs(graphs, vocabulary, seed)
     return Embedding(vocabulary, train(pairs, len(vocabulary), Training(dim=dim, epochs=epochs, seed=seed)))
 
 
+def sampled_pairs(graphs: Sequence[FlowGraph], vocabulary: Mapping[str, int], seed: int) -> Integers:
+    """The graphs' context pairs of distance 2; of many graphs a random part, of about MOST_PAIRS."""
+    random = np.random.default_rng(seed)
+    edges = sum(len(graph.edges) for graph in graphs)
+    first = graphs[:: max(1, len(graphs) // 200)]
+    per_edge = sum(len(context_pairs(graph, vocabulary)) for graph in first) / sum(len(graph.edges) for graph in first)
+    share = MOST_PAIRS / (per_edge * edges)
+    some = (context_pairs(graph, vocabulary) for graph in graphs)
+    return np.concatenate([each if share >= 1 else each[random.random(len(each)) < share] for each in some])
+
+
+def linear(seed: int) -> Any:
+    """The classifier behind every way of `classify`: a linear support vector machine for each class."""
+    from sklearn.svm import LinearSVC
+
+    return LinearSVC(C=1.0, dual="auto", tol=1e-2, random_state=seed)
+
+
 def forest(seed: int, trees: int = TREES) -> Any:
-    """The one classifier behind every way: extremely randomised trees."""
+    """Extremely randomised trees."""
     from sklearn.ensemble import ExtraTreesClassifier
 
-    return ExtraTreesClassifier(trees, max_features=0.3, random_state=seed, n_jobs=1)
+    return ExtraTreesClassifier(trees, random_state=seed, n_jobs=1)
 
 
-def cross_predict(features: Matrix, labels: Labels, folds: Labels, seed: int, trees: int = TREES) -> Labels:
-    """What is predicted for each row by a forest that has seen only the other folds."""
+def cross_predict(features: Any, labels: Labels, folds: Labels, model: Callable[[], Any]) -> Labels:
+    """What is predicted for each row by a model that has seen only the other folds."""
     found = np.empty_like(labels)
     for fold in np.unique(folds):
-        test = folds == fold
-        found[test] = forest(seed, trees).fit(features[~test], labels[~test]).predict(features[test])
+        test = np.flatnonzero(folds == fold)
+        train = np.flatnonzero(folds != fold)
+        found[test] = model().fit(features[train], labels[train]).predict(features[test])
     return found
 
 
-def ways(graphs: Sequence[FlowGraph], seed: int) -> dict[str, Matrix]:
-    """Programs by our embedding, by random vectors and as a bag of statements."""
+@dataclass(frozen=True)
+class Ways:
+    """Programs as rows of numbers by every way, and the share of statements that a way's vocabulary does not have."""
+
+    embedding: Embedding
+    rows: list[Integers]
+    features: dict[str, Matrix | Sparse]
+    unknown: dict[str, float]
+
+    def vectors(self, way: str, seed: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The vectors of statements that a network begins with."""
+        size, dim = self.embedding.vectors.shape
+        return self.embedding.vectors if way == "embedding" else random_vectors(size, dim, seed)
+
+
+def ways(graphs: Sequence[FlowGraph], seed: int) -> Ways:
+    """Programs by our embedding and by the controls that need nothing else."""
     own = own_embedding(graphs, seed)
     rows = [own.rows(graph.abstracted) for graph in graphs]
     size, dim = own.vectors.shape
-    return {
+    statements = bag(rows, size)
+    features = {
+        "bag of statements": statements,
+        "bag of statements and edges": sparse.hstack([statements, edge_bag(rows, graphs, size)], format="csr"),
         "embedding": mean_vectors(rows, own.vectors),
         "random embedding": mean_vectors(rows, random_vectors(size, dim, seed)),
-        "bag of statements": bag(rows, size),
+        "raw counts": counts([graph.abstracted for graph in graphs]),
     }
+    share = unknown_share(rows, own)
+    return Ways(own, rows, features, {way: share for way in features if way != "raw counts"})
+
+
+def dense(features: Any) -> Matrix:
+    """The same numbers as an array."""
+    found: Matrix = features.toarray() if sparse.issparse(features) else features
+    return found

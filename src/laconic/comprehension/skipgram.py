@@ -6,26 +6,28 @@ counts to the power 0.75, a step of rate ρ ascends
     log σ(v_c · u_o) + Σ_n log σ(−v_c · u_n)
 
 at once in v (the vectors that are kept) and u (those of contexts), pair after pair. tests/reference/skipgram.py is its
-slow twin. Several workers each train on pairs of their own, and agree block by block through `distribute`: what a block
-changed is handed over as a sparse gradient, so that only rows which changed are sent.
+slow twin. Several workers each train on pairs of their own, and agree block by block: the rows that a block changed are
+added up by a sparse all-reduce, so that only these are sent. `distribute` is not used, as it sends whole tables.
 
 Source: Mikolov et al., Distributed Representations of Words and Phrases, NeurIPS 2013, eq. 4.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
-from laconic.consistency.distribute import distribute
-from laconic.errors import BadInput
+from laconic.errors import BadInput, PayloadError
+from laconic.exchange.sparse import SparseStream, sparse_all_reduce
 from laconic.kernels import njit
+from laconic.storage import tree
 from laconic.transports.world import World
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -96,12 +98,14 @@ def train(
     how: Training | None = None,
     world: World | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    folder: Path | None = None,
 ) -> Floats:
     """Vectors of `size` statements from (centre, context) pairs of their numbers.
 
     Args:
         world: train together with its ranks, each on every P-th pair; all end with the same vectors.
         progress: is told of pairs done and pairs in all.
+        folder: keeps one worker's vectors after every epoch, so that an interrupted training of the same pairs goes on.
 
     Raises:
         BadInput: there are no pairs.
@@ -111,16 +115,19 @@ def train(
         raise BadInput("there are no context pairs to train on: the programs have no statements in common")
     rank, ranks = (0, 1) if world is None else (world.rank, world.world_size)
     tables = Tables(size, how)
+    # Workers may have no folder in common, and all of them must begin with the same epoch.
+    epochs = Epochs(folder if ranks == 1 else None, tables, (how, pairs.tobytes()))
     exchange = Exchange(tables, world) if world is not None and ranks > 1 else None
-    random = np.random.default_rng((how.seed, rank))
     draws = negative_table(pairs[:, 1], size)
     keep = _kept_shares(pairs, size, how.threshold)
     mine = np.ascontiguousarray(pairs[rank::ranks])
     # Ranks take the same number of steps, or one would wait for the others.
     per_epoch = len(pairs) // ranks if ranks > 1 else len(mine)
-    total, done = how.epochs * per_epoch, 0
+    total = how.epochs * per_epoch
     block_pairs = BLOCK if exchange is None else BLOCK // 16
-    for _ in range(how.epochs):
+    for epoch in range(epochs.done, how.epochs):
+        done = epoch * per_epoch
+        random = np.random.default_rng((how.seed, rank, epoch))
         order = random.permutation(len(mine))[:per_epoch]
         for start in range(0, per_epoch, block_pairs):
             block = mine[order[start : start + block_pairs]]
@@ -135,58 +142,71 @@ def train(
             if exchange is not None and before is not None:
                 exchange.after(before)
             progress(done, total)
-    if exchange is not None:
-        exchange.job.finish()
+        epochs.keep(epoch + 1)
     return tables.v.copy()
 
 
-class Tables(nn.Module):
-    """The vectors of statements and of contexts, as parameters that share memory with the kernel's arrays."""
+class Epochs:
+    """The tables after the last whole epoch, in a folder.
+
+    Args:
+        made_from: what they depend on.
+    """
+
+    def __init__(self, folder: Path | None, tables: Tables, made_from: Sequence[object]) -> None:
+        self.tables, self.done = tables, 0
+        self.path: Path | None = None
+        if folder is None:
+            return
+        digest = hashlib.sha256()
+        for each in made_from:
+            digest.update(each if isinstance(each, bytes) else repr(each).encode())
+        self.path = folder / f"{digest.hexdigest()}.epochs"
+        if self.path.is_file():
+            try:
+                content = tree.read_file(self.path)
+                tables.both[:] = content["tables"].numpy()
+                self.done = int(content["done"])
+            except PayloadError:
+                self.path.unlink(missing_ok=True)  # damaged: begun anew
+
+    def keep(self, done: int) -> None:
+        if self.path is not None:
+            tree.write_file(self.path, {"done": done, "tables": torch.from_numpy(self.tables.both)})
+
+
+class Tables:
+    """The vectors of statements, v, and of contexts, u: two views of one array, `flat`."""
 
     def __init__(self, size: int, how: Training) -> None:
-        super().__init__()
-        start = np.random.default_rng(how.seed).uniform(-0.5 / how.dim, 0.5 / how.dim, (size, how.dim))
-        self.vectors = nn.Parameter(torch.from_numpy(start.astype(np.float32)))
-        self.contexts = nn.Parameter(torch.zeros(size, how.dim))
-
-    @property
-    def v(self) -> Floats:
-        found: Floats = self.vectors.detach().numpy()
-        return found
-
-    @property
-    def u(self) -> Floats:
-        found: Floats = self.contexts.detach().numpy()
-        return found
+        self.both = np.zeros((2 * size, how.dim), dtype=np.float32)
+        self.flat, self.v, self.u = self.both.reshape(-1), self.both[:size], self.both[size:]
+        self.v[:] = np.random.default_rng(how.seed).uniform(-0.5 / how.dim, 0.5 / how.dim, (size, how.dim))
 
 
 class Exchange:
-    """Lets workers agree on a block: the sum of what each changed, sent as sparse gradients."""
+    """Lets workers agree on a block: the sum of what each changed, by a sparse all-reduce."""
 
     def __init__(self, tables: Tables, world: World) -> None:
-        self.tables = tables
-        # The exchange gives the mean of the changes; a rate of P makes it their sum.
-        optimizer = torch.optim.SGD(tables.parameters(), lr=float(world.world_size))
-        self.job = distribute(tables, optimizer, codec="none", world=world)
-        self.optimizer = optimizer
+        self.tables, self.world = tables, world
 
-    def before(self, block: Integers, negatives: Integers) -> tuple[torch.Tensor, ...]:
+    def before(self, block: Integers, negatives: Integers) -> tuple[Integers, Floats]:
         """The rows that the block will change, and what they are."""
-        own = torch.from_numpy(np.unique(block[:, 0]).astype(np.int64))
-        other = torch.from_numpy(np.unique(np.append(block[:, 1], negatives)).astype(np.int64))
-        return own, self.tables.vectors.detach()[own], other, self.tables.contexts.detach()[other]
+        rows = np.unique(np.concatenate([block[:, 0], len(self.tables.v) + np.append(block[:, 1], negatives)]))
+        return rows, self.tables.both[rows]
 
-    def after(self, before: tuple[torch.Tensor, ...]) -> None:
-        own, vectors, other, contexts = before
-        for parameter, rows, was in ((self.tables.vectors, own, vectors), (self.tables.contexts, other, contexts)):
-            change = was - parameter.detach()[rows]
-            parameter.data[rows] = was
-            parameter.grad = _sparse(rows, change, parameter.shape)
-        self.optimizer.step()
-
-
-def _sparse(rows: torch.Tensor, change: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    return torch.sparse_coo_tensor(rows[None], change, shape, check_invariants=True).coalesce()
+    def after(self, before: tuple[Integers, Floats]) -> None:
+        """Put the changes of all workers in the place of this one's."""
+        rows, was = before
+        dim = was.shape[1]
+        places = rows.astype(np.int64)[:, None] * dim + np.arange(dim)
+        own = SparseStream.of(places.reshape(-1), (self.tables.both[rows] - was).reshape(-1), len(self.tables.flat))
+        added = sparse_all_reduce(own, self.world.transport)
+        self.tables.both[rows] = was
+        if added.indices is None:
+            self.tables.flat += added.values
+        else:
+            self.tables.flat[added.indices] += added.values
 
 
 def negative_table(contexts: Integers, size: int) -> Integers:

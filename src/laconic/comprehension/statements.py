@@ -64,10 +64,19 @@ class Statement:
     @property
     def operation(self) -> str:
         """The operation's name: add, load, call, br, define, global, …"""
-        words = re.sub(rf"^[%@]{_NAME} = ", "", self.text).split()
-        if self.text.startswith("@"):
-            return "global"
-        return words[1] if words[0] in ("tail", "musttail", "notail") else words[0]
+        return operation(self.text)
+
+
+def operation(text: str) -> str:
+    """The name of a statement's operation, abstract or not.
+
+    >>> operation("<%ID> = tail call i64 <@ID>(i32 <INT>)")
+    'call'
+    """
+    if text.startswith(("@", "<@ID> =")):
+        return "global"
+    words = re.sub(rf"^(?:%{_NAME}|<%ID>) = ", "", text).split()
+    return words[1] if words[0] in ("tail", "musttail", "notail") else words[0]
 
 
 def abstract(text: str, types: Mapping[str, str] | None = None) -> str:
