@@ -43,6 +43,7 @@ class Task:
         pace_s: how long every step takes at least, so that faults fall into the training.
         checkpoints: a folder; a rank goes on from what it holds, and saves there.
         file_nbytes: the size beyond which no rank can write a file, once there is a file "full" in the folder.
+        workers: how many an elastic job's first step waits for; None: all.
     """
 
     folder: str
@@ -56,6 +57,7 @@ class Task:
     timeout_s: float = 6.0
     checkpoints: str | None = None
     file_nbytes: int | None = None
+    workers: int | None = None
 
 
 class Late(LaconicError):
@@ -166,8 +168,10 @@ def train_elastic(task: Task, notes: Notes) -> nn.Module:
     optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.5)
     samples = laconic.Samples(SAMPLES * task.steps, SAMPLES, epochs=1, seed=task.seed)
     meeting = task.checkpoints or str(Path(task.folder, "meeting"))
-    options = {"workers": task.ranks, "consistency": task.mode, "codec": task.codec, "patience_s": task.timeout_s}
-    with laconic.elastic(model, optimizer, samples, meeting, **options) as job:
+    first = {"workers": task.workers or task.ranks, "patience_s": task.timeout_s}
+    with laconic.elastic(
+        model, optimizer, samples, meeting, consistency=task.mode, codec=task.codec, **first
+    ) as job:
         notes.add(begin=job.steps)
         for batch in job.batches():
             numbers = [int(each) for each in batch]

@@ -38,7 +38,10 @@ class Kill:
         return ""
 
     def play(self, scenario: Scenario, stage: Stage) -> Verdict:
-        task, victim = stage.task(scenario), int(scenario.chance.random() * scenario.ranks)
+        victim = int(scenario.chance.random() * scenario.ranks)
+        # An elastic job that has not begun waits for as many as it was asked to, without end: so it is asked for fewer.
+        workers = scenario.ranks - 1 if scenario.moment == "start" else None
+        task = stage.task(scenario, workers=workers)
         promise = of_loss(scenario.mode, scenario.engine, victim, task.ranks, scenario.moment)
         with stage.start(task) as running:
             moment_of(scenario, task, running, stage, victim)
