@@ -26,6 +26,7 @@ def shrink(
     network: Annotated[list[str] | None, typer.Option(help=f"{', '.join(lab.NETWORKS)}; default: LeNets.")] = None,
     seeds: Annotated[int, typer.Option(help="Trainings of each network.")] = 5,
     first: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    goals: Annotated[int | None, typer.Option(help="The first so many files of each network; default: all.")] = None,
     threads: Annotated[int, typer.Option(help="Of torch and the coders.")] = 1,
     scale: Annotated[float, typer.Option(help="Share of VGG-16's rows.")] = 1.0,
     folder: Annotated[Path | None, typer.Option(help="Keeps what was trained; it goes on there.")] = None,
@@ -42,7 +43,7 @@ def shrink(
     loading: list[dict[str, Any]] = []
     for name in (network or ["lenet-300-100", "lenet-5"]) if "networks" in chosen else ():
         for seed in range(first, first + seeds):
-            made = list(lab.train_and_shrink(name, seed, lambda line: typer.echo(line, err=True), folder))
+            made = list(lab.train_and_shrink(name, seed, lambda line: typer.echo(line, err=True), folder, goals))
             results += [each.row for each in made]
             if seed == first:
                 coded += _compared(name, seed, made, quiet=json)

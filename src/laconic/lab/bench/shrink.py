@@ -96,15 +96,17 @@ class Made:
     dense: Mapping[str, Tensor]
 
 
-def train_and_shrink(name: str, seed: int, say: Say, folder: Path | None = None) -> Iterator[Made]:
-    """The goals of a network, one after the other.
+def train_and_shrink(
+    name: str, seed: int, say: Say, folder: Path | None = None, goals: int | None = None
+) -> Iterator[Made]:
+    """The goals of a network, one after the other; `goals` of them, or all.
 
     Raises:
         UnknownName: there is no such network here.
     """
     if name not in NETWORKS:
         raise UnknownName("network of the benchmark", name, NETWORKS)
-    return _Training(name, seed, say, folder).goals()
+    return _Training(name, seed, say, folder).goals(goals)
 
 
 class _Training:
@@ -114,13 +116,12 @@ class _Training:
         self.name, self.seed, self.network = name, seed, NETWORKS[name]
         self._say: Say = lambda text: say(f"{name}, seed {seed}: {text}")
         self._folder = folder and folder / f"{name}-{seed}"
-        self._memory = Memory(self._folder, repr((self.network, seed)))
         self.task = self.network.prepared(seed)
         self.task.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # LeNet trains 1.5 × as fast
         self.judge = error_of(self.task)
 
-    def goals(self) -> Iterator[Made]:
-        """Train, then prune to each goal and share."""
+    def goals(self, count: int | None) -> Iterator[Made]:
+        """Train, then prune to each goal and share. What is kept of a goal depends on it and on those before it."""
         model = self.task.model
         first = (self.network.workload, self.network.epochs, self.network.shifts, self.seed)
         dense = Memory(self._folder, repr(first)).recall("dense", self._train_dense)
@@ -128,17 +129,20 @@ class _Training:
         dense_error, dense_wrong = self.judge(model), _wrong(self.task, model)
         self._say(f"dense error {100 * dense_error:.2f} %")
         before, calls = 1.0, 0
-        for goal in self.network.goals:
+        for place, goal in enumerate(self.network.goals[:count]):
+            memory = Memory(
+                self._folder, repr((replace(self.network, goals=self.network.goals[: place + 1]), self.seed))
+            )
             masks: dict[str, Tensor] = {}
             for turn in range(1, self.network.rounds + 1):
                 density = goal.density * (before / goal.density) ** (1 - turn / self.network.rounds)
                 calls += 1
-                kept = self._memory.recall(f"pruned-{calls}", partial(self._prune, model, density, calls))
+                kept = memory.recall(f"pruned-{calls}", partial(self._prune, model, density, calls))
                 model.load_state_dict(kept["state"])
                 masks = kept["masks"]
             before = goal.density
             name = f"shared-{goal.density}-{goal.bits}-{goal.small_bits}"
-            parts, error = self._memory.recall_parts(name, partial(self._share, model, masks, goal))
+            parts, error = memory.recall_parts(name, partial(self._share, model, masks, goal))
             shrunk = Shrunk(model, parts, Plan(density=goal.density, bits=goal.bits), dense_error, error)
             row = self._row(shrunk, goal, dense_wrong) | {"start_errors": self._starts(model, masks, goal)}
             self._say(f"{row['ratio']:.1f}× at {100 * row['shrunk_error']:.2f} %, {row['file_nbytes']:,} bytes")

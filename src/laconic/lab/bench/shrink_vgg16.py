@@ -86,6 +86,9 @@ def _spread(rng: np.random.Generator, rows: int, columns: int, kept: float, bits
     width = (low + high) / 2
     chances: Array = np.exp(width * by_row) * np.exp(width * by_column)
     chances *= np.float32(_scale(few, width, kept))
+    for _ in range(4):  # the scale is that of a few rows and columns; the mean is to be that of all
+        np.minimum(chances, _MOST, out=chances)
+        chances *= np.float32(kept / float(chances.mean(dtype=np.float64)))
     return np.minimum(chances, _MOST, out=chances)
 
 
