@@ -49,8 +49,9 @@ def network(name: str, batch: int, train: bool, policy: str = "powers") -> dict[
     x = torch.randn(batch, *models.describe(name.partition("(")[0]).sample)
     with tempfile.TemporaryDirectory() as cache:
         tuned, seconds = _tuned(copy.deepcopy(native), x, train, policy, cache)
+        again = copy.deepcopy(native)
         start = time.perf_counter()
-        laconic.tune(copy.deepcopy(native), x, train=train, policy=policy, cache=cache)
+        laconic.tune(again, x, train=train, policy=policy, cache=cache)
         loading_s = time.perf_counter() - start
 
     def step(model: nn.Module) -> None:

@@ -52,8 +52,12 @@ def compile_all() -> Iterator[str]:
         yield algorithm
     for method in operators.names():
         for kernel in (3, 5):
-            operators.convolve(torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, kernel, kernel), method=method)
+            weight = torch.zeros(1, 1, kernel, kernel, requires_grad=True)
+            operators.convolve(torch.zeros(1, 1, 8, 8), weight, method=method).sum().backward()
         yield method
+    for layer in (operators.LSTM(1, 1), operators.GRU(1, 1)):
+        layer(torch.zeros(2, 1, 1))[0].sum().backward()
+        yield type(layer).__name__
     for dtype in (torch.float32, torch.uint8):
         exact.decode(*exact.encode(torch.zeros(200, dtype=dtype)), torch.empty(200, dtype=dtype))
     symbols = np.zeros((4, 4), np.uint8)

@@ -68,6 +68,17 @@ def test_outputs_and_gradients_equal_torchs(kind, memory, steps, batch, layers, 
 
 
 @every_kind
+def test_gradients_of_the_first_state(kind):
+    ours, theirs = pair(kind, 0.5, 2)
+    x = torch.randn(60, 3, 3, dtype=torch.float64)
+    first = tuple(torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True) for _ in range(CELLS[kind].states))
+    state = first if kind == "LSTM" else first[0]
+    found, wanted = (torch.autograd.grad(layer(x, state)[0].square().sum(), first) for layer in (ours, theirs))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@every_kind
 def test_packed_sequences(kind):
     ours, theirs = pair(kind, 0.5, 2)
     sequences = [torch.randn(n, 3, dtype=torch.float64) for n in (5, 60, 33, 33, 1)]
@@ -171,5 +182,7 @@ def test_bad_input_is_one_sentence():
         LSTM(3, 5, memory=0)(torch.zeros(20, 1, 3))
     with pytest.raises(BadInput, match="below the least for 40 steps"):
         LSTM(3, 5, memory=0.01)(torch.zeros(40, 1, 3))
+    with pytest.raises(BadInput, match="float32 or float64 on the CPU, not torch"):
+        LSTM(3, 5).half()(torch.zeros(40, 1, 3).half())
     with pytest.raises(BadInput, match="both directions"):
         GRU(3, 5, bidirectional=True)(torch.zeros(40, 1, 3))

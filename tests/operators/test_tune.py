@@ -43,6 +43,7 @@ def decreed(monkeypatch):
         return found
 
     monkeypatch.setattr(f"{TUNE}.choose", choose)
+    monkeypatch.setattr(f"{TUNE}._whole_speedup", lambda *_: 2.0)
     return asked
 
 
@@ -229,6 +230,24 @@ def test_a_layer_that_spoils_the_whole_runs_native(monkeypatch, decreed):
     tuned = tune(small(), X, cache=None)
     assert type(tuned[0]) is nn.Conv2d
     assert "whole would be off" in str(tuned.plan)
+
+
+def test_what_slows_the_whole_is_given_up_and_what_reorders_first(monkeypatch, decreed):
+    monkeypatch.setattr(f"{TUNE}._whole_speedup", lambda *_: 0.9)
+    tuned = tune(small(), X, cache=None)
+    assert [type(m) for m in tuned] == [nn.Conv2d, nn.ReLU, nn.Conv2d, nn.Conv2d]
+    assert [row.left_alone for row in tuned.plan.rows] == ["native: the whole would be slower"] * 3
+    assert tuned.plan.speedup is None
+
+    def only_the_last(conv, x, weight, bias, limits, needs_input_gradient):
+        spec = "prepacked(true)" if conv.groups > 1 else "im2col"
+        return [Choice("forward", spec, (conv.batch,), 2.0, 1.0, 2.0, 1.0, 1e-7, 0)]
+
+    monkeypatch.setattr(f"{TUNE}.choose", only_the_last)
+    monkeypatch.setattr(f"{TUNE}._whole_speedup", lambda model, *_: 0.9 if hasattr(model[2], "routes") else 1.1)
+    tuned = tune(small(), X, cache=None)
+    assert [hasattr(m, "routes") for m in tuned] == [True, False, False, True]
+    assert "the whole: 1.10 times as fast" in str(tuned.plan)
 
 
 def test_by_measurement():

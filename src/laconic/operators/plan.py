@@ -5,7 +5,7 @@ Callers: `tuning.py`; users print `model.plan`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from laconic.operators.search import Choice
 from laconic.operators.shape import Convolution
@@ -25,6 +25,19 @@ class Row:
         """Whether any role is computed otherwise than by torch."""
         return any(choice.method != "native" or len(choice.pieces) > 1 for choice in self.choices)
 
+    def without_the_worst(self) -> Row:
+        """The same with torch's own for the role that is furthest off; alone when nothing is left that gains."""
+        worst = max((c for c in self.choices if c.method != "native"), key=lambda choice: choice.error)
+        native = replace(worst, method="native", pieces=(sum(worst.pieces),), tuned_s=worst.native_s, speedup=1.0,
+                         undivided_s=worst.native_s, error=0.0, workspace_nbytes=0)  # fmt: skip
+        found = replace(self, choices=tuple(native if choice is worst else choice for choice in self.choices))
+        return found if found.gains else Row(self.layer, self.convolution, (), "native: the whole would be off")
+
+    @property
+    def reorders(self) -> bool:
+        """Whether its output lies in memory with its channels last."""
+        return any("true" in choice.method and choice.role == "forward" for choice in self.choices)
+
     @property
     def error(self) -> float:
         """The largest of the roles that are not torch's own."""
@@ -38,11 +51,13 @@ class Plan:
     Attributes:
         rows: one a layer and shape.
         error: of the whole model's output on the example, against torch's; None when it came from the cache.
+        speedup: of the whole model, measured in turns; None when nothing gains, or when it came from the cache.
         from_cache: nothing was measured.
     """
 
     rows: list[Row] = field(default_factory=list)
     error: float | None = None
+    speedup: float | None = None
     from_cache: bool = False
 
     def __str__(self) -> str:
@@ -67,6 +82,8 @@ class Plan:
                 f"convolutions: {1e3 * before:.1f} ms → {1e3 * after:.1f} ms, {before / after:.2f} times as fast"
                 + (f"; micro-batches gave {self.micro_batching:.2f}" if self.micro_batching > 1 else "")
             )
+        if self.speedup is not None:
+            text.append(f"the whole: {self.speedup:.2f} times as fast")
         return "\n".join(text)
 
     @property

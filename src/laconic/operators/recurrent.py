@@ -140,7 +140,7 @@ class _Recurrent(torch.autograd.Function):
     def forward(
         ctx: Any, cell: Cell, sequences: Sequences, budget: Budget | None, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        state = tuple(tensors[5:])
+        state = tuple(s.detach().contiguous() for s in tensors[5:])
         run = _Run(cell, sequences, tensors[:5])
         outputs = tensors[0].new_empty((tensors[0].shape[0], state[0].shape[1]))
         cuts = [0, *([] if budget is None else first_cuts(budget))]
@@ -255,6 +255,9 @@ class _Layer:
             raise BadInput(
                 "layers in both directions, with dropout between layers or with projections are torch's own only"
             )
+        kind = (self.weight_ih_l0.device.type, self.weight_ih_l0.dtype)
+        if kind not in (("cpu", torch.float32), ("cpu", torch.float64)):
+            raise BadInput(f"recurrent layers of laconic are float32 or float64 on the CPU, not {kind[1]} on {kind[0]}")
         cell = CELLS[self.mode]
         packed = x if isinstance(x, PackedSequence) else None
         alone = packed is None and x.dim() == 2

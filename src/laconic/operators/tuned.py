@@ -62,6 +62,7 @@ class TunedLayer(nn.Module):
     """What tuned layers have beside the layer they stand for."""
 
     routes: dict[tuple[int, ...], Roles]
+    active: bool = True  # else everything is torch's own
     original: tuple[nn.Module]  # in a tuple: torch would take it for a child
     trains: bool
 
@@ -71,6 +72,7 @@ class TunedLayer(nn.Module):
         weight, bias = self.weight, self.bias
         if (
             roles is None
+            or not self.active
             or x.dtype != weight.dtype
             or str(x.dtype) != f"torch.{roles.conv.dtype}"
             or x.device.type != "cpu"

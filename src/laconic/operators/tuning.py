@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,7 @@ from laconic.operators.numerics import checked_tolerance, relative_error
 from laconic.operators.plan import Plan, Row
 from laconic.operators.search import Choice, Limits, choose, least_workspace
 from laconic.operators.shape import Convolution, of_tensors
+from laconic.operators.timing import race
 from laconic.operators.tuned import TUNED, TunedLayer, tuned_layer
 from laconic.quantities import parse_nbytes
 from laconic.storage.files import cache_folder
@@ -142,14 +144,22 @@ def _measured(model: nn.Module, inputs: tuple[Any, ...], limits: Limits, kept: C
         tuned = _apply(model, plan, limits.train)
         plan.error = _model_error(tuned, inputs, native, limits)
         gaining = [row for row in plan.rows if row.gains]
-        if not gaining or limits.tolerance == "native" or plan.error <= float(limits.tolerance):
+        if not gaining:
             return tuned, plan
-        worst = max(gaining, key=lambda row: row.error)
-        log.info("the model is off by %.1e: layer %s runs native", plan.error, worst.layer)
+        if limits.tolerance != "native" and plan.error > float(limits.tolerance):
+            given_up = {max(gaining, key=lambda row: row.error)}
+            plan.rows = [row.without_the_worst() if row in given_up else row for row in plan.rows]
+        else:
+            plan.speedup = _whole_speedup(tuned, inputs, limits)
+            if plan.speedup >= 1:
+                return tuned, plan
+            # What a layer leaves to the next one in another order of memory may cost more than the layer gains.
+            given_up = {row for row in gaining if row.reorders} or set(gaining)
+            slower = "native: the whole would be slower"
+            plan.rows = [Row(row.layer, row.convolution, (), slower) if row in given_up else row for row in plan.rows]
+        log.info("error %.1e, speed-up %s: %s", plan.error, plan.speedup, [row.layer for row in given_up])
         untune(tuned)
-        plan.rows[plan.rows.index(worst)] = Row(
-            worst.layer, worst.convolution, left_alone="native: the whole would be off"
-        )
+        plan.speedup = None
 
 
 def _choices(
@@ -266,6 +276,23 @@ def _model_error(model: nn.Module, inputs: tuple[Any, ...], native: list[Tensor]
     for layer in (m for m in model.modules() if isinstance(m, TunedLayer)):
         layer.trains = True
     return max([worst, *(relative_error(tuned[name], plain[name]) for name in plain)])
+
+
+def _whole_speedup(model: nn.Module, inputs: tuple[Any, ...], limits: Limits) -> float:
+    """How much quicker the tuned model is as a whole, in turns with itself as torch computes it."""
+    layers = [module for module in model.modules() if isinstance(module, TunedLayer)]
+
+    def run(active: bool) -> None:
+        for layer in layers:
+            layer.active = active
+        if limits.train:
+            gradients_of(model, inputs)
+        else:
+            with _evaluating(model), torch.no_grad():
+                model(*inputs)
+
+    found = race({"native": lambda: run(False), "tuned": lambda: run(True)}, 7, 2 * limits.budget_s, math.inf)
+    return found["tuned"].speedup
 
 
 def gradients_of(model: nn.Module, inputs: tuple[Any, ...]) -> dict[str, Tensor]:
