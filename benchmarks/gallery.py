@@ -47,7 +47,7 @@ class Picture:
         commands: what draws it, in one folder for the whole gallery.
         page: the page or picture to take, within that folder; None takes what the last command printed.
         height: how much of the page, in pixels of a screen 1200 wide.
-        begin: an element of the page, by its id, at which the picture begins.
+        figure: the one figure of a report to take, by its id; all of the page without it.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Picture:
     commands: tuple[str, ...]
     page: str | None
     height: int = 900
-    begin: str = ""
+    figure: str = ""
 
 
 GALLERY = (
@@ -65,10 +65,10 @@ GALLERY = (
             "compare/latest/report.html", 1100),
     Picture("timeline", "The last two steps on the clock: computing, encoding, wire and decoding by layer",
             ("laconic train digits-mlp -n 2 --codec distribute:dynamic8 --epochs 2 --runs timeline",),
-            "timeline/latest/report.html", 1000, "timeline"),
+            "timeline/latest/report.html", 300, "timeline-0"),
     Picture("pipeline", "A pipeline of two stages: who computes and who waits",
             ("laconic train digits-mlp -n 2 --divide 'stages(micro=4)' --epochs 2 --runs pipeline",),
-            "pipeline/latest/report.html", 1000, "timeline"),
+            "pipeline/latest/report.html", 420, "timeline-0"),
     Picture("plan", "A plan: every way to train as time against bytes, and the one to take",
             ("laconic plan vgg16 -n 16 --link 1gbit,50us --device-profile v100 --html plan.html",), "plan.html", 1100),
     Picture("search", "A search: the best so far, parallel coordinates, importance, and every trial that failed",
@@ -76,9 +76,9 @@ GALLERY = (
             "search/report.html", 1100),
     Picture("shrink", "What a small file holds, layer by layer",
             ("laconic shrink digits-mlp -o digits.lac --density 0.1 --bits 4 --budget 0.05 --rounds 2",
-             "laconic inspect digits.lac"), None, 420),
+             "laconic inspect digits.lac"), None, 260),
     Picture("code", "The flow graph of a loop: data flow, control flow",
-            ("laconic code graph sum.ll -o sum.svg",), "sum.svg", 900),
+            ("laconic code graph sum.ll -o sum.svg",), "sum.svg", 640),
 )  # fmt: skip
 
 
@@ -97,12 +97,12 @@ def main() -> None:
         for each in GALLERY:
             if each.name in chosen.only.split(","):
                 page = drawn(each, folder)
-                take(browser, page, PICTURES / f"{each.name}.png", each.height, begin=each.begin)
+                take(browser, page, PICTURES / f"{each.name}.png", each.height)
                 if chosen.looks:
                     for width in (1200, 420):
                         for scheme in ("light", "dark"):
                             target = chosen.looks / f"{each.name}-{width}-{scheme}.png"
-                            take(browser, page, target, each.height, width, scheme, each.begin)
+                            take(browser, page, target, each.height, width, scheme)
                 print(f"{each.name}: {PICTURES / each.name}.png", flush=True)
     write_page()
 
@@ -118,6 +118,8 @@ def drawn(picture: Picture, folder: Path) -> Path:
         if done.returncode != 0:
             sys.exit(f"{line}: {done.stderr}")
         printed = f"$ {line}\n\n{done.stdout}"
+    if picture.page is not None and picture.figure:
+        return alone(folder / picture.page, picture.figure)
     if picture.page is not None:
         return folder / picture.page
     page = folder / f"{picture.name}.html"
@@ -127,9 +129,16 @@ def drawn(picture: Picture, folder: Path) -> Path:
     return page
 
 
-def take(
-    browser: str, page: Path, target: Path, height: int, width: int = 1200, scheme: str = "light", begin: str = ""
-) -> None:
+def alone(page: Path, figure: str) -> Path:
+    """A page with the report's style and nothing but one figure of it."""
+    text = page.read_text()
+    head, begin = text[: text.index("<body")], text.index(f"<h3 id='{figure}'>")
+    cut = page.with_name(f"{figure}.html")
+    cut.write_text(f"{head}<body><main>{text[begin : text.index('</figure>', begin)]}</figure></main></body></html>")
+    return cut
+
+
+def take(browser: str, page: Path, target: Path, height: int, width: int = 1200, scheme: str = "light") -> None:
     """A picture of the page, at half its size."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as profile:
@@ -137,7 +146,7 @@ def take(
             [browser, *CHROMIUM, f"--user-data-dir={profile}", f"--window-size={width},{height}",
              "--virtual-time-budget=4000", "--force-device-scale-factor=0.6",
              f"--blink-settings=preferredColorScheme={int(scheme == 'light')}",
-             f"--screenshot={target}", page.resolve().as_uri() + (f"#{begin}" if begin else "")],
+             f"--screenshot={target}", page.resolve().as_uri()],
             check=True, capture_output=True, timeout=90,
         )  # fmt: skip
 

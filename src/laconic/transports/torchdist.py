@@ -200,7 +200,7 @@ class TorchTransport(Transport):
         self.board.close()
         if self.group is not None:
             with contextlib.suppress(RuntimeError):
-                self.group.shutdown()
+                getattr(self.group, "shutdown", lambda: None)()  # torch 2.6 closes it with the last reference
             self.group = None
         self.broken = self.broken or self.failure(TransportError, "the transport is closed")
 

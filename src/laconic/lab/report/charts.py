@@ -96,7 +96,7 @@ def curves(
     """
     kept = [_drawable(each, x, y) for each in series]
     points = [point for each in kept for line in (each.line, *each.thin) for point in line]
-    legend, legend_height = _legend(kept, size)
+    legend, legend_height = _legend([each for each in kept if each.label], size)
     top = legend_height + 38 + (flags.HEIGHT if events else 0)
     heights = [p[1] for p in points] + ([target.y] if target else [])
     frame = _Frame(x, y, 52.0, top, size.width - 18.0, size.height - 46.0,
