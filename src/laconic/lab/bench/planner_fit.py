@@ -52,17 +52,18 @@ def held_out(name: str) -> bool:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % 3 == 0
 
 
-def fit(cases: Sequence[Case]) -> dict[str, Calibration]:
+def fit(cases: Sequence[Case], intervals: bool = True) -> dict[str, Calibration]:
     """Factors of each door that make predictions fit, and the interval; doors with few set-ups borrow from all others.
 
     First all set-ups together, drawn to factors of 1 and no overhead; then each door, drawn to what all gave.
     """
-    common = _factors(cases, _PLAIN, _PULL)
+    common = _factors(_table(cases), _PLAIN)
     fitted = {}
     for name in sorted({door(case.found.strategy) for case in cases}):
         mine = [case for case in cases if door(case.found.strategy) == name]
-        factors = _factors(mine, common, _PULL)
-        low, high = _interval(mine, common)
+        table = _table(mine)
+        factors = _factors(table, common)
+        low, high = _interval(table, common) if intervals else (1.0, 1.0)
         compute, processor, exposed, message, fixed = (float(factor) for factor in factors)
         fitted[name] = Calibration(compute, processor, exposed, message * _UNIT_S, fixed * _UNIT_S, low, high,
                                    f"{len(mine)} set-ups measured here")  # fmt: skip
@@ -78,21 +79,17 @@ def _table(cases: Sequence[Case]) -> Array:
     return table
 
 
-def _factors(cases: Sequence[Case], towards: Array, pull: float) -> Array:
+def _factors(table: Array, towards: Array) -> Array:
     """Relative least squares, none below zero, drawn towards what is known."""
-    table = np.vstack([_table(cases), pull * np.eye(len(towards))])
-    found, _ = nnls(table, np.concatenate([np.ones(len(cases)), pull * towards]))
+    rows = np.vstack([table, _PULL * np.eye(len(towards))])
+    found, _ = nnls(rows, np.concatenate([np.ones(len(table)), _PULL * towards]))
     return np.asarray(found)
 
 
-def _interval(cases: Sequence[Case], towards: Array) -> tuple[float, float]:
+def _interval(table: Array, towards: Array) -> tuple[float, float]:
     """Where nine of ten measured steps lie, as factors on predictions by a fit that has not seen them."""
-    ratios = []
-    for place, case in enumerate(cases):
-        others = [*cases[:place], *cases[place + 1 :]]
-        factors = _factors(others, towards, _PULL) if others else towards
-        ratios.append(1.0 / float((_table([case]) @ factors)[0]))
-    ratios.sort()
+    ratios = sorted(1.0 / float(row @ _factors(np.delete(table, place, axis=0), towards))
+                    for place, row in enumerate(table))  # fmt: skip
     outside = max(1, int(_OUTSIDE * (len(ratios) + 1)))  # few ratios: the least and the greatest
     return min(ratios[outside - 1], 0.97), max(ratios[-outside], 1.03)
 
@@ -133,7 +130,7 @@ def _regret(cases: Sequence[Case]) -> dict[str, Any]:
     over_best, over_ddp = [], []
     for group in dict.fromkeys(case.group for case in cases):
         mine = [case for case in cases if case.group == group]
-        others = fit([case for case in cases if case.group != group and not case.held_out])
+        others = fit([case for case in cases if case.group != group and not case.held_out], intervals=False)
         predicted = [replace(case.found, seconds=calibrated(case, others)[0]) for case in mine]
         measured = dict(zip((each.strategy for each in predicted), (case.measured_s for case in mine), strict=True))
         chosen = measured[simplest(predicted).strategy]
