@@ -280,7 +280,9 @@ def test_the_command_and_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_growing_batch_in_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    planned = plan("digits-mlp", Asked(2, device="v100"), tmp_path)
+    planned = plan("digits-mlp", Asked(2, "100gbit,1us", device="xeon-core"), tmp_path)
+    assert planned.ddp is not None
+    planned = replace(planned, chosen=planned.ddp)
     grown, constant = phases(planned, Grow(256)), phases(planned, CONSTANT)
     assert [(each.epochs, each.batch, each.steps) for each in constant] == [(20, 64, 20 * 23)]
     assert sum(each.epochs for each in grown) == 20

@@ -110,7 +110,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def follow(self, tensor: Tensor) -> None:
-        """Count a storage until nothing refers to it any more."""
+        """Count a storage until nothing refers to it any more; a sparse tensor has none of its own."""
+        if tensor.layout != torch.strided:
+            return
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._live:
@@ -126,6 +128,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Note what autograd saves; weights, and what was saved before, do not count again."""
+        if tensor.layout != torch.strided:
+            return tensor
         storage = tensor.untyped_storage()
         if not self.backward and storage._cdata not in self._saved and not isinstance(tensor, nn.Parameter):
             self._saved.add(storage._cdata)
