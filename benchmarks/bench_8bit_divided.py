@@ -116,7 +116,7 @@ def errors_table(found: dict[str, list[dict[str, float]]]) -> str:
     """Ours beside the paper's, as Markdown."""
     sizes = " / ".join(f"{each['mean']:.3g}" for each in next(iter(found.values())))
     lines = [f"Mean magnitude of the outputs of layers 1 / 2 / 3: {sizes}.", ""]
-    lines += ["| type | mean absolute error | the paper's | mean relative error, % | the paper's |", "|---" * 5 + "|"]
+    lines += ["| type | mean absolute error | the paper's | relative, % | the paper's |", "|---|---|---|---|---|"]
     for name, layers in found.items():
         absolute, relative = ERRORS[name]
         ours = " / ".join(f"{each['absolute']:.2g}" for each in layers)

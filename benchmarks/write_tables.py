@@ -15,12 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import bench_8bit_divided as divided
 import bench_8bit_paper as paper
 import bench_consistency as consistency
+import bench_delta as delta
+import bench_divide as speed
 import bench_sparcml as sparcml
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = (DOCS / "experiments.md", DOCS / "consistency" / "comparison.md")
+PAGES = (DOCS / "experiments.md", DOCS / "consistency" / "comparison.md", DOCS / "divide.md", DOCS / "pipeline.md")
 RESULTS = Path(__file__).parent / "results"
 BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Record = dict[str, Any]
@@ -60,9 +63,29 @@ def transfer_table(record: Record) -> str:
     return paper.transfer_table(record["link"], record["sizes"]) + f"\n\n{load}"
 
 
+def divided_table(record: Record) -> str:
+    return paper.cifar_table(divided.Divided(**record["settings"]), record["runs"])
+
+
+def memory_table(record: Record) -> str:
+    lines = ["| ranks | weights | limit of a rank | peak of a rank | outcome |", "|---|---|---|---|---|"]
+    for row in record["results"]:
+        losses = row["losses"]
+        outcome = row["failed"] or f"trains: loss {losses[0]:.3g} to {losses[-1]:.3g} in {len(losses)} steps"
+        memory = f"{row['limit_mb']} MB | {row['peak_mb']:.0f} MB"
+        lines.append(f"| {row['ranks']} | {row['weights']:,} | {memory} | {outcome} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[Record], str]] = {
     "consistency": lambda record: consistency.table(record["comparisons"]),
     "8bit-cifar": cifar_table,
+    "8bit-divided-alexnet": divided.alexnet_table,
+    "8bit-divided-cifar": divided_table,
+    "8bit-divided-errors": lambda record: divided.errors_table(record["layers"]),
+    "8bit-divided-mnist": divided_table,
+    "delta": lambda record: delta.table(record["runs"]),
+    "divide-memory": memory_table,
     "8bit-transfer": transfer_table,
     "parity-mnist": lambda record: paper.mnist(RESULTS / "parity-mnist.json"),
     "sparcml": sparcml_table,
@@ -71,6 +94,11 @@ TABLES: dict[str, Callable[[Record], str]] = {
 
 def block(name: str) -> str:
     """What stands between the marks of a table."""
+    if name == "divide":  # of several records
+        return f"{speed.table()}\n\nFrom `benchmarks/results/divide-*.json`."
+    if name.startswith("times-"):
+        run = name.removeprefix("times-")
+        return f"{speed.times(run)}\n\nFrom `benchmarks/results/divide-{run}.json`."
     path = RESULTS / f"{name}.json"
     if not path.exists():
         return "Not measured yet."

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from laconic.errors import BadInput
-from laconic.parallel import Data, Dense
-from laconic.parallel.divide import divide
+from laconic.parallel import Channels, Data, Dense, Norm, Space
+from laconic.parallel.divide import divide, exact
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
 from tests.parallel.whole import check
@@ -89,9 +89,42 @@ def test_ranks_that_ask_for_each_others_rows(rows: list[int]) -> None:
     check(chain(5, 7, True), plan, 3, torch.randn(sum(rows), 5, dtype=torch.float64), rows=rows)
 
 
-def test_float32_is_close_too() -> None:
-    model, x = chain(33, 70, True, torch.float32), torch.randn(16, 33)
-    check(model, "0=dense(output); 2=dense(input)", 3, x, tolerance=1e-6)
+FLOAT32: dict[str, tuple[nn.Module, dict[str, object]]] = {
+    "dense": (nn.Sequential(nn.Linear(33, 70), nn.Tanh(), nn.Linear(70, 9)),
+              {"0": Dense("output"), "2": Dense("input")}),
+    "grid": (nn.Sequential(nn.Linear(33, 70)), {"0": Dense("summa")}),
+    "channels": (nn.Sequential(nn.Conv2d(3, 7, 3), nn.Tanh(), nn.Conv2d(7, 3, 3)),
+                 {"0": Channels("output"), "2": Channels("input")}),
+    "space": (nn.Sequential(nn.Conv2d(3, 7, 3, 2, 1, bias=False), nn.BatchNorm2d(7), nn.MaxPool2d(2, 1)),
+              {"0": Space(), "1": Norm(), "2": Space()}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(FLOAT32))
+@settings(max_examples=4)
+@given(ranks=st.integers(2, 4), batch=st.integers(4, 17), size=st.integers(11, 19))
+def test_float32_is_within_a_millionth(name: str, ranks: int, batch: int, size: int) -> None:
+    model, plan = FLOAT32[name]
+    torch.manual_seed(size)
+    x = torch.randn(batch, 33) if isinstance(model[0], nn.Linear) else torch.randn(batch, 3, size, size + 3)
+    check(model, plan, ranks, x, tolerance=1e-6)
+
+
+def test_evaluation_with_and_without_the_codec() -> None:
+    model, x = chain(6, 8, True, torch.float32).eval(), torch.randn(5, 6)
+
+    def work(transport):  # type: ignore[no-untyped-def]
+        part = divide(copy.deepcopy(model), "0=dense(output); 2=dense(input)", codec="dynamic8", world=World(transport))
+        coded = part(x)
+        with exact(part):
+            plain = part(x)
+        torch.testing.assert_close(plain, model(x))
+        assert 0 < (coded - plain).abs().max() < 0.1
+        assert torch.equal(part(x), coded)
+
+    run_threads(2, work)
+    with pytest.raises(BadInput, match="not divided"), exact(model):
+        pass
 
 
 @pytest.mark.parametrize("plan", ["0=channels(output)", "0=channels(output); 2=channels(input)", "0=channels(input)"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import resource
+import os
+import signal
 import time
 
 import pytest
@@ -11,9 +12,10 @@ from torch import nn
 
 from laconic.consistency.distribute import distribute
 from laconic.errors import PeerLost
+from laconic.lab.bench.divide_memory import MemorySpec, measure
 from laconic.parallel.divide import divide
 from laconic.parallel.state import whole_state
-from laconic.transports.launcher import run_local
+from laconic.transports.launcher import LocalJob, run_local
 from laconic.transports.world import init
 
 PLAN = "0=dense(output); 2=dense(input)"
@@ -60,54 +62,40 @@ def test_divided_in_groups_and_distributed_between_them() -> None:
     assert found[0][1] + found[1][1] == whole  # a rank holds its half of everything
 
 
-def _bereaved() -> str:
-    with init(timeout_s=4) as world:
-        model = divide(_net(), PLAN, codec="dynamic8", world=world)
-        x = torch.ones(4, 6, requires_grad=True)
-        y = model(x).sum()
-        if world.rank == 1:  # in the midst of a step: the others wait in backward
-            return "left"
-        begun = time.monotonic()
-        with pytest.raises(PeerLost, match="peer 1") as caught:
-            y.backward()
-        assert time.monotonic() - begun < 30
-        return str(caught.value)
+def _bereaved(fault: int | None) -> str:
+    world = init(timeout_s=4)
+    model = divide(_net(), PLAN, codec="dynamic8", world=world)
+    x = torch.ones(4, 6, requires_grad=True)
+    y = model(x).sum()
+    if world.rank == 1:  # in the midst of a step: the others wait in backward
+        if fault is not None:
+            os.kill(os.getpid(), fault)
+        world.close()
+        return "left"
+    begun = time.monotonic()
+    with pytest.raises(PeerLost, match="peer 1") as caught:
+        y.backward()
+    assert time.monotonic() - begun < 30
+    return str(caught.value)
 
 
-def test_a_peer_that_is_lost_in_backward_is_named() -> None:
-    found = run_local(2, _bereaved, timeout_s=60)
-    assert "backward of 0" in found[0]
-    assert "rank 0/2" in found[0]
+@pytest.mark.parametrize("fault", [None, signal.SIGKILL, signal.SIGSTOP])
+def test_a_peer_that_leaves_dies_or_stops_in_backward_is_named(fault: int | None) -> None:
+    for outcome in LocalJob(2, _bereaved, (fault,)).outcomes(timeout_s=60, ranks=(0,)):
+        assert "backward of 0" in outcome.value, outcome
+        assert "rank 0/2" in outcome.value
 
 
-def _large(width: int) -> tuple[float, float]:
-    """Peak memory beyond what was there, in MB, of two steps with momentum; and the loss."""
-    torch.set_num_threads(1)
-    with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(width, width, bias=False), nn.ReLU(), nn.Linear(width, width, bias=False))
-    with init() as world:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        torch.manual_seed(world.rank)
-        model = divide(model, PLAN, world=world)
-        optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
-        for _ in range(2):
-            optimizer.zero_grad()
-            loss = model(torch.ones(2, width)).square().mean()
-            loss.backward()
-            optimizer.step()
-        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, float(loss)
-
-
-@pytest.mark.slow
-def test_a_model_that_fits_no_rank_trains_on_four() -> None:
-    """200 million weights with gradients and momentum are 2.4 GB; four ranks hold 0.6 GB each."""
-    for peak, loss in run_local(4, _large, (10_000,), timeout_s=300):
-        assert 550 < peak < 1024
-        assert loss == loss
-
-
-def test_a_rank_holds_its_share_of_everything() -> None:
-    peaks = [peak for peak, _ in run_local(4, _large, (2_000,), timeout_s=100)]
-    assert max(peaks) < 60  # of 96 MB: weights, gradients and momentum of 8 million weights
+@pytest.mark.parametrize(("width", "limit_mb"), [(3_000, 96), pytest.param(10_000, 1024, marks=pytest.mark.slow)])
+def test_a_model_that_fits_no_rank_trains_on_four(width: int, limit_mb: int) -> None:
+    """Weights, gradients and momentum of 18 (200) million weights are 216 MB (2.4 GB), of which four ranks share."""
+    record = measure(MemorySpec(width, limit_mb))
+    alone, divided = record["results"]
+    assert alone["weights"] == divided["weights"] == 2 * width * width
+    assert "memory" in alone["failed"]
+    assert divided["failed"] is None
+    assert divided["state_nbytes_per_rank"] == 3 * 4 * 2 * width * width // 4
+    assert divided["peak_mb"] < limit_mb < 12 * 2 * width * width / 2**20
+    assert divided["losses"][-1] < divided["losses"][0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ from torch import nn
 from laconic.errors import BadInput
 from laconic.parallel import Data, Dense, Trick
 from laconic.parallel.divide import CONTEXT, divide
+from laconic.parallel.state import whole_state
+from laconic.parallel.turns import row_counts, train_in_passes
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World, init
-from tests.parallel.whole import check
+from tests.parallel.whole import check, close
 
 
 class Net(nn.Module):
@@ -42,6 +45,57 @@ def net() -> Net:
 def test_every_scheme_gives_the_whole_gradient(scheme: str, rows: list[int]) -> None:
     x = torch.randn(sum(rows), 2, 6, 6, dtype=torch.float64)
     check(net(), plan(scheme, tuple(rows)), len(rows), x, rows=rows)
+
+
+@pytest.mark.parametrize("scheme", ["all", "turns", "shares"])
+def test_dense_layers_updated_at_each_pass_are_those_of_one_process(scheme: str) -> None:
+    """One process: convolutions on all rows, then for each turn forward, backward and an update of the dense layers."""
+    rows, ranks, rate = 4, 2, 0.5
+    torch.manual_seed(1)
+    x, y = torch.randn(ranks * rows, 2, 6, 6, dtype=torch.float64), torch.arange(ranks * rows) % 5
+    whole, total = net(), 0.0
+    seen = whole.features(x)
+    gradient = torch.zeros_like(seen)
+    for counts in zip(*(count for count in _own_rows(scheme, ranks, rows)), strict=True):
+        index = torch.cat([torch.tensor(own, dtype=torch.int64) for own in counts])
+        part = seen[index].detach().requires_grad_()
+        loss = nn.functional.cross_entropy(whole.classifier(part), y[index])
+        loss.backward()
+        _descend(whole.classifier, rate)
+        gradient[index] = part.grad * len(index) / len(x)
+        total += float(loss.detach()) * len(index) / len(x)
+    seen.backward(gradient)
+
+    def work(transport):  # type: ignore[no-untyped-def]
+        model = divide(net(), plan(scheme), world=World(transport))
+        own = slice(transport.rank * rows, (transport.rank + 1) * rows)
+        loss = train_in_passes(model.classifier, model.features(x[own]), y[own], nn.functional.cross_entropy,
+                               lambda: _descend(model.classifier, rate))  # fmt: skip
+        for key, parameter in model.features.named_parameters():
+            close(parameter.grad, whole.features.get_parameter(key).grad, 1e-12, key)
+        for key, value in whole_state(model).items():
+            close(value, whole.state_dict()[key], 1e-12, key)
+        return float(loss)
+
+    assert sum(run_threads(ranks, work)) / ranks == pytest.approx(total, abs=1e-12)
+    with pytest.raises(BadInput, match="divided in turns"):
+        train_in_passes(whole.classifier, seen, y, nn.functional.cross_entropy, lambda: None)
+
+
+def _own_rows(scheme: str, ranks: int, rows: int) -> list[list[range]]:
+    """For each rank, the rows of the batch that it brings to each turn."""
+    found = []
+    for rank in range(ranks):
+        sizes, start = [counts[rank] for counts in row_counts(scheme, (rows,) * ranks)], rank * rows
+        edges = [start + sum(sizes[:turn]) for turn in range(len(sizes) + 1)]
+        found.append([range(a, b) for a, b in pairwise(edges)])
+    return found
+
+
+def _descend(module: nn.Module, rate: float) -> None:
+    for parameter in module.parameters():
+        parameter.data -= rate * parameter.grad
+        parameter.grad = None
 
 
 def _on_gloo(scheme: str) -> tuple[list[float], int]:

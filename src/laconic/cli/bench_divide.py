@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from laconic.cli.shared import Json, echo_json, echo_table
 from laconic.errors import UnknownName
-from laconic.lab.bench import divide_pipeline
+from laconic.lab.bench import divide_memory, divide_pipeline
 from laconic.lab.bench.divide import SETS, DivideSpec, measure
 from laconic.lab.report import words
 
 HEADINGS = ("config", "step", "bound", "× bound", "sent", "predicted", "error")
-PIPELINE = "pipeline"
-ALL = (*SETS, PIPELINE)
+PIPELINE, MEMORY = "pipeline", "memory"
+ALL = (*SETS, PIPELINE, MEMORY)
 Set = Annotated[str, typer.Option("--set", help=f"What is divided: {', '.join(ALL)}.")]
 
 
@@ -33,12 +33,17 @@ def divide(
     """Time steps of divided models in turn with torch's tensor parallel, pipelines or DistributedDataParallel."""
     if name not in ALL:
         raise UnknownName("set of divisions", name, ALL)
-    if name == PIPELINE:  # of a size of its own
+    if name == PIPELINE:  # these two are of a size of their own
         record = divide_pipeline.measure(divide_pipeline.PipelineSpec(link, blocks=blocks, steps=steps))
+    elif name == MEMORY:
+        record = divide_memory.measure(divide_memory.MemorySpec())
     else:
         record = measure(DivideSpec(name, hosts, link, batch, width, inner, blocks, steps, pin))
     if json:
         return echo_json(record)
+    if name == MEMORY:
+        cells = [_memory_cells(row) for row in record["results"]]
+        return echo_table(("config", "weights", "limit", "peak", "outcome"), cells)
     rows = []
     for row in record["results"]:
         sent = "" if row["sent_nbytes"] is None else words.nbytes(row["sent_nbytes"])
@@ -46,3 +51,8 @@ def divide(
         told = [words.seconds(step), words.seconds(bound), f"{step / bound:.2f}", sent]
         rows.append([row["config"], *told, words.nbytes(row["predicted_nbytes"]), f"{row['max_error']:.2g}"])
     echo_table(HEADINGS, [[words.plain(cell) for cell in row] for row in rows])
+
+
+def _memory_cells(row: dict[str, Any]) -> list[str]:
+    outcome = row["failed"] or f"loss {row['losses'][0]:.3g} to {row['losses'][-1]:.3g}"
+    return [row["config"], f"{row['weights']:,}", f"{row['limit_mb']} MB", f"{row['peak_mb']:.0f} MB", outcome]

@@ -28,6 +28,7 @@ from laconic.statistics import Median
 from laconic.workloads import Changes
 
 CONFIGS = "ddp,compress:dynamic8,distribute:dynamic8,compress:topk(0.01)+qsgd(4)"
+DIVIDED = ("none", "dynamic8")  # codecs of --divide
 DEMO, DEMO_LINK = "digits-mlp", "100mbit"
 DEMO_EPOCHS = 10  # half the workload's own: enough for the target on most seeds, and done in about two minutes
 KINDS = "compress:CODEC, distribute:CODEC@MODE, ddp, ddp-fp16, ddp-powersgd, single; a codec alone is compressed"
@@ -39,6 +40,9 @@ def compare(
     configs: Annotated[str | None, typer.Option(help=f"{KINDS}. [default: {CONFIGS}]")] = None,
     consistency: Annotated[
         str | None, typer.Option(help=f"When workers agree: {', '.join(mode_names())}; each with every codec.")
+    ] = None,
+    divide: Annotated[
+        str | None, typer.Option(help="A division such as 'stages(micro=8)', beside the others: exact and by dynamic8.")
     ] = None,
     slow: Annotated[float, typer.Option(help="The last worker computes this many times as long.")] = 1.0,
     seeds: Annotated[int, typer.Option(help="Trials of each configuration; fewer than 3 decide nothing.")] = 3,
@@ -60,7 +64,8 @@ def compare(
     if resume is not None:
         record, folder = go_on(resume, workload, say)
     else:
-        chosen = split(configs or (CONFIGS if consistency is None else "none"))
+        default = "ddp" if divide else CONFIGS if consistency is None else "none"
+        chosen = split(configs or default) + [f"divide:{codec}@{divide}" for codec in DIVIDED if divide]
         spec = RunSpec(
             options.named(workload), workers, chosen, range(first_seed, first_seed + seeds), slow=slow, link=link,
             hosts=hosts, changes=Changes(epochs, learning_rate, batch, target, batch_schedule),

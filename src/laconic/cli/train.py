@@ -26,7 +26,7 @@ def train(
     algorithm: Annotated[str, typer.Option(help="To whom: auto, gather or an all-reduce algorithm.")] = "auto",
     consistency: Annotated[str, typer.Option(help="When workers agree, such as local(8).")] = "sync",
     elastic: Annotated[bool, typer.Option("--elastic", help="Train on when workers die, and replace them.")] = False,
-    divide: Annotated[str | None, typer.Option(help="Divide the model: 'fc1=dense(output); fc2=dense(input)'.")] = None,
+    divide: Annotated[str | None, typer.Option(help="Divide the model: 'fc=dense(output)', 'stages(micro=8)'.")] = None,
     plan: Annotated[Path | None, typer.Option(help="Train by this plan; see laconic plan -o plan.json.")] = None,
     link: options.Link = None,
     hosts: options.Hosts = None,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from laconic.parallel.forms.norm import Norm
 from laconic.parallel.forms.stages import Stages
 from laconic.parallel.forms.trick import Trick
 from laconic.parallel.layer import Context, Layer, scaled, share_gradients
-from laconic.parallel.pipeline import build
+from laconic.parallel.pipeline import Pipeline, build
 from laconic.parallel.plan import Form, LayerForm, Plan, Planned, SplitForm
 from laconic.parallel.turns import Turns
 from laconic.transports.world import World, current
@@ -85,6 +86,29 @@ def divide(
         _share_the_rest(model, asked, context)
     setattr(model, CONTEXT, context)
     return model
+
+
+@contextmanager
+def exact(model: nn.Module) -> Iterator[None]:
+    """Let activations cross as they are, without the codec, as for an evaluation; all ranks alike.
+
+    Raises:
+        BadInput: the model is not divided.
+    """
+    if isinstance(model, Pipeline):
+        with model.exact():
+            yield
+        return
+    context: Context | None = getattr(model, CONTEXT, None)
+    if context is None:
+        raise BadInput("this model is not divided")
+    for cut in context.coded:
+        cut.boundary = Boundary.of(None)
+    try:
+        yield
+    finally:
+        for cut in context.coded:
+            cut.boundary = context.boundary
 
 
 def _shares(plan: Plan, ranks: int) -> tuple[int, ...] | None:

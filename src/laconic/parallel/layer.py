@@ -36,6 +36,7 @@ class Context:
         shares: rows of a batch that each rank brings, in proportion; None where all ranks bring the whole batch.
         turn: the row counts by rank of the batch under way, where they are not those of `shares`.
         areas: whole sizes of images by (dimension, own size), as the layers before have made them.
+        coded: the cuts that activations cross through the model's codecs.
     """
 
     world: World
@@ -44,10 +45,14 @@ class Context:
     traffic: Traffic = field(default_factory=Traffic)
     turn: tuple[int, ...] | None = None
     areas: dict[tuple[int, int], int] = field(default_factory=dict)
+    coded: list[Cut] = field(default_factory=list)
 
     def cut(self, name: str, world: World | None = None, boundary: Boundary | None = None) -> Cut:
         """A cut of this model, by default between all its ranks and through its codecs."""
-        return Cut(world or self.world, boundary or self.boundary, name, self.traffic)
+        made = Cut(world or self.world, boundary or self.boundary, name, self.traffic)
+        if boundary is None:
+            self.coded.append(made)
+        return made
 
     def exact(self, name: str) -> Cut:
         """A cut of this model for what no codec may touch."""

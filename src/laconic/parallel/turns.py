@@ -2,7 +2,8 @@
 
 Caller: the form `trick`. Every rank has rows of its own; in each turn some of them are gathered on all ranks, and go
 through the divided layers. On the way back a turn's gradients leave while the turn before it is computed; they are
-waited for where the rows were cut into turns.
+waited for where the rows were cut into turns. The dense layers may be updated once a step, as by any optimiser, or
+after every turn (`train_in_passes`).
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from laconic.errors import BadInput
 from laconic.parallel.boundary import Cut
-from laconic.parallel.layer import Context
+from laconic.parallel.layer import Context, scaled
 from laconic.parallel.moves import even, piece
 
 Swap = Callable[[], dict[int, Tensor]]
+LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 def row_counts(scheme: str, rows: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -40,8 +43,12 @@ class Turns:
     def __init__(self, inner: Callable[[Tensor], Tensor], cut: Cut, context: Context, scheme: str) -> None:
         self.inner, self.cut, self.context, self.scheme = inner, cut, context, scheme
 
+    def begin(self, x: Tensor) -> _Run:
+        """A pass of these rows, with nothing sent yet."""
+        return _Run(self.cut, row_counts(self.scheme, self.context.rows(own=x.shape[0]).sizes), x.shape[1:])
+
     def __call__(self, x: Tensor) -> Tensor:
-        run = _Run(self.cut, row_counts(self.scheme, self.context.rows(own=x.shape[0]).sizes), x.shape[1:])
+        run = self.begin(x)
         pieces: tuple[Tensor, ...] = _Split.apply(x, run)  # type: ignore[no-untyped-call]
         outputs, before = [], self.context.turn
         try:
@@ -52,6 +59,49 @@ class Turns:
         finally:
             self.context.turn = before
         return torch.cat(outputs)
+
+
+def train_in_passes(
+    module: nn.Module, x: Tensor, targets: Tensor, loss_fn: LossFunction, update: Callable[[], object]
+) -> Tensor:
+    """Forward and backward of a module in turns, with an update of its weights after every turn; then backward of x.
+
+    Every turn is a batch of its own to the dense layers: `update()`, such as their optimiser's step, finds the gradient
+    of the mean loss over the turn's rows. What x came from gets the gradient of the mean over all rows, once.
+
+    Args:
+        module: what the plan has in turns (`Trick`).
+        x: this rank's rows, as the data-parallel layers have made them.
+        targets: of these rows.
+        loss_fn: of some rows' outputs and targets: their mean loss.
+
+    Returns:
+        The mean loss over this rank's rows, without a graph.
+
+    Source: Krizhevsky 2014, §4.2 (variable batch size).
+    """
+    turns = getattr(module, "forward", None)
+    if not isinstance(turns, Turns):
+        raise BadInput(f"passes need a module that is divided in turns (trick), got {type(module).__name__}")
+    run, context, ranks = turns.begin(x), turns.context, turns.cut.size
+    sizes, whole = [counts[turns.cut.rank] for counts in run.counts], sum(map(sum, run.counts))
+    run.own = [piece(x.detach(), 0, sizes, turn).contiguous() for turn in range(len(sizes))]
+    total, before = x.new_zeros(()), context.turn
+    try:
+        for turn, own in enumerate(run.own):
+            context.turn = counts = run.counts[turn]
+            rows: Tensor = _Take.apply(own.requires_grad_(), run, turn)  # type: ignore[no-untyped-call]
+            output = scaled(turns.inner(rows), ranks * len(own) / sum(counts))
+            answers = piece(targets, 0, sizes, turn)
+            loss = loss_fn(output, answers) if len(own) else output.sum()  # without rows, it only takes part
+            loss.backward()  # type: ignore[no-untyped-call]
+            update()
+            total = total + loss.detach() * len(own)
+    finally:
+        context.turn = before
+    found = {turn: run.scattered(turn) * (sum(run.counts[turn]) / whole) for turn in reversed(range(len(sizes)))}
+    x.backward(torch.cat([found[turn] for turn in range(len(sizes))]))  # type: ignore[no-untyped-call]
+    return total / len(x)
 
 
 class _Run:

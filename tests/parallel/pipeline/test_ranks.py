@@ -75,11 +75,11 @@ def test_stages_and_data_parallel_groups_train_as_one_process() -> None:
     assert all(torch.equal(plain.state_dict()[key], value) for key, value in ranks[1]["own"].items())
 
 
-def _schedules() -> list[dict[str, Tensor]]:
+def _schedules(engine: str) -> list[dict[str, Tensor]]:
     """One step by each schedule, where values skip stages and receives are posted ahead."""
     torch.set_num_threads(1)
     found = []
-    with laconic.init() as world:
+    with laconic.init(engine) as world:
         for schedule in ("gpipe", "1f1b", "async"):
             model = laconic.divide(_seeded(), Stages(("layers.2", "layers.4"), 6, schedule), world=world)
             assert isinstance(model, Pipeline)
@@ -89,8 +89,9 @@ def _schedules() -> list[dict[str, Tensor]]:
 
 
 @pytest.mark.processes
-def test_gradients_with_receives_posted_ahead_are_those_of_one_process_to_the_bit() -> None:
-    ranks, model = run_local(3, _schedules, timeout_s=100), _seeded()
+@pytest.mark.parametrize("engine", ["gloo", "zmq"])
+def test_gradients_with_receives_posted_ahead_are_those_of_one_process_to_the_bit(engine: str) -> None:
+    ranks, model = run_local(3, _schedules, (engine,), timeout_s=100), _seeded()
     one_process(model, features(), 6)
     for found in zip(*ranks, strict=True):
         merged = {key: gradient for rank in found for key, gradient in rank.items()}

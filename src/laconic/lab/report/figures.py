@@ -145,13 +145,16 @@ def spread(rows: Sequence[Row]) -> Figure | None:
 
 
 def timelines(rows: Sequence[Row]) -> list[Figure]:
-    """Two steps in a row on the clock, of each configuration whose exchanges were on record."""
+    """Two steps in a row on the clock, of each configuration whose exchanges were on record; one of a pipeline."""
     found = []
     for number, row in enumerate(rows):
         spans = next((trial.timeline for trial in row.trials if trial.timeline), [])
         if spans:
             title = f"Two steps of {row.configuration.name}, by layer"
             caption = "The last two steps of rank 0. A layer's computing is that of its part of backward."
+            if row.configuration.kind == "divide":
+                title = f"A step of {row.configuration.name}, by stage"
+                caption = "The last step: who computes, and who waits; the workers' clocks are set by a barrier."
             draw = partial(lanes, spans, title=title)
             found.append(_both(f"timeline-{number}", title, draw, caption))
     return found

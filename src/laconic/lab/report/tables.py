@@ -148,7 +148,7 @@ def parts(rows: Sequence[Row]) -> str:
 
 
 def layers(rows: Sequence[Row]) -> str:
-    """What one worker sends of every parameter in a step, per configuration, the largest first."""
+    """What one worker sends of every parameter or boundary in a step, per configuration, the largest first."""
     parts, opened = [], False
     for row in rows:
         sent = next((trial.layers for trial in row.trials if trial.layers), [])
@@ -163,6 +163,8 @@ def layers(rows: Sequence[Row]) -> str:
             f"{words.nbytes(raw)} in {len(sent)} tensors</small></summary>{_layer_table(sent, total)}</details>"
         )
     lead = "<p class='lead'>One worker's gradient of each parameter, in one step.</p>"
+    if any(row.configuration.kind == "divide" for row in rows):
+        lead += "<p>Of a divided model: what crosses each boundary, forward and backward.</p>"
     return lead + "".join(parts) if parts else ""
 
 

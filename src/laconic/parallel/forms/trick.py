@@ -22,6 +22,8 @@ class Trick(Form):
             or shares (everyone sends b/K rows each turn, so that all links are busy). In turns and shares the next
             turn's rows travel while this one's are computed.
 
+    The dense layers are updated once a step, or after every turn by `turns.train_in_passes`.
+
     Source: Krizhevsky, One weird trick for parallelizing convolutional neural networks, 2014, §4.
     """
 

@@ -1,0 +1,24 @@
+"""Draws docs/pipeline.svg: a step of our pipeline at 100 Mbit/s by stage, from benchmarks/results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from laconic.lab.bench.divide_pipeline import spans
+from laconic.lab.report.charts import WIDE
+from laconic.lab.report.export import alone
+from laconic.lab.report.lanes import lanes
+
+ROOT = Path(__file__).parents[1]
+
+
+def main() -> None:
+    record = json.loads((ROOT / "benchmarks/results/divide-pipeline-100mbit.json").read_text())
+    row = next(row for row in record["results"] if row["config"] == "pipeline async")
+    drawn = lanes(spans(row), WIDE, title="A step of a pipeline in two stages at 100 Mbit/s")
+    (ROOT / "docs/pipeline.svg").write_text(alone(drawn)[0])
+
+
+if __name__ == "__main__":
+    main()
