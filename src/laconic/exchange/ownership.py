@@ -7,10 +7,12 @@ noticed when it is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from laconic.errors import BadInput
 from laconic.storage.form import check_like
@@ -59,3 +61,9 @@ def _tensors(state: dict[str, Any]) -> int:
 
     map_tensors(state, tally)
     return count
+
+
+def mean_by_name(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of each name's vectors, zeros standing for those that are not there."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: functools.reduce(torch.add, [p[name] for p in parts if name in p]) / len(parts) for name in names}

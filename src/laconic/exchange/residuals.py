@@ -12,7 +12,6 @@ Source: Seide et al., 1-Bit Stochastic Gradient Descent, 2014; Karimireddy et al
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from laconic.codecs.compose import Selected
 from laconic.codecs.entropy import Entropy
 from laconic.errors import BadInput, NonFiniteError
 from laconic.exchange.give_back import give_back
-from laconic.exchange.ownership import OWNER, owned
+from laconic.exchange.ownership import OWNER, mean_by_name, owned
 from laconic.storage.form import check_named
 from laconic.storage.tree import map_tensors
 
@@ -393,12 +392,6 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]], world_size: int) -> l
     if not states or world_size < 1 or ranks != list(range(len(states))):
         raise BadInput("merge_state_dicts needs the state of every old rank and a new world size of at least 1")
     kinds = [kind for kind in ("residuals", "velocity") if any(kind in state for state in states)]
-    shares = {kind: _mean_by_name([state.get(kind, {}) for state in states]) for kind in kinds}
+    shares = {kind: mean_by_name([state.get(kind, {}) for state in states]) for kind in kinds}
     alike = {key: states[0][key] for key in ("step", "steps", "warm") if key in states[0]}
     return [owned(map_tensors({**alike, **shares}, torch.clone), rank, world_size) for rank in range(world_size)]
-
-
-def _mean_by_name(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of each name's vectors, zeros standing for those that are not there."""
-    names = dict.fromkeys(name for part in parts for name in part)
-    return {name: functools.reduce(torch.add, [p[name] for p in parts if name in p]) / len(parts) for name in names}
