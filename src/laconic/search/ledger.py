@@ -233,15 +233,19 @@ class Ledger:
                 if time.monotonic() > begun + AGAIN_S:
                     raise BadInput(f"the storage {self.url} has been away for {AGAIN_S:g} s; when it is back, "
                                    "resume the search") from error  # fmt: skip
+            self.close()  # what was under way on the broken connection is rolled back with its session
             time.sleep(pause)
             pause = min(2 * pause, 2.0)
 
 
+_AWAY = {"OperationalError", "InterfaceError", "DBAPIError", "PendingRollbackError"}  # SQLAlchemy's
+
+
 def _is_away(error: Exception) -> bool:
-    """Whether an error is about the connection: SQLAlchemy's OperationalError, or gRPC's UNAVAILABLE."""
+    """Whether an error is about the connection: one of SQLAlchemy's, or gRPC's UNAVAILABLE."""
     names = {kind.__name__ for kind in type(error).__mro__}
     cause = error.__cause__
-    if names & {"OperationalError", "InterfaceError", "DBAPIError"} or "UNAVAILABLE" in str(error):
+    if names & _AWAY or "UNAVAILABLE" in str(error):
         return True
     return isinstance(cause, Exception) and _is_away(cause)
 

@@ -38,7 +38,7 @@ class YellowFin(Optimizer):
 
     >>> weight = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
     >>> optimizer = YellowFin([weight])
-    >>> for _ in range(300):
+    >>> for _ in range(1000):
     ...     optimizer.zero_grad()
     ...     (weight * weight * torch.tensor([1.0, 10.0])).sum().backward()
     ...     optimizer.step()
