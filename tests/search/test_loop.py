@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -155,15 +157,28 @@ def test_a_database_may_go_away_and_come_back(database: Server, tmp_path: Path) 
     assert sum(trial.state == "done" for trial in kept.values()) == 12
 
 
+def _wait_for_port(port: int, longest_s: float = 60.0) -> None:
+    end = time.monotonic() + longest_s
+    while time.monotonic() < end:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise TimeoutError(f"nobody listens on port {port} after {longest_s:g} s")
+
+
 @pytest.mark.processes
 def test_optunas_proxy_serves_a_search(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
-    port = 40000 + os.getpid() % 20000
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     journal = tmp_path / "served.log"
     code = ("from optuna.storages import run_grpc_proxy_server; from laconic.search.ledger import open_storage;"
             f"run_grpc_proxy_server(open_storage({str(journal)!r}), host='127.0.0.1', port={port})")  # fmt: skip
     server = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stderr=subprocess.DEVNULL)
     try:
+        _wait_for_port(port)
         found = laconic.search(score, CHOICES, "random", 8, storage=f"grpc://127.0.0.1:{port}", folder=tmp_path / "run")
         assert len(found.history) == 8
         assert journal.stat().st_size > 0
