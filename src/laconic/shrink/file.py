@@ -255,7 +255,7 @@ class Reader:
         if entry.coding == "exact":
             sizes = tuple(itertools.chain.from_iterable(plane or [entry.numel] for plane in entry.chunks))
         ends = itertools.accumulate(sizes, initial=entry.at + _book_nbytes(entry))
-        return [memoryview(self._data[start:stop]) for start, stop in itertools.pairwise(ends)]  # type: ignore[arg-type]
+        return [self._data[start:stop].data for start, stop in itertools.pairwise(ends)]
 
 
 def _book_nbytes(entry: Entry) -> int:
