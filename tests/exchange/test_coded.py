@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 import laconic
 from laconic import schedules
 from laconic.errors import BadInput, PayloadError, UnknownName
+from laconic.exchange import coded as coded_module
 from laconic.exchange.coded import CodedExchange
 from laconic.exchange.message import Channel, MessagePool, pack, unpack
 from laconic.exchange.residuals import Residual, mode_for
@@ -33,9 +36,14 @@ def _values(world_size: int, numel: int, seed: int = 0) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=12)
-@given(world_size=st.integers(1, 7), numel=st.sampled_from([0, 1, 5, 700]), spec=st.sampled_from(SPECS))
-def test_all_ranks_end_with_the_same_bits(form: str, world_size: int, numel: int, spec: str) -> None:
+@settings(max_examples=16)
+@given(
+    world_size=st.integers(1, 7),
+    numel=st.sampled_from([0, 1, 5, 700]),
+    spec=st.sampled_from(SPECS),
+    segment=st.sampled_from([4 << 20, 200]),
+)
+def test_all_ranks_end_with_the_same_bits(form: str, world_size: int, numel: int, spec: str, segment: int) -> None:
     xs = _values(world_size, numel)
 
     def work(transport: Transport) -> torch.Tensor:
@@ -45,7 +53,8 @@ def test_all_ranks_end_with_the_same_bits(form: str, world_size: int, numel: int
         torch.testing.assert_close(exact.buffer, torch.stack(xs).sum(0)[:3])
         return coded.buffer
 
-    results = run_threads(world_size, work, timeout_s=90.0)
+    with mock.patch.object(coded_module, "SEGMENT_NBYTES", segment):
+        results = run_threads(world_size, work, timeout_s=90.0)
     assert all(torch.equal(result, results[0]) for result in results)
     if spec == "none":
         torch.testing.assert_close(results[0], torch.stack(xs).sum(0))
@@ -71,6 +80,23 @@ def test_exchanges_one_after_the_other_share_the_memory_of_their_messages(form: 
         assert nbytes <= messages * (size + 64)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_long_channel_takes_the_memory_of_one_segment(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten segments of 1000 values: the messages of each are in the memory of those of the one before."""
+    codec = laconic.codec("dynamic8")
+    monkeypatch.setattr(coded_module, "SEGMENT_NBYTES", codec.max_nbytes(1000))
+
+    def most(numel: int) -> int:
+        def work(transport: Transport) -> int:
+            pool = MessagePool()
+            CodedExchange([Channel(torch.randn(numel), codec)], transport, algorithm=form, pool=pool).run()
+            return sum(block.numel() for block in pool._free)
+
+        return max(run_threads(3, work, timeout_s=90.0))
+
+    assert most(10_000) <= 1.05 * most(1_000) + 64
+
+
 def test_gather_is_exactly_the_sum_of_what_was_sent() -> None:
     xs, codec = _values(4, 1000), laconic.codec("topk(0.1)+qsgd(4)")
     expected = torch.zeros(1000)
@@ -87,8 +113,12 @@ def test_gather_is_exactly_the_sum_of_what_was_sent() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("spec", ["dynamic8", "onebit", "topk(0.1)", "topk(0.1)+qsgd(8)"])
-def test_feedback_sends_in_the_end_what_was_left_out(form: str, spec: str) -> None:
+@pytest.mark.parametrize("segment", [4 << 20, 150])
+def test_feedback_sends_in_the_end_what_was_left_out(
+    form: str, spec: str, segment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Σ sent + everything owed by all ranks = Σ inputs: nothing is lost on any leg."""
+    monkeypatch.setattr(coded_module, "SEGMENT_NBYTES", segment)
     xs, steps, codec = _values(4, 400), 8, laconic.codec(spec)
 
     def work(transport: Transport) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,9 +12,9 @@ Callers: `collectives.all_reduce(codec=…)`, bucket groups and `fsdp.py`.
                   is never encoded. (P−1)/P of the payload a rank
 
 What is sent and received in every round is worked out once (`pieces.py`). A step encodes into its messages and decodes
-out of them; their memory is borrowed for the round, or for all of them where payloads are passed on. A piece that holds
-NaN or infinity travels as poison (see `message.py`) and becomes NaN everywhere, as it would in float32, instead of an
-error on one rank alone.
+out of them; their memory is borrowed for the round, or until payloads were passed on. A long channel goes segment by
+segment, so that messages take little memory beside its residual. A piece that holds NaN or infinity travels as poison
+(see `message.py`) and becomes NaN everywhere, as it would in float32, instead of an error on one rank alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from laconic.codecs import Codec, codec
 from laconic.codecs.selector import Sparse
 from laconic.errors import PayloadError
 from laconic.exchange.message import Channel, MessagePool, Writer, decode, detail, max_nbytes, unpack
-from laconic.exchange.pieces import CodedStep, Encoding, Parcel, Piece, coded_program
+from laconic.exchange.pieces import CodedStep, Encoding, Parcel, Piece, Program, coded_program, held_after, in_segments
 from laconic.schedules.registry import build
 from laconic.transports.base import Call, Incoming, Outgoing, Timings, Transport
 from laconic.transports.rounds import Pausing, Steps, drive, finish
@@ -41,6 +41,7 @@ _EXACT = codec("none")
 _IDLE = CodedStep()
 _CPU = torch.device("cpu")
 SMALL = 1 / 16  # of all values, times the world size: an exact channel up to this is sent whole
+SEGMENT_NBYTES = 4 << 20  # of payload: what is under way at once, up to four exchanges of this, sent and received
 
 
 def reduce_scatter_coded(channels: Sequence[Channel], transport: Transport, *, step: int = 0) -> Timings:
@@ -119,7 +120,7 @@ class CodedExchange:
         programs, count = self._programs(hosts)
         planned = [[program.get(number, _IDLE) for program in programs] for number in range(count)]
         self.rounds = [self._plan(steps) for steps in planned]
-        self._passes_on = any(_passes_on(step) for steps in planned for step in steps)
+        self._held = held_after(planned)
         self._pool = pool or MessagePool()
         self._payloads: dict[tuple[int, Piece], Tensor | None] = {}  # of this run; None: poisoned
         self._gathered: dict[int, dict[int, Tensor | None]] = {i: {} for i in self.whole}  # by channel and rank
@@ -134,21 +135,26 @@ class CodedExchange:
         numels = [channel.buffer.numel() if channel.codec == _EXACT else 0 for channel in self.channels]
         return {i for i, numel in enumerate(numels) if 0 < numel <= few}
 
-    def _programs(self, hosts: tuple[int, ...] | None) -> tuple[list[dict[int, CodedStep]], int]:
+    def _programs(self, hosts: tuple[int, ...] | None) -> tuple[list[Program], int]:
         """What this rank does for each channel, by round, and how many rounds there are."""
         size, rank = self.transport.world_size, self.transport.rank
-        numels = [channel.buffer.numel() for channel in self.channels]
-        if self.algorithm == GATHER:
-            return [_to_all(numel, rank, size, exact=False) for numel in numels], 1
         if self.algorithm == SCATTER:
-            return [_to_owners(numel, rank, size) for numel in numels], 1
+            return [_to_owners(channel.buffer.numel(), rank, size) for channel in self.channels], 1
         parameters = {"hosts": hosts} if self.algorithm == "hierarchical" and hosts is not None else {}
-        schedules = [build("all_reduce", self.algorithm, size, numel, **parameters) for numel in numels]
-        programs = [
-            _to_all(numels[i], rank, size, exact=True) if i in self.whole else coded_program(plan, rank, hosts)
-            for i, plan in enumerate(schedules)
+
+        def program(index: int, numel: int) -> tuple[Program, int]:
+            if self.algorithm == GATHER:
+                return _to_all(numel, rank, size, exact=False), 1
+            schedule = build("all_reduce", self.algorithm, size, numel, **parameters)
+            if index in self.whole:
+                return _to_all(numel, rank, size, exact=True), schedule.rounds
+            return coded_program(schedule, rank, hosts), schedule.rounds
+
+        found = [
+            in_segments(channel.buffer.numel(), _segments(channel), functools.partial(program, index))
+            for index, channel in enumerate(self.channels)
         ]
-        return programs, max((schedule.rounds for schedule in schedules), default=0)
+        return [each for each, _ in found], max((rounds for _, rounds in found), default=0)
 
     def _plan(self, steps: list[CodedStep]) -> _Round:
         """One round of all channels."""
@@ -217,9 +223,9 @@ class CodedExchange:
                 written = self._written(round_, number, draws)
                 yield from drive(call, first + number, (), recvs, take, written)
                 lent += blocks
-            if number == 0 and self.whole:
-                self._add_whole(call, first)
-            if not self._passes_on:
+            self._add_whole(call, first + number, round_)
+            if number not in self._held:
+                self._payloads.clear()
                 self._pool.take_back(lent)
                 lent = []
         self._pool.take_back(lent)  # after an error somebody may still write to it
@@ -277,62 +283,64 @@ class CodedExchange:
             else:
                 values = self.channels[part.channel].buffer[piece.start : piece.stop]
                 decode(part.coder, payload, values, add=part.add)
-            if not part.add:
-                self._payloads[part.channel, piece] = self._kept(incoming, payload, data, number)
+            if not part.add and number in self._held:
+                self._payloads[part.channel, piece] = _kept(incoming, payload, data)
         return nbytes
 
-    def _add_whole(self, call: Call, round: int) -> None:
+    def _add_whole(self, call: Call, number: int, round_: _Round) -> None:
         """Average what everyone sent of the whole channels, in order of rank: the same bits everywhere."""
         begun = time.perf_counter()
-        for index in self.whole:
-            channel, came = self.channels[index], self._gathered[index]
-            own = Piece(0, channel.buffer.numel(), self.algorithm != GATHER)
-            came[self.transport.rank] = self._payloads[index, own]
+        own = {part.channel: part for message in round_.messages for part in message.parts}
+        for index in self.whole & own.keys():
+            part, came = own[index], self._gathered[index]
+            came[self.transport.rank] = self._payloads[index, part.piece]
             payloads = [came[rank] for rank in range(self.transport.world_size)]
+            values = self.channels[index].buffer[part.piece.start : part.piece.stop]
             try:
-                self._average(channel, payloads)
+                self._average(part.coder, payloads, values)
             except PayloadError:
                 for rank, payload in enumerate(payloads):
-                    _check(call, round, rank, channel, payload)
+                    _check(call, number, rank, part.coder, payload, values.numel())
                 raise
         call.timings.decode_s += time.perf_counter() - begun
 
-    def _average(self, channel: Channel, payloads: Sequence[Tensor | None]) -> None:
-        """Put the mean of all ranks' payloads of a whole channel in its buffer; only what was selected is touched."""
-        buffer = channel.buffer
+    def _average(self, coder: Codec, payloads: Sequence[Tensor | None], values: Tensor) -> None:
+        """Let `values` be the mean of all ranks' payloads; only what was selected is touched."""
         known = [payload for payload in payloads if payload is not None]
         if len(known) < len(payloads):
-            buffer.fill_(float("nan"))
-        elif not isinstance(channel.codec, Sparse):
-            channel.codec.decode_mean(known, self.divisor, buffer)
+            values.fill_(float("nan"))
+        elif not isinstance(coder, Sparse):
+            coder.decode_mean(known, self.divisor, values)
         else:
-            buffer.zero_()
+            values.zero_()
             for payload in known:
-                indices, values = channel.codec.decode_sparse(payload, buffer.numel())
-                buffer.index_add_(0, indices, values.div_(self.divisor))
-
-    def _kept(self, incoming: Incoming, payload: Tensor | None, data: Tensor, number: int) -> Tensor | None:
-        """A payload that a later round may pass on: copied where it lies in the engine's memory, not in ours."""
-        ours = incoming.into is not None and data.data_ptr() == incoming.into.data_ptr()
-        return payload if payload is None or ours or number + 1 == len(self.rounds) else payload.clone()
+                indices, selected = coder.decode_sparse(payload, values.numel())
+                values.index_add_(0, indices, selected.div_(self.divisor))
 
 
-def _passes_on(step: CodedStep) -> bool:
-    """Whether this rank sends payloads in a round that it did not encode in it."""
-    encoded = {encoding.piece for encoding in step.encodings}
-    return any(piece not in encoded for parcel in step.sends for piece in parcel.pieces)
+def _kept(incoming: Incoming, payload: Tensor | None, data: Tensor) -> Tensor | None:
+    """A payload that a later round passes on: copied where it lies in the engine's memory, not in ours."""
+    ours = incoming.into is not None and data.data_ptr() == incoming.into.data_ptr()
+    return payload if payload is None or ours else payload.clone()
 
 
-def _check(call: Call, round: int, rank: int, channel: Channel, payload: Tensor | None) -> None:
+def _segments(channel: Channel) -> int:
+    """In how many segments a channel goes; a selection is among all of its values, and small."""
+    if isinstance(channel.codec, Sparse):
+        return 1
+    return max(1, -(-channel.codec.max_nbytes(channel.buffer.numel()) // SEGMENT_NBYTES))
+
+
+def _check(call: Call, round: int, rank: int, coder: Codec, payload: Tensor | None, numel: int) -> None:
     """Raise an error that names this rank if it has sent a bad payload."""
     try:
         if payload is not None:
-            channel.codec.decode(payload, channel.buffer.numel())
+            coder.decode(payload, numel)
     except PayloadError as error:
         raise call.bad_payload(round, rank, error) from error
 
 
-def _to_all(numel: int, rank: int, world_size: int, *, exact: bool) -> dict[int, CodedStep]:
+def _to_all(numel: int, rank: int, world_size: int, *, exact: bool) -> Program:
     """A channel that is sent whole to everyone in the first round."""
     piece = Piece(0, numel, exact)
     others = [(rank + hop) % world_size for hop in range(1, world_size)]
@@ -340,7 +348,7 @@ def _to_all(numel: int, rank: int, world_size: int, *, exact: bool) -> dict[int,
     return {0: CodedStep((Encoding(piece, False, rank),), parcels, parcels)}
 
 
-def _to_owners(numel: int, rank: int, world_size: int) -> dict[int, CodedStep]:
+def _to_owners(numel: int, rank: int, world_size: int) -> Program:
     """A channel of P chunks, each sent to its owner alone."""
     chunk = numel // world_size
     others = [(rank + hop) % world_size for hop in range(1, world_size)]

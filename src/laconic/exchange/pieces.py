@@ -14,7 +14,8 @@ sender and receiver agree on them without a word.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -66,14 +67,59 @@ class CodedStep:
     recvs: tuple[Parcel, ...] = ()
 
 
+Program = dict[int, CodedStep]  # by round; a rank that does nothing in a round has none
+
+
+def in_segments(numel: int, count: int, program: Callable[[int], tuple[Program, int]]) -> tuple[Program, int]:
+    """A vector in `count` segments, one after the other: its rounds, and how many there are.
+
+    `program` gives them for a vector of a length.
+    """
+    merged: Program = {}
+    rounds = 0
+    for part in range(count):
+        start, stop = part * numel // count, (part + 1) * numel // count
+        steps, taken = program(stop - start)
+        merged |= {rounds + number: _moved(step, start) for number, step in steps.items()}
+        rounds += taken
+    return merged, rounds
+
+
+def _moved(step: CodedStep, by: int) -> CodedStep:
+    """The same round of a slice that lies `by` values further on."""
+
+    def piece(old: Piece) -> Piece:
+        return Piece(old.start + by, old.stop + by, old.exact)
+
+    def parcels(old: tuple[Parcel, ...]) -> tuple[Parcel, ...]:
+        return tuple(replace(parcel, pieces=tuple(map(piece, parcel.pieces))) for parcel in old)
+
+    encodings = tuple(replace(encoding, piece=piece(encoding.piece)) for encoding in step.encodings)
+    return CodedStep(encodings, parcels(step.sends), parcels(step.recvs))
+
+
+def held_after(rounds: Sequence[Sequence[CodedStep]]) -> set[int]:
+    """The rounds, each a step of every channel, after which a payload is still to be passed on."""
+    known: dict[tuple[int, Piece], int] = {}  # the round that a payload is from
+    held: set[int] = set()
+    for number, steps in enumerate(rounds):
+        for channel, step in enumerate(steps):
+            known.update({(channel, encoding.piece): number for encoding in step.encodings})
+            for piece in (piece for parcel in step.sends for piece in parcel.pieces):
+                held.update(range(known[channel, piece], number))
+            came = (piece for parcel in step.recvs if not parcel.add for piece in parcel.pieces)
+            known.update({(channel, piece): number for piece in came})
+    return held
+
+
 @functools.lru_cache(maxsize=128)
-def coded_program(schedule: Schedule, me: int, hosts: tuple[int, ...] | None) -> dict[int, CodedStep]:
+def coded_program(schedule: Schedule, me: int, hosts: tuple[int, ...] | None) -> Program:
     """The rounds of rank `me`, by number; the codec serves ranks of different hosts (all ranks when hosts is None)."""
     m = schedule.messages
     held: list[set[Piece]] = [set() for _ in range(schedule.world_size)]  # payloads each rank can pass on
     alike: list[list[Slice]] = [[] for _ in range(schedule.world_size)]  # sums that other ranks computed too
     stream = list(range(schedule.world_size))  # the smallest rank that holds the same sum
-    steps: dict[int, CodedStep] = {}
+    steps: Program = {}
     for number, rows in _by_round(schedule):
         encodings: dict[tuple[int, Piece], Encoding] = {}
         sends: list[Parcel] = []
