@@ -65,19 +65,18 @@ def test_l_bfgs_takes_one_road_on_all_workers() -> None:
 
 def _refusals() -> dict[str, str]:
     found = {}
-    for name in names():
-        for spec in get(name).examples:
-            with laconic.init(timeout_s=30):
-                model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-                optimizer = torch.optim.SGD(model.parameters(), 0.1)
-                job = laconic.distribute(model, optimizer, consistency=spec, codec="none")
-                try:
-                    optimizer.step(lambda: torch.tensor(0.0))
-                    found[spec] = "stepped"
-                except BadInput as error:
-                    found[spec] = str(error)
-                laconic.barrier()
-                job.close()
+    with laconic.init(timeout_s=30):
+        for spec in (spec for name in names() for spec in get(name).examples):
+            model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            job = laconic.distribute(model, optimizer, consistency=spec, codec="none")
+            try:
+                optimizer.step(lambda: torch.tensor(0.0))
+                found[spec] = "stepped"
+            except BadInput as error:
+                found[spec] = str(error)
+            laconic.barrier()
+            job.close()
     return found
 
 
