@@ -10,11 +10,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export XDG_CACHE_HOME := $(CURDIR)/.cache
 export TMPDIR := $(CURDIR)/.cache/tmp
 export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba
+# Without compiled files every process that a test starts would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 # pip asks for rustc's version, and rustup then makes a folder in a home that has none.
 export RUSTUP_HOME ?= $(or $(wildcard $(HOME)/.rustup),$(CURDIR)/.cache/rustup)
 export CARGO_HOME ?= $(or $(wildcard $(HOME)/.cargo),$(CURDIR)/.cache/cargo)
 
-.PHONY: demo test slow fuzz soak chaos check bench docs gallery smoke clean
+.PHONY: demo test slow fuzz soak chaos check kernels bench docs gallery smoke clean
 .DEFAULT_GOAL := demo
 
 # torch first, pinned to the CPU build: an open range would bring gigabytes of CUDA. What pip says is of interest only
@@ -37,12 +39,14 @@ demo: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
 	@$(BIN)/laconic demo
 
-# Three files at a time on two cores, in the order of their names: tests of real processes mostly wait, those of codecs
+# Kernels are compiled while types are checked, each on one core: else all processes that meet a kernel first compile it.
+# Then four files at a time on two cores, in the order of their names: tests of real processes mostly wait, those of codecs
 # compute, and side by side they take less than one after the other, as they would by the number of their tests. MPI's
 # ranks wait by spinning, and would hold up whatever runs beside them.
-test: check
+test: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not slow and not alone'
+	@$(MAKE) --no-print-directory -j 2 check kernels
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m 'not slow and not alone'
 	$(BIN)/python -m pytest -m 'alone and not slow'
 
 slow: $(VENV)/ready
@@ -67,6 +71,10 @@ check: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+kernels: $(VENV)/ready
+	@mkdir -p $(TMPDIR)
+	@$(BIN)/laconic warm >/dev/null
 
 bench: $(VENV)/ready
 	@mkdir -p $(TMPDIR)

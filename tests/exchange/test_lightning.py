@@ -13,9 +13,10 @@ import pytest
 PROGRAM = Path(__file__).with_name("lightning_program.py")
 
 
+@pytest.mark.slow  # `test_shared_state.py` trains by Lightning and resumes in every run
 @pytest.mark.processes
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("way", ["callback", pytest.param("strategy", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["callback", "strategy"])
 def test_the_hook_in_lightning(way: str, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

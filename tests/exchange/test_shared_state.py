@@ -135,7 +135,6 @@ def test_jobs_that_cannot_be_shared() -> None:
     laconic.init().close()
 
 
-@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 def test_lightning_goes_on_to_the_bit(tmp_path: Path) -> None:
