@@ -10,7 +10,7 @@
 --cifar: cuda-convnet, convolutions data parallel (their gradients through the codec too), locally connected layers
 divided by location. The paper: all test errors within 2 % of each other, relatively.
 
---errors: float32 trains for an epoch; then the inputs of the three layers, as they cross between workers, go through
+--errors: float32 trains for an epoch; then the outputs of the three layers, as they cross between workers, go through
 each type. The paper: mean absolute and relative errors of each layer.
 
 --alexnet: a reduced run: AlexNet's shapes on CIFAR-10 images of 224 × 224 pixels, convolutions data parallel, dense
@@ -24,9 +24,8 @@ sums cross in 8 bits as well. Runs that are already in the output (same settings
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,6 @@ from torch.nn import functional
 import laconic
 from laconic.errors import LaconicError
 from laconic.lab.bench.divide import AlexNet, dense_plan
-from laconic.lab.environment import environment
-from laconic.storage import files
 from laconic.transports.launcher import run_local
 from laconic.workloads import Changes, Task, Workload
 from laconic.workloads.data import load
@@ -81,8 +78,7 @@ class Divided(paper.Settings):
 def errors(settings: Divided, output: Path) -> str:
     """What each type makes of the inputs of the three layers after an epoch of float32."""
     record = run_local(1, _errors_rank, (settings,), timeout_s=1800)[0]
-    content = {"settings": settings.__dict__, "environment": environment(), "layers": record}
-    files.replace(output, json.dumps(content, indent=1) + "\n")
+    paper.write(output, {"settings": asdict(settings), "layers": record})
     return errors_table(record)
 
 
@@ -133,8 +129,8 @@ def alexnet(steps: int, images: int, output: Path) -> str:
     """Train float32 and dynamic8 from the same weights on the same images; losses step by step."""
     ways = ("none", "dynamic8")
     losses = {name: run_local(2, _alexnet_rank, (name, steps, images), timeout_s=3000)[0] for name in ways}
-    content = {"steps": steps, "images_a_worker": images, "losses": losses, "environment": environment()}
-    files.replace(output, json.dumps(content, indent=1) + "\n")
+    content = {"steps": steps, "images_a_worker": images, "losses": losses}
+    paper.write(output, content)
     return alexnet_table(content)
 
 

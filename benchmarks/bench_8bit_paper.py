@@ -51,6 +51,7 @@ from laconic.lab.environment import environment
 from laconic.lab.runs.spec import configuration
 from laconic.lab.runs.strategies import make_trainee
 from laconic.statistics import Variance, blocked_variance, median, one_way_variance, ratio_interval
+from laconic.storage import files
 from laconic.transports.launcher import run_local
 from laconic.workloads import Changes, Task, Workload
 from laconic.workloads.data import fetch
@@ -203,7 +204,7 @@ def trained(settings: Settings, names: list[str], seeds: list[int], output: Path
         result = run_local(settings.workers, train, (name, seed, settings), timeout_s=7200)[0]
         made = {"codec": name, "seed": seed, "commit": environment()["commit"]}
         runs.append({**made, **result, "seconds_with_start": time.perf_counter() - begun})
-        _write(output, {"settings": asdict(settings), "environment": environment(), "runs": runs})
+        write(output, {"settings": asdict(settings), "runs": runs})
         text = f"{100 * result['accuracy']:.2f} % after {result['steps']} steps in {result['seconds']:.0f} s"
         print(f"{name}, seed {seed}: {text}", file=sys.stderr, flush=True)
     return cifar_table(settings, [run for run in runs if run["codec"] in names and run["seed"] in seeds])
@@ -332,8 +333,7 @@ def transfer(link: str, numels: list[int], seconds_per_size: float, output: Path
         seconds = {name: [b - a for a, b in zip(begun["stamps"][name], ended["stamps"][name], strict=True)]
                    for name in SENT}  # fmt: skip
         rows.append({"numel": begun["numel"], "results": [_transfer_row(name, seconds) for name in SENT]})
-    content = {"benchmark": "8bit-transfer", "environment": environment(), "link": link, "load_average_before": load}
-    _write(output, {**content, "sizes": rows})
+    write(output, {"benchmark": "8bit-transfer", "link": link, "load_average_before": load, "sizes": rows})
     return transfer_table(link, rows)
 
 
@@ -367,11 +367,9 @@ def transfer_table(link: str, rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=1) + "\n")
-    part.replace(path)
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Keep a record, and on which machine and commit it was made."""
+    files.replace(path, json.dumps({"environment": environment(), **content}, indent=1) + "\n")
 
 
 def arguments() -> argparse.Namespace:

@@ -9,20 +9,18 @@ dynamic8. The test loss is that of the exact model, so that it tells what traini
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import bench_8bit_paper as paper
 import torch
 from torch.nn import functional
 
-from laconic.lab.environment import environment
 from laconic.parallel import Boundary, Stages
 from laconic.parallel.pipeline import build
-from laconic.storage import files
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
 from laconic.workloads import get
@@ -81,7 +79,7 @@ def main() -> int:
         for codec, delta, seed in product(CODECS, (False, True), SEEDS)
         if not (codec == "none" and delta)
     ]
-    files.replace(OUTPUT, json.dumps({"environment": environment(), "runs": runs}, indent=1) + "\n")
+    paper.write(OUTPUT, {"runs": runs})
     print(table(runs))
     return 0
 

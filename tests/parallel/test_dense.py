@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from laconic.errors import BadInput
-from laconic.parallel import Channels, Data, Dense, Norm, Space
+from laconic.parallel import Channels, Data, Dense, Norm, Space, product
 from laconic.parallel.divide import divide, exact
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
@@ -42,6 +42,17 @@ def test_by_output_and_input(plan: str, ranks: int, batch: int, n: int, m: int, 
     x = torch.randn(batch, n, dtype=torch.float64)
     chosen = {"0": Dense("input"), "2": Dense("input"), "3": Dense("input")} if plan[0] == "*" else plan
     check(chain(n, m, bias), chosen, ranks, x)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("batch", [(7,), (2, 3)])
+def test_sums_travel_in_pieces(ranks: int, batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "PIECE_NBYTES", 32)
+    begun: list[str] = []
+    begin = product.begin_sum
+    monkeypatch.setattr(product, "begin_sum", lambda cut, x, way: [begun.append(way), begin(cut, x, way)][1])
+    check(chain(5, 6, True), "0=dense(output); 2=dense(input)", ranks, torch.randn(*batch, 5, dtype=torch.float64))
+    assert begun.count("forward") == begun.count("backward") == ranks * product.PIECES
 
 
 @pytest.mark.parametrize("split", ["summa", "cannon", "1.5d"])

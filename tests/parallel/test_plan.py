@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from laconic.errors import BadInput, UnknownName
-from laconic.parallel import Boundary, Form, Plan, Stages
+from laconic.parallel import Boundary, Data, Form, Plan, Stages
 
 
 def test_stages_as_spec_and_json() -> None:
@@ -14,6 +14,11 @@ def test_stages_as_spec_and_json() -> None:
     assert plan == Plan.of(Stages(micro=8, schedule="1f1b"))
     assert Plan.of(plan.to_json()) == plan
     assert Plan.of(Plan.of(Stages(("a", "b"))).to_json()).alone == Stages(("a", "b"))
+
+
+def test_a_codec_of_none_in_text_is_exact() -> None:
+    plan = Plan.of("a=data(codec=none, ask=true)")
+    assert plan == Plan.of({"a": Data(ask=True)}) == Plan.of(plan.to_json())
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,9 +22,10 @@ from torch.nn.modules.conv import _ConvNd
 from laconic.errors import BadInput
 from laconic.parallel.boundary import Cut
 from laconic.parallel.layer import Along, Context, Layer, check_pieces, fresh, runs
-from laconic.parallel.moves import begin_sum, even
+from laconic.parallel.moves import begin_sum, even, piece
 
 Op = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+PIECES, PIECE_NBYTES = 2, 2**15  # sums travel in so many pieces at most, each of so many bytes at least
 
 
 def sizes_of(numel: int, ranks: int, unit: int = 1) -> list[int]:
@@ -45,24 +47,44 @@ def operation(layer: nn.Module) -> Op:
     return forward
 
 
-class _CopiedLinear(torch.autograd.Function):
-    """`Copy`, then a dense layer: in backward the input's gradient travels while the weight's is computed."""
+def _begin_rows(
+    cut: Cut, rows: Tensor, product: Callable[[Tensor], Tensor], width: int, way: str
+) -> Callable[[], Tensor]:
+    """Start to add up `product(rows)` over ranks, in pieces: one travels while the next is computed."""
+    nbytes = cut.predicted_nbytes(way, len(rows) * width, rows.dtype)
+    count = max(1, min(PIECES, nbytes // PIECE_NBYTES, len(rows)))
+    sizes = even(len(rows), count)
+    begun = [begin_sum(cut, product(piece(rows, 0, sizes, number)), way) for number in range(count)]
+    return begun[0] if count == 1 else lambda: torch.cat([wait() for wait in begun])
+
+
+class _SummedLinear(torch.autograd.Function):
+    """A dense layer whose output (`way` forward) or whose input's gradient (backward) is added up over ranks.
+
+    In backward the sum travels while the weight's gradient is computed.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut, way: str) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.cut, ctx.biased = cut, bias is not None
-        return functional.linear(x, weight, bias)
+        ctx.cut, ctx.way, ctx.biased = cut, way, bias is not None
+        if way == "backward":
+            return functional.linear(x, weight, bias)
+        rows = x.reshape(-1, x.shape[-1])
+        summed = _begin_rows(cut, rows, lambda part: functional.linear(part, weight, bias), len(weight), way)
+        return summed().view(*x.shape[:-1], len(weight))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, y: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        summed = begin_sum(ctx.cut, y @ weight, "backward") if ctx.needs_input_grad[0] else None
-        rows = y.reshape(-1, y.shape[-1])
+    def backward(ctx: Any, y: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        (x, weight), rows, of_x = ctx.saved_tensors, y.reshape(-1, y.shape[-1]), None
+        if ctx.needs_input_grad[0] and ctx.way == "backward":
+            of_x = _begin_rows(ctx.cut, rows, lambda part: part @ weight, x.shape[-1], ctx.way)
+        elif ctx.needs_input_grad[0]:
+            of_x = partial(torch.mm, rows, weight)
         of_weight = rows.t() @ x.reshape(-1, x.shape[-1]) if ctx.needs_input_grad[1] else None
         of_bias = rows.sum(0) if ctx.biased and ctx.needs_input_grad[2] else None
-        return None if summed is None else summed(), of_weight, of_bias, None
+        return None if of_x is None else of_x().view(x.shape), of_weight, of_bias, None, None
 
 
 class Product(Layer):
@@ -122,18 +144,29 @@ class Product(Layer):
             y = self.out_of_pieces(y, self.outputs, self._given(y))
             return y if self.back is None else y.index_select(self.dim, self.back.to(y.device))
         x = self.in_pieces(x, self._taken(x), self.inputs)
-        y = self.op(x, weight, None if bias is None else functional.pad(bias, self.around))
+        padded = None if bias is None else functional.pad(bias, self.around)
+        if self.gives == "whole" and self._plain(x):
+            return self._summed(x, weight, padded, "forward")
+        y = self.op(x, weight, padded)
         return self.out_of_sums(y, self.outputs if self.gives == "part" else self._given(y))
+
+    def _plain(self, x: Tensor) -> bool:
+        """Whether this is a dense layer in the dtype it has."""
+        casts = not x.is_meta and torch.is_autocast_enabled(x.device.type)
+        return self.op is functional.linear and not casts
 
     def _used(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """This rank's outputs, of all of x."""
-        held, casts = self._taken(x), not x.is_meta and torch.is_autocast_enabled(x.device.type)
+        held = self._taken(x)
         if self.takes == "use":
             return self.op(x, weight, bias)
-        if held is None and self.op is functional.linear and not casts:
-            made: Tensor = _CopiedLinear.apply(x, weight, bias, self.cut)  # type: ignore[no-untyped-call]
-            return made
+        if held is None and self._plain(x):
+            return self._summed(x, weight, bias, "backward")
         return self.op(self.for_use(x, held), weight, bias)
+
+    def _summed(self, x: Tensor, weight: Tensor, bias: Tensor | None, way: str) -> Tensor:
+        made: Tensor = _SummedLinear.apply(x, weight, bias, self.cut, way)  # type: ignore[no-untyped-call]
+        return made
 
     def _taken(self, x: Tensor) -> Along | None:
         if self.takes == "part":

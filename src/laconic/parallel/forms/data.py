@@ -29,6 +29,8 @@ class Data(Form):
     def __post_init__(self) -> None:
         if isinstance(self.shares, list):
             object.__setattr__(self, "shares", tuple(self.shares))
+        if self.codec is None:  # `none` in a plan's text
+            object.__setattr__(self, "codec", "none")
         if self.shares is not None and (not self.shares or any(not isinstance(s, int) or s < 1 for s in self.shares)):
             raise BadInput(f"shares are whole numbers from 1, one a rank, got {self.shares!r}")
         if self.ask and self.shares is not None:
