@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,8 @@ from laconic.exchange.chooser import TRIAL_STEPS, WARM_STEPS
 from laconic.exchange.late_hook import WATCHED
 from laconic.lab.bench import step as step_lab
 from laconic.lab.bench.kernel_time import kernel_seconds
-from laconic.lab.bench.step import Measured, Place, Readiness, StepSpec, Turns, measure
+from laconic.lab.bench.readiness import Readiness, watch
+from laconic.lab.bench.step import Measured, Place, StepSpec, Turns, measure
 from laconic.lab.runs.spec import configuration
 from laconic.lab.runs.strategies import options_of
 from laconic.transports.launcher import RankFailed
@@ -46,6 +48,7 @@ def assert_consistent(record: dict, blocks: int) -> None:  # type: ignore[type-a
         assert row["replicas_identical"]
         if row["ddp_bound_seconds"] is not None:
             assert row["ddp_bound_seconds"] >= row["bound_seconds"] * (1 - 1e-9)
+        assert row["layer_bound_seconds"] >= row["bound_seconds"]
 
 
 @pytest.mark.processes
@@ -110,10 +113,34 @@ def test_every_turn_is_taken_once_and_blocks_begin_with_another_each_time(count:
 
 def test_the_least_that_ddp_allows() -> None:
     late = Readiness(((0.8, 1.0),), 0.8)  # all gradients at the end of backward: nothing can be hidden
-    assert late.bound_seconds(compute_s=1.0, wire_s=3.0) == pytest.approx(4.0)
+    assert late.ddp_bound_seconds(compute_s=1.0, wire_s=3.0) == pytest.approx(4.0)
     early = Readiness(((0.2, 0.5), (0.8, 0.5)), 0.8)  # half of them may be sent during backward
-    assert early.bound_seconds(compute_s=1.0, wire_s=1.0) == pytest.approx(0.8 + 0.5 + 0.2)
-    assert early.bound_seconds(compute_s=1.0, wire_s=0.0) == pytest.approx(1.0)
+    assert early.ddp_bound_seconds(compute_s=1.0, wire_s=1.0) == pytest.approx(0.8 + 0.5 + 0.2)
+    assert early.ddp_bound_seconds(compute_s=1.0, wire_s=0.0) == pytest.approx(1.0)
+
+
+def test_the_least_that_layers_allow() -> None:
+    layers = Readiness(((0.6, 0.5), (1.0, 0.5)), 1.0, needed=(0.2, 0.0))
+    assert layers.layer_bound_seconds(compute_s=1.0, wire_s=0.0) == pytest.approx(1.0)
+    assert layers.layer_bound_seconds(compute_s=1.0, wire_s=1.0) == pytest.approx(1.5)  # the first layer's wire
+    assert layers.layer_bound_seconds(compute_s=1.0, wire_s=3.0) == pytest.approx(3.0 + 0.4)  # both wait for 0.2 … 0.6
+
+
+def test_gradients_and_weights_are_timed_in_a_step() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def run() -> float:
+        begun = time.perf_counter()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        return begun
+
+    found = watch(model, optimizer, run)
+    assert sorted(share for _, share in found.shares) == pytest.approx([2 / 30, 4 / 30, 8 / 30, 16 / 30])
+    for needed, (made, _) in zip(found.needed, found.shares, strict=True):
+        assert 0 < needed < made <= found.backward < 1
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_auto_has_the_time_it_takes_to_choose() -> None:

@@ -9,6 +9,7 @@ machine falls on all; whose turn it is stands in a store. "alone" is one of them
     bound    max(alone + the codec's kernels, bytes that a host sends / rate of its link)
     DDP's    the same for those whose gradients must have arrived when backward ends, as DDP's: the wire begins when the
              first gradient is there, sends each as soon as it can, and the optimiser comes after the last
+    layers'  the same where a weight waits for its own gradient only: it cannot travel between forward and backward
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import torch.distributed as dist
 from laconic import statistics
 from laconic.errors import BadInput
 from laconic.lab.bench.kernel_time import kernel_seconds
+from laconic.lab.bench.readiness import Readiness, watch
 from laconic.lab.clusters.cluster import Cluster, core_of, interface_nbytes
 from laconic.lab.environment import environment
 from laconic.lab.records.record import Configuration
@@ -117,31 +119,6 @@ class Place:
         return [self.first, *(self.count * (1 + b) + (self.first - b) % self.count for b in range(blocks))]
 
 
-@dataclass(frozen=True)
-class Readiness:
-    """When gradients are there in a step without exchange.
-
-    Attributes:
-        shares: (how much of the step had passed, what share of all values came then), in the order of time.
-        backward: how much of the step had passed when backward ended.
-    """
-
-    shares: tuple[tuple[float, float], ...]
-    backward: float
-
-    def bound_seconds(self, compute_s: float, wire_s: float) -> float:
-        """The least time of a step whose optimiser waits for all gradients to have been sent.
-
-        >>> Readiness(((0.5, 0.5), (0.75, 0.5)), 0.75).bound_seconds(compute_s=4.0, wire_s=6.0)
-        9.0
-        """
-        sent_s = compute_s * self.backward
-        wire_free_s = 0.0
-        for passed, share in self.shares:
-            wire_free_s = max(wire_free_s, compute_s * passed) + wire_s * share
-        return max(sent_s, wire_free_s) + compute_s * (1 - self.backward)
-
-
 @dataclass
 class Measured:
     """One rank's figures of one configuration; lists have an entry a block."""
@@ -212,7 +189,8 @@ class Steps:
         self._exchanged = [(each.codec, each.algorithm, each.numel) for each in self.trainee.exchanged()]
         found.sent_nbytes.append((interface_nbytes() - sent) / trained if self.emulated else self._counted(trained))
         if self._chosen.kind == "single":
-            found.readiness.append(self.watch())
+            trainee = self.trainee
+            found.readiness.append(watch(trainee.module, trainee.optimizer, lambda: self.run(1)[0]))
         found.peak_rss_nbytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     def time_kernels(self) -> None:
@@ -221,23 +199,6 @@ class Steps:
             numel = sum(p.numel() for p in self.trainee.module.parameters())
             self._exchanged = [(PEERS[self._chosen.name].codec, "ring", numel)]
         self.measured.kernel_s = kernel_seconds(self._exchanged, self.world.world_size)
-
-    def watch(self) -> Readiness:
-        """Train a step and note when each gradient is there; for a configuration that exchanges nothing."""
-        came: list[tuple[float, int]] = []
-        hooks = [
-            p.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                lambda p: came.append((time.perf_counter(), p.numel()))
-            )
-            for p in self.trainee.module.parameters()
-        ]
-        stepped: list[float] = []
-        hooks.append(self.trainee.optimizer.register_step_pre_hook(lambda *_: stepped.append(time.perf_counter())))
-        (begun,) = self.run(1)
-        seconds, numel = time.perf_counter() - begun, sum(each for _, each in came)
-        for hook in hooks:
-            hook.remove()
-        return Readiness(tuple(((at - begun) / seconds, n / numel) for at, n in came), (stepped[0] - begun) / seconds)
 
     def _counted(self, steps: int) -> float:
         """Bytes a step where no interface counts them: the exchange's own count, or a formula where torch exchanges."""
@@ -357,7 +318,11 @@ class Floor:
 
     def ddp_seconds(self, wire_s: float) -> float:
         """The least time where the optimiser waits for all that was sent; the median over the blocks."""
-        return statistics.median([each.bound_seconds(self.compute_s, wire_s) for each in self.readiness]).value
+        return statistics.median([each.ddp_bound_seconds(self.compute_s, wire_s) for each in self.readiness]).value
+
+    def layer_seconds(self, wire_s: float) -> float:
+        """The least time where every weight waits for its own gradient; the median over the blocks."""
+        return statistics.median([each.layer_bound_seconds(self.compute_s, wire_s) for each in self.readiness]).value
 
 
 def _row(name: str, kind: str, ranks: Sequence[Measured], floor: Floor) -> dict[str, Any]:
@@ -369,6 +334,7 @@ def _row(name: str, kind: str, ranks: Sequence[Measured], floor: Floor) -> dict[
     least_s = floor.compute_s + kernels_s
     bound_s, threads = max(least_s, wire_s), _by_thread(ranks)
     ddp_s = max(least_s, floor.ddp_seconds(wire_s)) if kind in ("peer", "compress") else None
+    layer_s = max(bound_s, floor.layer_seconds(wire_s))
     return {
         "config": name,
         "step_seconds": step.value,
@@ -380,6 +346,8 @@ def _row(name: str, kind: str, ranks: Sequence[Measured], floor: Floor) -> dict[
         "ratio_to_bound": step.value / bound_s,
         "ddp_bound_seconds": ddp_s,
         "ratio_to_ddp_bound": None if ddp_s is None else step.value / ddp_s,
+        "layer_bound_seconds": layer_s,
+        "ratio_to_layer_bound": step.value / layer_s,
         "processor_seconds": sum(threads.values()),
         "processor_seconds_by_thread": threads,
         "sent_nbytes": sent,
