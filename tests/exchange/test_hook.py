@@ -23,8 +23,10 @@ from laconic.exchange.ownership import owned
 from laconic.exchange.residuals import Residuals, merge_state_dicts
 from laconic.exchange.state import CompressionState
 from laconic.exchange.thread import ExchangeThread
+from laconic.schedules.link import Link
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
+from laconic.transports.profile import Profile
 from laconic.transports.rounds import finish
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
@@ -308,3 +310,19 @@ def test_the_float32_shortcut_waits_until_no_residual_is_left() -> None:
     both = ["0.weight", "1.weight"]
     assert found["kept"] == [[], [], [], both, both, [], []]
     assert [algorithm for _, algorithm in found["algorithms"]] == ["native"] * 3 + ["gather"] * 2 + ["native"] * 2
+
+
+def test_a_message_carries_what_suits_the_link() -> None:
+    def sizes(transport: Transport) -> list[int]:
+        found = []
+        for link in (None, "100mbit,50us", "10gbit,1ms"):
+            profile = None if link is None else Profile("threads", 2, Link.parse(link))
+            for given in (None, 1 << 10):
+                options = Options(world=World(transport, profile), message_nbytes=given)
+                found.append(CompressionState("fp16", options=options).buffer_nbytes)
+        return found
+
+    default, slow, quick = 1 << 18, 1 << 16, 1 << 22
+    wanted = [2 * nbytes for size in (default, slow, quick) for nbytes in (size, 1 << 10)]  # fp16 halves float32
+    for found in run_threads(2, sizes):
+        assert found == pytest.approx(wanted, rel=0.01)

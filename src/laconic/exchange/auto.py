@@ -6,6 +6,7 @@ every rank picks the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ GUESS = Link(latency_s=1e-3, s_per_byte=8e-9)
 COARSE = 1 / 6
 SURELY = 0.9  # of the time of what is known to work: patterns are only modelled
 ROUND_S = 1e-3  # a second round waits for the slowest rank once more, which no link's parameters tell
+MESSAGE_S = 4e-4  # processor time of an exchange beside its kernels (benchmarks/profile_bucket.py --numel 4096)
+LEAST_NBYTES, MOST_NBYTES = 1 << 16, 1 << 22  # of a message: below, the processor is busy with messages alone
 
 
 def candidates(world: World) -> list[str]:
@@ -46,6 +49,21 @@ def pick(world: World, nbytes: int) -> str:
     if world.world_size == 1:
         return "tree"
     return profile_of(world).cheapest(world.world_size, nbytes, candidates(world))
+
+
+def message_nbytes(link: Link) -> int:
+    """What a message should carry on this link: twice the bytes that pass in the time a message costs by itself.
+
+    That is 2·(L + MESSAGE_S)/G, as the nearest power of two, so that links that are measured a little differently give
+    the same buckets. Less costs mostly latency; more is later there, for nothing.
+
+    >>> [message_nbytes(Link.parse(text)) >> 10 for text in ("10gbit,1ms", "1gbit,1ms", "100mbit,1ms", "10mbit,1ms")]
+    [4096, 256, 64, 64]
+    """
+    if link.s_per_byte == 0:
+        return MOST_NBYTES
+    wanted = 2 * (link.latency_s + MESSAGE_S) / link.s_per_byte
+    return 1 << round(math.log2(min(max(wanted, LEAST_NBYTES), MOST_NBYTES)))
 
 
 def coded_names() -> set[str]:

@@ -103,7 +103,6 @@ def flat_codec(spec: str | Codec) -> Codec:
 
 
 DEFAULT_CODEC = "dynamic8"  # why: docs/exchange.md
-MESSAGE_NBYTES = 1 << 18  # a message of less costs mostly its latency on gigabit links and slower ones
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ class Options:
         overlap: None hides what can be hidden under backward and the next forward, to the same bits; False does all in
             `step()`.
         message_nbytes: what a message should carry: gradients are held until their payloads make this much together, or
-            the step's last has come.
+            the step's last has come. None takes it from the world's link profile, or from that of an ordinary network.
         world: where to communicate; when None the default world, joined at the first exchange.
 
     Raises:
@@ -138,7 +137,7 @@ class Options:
     feedback: bool | None = None
     momentum: float | DeepGradientCompression | None = None
     hosts: tuple[int, ...] | None = None
-    message_nbytes: int = MESSAGE_NBYTES
+    message_nbytes: int | None = None
     overlap: bool | None = None
     world: World | None = None
 
@@ -147,7 +146,7 @@ class Options:
         if self.algorithm not in valid:
             raise UnknownName("compressed all-reduce algorithm", self.algorithm, valid)
         nbytes = self.message_nbytes
-        if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
+        if nbytes is not None and (isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0):
             raise BadInput(f"message_nbytes must be a whole number of bytes from 0, got {nbytes!r}")
         for name in ("feedback", "overlap"):
             if getattr(self, name) not in (None, True, False):

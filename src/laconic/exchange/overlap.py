@@ -42,16 +42,18 @@ class Exchanger(Protocol):
     @property
     def world(self) -> World: ...
 
+    @property
+    def message_nbytes(self) -> int: ...
+
     def steps(self, held: list[Gradients]) -> Pausing[bool]: ...
 
     def went_plain(self, gradients: Gradients, begun: float) -> None: ...
 
 
 class Overlap:
-    """The buckets of the step under way, held until they make `message_nbytes` together, or the last has come."""
+    """The buckets of the step under way, held until they make a message's bytes together, or the last has come."""
 
-    def __init__(self, message_nbytes: int) -> None:
-        self._message_nbytes = message_nbytes
+    def __init__(self) -> None:
         self._error: Exception | None = None
         self._plain: dict[int, object] = {}  # layouts of buckets that went as float32, all ranks in the same call
         self._shortcut = False
@@ -144,7 +146,7 @@ class Overlap:
             return False
         if chosen.kind == "matrix" or chosen.exact:
             return False
-        return sum(chosen.max_nbytes(held.buffer.numel()) for held in self._held) < self._message_nbytes
+        return sum(chosen.max_nbytes(held.buffer.numel()) for held in self._held) < owner.message_nbytes
 
     def _hold(self, owner: Exchanger) -> None:
         """Wait for the next bucket, no longer than for a message."""

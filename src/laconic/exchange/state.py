@@ -6,6 +6,7 @@ first step, codecs change mid-run, and checkpoints are restored into other world
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import BadInput
-from laconic.exchange.auto import Route
+from laconic.exchange.auto import GUESS, Route, message_nbytes, profile_of
 from laconic.exchange.buckets import Buckets
 from laconic.exchange.chooser import AutoCodec, choice_for
 from laconic.exchange.dgc import correction_for, refuse_second_momentum
@@ -69,7 +70,7 @@ class CompressionState(Job):
         self.parameters = Parameters(named, options.exemptions)
         self.residuals = Residuals(options.feedback)
         self.buckets = Buckets(self.residuals, self.correction)
-        self.overlap = Overlap(options.message_nbytes)
+        self.overlap = Overlap()
         self.records: deque[BucketRecord] = deque()
         self.streamed: Streamed | None = None
         self._why_whole = ""
@@ -94,16 +95,25 @@ class CompressionState(Job):
         """What chooses, where the codec is "auto"."""
         return self.choice if isinstance(self.choice, AutoCodec) else None
 
+    @functools.cached_property
+    def message_nbytes(self) -> int:
+        """What a message should carry: as asked for, or by the link. Codec "auto" measures it where nobody has."""
+        if self.options.message_nbytes is not None:
+            return self.options.message_nbytes
+        if self.auto is not None and self.world.world_size > 1:
+            profile_of(self.world)
+        return message_nbytes(GUESS if self.world.profile is None else self.world.profile.link)
+
     @property
     def buffer_nbytes(self) -> int:
         """Raw bytes whose payload makes a message of about `message_nbytes`, by the codec of the first step."""
         if self.auto is not None:
-            return 4 * self.options.message_nbytes
+            return 4 * self.message_nbytes
         first = self.choice.codec_for(0, 0)
         if first.kind == "matrix":
             return 25 << 20
         sample = 1 << 20
-        return int(self.options.message_nbytes * max(1.0, 4 * sample / first.max_nbytes(sample)))
+        return int(self.message_nbytes * max(1.0, 4 * sample / first.max_nbytes(sample)))
 
     @property
     def layers(self) -> list[LayerForm]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from laconic.codecs import codec
-from laconic.exchange.options import MESSAGE_NBYTES
+from laconic.exchange.auto import GUESS, message_nbytes
 from laconic.parallel.pipeline.balance import SLACK, cut
 from laconic.planner.strategy import Strategy
 from laconic.planner.work import LayerTime
@@ -40,7 +40,7 @@ def limits(strategy: Strategy) -> tuple[int, int]:
     chosen = codec(strategy.codec)
     if strategy.is_ddp or chosen.kind == "matrix" or (chosen.exact and strategy.overlap != "step"):
         return DDP_FIRST, DDP_BUCKET
-    numel = round(MESSAGE_NBYTES / 4 * max(1.0, 4 * SAMPLE / chosen.max_nbytes(SAMPLE)))
+    numel = round(message_nbytes(GUESS) / 4 * max(1.0, 4 * SAMPLE / chosen.max_nbytes(SAMPLE)))
     return numel, numel
 
 
