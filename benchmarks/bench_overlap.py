@@ -83,6 +83,7 @@ def gpt(like: StepSpec, _: str) -> Iterator[Table]:
         ],
     )  # fmt: skip
     yield "shakespeare-gpt, 1 Gbit/s", replace(spec, link="1gbit"), []
+    yield "shakespeare-gpt, unlimited", replace(spec, link=None), []
 
 
 def auto(like: StepSpec, _: str) -> Iterator[Table]:

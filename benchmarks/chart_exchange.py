@@ -54,7 +54,7 @@ def draw(groups: dict[str, list[Bar]], title: str, target: Path) -> None:
 
 
 def rate(link: str) -> str:
-    return link.replace("gbit", " Gbit/s").replace("mbit", " Mbit/s")
+    return link.replace("gbit", " Gbit/s").replace("mbit", " Mbit/s").replace("loopback", "no limit")
 
 
 def exchange() -> None:

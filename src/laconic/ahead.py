@@ -85,7 +85,8 @@ def _use(codec: codecs.Codec, x: Tensor) -> None:
     codec.encode_feedback(x, torch.zeros(numel))
     codec.decode(payload, numel, out=torch.empty(numel))
     codec.decode_add(payload, torch.zeros(numel))
-    codec.decode_mean([payload, payload], 2, torch.zeros(numel))
+    for payloads in ([payload], [payload, payload]):
+        codec.decode_mean(payloads, 2, torch.zeros(numel))
 
 
 def _add_sparse(transport: Transport, algorithm: str) -> None:

@@ -135,8 +135,9 @@ def test_decode_mean_is_decode_add_and_divide(spec, x, step):
     for count in (1, 2, 3):
         if count > 1:
             codec.decode_add(payloads[count - 1], total)
-        assert codec.decode_mean(payloads[:count], count, out) is None
-        assert same_bits(out, total / count)
+        for divisor in (1, count, 4):
+            assert codec.decode_mean(payloads[:count], divisor, out) is None
+            assert same_bits(out, total / divisor)
 
 
 @every_codec

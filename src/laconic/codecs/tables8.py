@@ -80,19 +80,22 @@ class Tabulated(BlockScaled):
         _decode(codes, _words(codes), scales, block, add, out, self._levels().levels)
 
     def decode_mean(self, payloads: Sequence[Tensor], divisor: int, out: Tensor) -> None:
-        """As `Codec.decode_mean`; the mean of two is made in one pass, 0.6 of the time of three."""
+        """As `Codec.decode_mean`; one payload, or the mean of two, takes one pass: 0.6 of the time of three."""
         values, levels = floats(out, self), self._levels().levels
-        if len(payloads) != 2 or divisor not in (1, 2):  # to divide by a power of two is to multiply by its inverse
+        if len(payloads) > 2 or divisor & (divisor - 1):  # to divide by a power of two is to multiply by its inverse
             return super().decode_mean(payloads, divisor, out)
         bodies = [unseal(each, self.wire_name, values.size, nbytes=self.max_nbytes(values.size)) for each in payloads]
-        (first, a), (second, b) = (self.scales_and_codes(body, values.size) for body in bodies)
-        if self.are_large(first) or self.are_large(second):
+        found = [self.scales_and_codes(body, values.size) for body in bodies]
+        if any(self.are_large(scales) for scales, _ in found):
             return super().decode_mean(payloads, divisor, out)
 
         def kernel(start: int, stop: int) -> None:
-            (one, block), (two, _) = (self.scales_of(scales, start, stop) for scales in (first, second))
-            x, y = a[start:stop], b[start:stop]
-            _mean(x, y, _words(x), _words(y), one, two, block, np.float32(1 / divisor), values[start:stop], levels)
+            rows = [(codes[start:stop], *self.scales_of(scales, start, stop)) for scales, codes in found]
+            (a, one, block), (b, two, _), factor = rows[0], rows[-1], np.float32(1 / divisor)
+            if len(rows) == 1:
+                _part(a, _words(a), one, block, factor, values[start:stop], levels)
+            else:
+                _mean(a, b, _words(a), _words(b), one, two, block, factor, values[start:stop], levels)
 
         threads.run(kernel, values.size, align=self.align)
         return None
@@ -192,6 +195,19 @@ def _mean(
                 out[np.uint64(4 * i + place)] = (left + right) * factor
         for i in range(whole, stop):
             out[np.uint64(i)] = (levels[a[np.uint64(i)]] * x + levels[b[np.uint64(i)]] * y) * factor
+
+
+@njit(nogil=True, cache=True)
+def _part(
+    codes: Array, words: Array, scales: Array, block: int, factor: np.float32, out: Array, levels: Array
+) -> None:  # fmt: skip
+    """out = (level[code] · scale) · factor; the second product finds a chunk of values in the cache."""
+    for k in range(scales.size):
+        start, stop = k * block, min((k + 1) * block, codes.size)
+        for a in range(start, stop, CHUNK):
+            b = min(a + CHUNK, stop)
+            _set(codes, words, a, b, levels, scales[k], out)
+            _multiply(out[a:b], factor, out[a:b])
 
 
 # Each of these loops does one thing: LLVM vectorises those without a table, and the look-up takes two indices from one

@@ -143,31 +143,38 @@ class BucketGroup:
         self.buckets = tuple(buckets)
         self._pool = pool
         self._exchange: CodedExchange | SparseExchange | None = None
+        self._algorithm = ""
         self._key: tuple[object, ...] = ()
         self._agreed: set[tuple[Transport, int]] = set()  # which float32 all-reduces everyone is known to be in
 
     def steps(self, buffers: Sequence[Tensor], route: Route) -> Pausing[tuple[Timings, str]]:
         """Average each bucket's buffer over all ranks, in place; returns where the time went, and the algorithm."""
-        transport, algorithm = route.transport, route.algorithm
-        if algorithm in ("auto", "native") and all(b.codec is not None and b.codec.exact for b in self.buckets):
+        transport = route.transport
+        if route.algorithm in ("auto", "native") and all(b.codec is not None and b.codec.exact for b in self.buckets):
             return (yield from self._plain(buffers, transport))
         pairs = list(zip(self.buckets, buffers, strict=True))
         channels = [channel for bucket, buffer in pairs for channel in bucket.load(buffer)]
-        if algorithm == "auto":
-            once = any(bucket.must_gather for bucket in self.buckets)
-            algorithm = cheapest_coded(channels, transport.world_size, route.link or GUESS, once=once)
-        if algorithm in SPARSE and all(channel.codec.exact for channel in channels):
-            algorithm = "direct"  # every parameter here is exempt
-        key = (*map(id, channels), id(transport), algorithm, route.hosts)
+        key = (*map(id, channels), id(transport), route.algorithm, route.hosts, route.link)
         if self._exchange is None or self._key != key:
+            self._algorithm = self._chosen(channels, route)
             self._exchange = plan_coded(
-                channels, transport, algorithm, route.hosts, transport.world_size, self._pool
+                channels, transport, self._algorithm, route.hosts, transport.world_size, self._pool
             )
             self._key = key
         timings = yield from self._exchange.steps(route.step)
         for bucket, buffer in pairs:
             bucket.store(buffer)
-        return timings, algorithm
+        return timings, self._algorithm
+
+    def _chosen(self, channels: Sequence[Channel], route: Route) -> str:
+        """The algorithm of these channels."""
+        algorithm = route.algorithm
+        if algorithm == "auto":
+            once = any(bucket.must_gather for bucket in self.buckets)
+            algorithm = cheapest_coded(channels, route.transport.world_size, route.link or GUESS, once=once)
+        if algorithm in SPARSE and all(channel.codec.exact for channel in channels):
+            return "direct"  # every parameter here is exempt
+        return algorithm
 
     def _plain(self, buffers: Sequence[Tensor], transport: Transport) -> Pausing[tuple[Timings, str]]:
         """float32 by the engine's own all-reduce; all make sure once that they are in the same call."""

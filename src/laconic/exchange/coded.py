@@ -121,6 +121,8 @@ class CodedExchange:
         planned = [[program.get(number, _IDLE) for program in programs] for number in range(count)]
         self.rounds = [self._plan(steps) for steps in planned]
         self._held = held_after(planned)
+        # By direct every slice ends as what a payload decodes to, on all ranks: it is divided there, in the same pass.
+        self._last_divisor = divisor if algorithm == "direct" and hosts is None and transport.world_size > 1 else 1
         self._pool = pool or MessagePool()
         self._payloads: dict[tuple[int, Piece], Tensor | None] = {}  # of this run; None: poisoned
         self._gathered: dict[int, dict[int, Tensor | None]] = {i: {} for i in self.whole}  # by channel and rank
@@ -230,7 +232,7 @@ class CodedExchange:
                 lent = []
         self._pool.take_back(lent)  # after an error somebody may still write to it
         for index, channel in enumerate(self.channels):
-            if self.divisor != 1 and index not in self.whole:
+            if self.divisor != self._last_divisor and index not in self.whole:
                 channel.buffer.div_(self.divisor)
 
     def _borrow(self, round_: _Round, blocks: Sequence[Tensor]) -> list[Incoming]:
@@ -239,7 +241,7 @@ class CodedExchange:
         for message, block in zip(round_.messages, blocks, strict=False):
             message.writer.begin(block)
         pairs = zip(round_.recvs, blocks[count:], strict=True)
-        return [replace(incoming, into=block[: incoming.numel]) for incoming, block in pairs]
+        return [Incoming(r.peer, r.numel, r.dtype, r.device, block[: r.numel], r.at_most) for r, block in pairs]
 
     def _written(self, round_: _Round, number: int, draws: int) -> Iterator[list[Outgoing]]:
         """The messages of a round, encoded one after the other."""
@@ -269,7 +271,7 @@ class CodedExchange:
             site = (number, piece.start, piece.stop)
             payload = channel.encode(values, site, draws, room, encoding.copies)
         if encoding.adopt:
-            decode(part.coder, payload, values, add=False)
+            decode(part.coder, payload, values, add=False, divisor=self._last_divisor)
         return payload
 
     def _take(self, round_: _Round, number: int, recvs: Sequence[Incoming], index: int, data: Tensor) -> int:
@@ -282,7 +284,7 @@ class CodedExchange:
                 self._gathered[part.channel][incoming.peer] = payload
             else:
                 values = self.channels[part.channel].buffer[piece.start : piece.stop]
-                decode(part.coder, payload, values, add=part.add)
+                decode(part.coder, payload, values, add=part.add, divisor=self._last_divisor)
             if not part.add and number in self._held:
                 self._payloads[part.channel, piece] = _kept(incoming, payload, data)
         return nbytes

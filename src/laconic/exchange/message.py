@@ -168,12 +168,14 @@ class Channel:
             return None
 
 
-def decode(coder: Codec, payload: Tensor | None, values: Tensor, *, add: bool) -> None:
-    """Add a payload to `values`, or put it in their place; poison makes them NaN."""
+def decode(coder: Codec, payload: Tensor | None, values: Tensor, *, add: bool, divisor: int = 1) -> None:
+    """Add a payload to `values`, or put it, divided, in their place; poison makes them NaN."""
     if payload is None:
         values.fill_(float("nan"))
     elif add:
         coder.decode_add(payload, values)
+    elif divisor != 1:
+        coder.decode_mean([payload], divisor, values)
     else:
         coder.decode(payload, values.numel(), out=values)
 

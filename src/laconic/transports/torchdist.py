@@ -271,14 +271,14 @@ class _TorchRound(Posted):
         with self.waiting:
             for work in self.recv_works[len(self.waited) : count]:
                 self.waited.append(_ended(work))
-                if torch.cuda.is_available() and not self.owner._is_gloo:
+                if not self.owner._is_gloo and torch.cuda.is_available():
                     torch.cuda.current_stream().synchronize()
 
     def sent(self) -> None:
         for work, send in zip(self.send_works, self.sends, strict=True):
             if (error := _ended(work)) is not None:
                 raise self.owner.explain(error, send.peer, self.round, self.call) from error
-        if torch.cuda.is_available() and not self.owner._is_gloo:
+        if not self.owner._is_gloo and torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()
 
 
