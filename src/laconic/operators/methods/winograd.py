@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import BadInput
+from laconic.kernels import Array
 from laconic.operators.method import Cost, log2_ceiling, register
 from laconic.operators.methods.winograd_kernels import (
     matrices,
@@ -24,8 +26,10 @@ from laconic.operators.methods.winograd_kernels import (
     weight_gradient,
     weight_transform,
 )
+from laconic.operators.products import add_transposed, multiply, row
 from laconic.operators.scratch import fresh, scratch
 from laconic.operators.shape import Convolution
+from laconic.operators.vectors import padded
 
 # Columns of a product. Thin products are slow (63 GF/s for 98 columns of 256 channels, 77 for 196), thick ones leave
 # the cache; between 128 and 512 the differences are small.
@@ -72,88 +76,110 @@ class Winograd:
         return "a channel a group leaves no matrix product" if conv.depthwise else ""
 
     def cost(self, conv: Convolution) -> Cost:
-        m, r, alpha = self._sizes(conv)
-        th, tw, rows = self._tiles(conv)
-        inner = conv.in_channels // conv.groups
-        channels, products = inner + conv.out_channels // conv.groups, inner * conv.out_channels
-        workspace = alpha**2 * (products + channels * rows * tw) * conv.item_nbytes
-        depth = 2 * log2_ceiling(r) + 4 * log2_ceiling(alpha) + log2_ceiling(inner)
+        tiling = _tiling(self.outputs, conv)
+        m, r, alpha = tiling.m, tiling.r, tiling.alpha
+        workspace = alpha**2 * (conv.groups * tiling.inner * tiling.columns + tiling.most * sum(tiling.widths))
+        depth = 2 * log2_ceiling(r) + 4 * log2_ceiling(alpha) + log2_ceiling(tiling.inner)
         a, g, b = (np.abs(matrix).sum(1).max() ** 2 for matrix in matrices(m, r))
-        bound = (inner + 2 * r + 4 * alpha) * a * g * b / r**2
-        return Cost(alpha**2 * products * conv.batch * th * tw, depth, workspace, float(bound))
+        bound = (tiling.inner + 2 * r + 4 * alpha) * a * g * b / r**2
+        multiplications = alpha**2 * tiling.inner * conv.out_channels * conv.batch * tiling.th * tiling.tw
+        return Cost(multiplications, depth, workspace * conv.item_nbytes, float(bound))
 
     def prepare(self, weight: Tensor, conv: Convolution) -> Tensor:
-        """G g Gᵀ: groups, α², C, K."""
-        m, r, alpha = self._sizes(conv)
-        inner, outer = conv.in_channels // conv.groups, conv.out_channels // conv.groups
-        found = fresh((conv.groups, alpha**2, inner, outer), weight.dtype)
-        for group, some in enumerate(weight.detach().split(outer)):
-            weight_transform(m, r, conv.dtype)(some.transpose(0, 1).numpy(), found[group].numpy())
+        """G g Gᵀ: for each group and each of the α² positions a matrix of C × K, in panels of some columns."""
+        tiling = _tiling(self.outputs, conv)
+        found = fresh((conv.groups, tiling.alpha**2, tiling.inner * tiling.columns), weight.dtype)
+        transform = weight_transform(tiling.m, tiling.r, conv.dtype)
+        for some, into in zip(weight.detach().chunk(conv.groups), found, strict=True):
+            transform(some.transpose(0, 1).numpy(), into.numpy())
         return found
 
     def run(self, x: Tensor, prepared: Any, bias: Tensor | None, conv: Convolution) -> Tensor:
-        m, r, _ = self._sizes(conv)
-        forth, back = tiles_transform(m, r, conv.dtype), output_transform(m, r, conv.dtype)
-        start = x.new_zeros(conv.out_channels) if bias is None else bias.detach().contiguous()
+        tiling, dtype = _tiling(self.outputs, conv), conv.dtype
+        forth, back = (make(tiling.m, tiling.r, dtype) for make in (tiles_transform, output_transform))
+        start = np.zeros(conv.out_channels, dtype) if bias is None else bias.detach().numpy()
         y = fresh(conv.output_shape, x.dtype, self.channels_last)
-        outer = conv.out_channels // conv.groups
-        every = zip(prepared, _grouped(x.detach(), conv), _grouped(y, conv), start.split(outer), strict=True)
-        for weights, of_x, of_y, of_bias in every:
-            for tiles, products, place in self._blocks(conv):
-                forth(*of_x, *conv.padding, *place, tiles.numpy())
-                torch.bmm(tiles, weights, out=products)
-                back(products.numpy(), of_bias.numpy(), of_y[1], *place, of_y[0])
+        product, outer, of_group = multiply(dtype), tiling.outer, slice(0, 0)
+        for weights, of_x, of_y in zip(prepared.numpy(), _grouped(x, conv), _grouped(y, conv), strict=True):
+            of_group = slice(of_group.stop, of_group.stop + outer)
+            for tiles, products, place in tiling.blocks(x.dtype):
+                forth(*of_x, *conv.padding, *place, tiles)
+                product(tiles, weights, products, tiling.inner, tiling.columns)
+                back(products, start[of_group], of_y[1], *place, of_y[0])
         return y
 
     def weight_gradient(self, x: Tensor, grad: Tensor, conv: Convolution) -> Tensor:
         """∇g = Gᵀ [ Σ_tiles (A ∇y Aᵀ) ⊙ (Bᵀ d B) ] G: the adjoint of the output in the weights."""
-        m, r, alpha = self._sizes(conv)
-        forth, of_grad = (tiles_transform(m, r, conv.dtype, gradient) for gradient in (False, True))
-        shape = (conv.groups, alpha**2, conv.out_channels // conv.groups, conv.in_channels // conv.groups)
-        found, total = fresh(conv.weight_shape, x.dtype), torch.empty(0)
-        every = zip(_grouped(x, conv), _grouped(grad, conv), found.chunk(conv.groups), strict=True)
-        for of_x, of_y, of_w in every:
-            for tiles, slopes, place in self._blocks(conv, math.prod(shape[1:])):
-                forth(*of_x, *conv.padding, *place, tiles.numpy())
-                of_grad(*of_y, 0, 0, *place, slopes.numpy())
-                if place[0] == 0:
-                    total = scratch(math.prod(shape[1:]), x.dtype).view(shape[1:])
-                    torch.bmm(slopes.transpose(1, 2), tiles, out=total)
-                else:
-                    total.baddbmm_(slopes.transpose(1, 2), tiles)
-            weight_gradient(m, r, conv.dtype)(total.numpy(), of_w.numpy())
+        tiling, found = _tiling(self.outputs, conv), fresh(conv.weight_shape, x.dtype)
+        forth, of_grad = (tiles_transform(tiling.m, tiling.r, conv.dtype, gradient) for gradient in (False, True))
+        shape = (tiling.alpha**2, tiling.outer, tiling.widths[0])
+        numel = math.prod(shape)
+        for of_x, of_y, of_w in zip(_grouped(x, conv), _grouped(grad, conv), found.chunk(conv.groups), strict=True):
+            for tiles, slopes, place in tiling.blocks(x.dtype, numel):
+                forth(*of_x, *conv.padding, *place, tiles)
+                of_grad(*of_y, 0, 0, *place, slopes)
+                total = scratch(numel, x.dtype).numpy().reshape(shape)
+                add_transposed(conv.dtype)(slopes, tiles, total, place[0] > 0)
+            weight_gradient(tiling.m, tiling.r, conv.dtype)(total, of_w.numpy())
         return found
 
-    def _blocks(self, conv: Convolution, skipped: int = 0) -> Iterator[tuple[Tensor, Tensor, Any]]:
-        """Memory for a block's tiles [α², tiles, C] and products [α², tiles, K], behind the first `skipped` values of
-        the workspace, and its place: first row, rows, tile rows an image, tiles a row."""
-        square = self._sizes(conv)[2] ** 2
-        th, tw, rows = self._tiles(conv)
-        channels = (conv.in_channels // conv.groups, conv.out_channels // conv.groups)
-        counts = [square * n * rows * tw for n in channels]
-        memory = scratch(skipped + sum(counts), conv.torch_dtype)[skipped:].split(counts)
-        for first in range(0, conv.batch * th, rows):
-            some = min(rows, conv.batch * th - first)
+
+@dataclass(frozen=True)
+class _Tiling:
+    """How a convolution is cut: th × tw tiles an image, α = m + r − 1 wide, and some rows of tiles a block.
+
+    `inner` and `outer` are channels of a group, `columns` the outer ones in whole vectors, `widths` what a row of
+    tiles and of products takes, `most` the tiles of the largest block, `places` of each block its first row of tiles
+    and how many.
+    """
+
+    m: int
+    r: int
+    th: int
+    tw: int
+    inner: int
+    outer: int
+    columns: int
+    widths: tuple[int, int]
+    most: int
+    places: tuple[tuple[int, int], ...]
+
+    @property
+    def alpha(self) -> int:
+        return self.m + self.r - 1
+
+    def blocks(self, dtype: torch.dtype, skipped: int = 0) -> Iterator[tuple[Array, Array, Any]]:
+        """Memory for a block's tiles [α², tiles, ≥ C] and products [α², tiles, ≥ K], behind the first `skipped` values
+        of the workspace, and its place: first row, rows, tile rows an image, tiles a row."""
+        square = self.alpha**2
+        counts = [square * self.most * width for width in self.widths]
+        memory = scratch(skipped + sum(counts), dtype).numpy()[skipped:]
+        for first, rows in self.places:
+            shapes = [(square, rows * self.tw, width) for width in self.widths]
             tiles, products = (
-                whole[: square * n * some * tw].view(square, -1, n) for whole, n in zip(memory, channels, strict=True)
+                some[: math.prod(shape)].reshape(shape)
+                for some, shape in zip((memory, memory[counts[0] :]), shapes, strict=True)
             )
-            yield tiles, products, (first, some, th, tw)
+            yield tiles, products, (first, rows, self.th, self.tw)
 
-    def _sizes(self, conv: Convolution) -> tuple[int, int, int]:
-        """m, r, α."""
-        return self.outputs, conv.kernel[0], self.outputs + conv.kernel[0] - 1
 
-    def _tiles(self, conv: Convolution) -> tuple[int, int, int]:
-        """Rows of tiles an image, tiles a row, and rows in a block."""
-        th, tw = (-(-n // self.outputs) for n in conv.output)
-        rows = max(1, min(conv.batch * th, _COLUMNS // tw))
-        blocks = -(-conv.batch * th // rows)
-        return th, tw, -(-conv.batch * th // blocks)
+@cache
+def _tiling(m: int, conv: Convolution) -> _Tiling:
+    th, tw = (-(-n // m) for n in conv.output)
+    every = conv.batch * th
+    blocks = -(-every // max(1, _COLUMNS // tw))
+    rows = -(-every // blocks)
+    inner, outer = conv.in_channels // conv.groups, conv.out_channels // conv.groups
+    return _Tiling(
+        m, conv.kernel[0], th, tw, inner, outer, padded(outer, conv.dtype),
+        (row(inner, conv.dtype), row(outer, conv.dtype)), rows * tw,
+        tuple((first, min(rows, every - first)) for first in range(0, every, rows)),
+    )  # fmt: skip
 
 
 def _grouped(x: Tensor, conv: Convolution) -> Iterator[tuple[Any, bool]]:
     """The channels of each group as kernels take them: [N, C, H, W], or [N, H, W, C] and True."""
     last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    x = x.movedim(1, -1) if last else x.contiguous()
-    for some in x.chunk(conv.groups, -1 if last else 1):
+    x = x.detach().movedim(1, -1) if last else x.detach().contiguous()
+    for some in (x,) if conv.groups == 1 else x.chunk(conv.groups, -1 if last else 1):
         yield some.numpy(), last

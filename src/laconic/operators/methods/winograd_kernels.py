@@ -10,7 +10,6 @@ with their channels side by side, whatever their order in memory, and results ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
 from typing import Any
@@ -18,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from laconic.kernels import Array, njit
-
-Kernel = Callable[..., None]
+from laconic.operators.products import Kernel, panel
+from laconic.operators.vectors import lanes, lines_product
 
 # Mixing each point with its reciprocal of the other sign keeps the powers small: for 256 channels an error of 2.8e-6,
 # where 0, ±1, ±2 give 8.0e-6 to 9.4e-6 on the same values. The idea is that of Barabasz et al., Error Analysis and
@@ -69,38 +68,6 @@ def _monic(roots: list[Fraction]) -> list[Fraction]:
     return found
 
 
-def _combination(matrix: Array, dtype: str) -> Kernel:
-    """Kernel (i, x, start, apart, count, y, at): y[at + c] = Σ_p matrix[i, p] · x[start + p·apart + c], c < count."""
-    taps, rows = matrix.shape[1], matrix.astype(dtype)
-
-    @njit(**_OPTIONS)
-    def combine(i: int, x: Array, start: int, apart: int, count: int, y: Array, at: int) -> None:
-        x0, x1, out = x[start:], x[start + apart :], y[at:]
-        x2 = x[start + 2 * apart :] if taps > 2 else x0
-        x3 = x[start + 3 * apart :] if taps > 3 else x0
-        x4 = x[start + 4 * apart :] if taps > 4 else x0
-        x5 = x[start + 5 * apart :] if taps > 5 else x0
-        x6 = x[start + 6 * apart :] if taps > 6 else x0
-        x7 = x[start + 7 * apart :] if taps > 7 else x0
-        for c in range(np.uint64(count)):
-            s = rows[i, 0] * x0[c] + rows[i, 1] * x1[c]
-            if taps > 2:
-                s += rows[i, 2] * x2[c]
-            if taps > 3:
-                s += rows[i, 3] * x3[c]
-            if taps > 4:
-                s += rows[i, 4] * x4[c]
-            if taps > 5:
-                s += rows[i, 5] * x5[c]
-            if taps > 6:
-                s += rows[i, 6] * x6[c]
-            if taps > 7:
-                s += rows[i, 7] * x7[c]
-            out[c] = s
-
-    return combine
-
-
 @njit(**_OPTIONS)
 def _fetch(x: Array, last: bool, image: int, row: int, pad: int, line: Array) -> None:
     """A row of an image, [C, H, W] or with channels last [H, W, C], into line[pixels, C]; zeros beside it."""
@@ -124,11 +91,11 @@ def _fetch(x: Array, last: bool, image: int, row: int, pad: int, line: Array) ->
 
 @njit(**_OPTIONS)
 def _store(line: Array, bias: Array, last: bool, image: int, row: int, y: Array) -> None:
-    """line[pixels, K] plus the bias into a row of an image, [K, H, W] or with channels last [H, W, K]."""
+    """line[pixels, ≥ K] plus the bias into a row of an image, [K, H, W] or with channels last [H, W, K]."""
     if last:
         for at in range(y.shape[2]):
             out, seen = y[image, row, at], line[at]
-            for k in range(np.uint64(line.shape[1])):
+            for k in range(np.uint64(len(bias))):
                 out[k] = seen[k] + bias[k]
         return
     width = y.shape[3]
@@ -142,7 +109,7 @@ def _store(line: Array, bias: Array, last: bool, image: int, row: int, y: Array)
 
 @cache
 def tiles_transform(m: int, r: int, dtype: str, gradient: bool = False) -> Kernel:
-    """Kernel (x, channels last, padding, first row, rows, tile rows, tiles a row, v): tiles into v[α², tiles, C].
+    """Kernel (x, channels last, padding, first row, rows, tile rows, tiles a row, v): tiles into v[α², tiles, ≥ C].
 
     Tiles begin m pixels apart. Those of an image are α wide and overlap, and become Bᵀ d B; those of the output's
     gradient are m wide and become A e Aᵀ.
@@ -150,57 +117,53 @@ def tiles_transform(m: int, r: int, dtype: str, gradient: bool = False) -> Kerne
     at_, _, bt = matrices(m, r)
     matrix = at_.T.copy() if gradient else bt
     alpha, side = matrix.shape
-    combine = _combination(matrix, dtype)
+    product, size, some = lines_product(matrix, dtype), np.dtype(dtype).itemsize, lanes(dtype)
 
     @njit(**_OPTIONS)
     def transform(
         x: Array, last: bool, pad_y: int, pad_x: int, first: int, rows: int, th: int, tw: int, v: Array
     ) -> None:
-        channels, wide = v.shape[2], (tw - 1) * m + side
-        lines = np.empty((side, wide, channels), v.dtype)
-        half = np.empty((alpha, wide, channels), v.dtype)
-        of_lines, of_half, of_v = lines.reshape(-1), half.reshape(-1), v.reshape(-1)
+        channels, wide = x.shape[3] if last else x.shape[1], (tw - 1) * m + side
+        vectors = (channels + some - 1) // some
+        lines = np.zeros((side, wide, vectors * some), v.dtype)
+        half = np.empty((alpha, wide, vectors * some), v.dtype)
+        line, position, pixel = wide * vectors * some, v.shape[1] * v.shape[2], vectors * some
         for row in range(rows):
             image, top = (first + row) // th, (first + row) % th * m - pad_y
             for i in range(side):
-                _fetch(x, last, image, top + i, pad_x, lines[i])
-            for i in range(alpha):
-                combine(i, of_lines, 0, wide * channels, wide * channels, of_half, i * wide * channels)
+                _fetch(x, last, image, top + i, pad_x, lines[i, :, :channels])
+            product((lines.ctypes.data, line), (half.ctypes.data, line), (wide * vectors,))
             for tile in range(tw):
-                at = row * tw + tile
+                at = v.ctypes.data + size * (row * tw + tile) * v.shape[2]
                 for i in range(alpha):
-                    start = (i * wide + tile * m) * channels
-                    for j in range(alpha):
-                        combine(j, of_half, start, channels, channels, of_v,
-                                ((i * alpha + j) * v.shape[1] + at) * channels)  # fmt: skip
+                    seen = half.ctypes.data + size * (i * wide + tile * m) * pixel
+                    product((seen, pixel), (at + size * i * alpha * position, position), (vectors,))
 
     return transform
 
 
 @cache
 def output_transform(m: int, r: int, dtype: str) -> Kernel:
-    """Kernel (q[α², tiles, K], bias, channels last, first row, rows, tile rows, tiles a row, y): Aᵀ M A into y."""
+    """Kernel (q[α², tiles, ≥ K], bias, channels last, first row, rows, tile rows, tiles a row, y): Aᵀ M A into y."""
     alpha = m + r - 1
-    combine = _combination(matrices(m, r)[0], dtype)
+    product, size, some = lines_product(matrices(m, r)[0], dtype), np.dtype(dtype).itemsize, lanes(dtype)
 
     @njit(**_OPTIONS)
     def transform(q: Array, bias: Array, last: bool, first: int, rows: int, th: int, tw: int, y: Array) -> None:
-        height, channels = y.shape[1] if last else y.shape[2], q.shape[2]
-        half = np.empty((m, alpha, channels), y.dtype)
-        lines = np.empty((m, tw * m, channels), y.dtype)
-        of_q, of_half, of_lines = q.reshape(-1), half.reshape(-1), lines.reshape(-1)
-        plane = q.shape[1] * channels
+        height, vectors = y.shape[1] if last else y.shape[2], (len(bias) + some - 1) // some
+        pixel, position = vectors * some, q.shape[1] * q.shape[2]
+        half = np.empty((m, alpha, pixel), y.dtype)
+        lines = np.empty((m, tw * m, pixel), y.dtype)
         for row in range(rows):
             image, top = (first + row) // th, (first + row) % th * m
             for tile in range(tw):
-                at = (row * tw + tile) * channels
+                at = q.ctypes.data + size * (row * tw + tile) * q.shape[2]
                 for j in range(alpha):
-                    for i in range(m):
-                        combine(i, of_q, j * plane + at, alpha * plane, channels, of_half, (i * alpha + j) * channels)
+                    into = half.ctypes.data + size * j * pixel
+                    product((at + size * j * position, alpha * position), (into, alpha * pixel), (vectors,))
                 for i in range(m):
-                    for j in range(m):
-                        combine(j, of_half, i * alpha * channels, channels, channels, of_lines,
-                                ((i * tw + tile) * m + j) * channels)  # fmt: skip
+                    into = lines.ctypes.data + size * (i * tw + tile) * m * pixel
+                    product((half.ctypes.data + size * i * alpha * pixel, pixel), (into, pixel), (vectors,))
             for i in range(min(m, height - top)):
                 _store(lines[i], bias, last, image, top + i, y)
 
@@ -209,57 +172,55 @@ def output_transform(m: int, r: int, dtype: str) -> Kernel:
 
 @cache
 def weight_transform(m: int, r: int, dtype: str) -> Kernel:
-    """Kernel (w[C, K, r, r], u[α², C, K]): G g Gᵀ."""
-    alpha = m + r - 1
-    combine = _combination(matrices(m, r)[1], dtype)
+    """Kernel (w[C, K, r, r], u[α², ·]): G g Gᵀ, in the panels that `products.multiply` takes."""
+    alpha, wide = m + r - 1, panel(dtype)
+    product, size, some = lines_product(matrices(m, r)[1], dtype), np.dtype(dtype).itemsize, lanes(dtype)
 
     @njit(**_OPTIONS)
     def transform(w: Array, u: Array) -> None:
-        outer = w.shape[1]
-        flat = np.empty((_FILTERS, r, r, outer), w.dtype)
-        half = np.empty((r, alpha, outer), w.dtype)
-        of_flat, of_half, of_u = flat.reshape(-1), half.reshape(-1), u.reshape(-1)
-        for first in range(0, w.shape[0], _FILTERS):
-            some = min(_FILTERS, w.shape[0] - first)
+        inner, outer = w.shape[0], w.shape[1]
+        columns = u.shape[1] // inner
+        flat = np.zeros((_FILTERS, r, r, columns), w.dtype)
+        half = np.empty((r, alpha, columns), w.dtype)
+        for first in range(0, inner, _FILTERS):
+            count = min(_FILTERS, inner - first)
             for k in range(outer):
-                for c in range(some):
+                for c in range(count):
                     for i in range(r):
                         for j in range(r):
                             flat[c, i, j, k] = w[first + c, k, i, j]
-            for c in range(some):
+            for c in range(count):
                 for i in range(r):
-                    start = (c * r + i) * r * outer
+                    product((flat[c, i].ctypes.data, columns), (half[i].ctypes.data, columns), (columns // some,))
+                for column in range(0, columns, wide):
+                    width = min(wide, columns - column)
+                    at = u.ctypes.data + size * (column * inner + (first + c) * width)
                     for j in range(alpha):
-                        combine(j, of_flat, start, outer, outer, of_half, (i * alpha + j) * outer)
-                for i in range(alpha):
-                    for j in range(alpha):
-                        combine(i, of_half, j * outer, alpha * outer, outer, of_u,
-                                ((i * alpha + j) * w.shape[0] + first + c) * outer)  # fmt: skip
+                        product((half.ctypes.data + size * (j * columns + column), alpha * columns),
+                                (at + size * j * u.shape[1], alpha * u.shape[1]), (width // some,))  # fmt: skip
 
     return transform
 
 
 @cache
 def weight_gradient(m: int, r: int, dtype: str) -> Kernel:
-    """Kernel (u[α², K, C], w[K, C, r, r]): Gᵀ U G, the adjoint of `weight_transform`."""
+    """Kernel (u[α², K, ≥ C], w[K, C, r, r]): Gᵀ U G, the adjoint of `weight_transform`."""
     alpha = m + r - 1
-    combine = _combination(matrices(m, r)[1].T.copy(), dtype)
+    product, size, some = lines_product(matrices(m, r)[1].T.copy(), dtype), np.dtype(dtype).itemsize, lanes(dtype)
 
     @njit(**_OPTIONS)
     def transform(u: Array, w: Array) -> None:
-        channels = w.shape[1]
-        half = np.empty((r, alpha, channels), w.dtype)
-        found = np.empty((r, r, channels), w.dtype)
-        of_u, of_half, of_found = u.reshape(-1), half.reshape(-1), found.reshape(-1)
-        plane = w.shape[0] * channels
+        channels, vectors = w.shape[1], (w.shape[1] + some - 1) // some
+        pixel, position = vectors * some, u.shape[1] * u.shape[2]
+        half = np.empty((r, alpha, pixel), w.dtype)
+        found = np.empty((r, r, pixel), w.dtype)
         for k in range(w.shape[0]):
+            at = u.ctypes.data + size * k * u.shape[2]
             for j in range(alpha):
-                for i in range(r):
-                    combine(i, of_u, j * plane + k * channels, alpha * plane, channels, of_half,
-                            (i * alpha + j) * channels)  # fmt: skip
+                into = half.ctypes.data + size * j * pixel
+                product((at + size * j * position, alpha * position), (into, alpha * pixel), (vectors,))
             for i in range(r):
-                for j in range(r):
-                    combine(j, of_half, i * alpha * channels, channels, channels, of_found, (i * r + j) * channels)
+                product((half[i].ctypes.data, pixel), (found[i].ctypes.data, pixel), (vectors,))
             for c in range(channels):
                 for i in range(r):
                     for j in range(r):
