@@ -48,6 +48,15 @@ class Scenario:
         return 3 if any(consistency.build(self.mode).outlives(rank, 3) for rank in range(3)) else 2
 
     @property
+    def victim(self) -> int:
+        """The rank that something is done to.
+
+        A thread is killed or stopped between two steps, so that it cannot happen to one that only serves.
+        """
+        ranks = self.ranks - 1 if self.engine == "threads" and "servers=" in self.mode else self.ranks
+        return int(self.chance.random() * ranks)
+
+    @property
     def chance(self) -> random.Random:
         """Always the same for this scenario."""
         return random.Random(f"{self.seed} {self.fault} {self.number}")

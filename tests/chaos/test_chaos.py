@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,15 @@ def test_every_engine_goes_through_every_registered_mode_in_an_order_given_by_th
     everyone = {spec for name in consistency.names() for spec in consistency.get(name).examples}
     assert everyone <= set(modes_of("gloo"))
     assert set(ENGINES) == {"gloo", "zmq", "threads", "mpi", "elastic"}
+
+
+def test_nothing_is_done_to_a_thread_that_makes_no_steps() -> None:
+    """It heeds what is done to it between two steps: number 87 was taken for a loss that nobody noticed."""
+    first = Scenario("kill", "threads", "async(servers=1)", "entropy", "step", seed=1, number=87)
+    assert first.victim == int(first.chance.random() * 2)
+    numbered = [replace(first, number=number) for number in range(50)]
+    assert {each.victim for each in numbered} == {0, 1}
+    assert {replace(each, engine="gloo").victim for each in numbered} == {0, 1, 2}
 
 
 def test_every_kind_of_file_refuses_damage_or_reads_as_it_was_written() -> None:

@@ -31,7 +31,7 @@ class Cut:
             return str(error)
 
     def play(self, scenario: Scenario, stage: Stage) -> Verdict:
-        task, victim = stage.task(scenario), int(scenario.chance.random() * scenario.ranks)
+        task, victim = stage.task(scenario), scenario.victim
         short = scenario.moment == "pause"
         promise = of_loss(scenario.mode, scenario.engine, victim, task.ranks, scenario.moment)
         if short:

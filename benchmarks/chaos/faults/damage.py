@@ -64,7 +64,7 @@ class Damage:
     def _view(self, scenario: Scenario, stage: Stage) -> Verdict:
         """The newest view's file is damaged, and a member dies: all others go on, or each of them says why not."""
         task = stage.task(scenario)
-        victim = int(scenario.chance.random() * task.ranks)
+        victim = scenario.victim
         with stage.start(task) as running:
             stage.reach(running, victim, 10)
             spoil(max(Path(task.folder, "meeting").glob("view-*.json")), scenario.chance)

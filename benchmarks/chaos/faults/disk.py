@@ -80,7 +80,7 @@ class FullDisk:
         if not self.mounts:
             raise Skipped("a full folder for elastic members needs root, to mount a small disk")
         task = stage.task(scenario)
-        victim, disk = int(scenario.chance.random() * task.ranks), Path(task.folder, "disk")
+        victim, disk = scenario.victim, Path(task.folder, "disk")
         others = [rank for rank in range(task.ranks) if rank != victim]
         with small_disk(disk), stage.start(stage.moved(task, str(disk / "meeting"))) as running:
             stage.reach(running, victim, scenario.chance.randrange(3, task.steps - 10))

@@ -38,7 +38,7 @@ class Kill:
         return ""
 
     def play(self, scenario: Scenario, stage: Stage) -> Verdict:
-        victim = int(scenario.chance.random() * scenario.ranks)
+        victim = scenario.victim
         # An elastic job that has not begun waits for as many as it was asked to, without end: so it is asked for fewer.
         workers = scenario.ranks - 1 if scenario.moment == "start" else None
         task = stage.task(scenario, workers=workers)
@@ -64,7 +64,7 @@ class Stop:
         return ""
 
     def play(self, scenario: Scenario, stage: Stage) -> Verdict:
-        task, victim = stage.task(scenario), int(scenario.chance.random() * scenario.ranks)
+        task, victim = stage.task(scenario), scenario.victim
         everyone, short = range(task.ranks), scenario.moment == "pause"
         others = [rank for rank in everyone if rank != victim]
         promise = of_loss(scenario.mode, scenario.engine, victim, task.ranks, scenario.moment)
