@@ -1,6 +1,6 @@
 """Whether the change against a sample's last activation (AQ-SGD) trains better than the activation, at equal bytes.
 
-    python benchmarks/bench_delta.py            # about two minutes on one core
+    python benchmarks/bench_delta.py            # about three minutes on one core
 
 The digits' 64-256-256-10 network in two stages on two threads, 20 epochs of SGD with momentum from a rate of 0.1 that
 falls to zero. Activations cross through coarse codecs, plain and as changes (`Stages(delta=True)`), gradients through
@@ -9,6 +9,7 @@ dynamic8. The test loss is that of the exact model, so that it tells what traini
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from itertools import product
@@ -27,7 +28,8 @@ from laconic.workloads import get
 from laconic.workloads.order import EpochOrder
 
 OUTPUT = Path(__file__).parent / "results" / "delta.json"
-CODECS, SEEDS, EPOCHS, BATCH, RATE = ("none", "qsgd(4)", "qsgd(2)"), (0, 1, 2), 20, 64, 0.1
+CODECS = ("none", "qsgd(4)", "qsgd(2)", "onebit", "topk(0.1)")
+SEEDS, EPOCHS, BATCH, RATE = (0, 1, 2), 20, 64, 0.1
 
 
 def train(codec: str, delta: bool, seed: int) -> dict[str, Any]:
@@ -55,7 +57,10 @@ def train(codec: str, delta: bool, seed: int) -> dict[str, Any]:
 
     found = run_threads(2, work, timeout_s=600)[0]
     task.model.load_state_dict(found.pop("state"))
-    return {"codec": codec, "delta": delta, "seed": seed, **task.evaluate(task.model), **found}
+    tested = task.evaluate(task.model)
+    if not math.isfinite(tested["loss"]):
+        tested["loss"] = None  # JSON has no NaN
+    return {"codec": codec, "delta": delta, "seed": seed, **tested, **found}
 
 
 def table(runs: list[dict[str, Any]]) -> str:
@@ -64,11 +69,12 @@ def table(runs: list[dict[str, Any]]) -> str:
              "|---|---|---|---|---|---|"]  # fmt: skip
     for codec, delta in dict.fromkeys((run["codec"], run["delta"]) for run in runs):
         mine = [run for run in runs if (run["codec"], run["delta"]) == (codec, delta)]
-        loss, accuracy = (statistics.mean(run[key] for run in mine) for key in ("loss", "accuracy"))
-        each = ", ".join(f"{run['loss']:.4f}" for run in mine)
+        losses, accuracy = [run["loss"] for run in mine], statistics.mean(run["accuracy"] for run in mine)
+        each = ", ".join("diverged" if loss is None else f"{loss:.4f}" for loss in losses)
+        mean = "–" if None in losses else f"{statistics.mean(losses):.4f}"
         name = f"delta({codec})" if delta else codec
         sizes = f"{mine[0]['sent_nbytes'] / 1e6:.2f} MB | {mine[0]['memory_nbytes'] / 1e6:.2f} MB"
-        lines.append(f"| `{name}` | {loss:.4f} | {each} | {100 * accuracy:.2f} % | {sizes} |")
+        lines.append(f"| `{name}` | {mean} | {each} | {100 * accuracy:.2f} % | {sizes} |")
     return "\n".join(lines)
 
 

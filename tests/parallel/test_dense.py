@@ -49,8 +49,13 @@ def test_by_output_and_input(plan: str, ranks: int, batch: int, n: int, m: int, 
 def test_sums_travel_in_pieces(ranks: int, batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product, "PIECE_NBYTES", 32)
     begun: list[str] = []
-    begin = product.begin_sum
-    monkeypatch.setattr(product, "begin_sum", lambda cut, x, way: [begun.append(way), begin(cut, x, way)][1])
+    begin = product.begin_sums
+
+    def counted(cut, made, shapes, like, way):  # type: ignore[no-untyped-def]
+        begun.extend([way] * len(shapes))
+        return begin(cut, made, shapes, like, way)
+
+    monkeypatch.setattr(product, "begin_sums", counted)
     check(chain(5, 6, True), "0=dense(output); 2=dense(input)", ranks, torch.randn(*batch, 5, dtype=torch.float64))
     assert begun.count("forward") == begun.count("backward") == ranks * product.PIECES
 
