@@ -20,10 +20,12 @@ import bench_8bit_paper as paper
 import bench_consistency as consistency
 import bench_delta as delta
 import bench_divide as speed
+import bench_overlap as overlap
 import bench_sparcml as sparcml
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = (DOCS / "experiments.md", DOCS / "consistency" / "comparison.md", DOCS / "divide.md", DOCS / "pipeline.md")
+NAMES = ("experiments.md", "consistency/comparison.md", "divide.md", "overlap.md", "pipeline.md")
+PAGES = [DOCS / name for name in NAMES]
 RESULTS = Path(__file__).parent / "results"
 BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Record = dict[str, Any]
@@ -99,6 +101,10 @@ def block(name: str) -> str:
     if name.startswith("times-"):
         run = name.removeprefix("times-")
         return f"{speed.times(run)}\n\nFrom `benchmarks/results/divide-{run}.json`."
+    if name.startswith("overlap-"):  # one record, two tables
+        tables = json.loads((RESULTS / "overlap.json").read_text())["tables"]
+        kind = overlap.aims_table if name == "overlap-aims" else overlap.steps_table
+        return f"{kind(tables)}\n\nFrom `benchmarks/results/overlap.json`."
     path = RESULTS / f"{name}.json"
     if not path.exists():
         return "Not measured yet."
