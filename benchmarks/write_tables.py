@@ -72,8 +72,11 @@ def divided_table(record: Record) -> str:
 def memory_table(record: Record) -> str:
     lines = ["| ranks | weights | limit of a rank | peak of a rank | outcome |", "|---|---|---|---|---|"]
     for row in record["results"]:
-        losses = row["losses"]
-        outcome = row["failed"] or f"trains: loss {losses[0]:.3g} to {losses[-1]:.3g} in {len(losses)} steps"
+        losses, failed = row["losses"], row["failed"]
+        outcome = (
+            f"does not fit: {failed.rpartition(': ')[2]}" if failed
+            else f"trains: loss {losses[0]:.3g} to {losses[-1]:.3g} in {len(losses)} steps"
+        )  # fmt: skip
         memory = f"{row['limit_mb']} MB | {row['peak_mb']:.0f} MB"
         lines.append(f"| {row['ranks']} | {row['weights']:,} | {memory} | {outcome} |")
     return "\n".join(lines)
