@@ -15,7 +15,7 @@ from laconic.parallel import Channels, Data, Dense, Norm, Space, product
 from laconic.parallel.divide import divide, exact
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
-from tests.parallel.whole import check
+from tests.parallel.whole import check, close
 
 SIZES = {"ranks": st.integers(1, 4), "batch": st.integers(4, 9), "n": st.integers(4, 9), "m": st.integers(4, 9),
          "bias": st.booleans()}  # fmt: skip
@@ -103,6 +103,21 @@ def test_unequal_shares() -> None:
 def test_ranks_that_ask_for_each_others_rows(rows: list[int]) -> None:
     plan = {"0": Data(ask=True), "2": Dense("output"), "3": Dense("input")}
     check(chain(5, 7, True), plan, 3, torch.randn(sum(rows), 5, dtype=torch.float64), rows=rows)
+
+
+def test_rows_are_counted_by_name_too() -> None:
+    whole, x = chain(5, 7, True), torch.randn(8, 5, dtype=torch.float64)
+    part, rows = copy.deepcopy(whole), [x[:6], x[6:]]
+    whole(x).square().mean().backward()
+
+    def work(transport):  # type: ignore[no-untyped-def]
+        model = divide(copy.deepcopy(part), {"0": Data(ask=True)}, world=World(transport))
+        model(input=rows[transport.rank]).square().mean().backward()
+        close(model[0].weight.grad, whole[0].weight.grad, 1e-12, "gradient")
+        with pytest.raises(BadInput, match="counts rows by the first tensor"):
+            model()
+
+    run_threads(2, work)
 
 
 FLOAT32: dict[str, tuple[nn.Module, dict[str, object]]] = {

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from laconic.errors import BadInput
 from laconic.exchange.likeness import check_alike
@@ -220,7 +221,7 @@ def _share_the_rest(model: nn.Module, plan: Plan, context: Context) -> None:
         return scaled(output, ranks * counts[rank] / sum(counts))
 
     if data.ask:
-        model.register_forward_pre_hook(_Asking(context))
+        model.register_forward_pre_hook(_Asking(context), with_kwargs=True)
     if data.ask or len(set(context.shares)) > 1:
         model.register_forward_hook(weigh)
 
@@ -231,9 +232,11 @@ class _Asking:
     def __init__(self, context: Context) -> None:
         self.context, self.cut = context, context.exact("rows")
 
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if not inputs:
-            return
-        size, own = self.cut.size, torch.tensor([len(inputs[0])], device=inputs[0].device)
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        given = tree_leaves((inputs, named))
+        first = next((each for each in given if isinstance(each, Tensor) and each.dim()), None)
+        if first is None:
+            raise BadInput("data(ask=true) counts rows by the first tensor that the model is given, and there is none")
+        size, own = self.cut.size, torch.tensor([len(first)], device=first.device)
         came = self.cut.swap("forward", dict.fromkeys(range(size), own), dict.fromkeys(range(size), (1,)), size)
-        self.context.turn = tuple(len(inputs[0]) if each.is_meta else int(each) for each in came.values())
+        self.context.turn = tuple(len(first) if each.is_meta else int(each) for each in came.values())
