@@ -220,6 +220,19 @@ def test_what_cannot_be_divided_is_one_sentence(plan: dict[str, object], words: 
     run_threads(2, work)
 
 
+@pytest.mark.parametrize("twice", ["weight", "module"])
+def test_a_weight_that_two_layers_have_is_not_divided(twice: str) -> None:
+    layer = nn.Linear(4, 4)
+    model = nn.Sequential(layer, nn.Tanh(), layer if twice == "module" else nn.Linear(4, 4))
+    model[2].weight = layer.weight
+
+    def work(transport):  # type: ignore[no-untyped-def]
+        with pytest.raises(BadInput, match=r"'0.weight' is '2.weight' too"):
+            divide(copy.deepcopy(model), {"0": Dense()}, world=World(transport))
+
+    run_threads(2, work)
+
+
 def test_a_layer_that_is_too_small() -> None:
     model = nn.Sequential(nn.Linear(5, 2))
 

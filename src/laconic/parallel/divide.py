@@ -68,6 +68,7 @@ def divide(
     if hasattr(model, CONTEXT):
         raise BadInput("this model is divided already")
     layers = asked.layers(model)
+    _refuse_tied(model, layers)
     context = Context(here, boundary, _shares(asked, here.world_size))
     if not context.silent:
         check_alike("divide", _terms(model, asked, boundary), here.transport)
@@ -130,6 +131,19 @@ def _terms(model: nn.Module, plan: Plan, boundary: Boundary) -> list[tuple[str, 
         code = 0 if tensor.is_meta else zlib.crc32(flat.view(torch.uint8).numpy())
         terms.append((f"'{name}'", f"{tuple(tensor.shape)} with checksum {code:08x}"))
     return terms
+
+
+def _refuse_tied(model: nn.Module, layers: Sequence[tuple[str, nn.Module, Form]]) -> None:
+    """Refuse to divide a parameter that another module has too: its parts would be trained apart from the whole."""
+    holders: dict[int, list[str]] = {}
+    for key, parameter in model.named_parameters(remove_duplicate=False):
+        holders.setdefault(id(parameter), []).append(key)
+    for name, module, form in layers:
+        for own, parameter in module.named_parameters(recurse=False) if isinstance(form, LayerForm) else ():
+            if len(holders[id(parameter)]) > 1:
+                key = f"{name}.{own}" if name else own
+                other = next(each for each in holders[id(parameter)] if each != key)
+                raise BadInput(f"'{key}' is '{other}' too, and cannot be divided; leave it whole, or give each its own")
 
 
 def _layouts(
