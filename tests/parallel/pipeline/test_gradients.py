@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from laconic.errors import BadInput, Mismatch
+from laconic.errors import BadInput, Mismatch, PeerLost
 from laconic.parallel.boundary import Boundary
 from laconic.parallel.forms.stages import Stages
 from laconic.parallel.pipeline import Pipeline, build
@@ -253,6 +253,23 @@ def test_bad_batches_are_refused_before_anything_is_sent() -> None:
         model.step(features(10), targets(10), loss_fn)
 
     on_threads(2, mlp(), Stages(("4",), 5), work)
+
+
+@pytest.mark.parametrize(("micro", "schedule"), [(1, "async"), (4, "gpipe")])
+def test_a_loss_that_fails_between_two_messages_is_told(micro: int, schedule: str) -> None:
+    calls = []
+
+    def fails(output: Tensor, target: Tensor) -> Tensor:
+        calls.append(target)
+        if len(calls) == micro:
+            raise ArithmeticError("no loss today")
+        return loss_fn(output, target)
+
+    def work(model: Pipeline, world: World) -> None:
+        with pytest.raises(ArithmeticError if model.stage else PeerLost):
+            model.step(features(), targets(), fails)
+
+    on_threads(2, mlp(), Stages(("4",), micro, schedule), work)
 
 
 class ChangedLater(nn.Module):
