@@ -195,6 +195,33 @@ def test_evaluation_with_and_without_the_codec() -> None:
     assert last[2].shape == (5, 5)
 
 
+class Several(nn.Module):
+    """Its output is of tensors and of others, as where no targets are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(12, 12), nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        y = self.b(self.a(x))
+        return {"logits": y, "loss": None, "width": y.shape[-1], "mean": y.mean()}
+
+
+def test_outputs_that_are_no_tensors() -> None:
+    whole, inputs = Several().eval(), features()
+    expected = whole(*inputs)
+
+    def work(model: Pipeline, world: World) -> Any:
+        with pytest.raises(BadInput, match="inputs are a tensor, or several"):
+            model.eval()()
+        return model(*inputs)
+
+    first, last = on_threads(2, whole, Stages(("b",), 4), work)
+    assert first is None
+    torch.testing.assert_close(last["logits"], expected["logits"])
+    assert (last["loss"], last["width"], last["mean"].shape) == (None, 5, (4,))
+
+
 def test_only_shapes_are_read_where_no_values_are_needed() -> None:
     inputs = features()
 

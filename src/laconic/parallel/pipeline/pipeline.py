@@ -199,9 +199,9 @@ class Pipeline(nn.Module):
 
         What crosses the cuts goes through the codec, unless `with model.exact():`.
         """
-        track = self._tracks[self.training]
-        micro = self.layout.micro if inputs[0].shape[0] % self.layout.micro == 0 else 1
-        parts = split_batch(inputs, micro, "batch")
+        track, given = self._tracks[self.training], _tensors(inputs)
+        micro = self.layout.micro if given[0].shape[0] % self.layout.micro == 0 else 1
+        parts = split_batch(given, micro, "batch")
         batch = Batch(track.segment, track.forms(parts), parts, None, first=track.viewer.ended)
         with answerable(self._world.transport):
             track.viewer.run(batch, [Pass("F", track.viewer.ended + number) for number in range(micro)])
@@ -209,7 +209,7 @@ class Pipeline(nn.Module):
         track.viewer.ended += micro
         if not batch.outputs:
             return None
-        return tree_map(lambda *pieces: torch.cat(pieces) if pieces[0].dim() else torch.stack(pieces), *batch.outputs)
+        return tree_map(_joined, *batch.outputs)
 
     @contextmanager
     def exact(self) -> Iterator[None]:
@@ -284,6 +284,13 @@ def _tensors(inputs: Inputs) -> tuple[Tensor, ...]:
     if not given or not all(isinstance(each, Tensor) and each.dim() for each in given):
         raise BadInput("inputs are a tensor, or several, with the batch as first dimension")
     return given
+
+
+def _joined(*pieces: Any) -> Any:
+    """A part of the model's output from those of the micro-batches; what is no tensor (None, a size) is the first's."""
+    if not isinstance(pieces[0], Tensor):
+        return pieces[0]
+    return torch.cat(pieces) if pieces[0].dim() else torch.stack(pieces)
 
 
 def split_batch(tensors: Sequence[Tensor], micro: int, what: str, uneven: bool = False) -> list[tuple[Tensor, ...]]:
