@@ -159,7 +159,9 @@ class Plan:
         entries = []
         for match, name, options in rows:
             form = REGISTRY.get(str(name))
-            unknown = set(options) - {each.name for each in dataclasses.fields(form)}
+            if not isinstance(options, dict):
+                raise BadInput(f"the options of form '{name}' are an object, got {options!r}")
+            unknown = options.keys() - {each.name for each in dataclasses.fields(form)}
             if unknown:
                 raise BadInput(f"form '{name}' has no option {', '.join(sorted(unknown))}")
             entries.append((str(match), form(**{key: _frozen(value) for key, value in options.items()})))
