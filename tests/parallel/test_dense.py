@@ -195,6 +195,25 @@ def test_heads_and_mlp_of_a_transformer(ranks: int) -> None:
     check(model, plan, ranks, torch.randn(2, 6, 20, dtype=torch.float64))
 
 
+def test_torchs_own_transformer_layer_in_training_and_evaluation() -> None:
+    torch.manual_seed(1)
+    whole = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).double()
+    x = torch.randn(2, 3, 8, dtype=torch.float64)
+    plan = {"linear1": Dense("output", gives="part"), "linear2": Dense("input", takes="part")}
+    check(whole, plan, 2, x)
+
+    def work(transport):  # type: ignore[no-untyped-def]
+        model = divide(copy.deepcopy(whole), plan, world=World(transport)).eval()
+        with torch.no_grad():
+            close(model(x), copy.deepcopy(whole).eval()(x), 1e-12, "output")
+        with pytest.raises(BadInput, match="is a NonDynamicallyQuantizableLinear, and dense divides Linear"):
+            divide(copy.deepcopy(whole), {"self_attn.out_proj": Dense()}, world=World(transport))
+        inside = divide(copy.deepcopy(whole), {"": Dense()}, world=World(transport))
+        close(inside(x), whole(x), 1e-12, "output of all that can be divided")
+
+    run_threads(2, work)
+
+
 def test_blocks_come_back_in_order() -> None:
     model = nn.Sequential(nn.Linear(5, 12)).double()
     check(model, {"0": Dense("output", blocks=3)}, 2, torch.randn(4, 5, dtype=torch.float64))

@@ -84,6 +84,7 @@ def divide(
         if not name:
             raise BadInput("the model is a single layer; put it into nn.Sequential to divide it")
         setattr(model.get_submodule(owner), own, layer)
+    _ask_layers(model)
     if context.shares is not None:
         _share_the_rest(model, asked, context)
     setattr(model, CONTEXT, context)
@@ -111,6 +112,16 @@ def exact(model: nn.Module) -> Iterator[None]:
     finally:
         for cut in context.coded:
             cut.boundary = context.boundary
+
+
+def _ask_layers(model: nn.Module) -> None:
+    """Let torch's own transformer call its dense layers in evaluation, too, instead of reading their weights."""
+    for module in model.modules():
+        if any(isinstance(each, Layer) for each in module.modules()):
+            if isinstance(module, nn.TransformerEncoderLayer):
+                module.activation_relu_or_gelu = 0  # the fast path is for 1 and 2
+            elif isinstance(module, nn.TransformerEncoder):
+                module.use_nested_tensor = False
 
 
 def _shares(plan: Plan, ranks: int) -> tuple[int, ...] | None:
