@@ -274,7 +274,11 @@ class Cut:
             call = self.world.transport.call(f"{way} of {self.name}", "swap", whole, text, str(codec), 1)
             steps = drive(call, 0, (), incoming, take, leaving())
             if not soon:
-                next(steps)
+                try:
+                    next(steps)
+                except BaseException:  # such as one from computing what is sent: the others wait for this rank
+                    call.failed = True
+                    raise
             return call, steps
 
         under_way = post() if self.size > 1 and self.world.transport.interleaves else None
