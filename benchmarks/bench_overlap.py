@@ -116,6 +116,33 @@ def judged(aim: Aim, rows: Rows) -> dict[str, Any]:
     return {"aim": aim.says, "most": aim.most, "least": aim.least, "ratio": ratio, "reached": reached}
 
 
+def aims_table(tables: dict[str, dict[str, Any]]) -> str:
+    """Every aim beside what was reached, for docs/overlap.md; how blocks of computing alone differ tells the noise."""
+    lines = ["| table | link | computing alone, ms (blocks) | aim | wanted | reached |", "|---|---|---|---|---|---|"]
+    for title, record in tables.items():
+        alone, blocks = record["alone"]["step_seconds"], record["alone"]["block_seconds"]
+        spread = f"{1e3 * alone:.0f} ({1e3 * min(blocks):.0f}–{1e3 * max(blocks):.0f})"
+        told = f"{title} | {record['configuration']['link']} | {spread}"
+        for aim in record["aims"]:
+            wanted = f"≤ {aim['most']}" if aim["most"] else f"≥ {aim['least']}"
+            verdict = "" if aim["reached"] else ", missed"
+            lines.append(f"| {told} | {aim['aim']} | {wanted} | {aim['ratio']:.2f}{verdict} |")
+    return "\n".join(lines)
+
+
+def steps_table(tables: dict[str, dict[str, Any]]) -> str:
+    """Every step beside its bounds, for docs/overlap.md."""
+    heads = ("ms a step", "× bound", "× layers' bound", "× DDP's bound", "processor ms", "loss")
+    lines = [f"| table | configuration | {' | '.join(heads)} |", "|---" * (2 + len(heads)) + "|"]
+    for title, record in tables.items():
+        for row in record["results"]:
+            bounds = (row.get(f"ratio_to_{each}bound") for each in ("", "layer_", "ddp_"))
+            ratios = " | ".join("" if each is None else f"{each:.2f}" for each in bounds)
+            spent = f"{1e3 * row['processor_seconds']:.0f} | {row['loss']:.3f}"
+            lines.append(f"| {title} | `{row['config']}` | {1e3 * row['step_seconds']:.0f} | {ratios} | {spent} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", default=",".join(SETS), help="which parts, of: " + ", ".join(SETS))

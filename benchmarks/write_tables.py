@@ -20,10 +20,12 @@ import bench_8bit_paper as paper
 import bench_consistency as consistency
 import bench_delta as delta
 import bench_divide as speed
+import bench_overlap as overlap
 import bench_sparcml as sparcml
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = (DOCS / "experiments.md", DOCS / "consistency" / "comparison.md", DOCS / "divide.md", DOCS / "pipeline.md")
+NAMES = ("experiments.md", "consistency/comparison.md", "divide.md", "overlap.md", "pipeline.md")
+PAGES = [DOCS / name for name in NAMES]
 RESULTS = Path(__file__).parent / "results"
 BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Record = dict[str, Any]
@@ -70,8 +72,11 @@ def divided_table(record: Record) -> str:
 def memory_table(record: Record) -> str:
     lines = ["| ranks | weights | limit of a rank | peak of a rank | outcome |", "|---|---|---|---|---|"]
     for row in record["results"]:
-        losses = row["losses"]
-        outcome = row["failed"] or f"trains: loss {losses[0]:.3g} to {losses[-1]:.3g} in {len(losses)} steps"
+        losses, failed = row["losses"], row["failed"]
+        outcome = (
+            f"does not fit: {failed.rpartition(': ')[2]}" if failed
+            else f"trains: loss {losses[0]:.3g} to {losses[-1]:.3g} in {len(losses)} steps"
+        )  # fmt: skip
         memory = f"{row['limit_mb']} MB | {row['peak_mb']:.0f} MB"
         lines.append(f"| {row['ranks']} | {row['weights']:,} | {memory} | {outcome} |")
     return "\n".join(lines)
@@ -99,6 +104,10 @@ def block(name: str) -> str:
     if name.startswith("times-"):
         run = name.removeprefix("times-")
         return f"{speed.times(run)}\n\nFrom `benchmarks/results/divide-{run}.json`."
+    if name.startswith("overlap-"):  # one record, two tables
+        tables = json.loads((RESULTS / "overlap.json").read_text())["tables"]
+        kind = overlap.aims_table if name == "overlap-aims" else overlap.steps_table
+        return f"{kind(tables)}\n\nFrom `benchmarks/results/overlap.json`."
     path = RESULTS / f"{name}.json"
     if not path.exists():
         return "Not measured yet."

@@ -73,22 +73,26 @@ def _changing(steps: int) -> list[dict[str, Any]]:
     return [_train(steps, True, {0: -1.0, WATCHED + 1: 10.0})]
 
 
-def _one_more_look() -> int:
+def _one_more_look(evaluates: bool) -> int:
     """Rank 0 calls the model once more than rank 1: DDP does not mind, and neither may we."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     ddp = DistributedDataParallel(nn.Linear(64, 10))
     with laconic.compress(ddp, "auto"):
         for step in range(WATCHED + 4):
-            if step == 2 and dist.get_rank() == 0:
-                ddp(torch.randn(1, 64))
+            if step == (WATCHED if evaluates else 2) and dist.get_rank() == 0:
+                with torch.set_grad_enabled(not evaluates):
+                    ddp(torch.randn(1, 64))
+            if evaluates:
+                dist.barrier()  # the others wait for the evaluation
             ddp(torch.randn(16, 64)).square().mean().backward()
     return step
 
 
 @pytest.mark.processes
-def test_a_forward_without_backward_on_one_rank_does_no_harm() -> None:
-    assert run_local(2, _one_more_look, (), timeout_s=60) == [WATCHED + 3] * 2
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_forward_without_backward_on_one_rank_does_no_harm(evaluates: bool) -> None:
+    assert run_local(2, _one_more_look, (evaluates,), timeout_s=60) == [WATCHED + 3] * 2
 
 
 def test_what_is_spared() -> None:

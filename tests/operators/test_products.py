@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laconic.operators.products import add_transposed, multiply, multiply_lines, panel, row
+from laconic.operators.products import add_transposed, multiply, multiply_lines, panels, row
 from laconic.operators.vectors import ROWS, lanes, padded
 
 GUARD = 77.0
@@ -36,10 +37,9 @@ def assert_guarded(whole: np.ndarray) -> None:
 def test_panels(dtype, size):
     rows, depth, columns = size[0], size[1], padded(size[2], dtype)
     a, b = values((2, rows, row(depth, dtype)), dtype), values((2, depth, columns), dtype)
-    cuts = list(range(panel(dtype), columns, panel(dtype)))
-    panels = np.stack([np.concatenate([p.ravel() for p in np.split(each, cuts, axis=1)]) for each in b])
+    cut = np.stack([panels(torch.from_numpy(each), dtype).numpy().ravel() for each in b])
     whole = guarded((2, rows, columns), dtype)
-    multiply(dtype)(a, panels, whole[1:-1], depth, columns)
+    multiply(dtype)(a, cut, whole[1:-1], depth, columns)
     np.testing.assert_array_equal(whole[1:-1], a[:, :, :depth] @ b)
     assert_guarded(whole)
 

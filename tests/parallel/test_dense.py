@@ -15,7 +15,7 @@ from laconic.parallel import Channels, Data, Dense, Norm, Space, product
 from laconic.parallel.divide import divide, exact
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
-from tests.parallel.whole import check
+from tests.parallel.whole import check, close
 
 SIZES = {"ranks": st.integers(1, 4), "batch": st.integers(4, 9), "n": st.integers(4, 9), "m": st.integers(4, 9),
          "bias": st.booleans()}  # fmt: skip
@@ -49,8 +49,13 @@ def test_by_output_and_input(plan: str, ranks: int, batch: int, n: int, m: int, 
 def test_sums_travel_in_pieces(ranks: int, batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product, "PIECE_NBYTES", 32)
     begun: list[str] = []
-    begin = product.begin_sum
-    monkeypatch.setattr(product, "begin_sum", lambda cut, x, way: [begun.append(way), begin(cut, x, way)][1])
+    begin = product.begin_sums
+
+    def counted(cut, made, shapes, like, way):  # type: ignore[no-untyped-def]
+        begun.extend([way] * len(shapes))
+        return begin(cut, made, shapes, like, way)
+
+    monkeypatch.setattr(product, "begin_sums", counted)
     check(chain(5, 6, True), "0=dense(output); 2=dense(input)", ranks, torch.randn(*batch, 5, dtype=torch.float64))
     assert begun.count("forward") == begun.count("backward") == ranks * product.PIECES
 
@@ -98,6 +103,21 @@ def test_unequal_shares() -> None:
 def test_ranks_that_ask_for_each_others_rows(rows: list[int]) -> None:
     plan = {"0": Data(ask=True), "2": Dense("output"), "3": Dense("input")}
     check(chain(5, 7, True), plan, 3, torch.randn(sum(rows), 5, dtype=torch.float64), rows=rows)
+
+
+def test_rows_are_counted_by_name_too() -> None:
+    whole, x = chain(5, 7, True), torch.randn(8, 5, dtype=torch.float64)
+    part, rows = copy.deepcopy(whole), [x[:6], x[6:]]
+    whole(x).square().mean().backward()
+
+    def work(transport):  # type: ignore[no-untyped-def]
+        model = divide(copy.deepcopy(part), {"0": Data(ask=True)}, world=World(transport))
+        model(input=rows[transport.rank]).square().mean().backward()
+        close(model[0].weight.grad, whole[0].weight.grad, 1e-12, "gradient")
+        with pytest.raises(BadInput, match="counts rows by the first tensor"):
+            model()
+
+    run_threads(2, work)
 
 
 FLOAT32: dict[str, tuple[nn.Module, dict[str, object]]] = {
@@ -175,6 +195,25 @@ def test_heads_and_mlp_of_a_transformer(ranks: int) -> None:
     check(model, plan, ranks, torch.randn(2, 6, 20, dtype=torch.float64))
 
 
+def test_torchs_own_transformer_layer_in_training_and_evaluation() -> None:
+    torch.manual_seed(1)
+    whole = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).double()
+    x = torch.randn(2, 3, 8, dtype=torch.float64)
+    plan = {"linear1": Dense("output", gives="part"), "linear2": Dense("input", takes="part")}
+    check(whole, plan, 2, x)
+
+    def work(transport):  # type: ignore[no-untyped-def]
+        model = divide(copy.deepcopy(whole), plan, world=World(transport)).eval()
+        with torch.no_grad():
+            close(model(x), copy.deepcopy(whole).eval()(x), 1e-12, "output")
+        with pytest.raises(BadInput, match="is a NonDynamicallyQuantizableLinear, and dense divides Linear"):
+            divide(copy.deepcopy(whole), {"self_attn.out_proj": Dense()}, world=World(transport))
+        inside = divide(copy.deepcopy(whole), {"": Dense()}, world=World(transport))
+        close(inside(x), whole(x), 1e-12, "output of all that can be divided")
+
+    run_threads(2, work)
+
+
 def test_blocks_come_back_in_order() -> None:
     model = nn.Sequential(nn.Linear(5, 12)).double()
     check(model, {"0": Dense("output", blocks=3)}, 2, torch.randn(4, 5, dtype=torch.float64))
@@ -196,6 +235,19 @@ def test_what_cannot_be_divided_is_one_sentence(plan: dict[str, object], words: 
     def work(transport):  # type: ignore[no-untyped-def]
         with pytest.raises(BadInput, match=words):
             divide(copy.deepcopy(model), plan, world=World(transport))  # type: ignore[arg-type]
+
+    run_threads(2, work)
+
+
+@pytest.mark.parametrize("twice", ["weight", "module"])
+def test_a_weight_that_two_layers_have_is_not_divided(twice: str) -> None:
+    layer = nn.Linear(4, 4)
+    model = nn.Sequential(layer, nn.Tanh(), layer if twice == "module" else nn.Linear(4, 4))
+    model[2].weight = layer.weight
+
+    def work(transport):  # type: ignore[no-untyped-def]
+        with pytest.raises(BadInput, match=r"'0.weight' is '2.weight' too"):
+            divide(copy.deepcopy(model), {"0": Dense()}, world=World(transport))
 
     run_threads(2, work)
 

@@ -122,6 +122,29 @@ def test_norms_over_all_ranks(rows: list[int], kind: str) -> None:
     check(model, {"0": Norm(), "1": Data(tuple(rows))}, len(rows), x, rows=rows)
 
 
+def test_norms_where_a_rank_has_no_rows() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Tanh()).double()
+    check(model, {"0": Norm(), "1": Data(ask=True)}, 2, torch.randn(4, 3, dtype=torch.float64), rows=[4, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_of_half_precision_keep_statistics_in_float32(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    whole, x = nn.BatchNorm2d(3), torch.randn(4, 3, 8, 9, dtype=dtype)
+    part = copy.deepcopy(whole)
+    expected = whole(x)
+
+    def work(transport):  # type: ignore[no-untyped-def]
+        model = nn.Sequential(copy.deepcopy(part), nn.Identity())
+        divide(model, {"0": Norm(), "1": Data()}, world=World(transport))
+        made = model(x.chunk(2)[transport.rank])
+        assert made.dtype == dtype
+        torch.testing.assert_close(made, expected.chunk(2)[transport.rank])
+        torch.testing.assert_close(model[0].running_var, whole.running_var)
+
+    run_threads(2, work)
+
+
 @pytest.mark.parametrize(
     ("layer", "plan", "words"),
     [

@@ -72,3 +72,16 @@ def test_a_state_of_another_model_is_refused() -> None:
             load_whole(part, state)
 
     run_threads(2, work)
+
+
+def test_what_an_optimiser_keeps_in_another_shape_is_refused() -> None:
+    whole = model()
+
+    def work(transport):  # type: ignore[no-untyped-def]
+        part = divide(copy.deepcopy(whole), PLANS[0], world=World(transport))
+        optimizer = torch.optim.Adafactor(part.parameters(), 0.01)
+        train(part, optimizer, range(1, 2))
+        with pytest.raises(CheckpointError, match="can be made neither whole nor divided"):
+            whole_state(part, optimizer)
+
+    run_threads(2, work)

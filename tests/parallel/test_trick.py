@@ -53,7 +53,8 @@ def test_dense_layers_updated_at_each_pass_are_those_of_one_process(scheme: str)
     rows, ranks, rate = 4, 2, 0.5
     torch.manual_seed(1)
     x, y = torch.randn(ranks * rows, 2, 6, 6, dtype=torch.float64), torch.arange(ranks * rows) % 5
-    whole, total = net(), 0.0
+    start, total = net(), 0.0
+    whole = copy.deepcopy(start)
     seen = whole.features(x)
     gradient = torch.zeros_like(seen)
     for counts in zip(*(count for count in _own_rows(scheme, ranks, rows)), strict=True):
@@ -67,7 +68,7 @@ def test_dense_layers_updated_at_each_pass_are_those_of_one_process(scheme: str)
     seen.backward(gradient)
 
     def work(transport):  # type: ignore[no-untyped-def]
-        model = divide(net(), plan(scheme), world=World(transport))
+        model = divide(copy.deepcopy(start), plan(scheme), world=World(transport))
         own = slice(transport.rank * rows, (transport.rank + 1) * rows)
         loss = train_in_passes(model.classifier, model.features(x[own]), y[own], nn.functional.cross_entropy,
                                lambda: _descend(model.classifier, rate))  # fmt: skip

@@ -89,7 +89,9 @@ class LateHook:
         self._last = 0.0
 
     def _before_forward(self, *_: object) -> None:
-        """DDP has nothing under way, and all ranks have ended as many backwards when they next come here."""
+        """DDP has nothing under way, and all ranks have ended as many backwards when they next come here to train."""
+        if not torch.is_grad_enabled() or not self._ddp.require_backward_grad_sync:
+            return  # an evaluation may be one rank's alone, for which the others wait
         if self._watching and len(self._ended) >= WATCHED:
             self._decide()
         elif not self._watching and len(self._ended) >= LOOK_AGAIN:

@@ -20,7 +20,7 @@ from laconic.errors import LaconicError
 from laconic.storage import files, json_text
 
 log = logging.getLogger("laconic.operators")
-FORMAT = 2
+FORMAT = 3  # raised when methods change so much that old times mislead
 
 
 def machine() -> dict[str, Any]:

@@ -28,15 +28,15 @@ class Row:
     def without_the_worst(self) -> Row:
         """The same with torch's own for the role that is furthest off; alone when nothing is left that gains."""
         worst = max((c for c in self.choices if c.method != "native"), key=lambda choice: choice.error)
-        native = replace(worst, method="native", pieces=(sum(worst.pieces),), tuned_s=worst.native_s, speedup=1.0,
-                         undivided_s=worst.native_s, error=0.0, workspace_nbytes=0)  # fmt: skip
-        found = replace(self, choices=tuple(native if choice is worst else choice for choice in self.choices))
+        found = replace(self, choices=tuple(c.native() if c is worst else c for c in self.choices))
         return found if found.gains else Row(self.layer, self.convolution, (), "native: the whole would be off")
 
-    @property
-    def reorders(self) -> bool:
-        """Whether its output lies in memory with its channels last."""
-        return any("true" in choice.method and choice.role == "forward" for choice in self.choices)
+    def in_order(self) -> Row:
+        """The same with results in torch's order of memory, for what comes next: Winograd's by its other form, which
+        takes about as long, others by torch's own."""
+        found = replace(self, choices=tuple(choice.in_order() for choice in self.choices))
+        slower = Row(self.layer, self.convolution, (), "native: the whole would be slower")
+        return found if found.gains or not self.gains else slower
 
     @property
     def error(self) -> float:

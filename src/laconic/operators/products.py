@@ -11,6 +11,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
 
 from laconic.kernels import Array, njit
 from laconic.operators.vectors import ROWS, VECTORS, lanes, padded, tile_product
@@ -32,31 +34,50 @@ def row(count: int, dtype: str) -> int:
     return found + (0 if found * np.dtype(dtype).itemsize % 1024 else lanes(dtype))
 
 
+def panels(matrix: Tensor, dtype: str) -> Tensor:
+    """A matrix [depth, columns] cut into panels of columns, each in one piece, the last one filled up with zeros."""
+    more = -matrix.shape[1] % panel(dtype)
+    return F.pad(matrix, (0, more)).unflatten(1, (-1, panel(dtype))).transpose(0, 1).contiguous()
+
+
+@cache
+def matrix_product(dtype: str) -> Kernel:
+    """A function for kernels: c = a · b, or c += a · b, tile by tile.
+
+    Its arguments are tuples of integers, as those of `vectors.tile_product`: a = (address, row, step),
+    b = (address, step, apart), c = (address, row) and size = (rows, depth, columns, add); `apart` leads from one panel
+    of b to the next. `columns` is a multiple of `lanes(dtype)`.
+    """
+    product, some, wide, nbytes = tile_product(dtype), lanes(dtype), panel(dtype), np.dtype(dtype).itemsize
+
+    @njit(**_OPTIONS)
+    def whole(a: Any, b: Any, c: Any, size: Any) -> None:
+        rows, depth, columns, add = size
+        blocks = (rows + ROWS - 1) // ROWS
+        for column in range(0, columns, wide):
+            for block in range(blocks):
+                first, end = rows * block // blocks, rows * (block + 1) // blocks
+                product(
+                    (a[0] + nbytes * first * a[1], a[1], a[2]),
+                    (b[0] + nbytes * (column // wide) * b[2], b[1]),
+                    (c[0] + nbytes * (first * c[1] + column), c[1]),
+                    (depth, end - first, min(wide, columns - column) // some, add),
+                )
+
+    return whole
+
+
 @cache
 def multiply(dtype: str) -> Kernel:
-    """Kernel (a[batch, rows, ≥ depth], b[batch, depth · columns], c[batch, rows, ≥ columns], depth, columns): c = a·b.
-
-    b holds panels of `panel(dtype)` columns one behind the other, each with its rows in one piece; the last one may
-    be narrower. `columns` is a multiple of `lanes(dtype)`.
-    """
-    product, some, wide, size = tile_product(dtype), lanes(dtype), panel(dtype), np.dtype(dtype).itemsize
+    """Kernel (a[batch, rows, ≥ depth], b[batch, …] in panels, c[batch, rows, ≥ columns], depth, columns): c = a · b."""
+    product, wide = matrix_product(dtype), panel(dtype)
 
     @njit(**_OPTIONS)
     def kernel(a: Array, b: Array, c: Array, depth: int, columns: int) -> None:
-        rows = a.shape[1]
-        blocks = (rows + ROWS - 1) // ROWS
         for each in range(a.shape[0]):
             of_a, of_b, of_c = a[each].ctypes.data, b[each].ctypes.data, c[each].ctypes.data
-            for column in range(0, columns, wide):
-                width = min(wide, columns - column)
-                for block in range(blocks):
-                    first, end = rows * block // blocks, rows * (block + 1) // blocks
-                    product(
-                        (of_a + size * first * a.shape[2], a.shape[2], 1),
-                        (of_b + size * column * depth, width),
-                        (of_c + size * (first * c.shape[2] + column), c.shape[2]),
-                        (depth, end - first, width // some, 0),
-                    )
+            size = (a.shape[1], depth, columns, 0)
+            product((of_a, a.shape[2], 1), (of_b, wide, wide * depth), (of_c, c.shape[2]), size)
 
     return kernel
 
@@ -67,23 +88,15 @@ def add_transposed(dtype: str) -> Kernel:
 
     `columns` is a multiple of `lanes(dtype)`.
     """
-    product, some, wide, size = tile_product(dtype), lanes(dtype), panel(dtype), np.dtype(dtype).itemsize
+    product, wide = matrix_product(dtype), panel(dtype)
 
     @njit(**_OPTIONS)
     def kernel(a: Array, b: Array, c: Array, add: int) -> None:
-        depth, rows, columns = a.shape[1], c.shape[1], c.shape[2]
-        blocks = (rows + ROWS - 1) // ROWS
+        columns = c.shape[2]
         for each in range(a.shape[0]):
             of_a, of_b, of_c = a[each].ctypes.data, b[each].ctypes.data, c[each].ctypes.data
-            for column in range(0, columns, wide):
-                for block in range(blocks):
-                    first, end = rows * block // blocks, rows * (block + 1) // blocks
-                    product(
-                        (of_a + size * first, 1, a.shape[2]),
-                        (of_b + size * column, columns),
-                        (of_c + size * (first * columns + column), columns),
-                        (depth, end - first, min(wide, columns - column) // some, add),
-                    )
+            size = (c.shape[1], a.shape[1], columns, add)
+            product((of_a, 1, a.shape[2]), (of_b, columns, wide), (of_c, columns), size)
 
     return kernel
 

@@ -10,18 +10,21 @@ gradient of weights. The blocks are the same whatever is kept, and so are the gr
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from laconic.errors import BadInput
+from laconic.kernels import Array
 from laconic.operators.bptt import Budget, Walk, first_cuts
-from laconic.operators.cells import CELLS, Cell
+from laconic.operators.cells import CELLS, Cell, back_steps, forward_steps
+from laconic.operators.products import panel, panels
 from laconic.operators.scratch import fresh
 
 BLOCK = 8  # steps: long enough for a block's products, short enough that one block is 1 % of a thousand steps
@@ -50,10 +53,10 @@ class Sequences:
         """The steps of a block."""
         return range(block * BLOCK, min((block + 1) * BLOCK, len(self.sizes)))
 
-    def steps_sizes(self, block: int) -> tuple[int, ...]:
+    def steps_sizes(self, block: int) -> Array:
         """The rows of each step of a block."""
         steps = self.steps(block)
-        return self.sizes[steps.start : steps.stop]
+        return np.array(self.sizes[steps.start : steps.stop])
 
     def rows(self, block: int) -> slice:
         """The rows of a block."""
@@ -62,75 +65,54 @@ class Sequences:
 
 
 @dataclass(frozen=True)
-class Inside:
-    """What going back through a block needs: its insides and the states after its steps, by rows, and those before."""
-
-    products: Tensor
-    after: State
-    before: State
-
-
-@dataclass(frozen=True)
 class Room:
     """Memory for what some rows compute: insides, and the states after them."""
 
     inside: Tensor
-    after: State
+    after: Tensor
 
     @property
     def rows(self) -> int:
         return self.inside.shape[0]
 
 
+@dataclass(frozen=True)
+class Inside:
+    """What going back through a block needs: the room where its rows begin at `place`, and the state before it."""
+
+    room: Room
+    place: int
+    before: Tensor
+
+
 class _Run:
     """One pass over sequences: the tensors it needs, and the computation of a block."""
 
-    def __init__(self, cell: Cell, sequences: Sequences, tensors: tuple[Tensor, ...]) -> None:
-        self.cell, self.sequences = cell, sequences
-        self.x, self.w_ih, self.w_hh, self.b_ih, self.b_hh = tensors
-        self.u = self.w_hh.t()
-        # An LSTM adds both products and both biases; a GRU keeps its recurrent products apart.
-        self.apart = cell.kept > cell.gates
-        self.bias = self.b_ih if self.apart else self.b_ih + self.b_hh
+    def __init__(self, kind: str, sequences: Sequences, tensors: tuple[Tensor, ...]) -> None:
+        self.kind, self.cell, self.sequences = kind, CELLS[kind], sequences
+        self.x, self.w_ih, self.w_hh, self.b_ih, b_hh = tensors
+        self.dtype = str(self.x.dtype).removeprefix("torch.")
+        self.u, self.bias = panels(self.w_hh.t(), self.dtype), panels(b_hh[None], self.dtype).view(-1)
         self.spare = self.room(0, 1)  # for blocks that nobody keeps; no block has more rows than the first
 
     def room(self, first: int, last: int) -> Room:
         """Memory for the rows of some blocks."""
         rows, width = self.sequences.rows(last - 1).stop - self.sequences.rows(first).start, self.w_hh.shape[1]
-        states = tuple(fresh((rows, width), self.x.dtype) for _ in range(self.cell.states))
+        states = fresh((self.cell.states, rows, width), self.x.dtype)
         return Room(fresh((rows, self.cell.kept * width), self.x.dtype), states)
 
-    def advance(self, block: int, state: State) -> State:
+    def advance(self, block: int, state: Tensor) -> Tensor:
         """The state after a block that nobody keeps."""
         return self.block(block, state, self.spare, 0)[0]
 
-    def block(self, block: int, state: State, room: Room, place: int) -> tuple[State, Inside]:
+    def block(self, block: int, state: Tensor, room: Room, place: int) -> tuple[Tensor, Inside]:
         """The state after a block, and what going back needs of it, in `room` from row `place` on."""
-        cell, rows, sizes = self.cell, self.sequences.rows(block), self.sequences.steps_sizes(block)
-        here = slice(place, place + rows.stop - rows.start)
-        inside, after = room.inside[here], tuple(s[here] for s in room.after)
-        products = inside[:, : self.bias.shape[0]]
-        torch.addmm(self.bias, self.x[rows], self.w_ih.t(), out=products)
-        recurrent = self.x.new_empty((sizes[0] if self.apart else 0, self.bias.shape[0]))
-        arrays, of_recurrent = tuple(t.numpy() for t in (inside, *after)), recurrent.numpy()
-        last = tuple(s.clone() for s in state)
-        h, before, at = last[0], tuple(s.numpy() for s in last), 0
-        every = zip(sizes, (*sizes[1:], 0), products.split(sizes), after[0].split(sizes), strict=True)
-        for size, next_size, summed, h_after in every:
-            if size < len(h):
-                h, before = h[:size], tuple(s[:size] for s in before)
-            if self.apart:
-                torch.addmm(self.b_hh, h, self.u, out=recurrent[:size])
-            else:
-                summed.addmm_(h, self.u)
-            now = tuple(array[at : at + size] for array in arrays)
-            cell.forward(now[0], of_recurrent[:size], before, now[1:])
-            h, before = h_after, now[1:]
-            if next_size < size:  # sequences that end here, or with the block, keep this state
-                for whole, found in zip(last, after, strict=True):
-                    whole[:size] = found[at : at + size]
-            at += size
-        return last, Inside(inside, after, state)
+        rows, last = self.sequences.rows(block), state.clone()
+        products = room.inside[place : place + rows.stop - rows.start, : len(self.b_ih)]
+        torch.addmm(self.b_ih, self.x[rows], self.w_ih.t(), out=products)
+        arrays = (t.numpy() for t in (room.inside, room.after, last, self.u, self.bias))
+        forward_steps(self.kind, self.dtype)(self.sequences.steps_sizes(block), place, *arrays)
+        return last, Inside(room, place, state)
 
 
 class _Recurrent(torch.autograd.Function):
@@ -138,11 +120,11 @@ class _Recurrent(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, cell: Cell, sequences: Sequences, budget: Budget | None, *tensors: Tensor
+        ctx: Any, kind: str, sequences: Sequences, budget: Budget | None, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        state = tuple(s.detach().contiguous() for s in tensors[5:])
-        run = _Run(cell, sequences, tensors[:5])
-        outputs = tensors[0].new_empty((tensors[0].shape[0], state[0].shape[1]))
+        state = torch.stack(tensors[5:])
+        run = _Run(kind, sequences, tensors[:5])
+        outputs = tensors[0].new_empty((tensors[0].shape[0], state.shape[2]))
         cuts = [0, *([] if budget is None else first_cuts(budget))]
         ctx.kept, ctx.inside, ctx.cuts = {}, [], cuts
         first = cuts[-1] if any(ctx.needs_input_grad) else sequences.blocks  # that is kept
@@ -156,35 +138,37 @@ class _Recurrent(torch.autograd.Function):
             else:
                 state, inside = run.block(block, state, room, rows.start - sequences.rows(first).start)
                 ctx.inside.append(inside)
-            outputs[rows] = inside.after[0]
+            outputs[rows] = inside.room.after[0, inside.place :][: rows.stop - rows.start]
         ctx.save_for_backward(*tensors[:5])
-        ctx.cell, ctx.sequences, ctx.budget = cell, sequences, budget
-        return (outputs, *state)
+        ctx.kind, ctx.sequences, ctx.budget = kind, sequences, budget
+        return (outputs, *state.unbind())
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        run = _Run(ctx.cell, ctx.sequences, ctx.saved_tensors)
-        backward = _Backward(run, grads[0].contiguous(), tuple(grad.clone() for grad in grads[1:]))
+        run = _Run(ctx.kind, ctx.sequences, ctx.saved_tensors)
+        backward = _Backward(run, grads[0].contiguous(), torch.stack(grads[1:]))
         if not ctx.inside:
             raise BadInput("a layer that keeps little can be gone back through once: compute its outputs again")
         backward.kept_part(ctx.cuts[-1], ctx.inside)
         if ctx.budget is not None:
             ctx.inside = []
             Walk(ctx.budget, run.advance, backward.part).go(ctx.kept, ctx.cuts[-1])
-        return (None, None, None, backward.dx, *backward.weights, *backward.state)
+        return (None, None, None, backward.dx, *backward.weights, *backward.state[:, :, : run.w_hh.shape[1]])
 
 
 class _Backward:
     """The gradients on their way back; those of the state are changed in place."""
 
-    def __init__(self, run: _Run, of_outputs: Tensor, of_state: State) -> None:
-        self.run, self.of_outputs, self.state = run, of_outputs, of_state
+    def __init__(self, run: _Run, of_outputs: Tensor, of_state: Tensor) -> None:
+        self.run, self.of_outputs = run, of_outputs
+        self.state = F.pad(of_state, (0, -of_state.shape[2] % panel(run.dtype)))
+        self.w = panels(run.w_hh, run.dtype)
         self.dx = torch.empty_like(run.x)
-        self.weights = [torch.zeros_like(w) for w in (run.w_ih, run.w_hh, run.b_ih, run.b_hh)]
+        self.weights = [torch.zeros_like(w) for w in (run.w_ih, run.w_hh, run.b_ih, run.b_ih)]
         self.spare = run.spare
 
-    def part(self, first: int, last: int, state: State) -> None:
+    def part(self, first: int, last: int, state: Tensor) -> None:
         """Compute some blocks anew, keeping all, and go back through them."""
         kept, start = [], self.run.sequences.rows(first).start
         if self.spare.rows < self.run.sequences.rows(last - 1).stop - start:
@@ -203,23 +187,16 @@ class _Backward:
         """Go back through a block, last step first, and add what it gives the weights."""
         run, sizes, rows = self.run, self.run.sequences.steps_sizes(block), self.run.sequences.rows(block)
         inputs = run.x.new_empty((rows.stop - rows.start, run.w_hh.shape[0]))
-        recurrent = torch.empty_like(inputs) if run.apart else inputs
-        rowwise = tuple(t.numpy() for t in (inputs, recurrent, kept.products, self.of_outputs[rows]))
-        before, after, grads = (tuple(s.numpy() for s in each) for each in (kept.before, kept.after, self.state))
-        to_h, at = self.state[0], inputs.shape[0]
-        for size, slopes, previous in zip(sizes[::-1], recurrent.split(sizes)[::-1], (*sizes[-2::-1], 0), strict=True):
-            at -= size
-            now = slice(at, at + size)
-            of_inputs, of_recurrent, inside, of_outputs = (array[now] for array in rowwise)
-            source, start = (after, at - previous) if previous else (before, 0)
-            states = (*(s[start : start + size] for s in source), *(s[now] for s in after))
-            run.cell.back(inside, states, (of_outputs, *(s[:size] for s in grads)), (of_inputs, of_recurrent))
-            to_h[:size].addmm_(slopes, run.w_hh)
-        firsts = [0, *itertools.accumulate(sizes)]
-        before_h = [kept.after[0][first : first + n] for first, n in zip(firsts, sizes[1:], strict=False)]
+        # An LSTM adds both products, so that their gradients are one; a GRU keeps the recurrent ones apart.
+        recurrent = torch.empty_like(inputs) if run.cell.kept > run.cell.gates else inputs
+        of_outputs, after = self.of_outputs[rows], kept.room.after
+        arrays = (kept.room.inside, after, kept.before, of_outputs, self.state, self.w, inputs, recurrent)
+        back_steps(run.kind, run.dtype)(sizes, kept.place, *(t.numpy() for t in arrays))
+        firsts = kept.place + np.cumsum(sizes) - sizes
+        before_h = [after[0, first : first + n] for first, n in zip(firsts, sizes[1:], strict=False)]
         torch.mm(inputs, run.w_ih, out=self.dx[rows])
         self.weights[0].addmm_(inputs.t(), run.x[rows])
-        self.weights[1].addmm_(recurrent.t(), torch.cat([kept.before[0][: sizes[0]], *before_h]))
+        self.weights[1].addmm_(recurrent.t(), torch.cat([kept.before[0, : sizes[0]], *before_h]))
         self.weights[2].add_(inputs.sum(0))
         self.weights[3].add_(recurrent.sum(0))
 
@@ -277,7 +254,8 @@ class _Layer:
         budget, lasts = budget_for(cell, sequences.blocks, self.memory), []
         for layer, weights in enumerate(self.all_weights):
             biases = weights[2:] if self.bias else [data.new_zeros(cell.gates * self.hidden_size)] * 2
-            found = _Recurrent.apply(cell, sequences, budget, data, *weights[:2], *biases, *(s[layer] for s in first))
+            states = (s[layer] for s in first)
+            found = _Recurrent.apply(self.mode, sequences, budget, data, *weights[:2], *biases, *states)
             data, last = found[0], found[1:]
             lasts.append(last)
         state = tuple(torch.stack(each) for each in zip(*lasts, strict=True))

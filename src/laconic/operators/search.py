@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -67,6 +67,18 @@ class Choice:
     undivided_s: float
     error: float
     workspace_nbytes: int
+
+    def native(self) -> Choice:
+        """torch's own instead."""
+        return replace(self, method="native", pieces=(sum(self.pieces),), tuned_s=self.native_s, speedup=1.0,
+                       undivided_s=self.native_s, error=0.0, workspace_nbytes=0)  # fmt: skip
+
+    def in_order(self) -> Choice:
+        """The same with a result in torch's order of memory; gradients of weights always are."""
+        if self.role == "weight gradient" or not getattr(methods.build(self.method), "channels_last", False):
+            return self
+        other = self.method.replace(", channels_last=true", "")
+        return self.native() if other == self.method else replace(self, method=other)
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "pieces": list(self.pieces)}

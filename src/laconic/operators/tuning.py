@@ -140,26 +140,47 @@ def _measured(model: nn.Module, inputs: tuple[Any, ...], limits: Limits, kept: C
                 found = _choices(module, conv, x, limits, kept, (end - time.monotonic()) / left)
                 plan.rows.append(Row(name, conv, tuple(found), _LATE if not found else ""))
                 left -= 1
+    return _whole(model, plan, inputs, native, limits)
+
+
+def _whole(
+    model: nn.Module, plan: Plan, inputs: tuple[Any, ...], native: list[Tensor], limits: Limits
+) -> tuple[nn.Module, Plan]:
+    """The model as planned, without what puts its output off or makes it slower as a whole."""
+    tuned = _near_enough(model, plan, inputs, native, limits)
+    if not any(row.gains for row in plan.rows):
+        return tuned, plan
+    plan.speedup = _whole_speedup(tuned, inputs, limits)
+    # What a layer leaves to the next one in another order of memory may cost more than the layer gains.
+    other = Plan([row.in_order() for row in plan.rows])
+    if other.rows != plan.rows:
+        tuned = _near_enough(untune(tuned), other, inputs, native, limits)
+        if any(row.gains for row in other.rows):
+            other.speedup = _whole_speedup(tuned, inputs, limits)
+        if (other.speedup or 1.0) > plan.speedup:
+            plan = other
+        else:
+            tuned = _apply(untune(tuned), plan, limits.train)
+    if plan.speedup is not None and plan.speedup < 1:
+        slower, tuned = "native: the whole would be slower", untune(tuned)
+        plan = Plan([Row(r.layer, r.convolution, (), slower) if r.gains else r for r in plan.rows], plan.error)
+    log.info("error %s, speed-up %s", plan.error, plan.speedup)
+    return tuned, plan
+
+
+def _near_enough(
+    model: nn.Module, plan: Plan, inputs: tuple[Any, ...], native: list[Tensor], limits: Limits
+) -> nn.Module:
+    """The model tuned, the worst role of the worst layer by torch's own until the whole is within the tolerance."""
     while True:
         tuned = _apply(model, plan, limits.train)
         plan.error = _model_error(tuned, inputs, native, limits)
         gaining = [row for row in plan.rows if row.gains]
-        if not gaining:
-            return tuned, plan
-        if limits.tolerance != "native" and plan.error > float(limits.tolerance):
-            given_up = {max(gaining, key=lambda row: row.error)}
-            plan.rows = [row.without_the_worst() if row in given_up else row for row in plan.rows]
-        else:
-            plan.speedup = _whole_speedup(tuned, inputs, limits)
-            if plan.speedup >= 1:
-                return tuned, plan
-            # What a layer leaves to the next one in another order of memory may cost more than the layer gains.
-            given_up = {row for row in gaining if row.reorders} or set(gaining)
-            slower = "native: the whole would be slower"
-            plan.rows = [Row(row.layer, row.convolution, (), slower) if row in given_up else row for row in plan.rows]
-        log.info("error %.1e, speed-up %s: %s", plan.error, plan.speedup, [row.layer for row in given_up])
-        untune(tuned)
-        plan.speedup = None
+        if not gaining or limits.tolerance == "native" or plan.error <= float(limits.tolerance):
+            return tuned
+        worst = max(gaining, key=lambda row: row.error)
+        plan.rows = [row.without_the_worst() if row is worst else row for row in plan.rows]
+        model = untune(tuned)
 
 
 def _choices(

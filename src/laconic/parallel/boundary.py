@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -226,53 +226,73 @@ class Cut:
         Raises:
             PeerLost, Mismatch, CollectiveTimeout, PayloadError: naming rank, round and peer.
         """
-        return self.begin(way, sends, shapes, whole, soon=True)()
+        like = next(iter(sends.values()), None)
+        return self.begin(way, [sends], [shapes], like, whole, soon=True)()[0]
 
     def begin(
-        self, way: str, sends: Mapping[int, Tensor], shapes: Mapping[int, Sequence[int]], whole: int, soon: bool = False
-    ) -> Callable[[], dict[int, Tensor]]:
-        """Start a `swap`; what is returned waits for it and returns what came.
+        self, way: str, batches: Iterable[Mapping[int, Tensor]], shapes: Sequence[Mapping[int, Sequence[int]]],
+        like: Tensor | None, whole: int, soon: bool = False,
+    ) -> Callable[[], list[dict[int, Tensor]]]:  # fmt: skip
+        """Start several `swap`s in one call; what is returned waits for them and returns what came in each.
 
-        Where the engine can keep several calls under way, messages travel in between; else they do when waited for.
+        Where the engine can keep several calls under way, all receives are posted first, and a batch travels while the
+        next is made; else they do when waited for.
 
         Args:
+            batches: what is sent in each, made when asked for.
+            shapes: of what comes in each.
+            like: has the dtype and the device of what is sent.
             soon: it is waited for before anything else is sent, so that the engine's own memory will do.
         """
-        codec, like = self.codec(way), next(iter(sends.values()), None)
-        dtype = torch.get_default_dtype() if like is None else like.dtype
+        codec, dtype = self.codec(way), torch.get_default_dtype() if like is None else like.dtype
         if self.silent:
-            came = self._predict(way, sends, shapes, dtype)
-            return lambda: came
-        packed = self._pack_all(codec, sends)
-        came = {peer: torch.empty(tuple(shape), dtype=dtype) for peer, shape in shapes.items()}
-        if self.rank in came and came[self.rank].numel():
-            came[self.rank] = unpack(codec, packed[self.rank], shapes[self.rank], dtype)
-        outgoing = [Outgoing(peer, data) for peer, data in packed.items() if peer != self.rank and data.numel()]
-        numel = sum(tensor.numel() for peer, tensor in sends.items() if peer != self.rank)
-        awaited = [peer for peer, shape in shapes.items() if peer != self.rank and 0 not in shape]
-        incoming = [_incoming(peer, codec, math.prod(shapes[peer]), dtype, keep=not soon) for peer in awaited]
+            foreseen = [self._predict(way, sends, each, dtype) for sends, each in zip(batches, shapes, strict=True)]
+            return lambda: foreseen
+        came = [{peer: torch.empty(tuple(shape), dtype=dtype) for peer, shape in each.items()} for each in shapes]
+        awaited = [(number, peer) for number, each in enumerate(came) for peer, tensor in each.items()
+                   if peer != self.rank and tensor.numel()]  # fmt: skip
+        incoming = [
+            _incoming(peer, codec, came[number][peer].numel(), dtype, keep=not soon) for number, peer in awaited
+        ]
+        numel = 0
+
+        def leaving() -> Iterator[list[Outgoing]]:
+            nonlocal numel
+            for sends, own in zip(batches, came, strict=True):
+                packed = self._pack_all(codec, sends)
+                numel += sum(tensor.numel() for peer, tensor in sends.items() if peer != self.rank)
+                yield [Outgoing(peer, data) for peer, data in packed.items() if peer != self.rank and data.numel()]
+                if self.rank in own and own[self.rank].numel():
+                    own[self.rank] = unpack(codec, packed[self.rank], own[self.rank].shape, dtype)
 
         def take(index: int, data: Tensor) -> None:
-            came[awaited[index]] = unpack(codec, data, shapes[awaited[index]], dtype)
+            number, peer = awaited[index]
+            came[number][peer] = unpack(codec, data, came[number][peer].shape, dtype)
 
         def post() -> tuple[Call, Pausing[None]]:
             text = str(dtype).removeprefix("torch.")
             call = self.world.transport.call(f"{way} of {self.name}", "swap", whole, text, str(codec), 1)
-            steps = drive(call, 0, outgoing, incoming, take)
+            steps = drive(call, 0, (), incoming, take, leaving())
             if not soon:
-                next(steps)
+                try:
+                    next(steps)
+                except BaseException:  # such as one from computing what is sent: the others wait for this rank
+                    call.failed = True
+                    raise
             return call, steps
 
         under_way = post() if self.size > 1 and self.world.transport.interleaves else None
 
-        def wait() -> dict[int, Tensor]:
+        def wait() -> list[dict[int, Tensor]]:
             if self.size > 1:
                 call, steps = under_way or post()
                 with call:
                     finish(steps)
                 self.traffic.count(self.name, way, call, numel)
+            else:
+                list(leaving())
             if like is not None and like.device.type != "cpu":
-                return {peer: tensor.to(like.device) for peer, tensor in came.items()}
+                return [{peer: tensor.to(like.device) for peer, tensor in each.items()} for each in came]
             return came
 
         return wait

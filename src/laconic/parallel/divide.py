@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from laconic.errors import BadInput
 from laconic.exchange.likeness import check_alike
@@ -67,6 +68,7 @@ def divide(
     if hasattr(model, CONTEXT):
         raise BadInput("this model is divided already")
     layers = asked.layers(model)
+    _refuse_tied(model, layers)
     context = Context(here, boundary, _shares(asked, here.world_size))
     if not context.silent:
         check_alike("divide", _terms(model, asked, boundary), here.transport)
@@ -82,6 +84,7 @@ def divide(
         if not name:
             raise BadInput("the model is a single layer; put it into nn.Sequential to divide it")
         setattr(model.get_submodule(owner), own, layer)
+    _ask_layers(model)
     if context.shares is not None:
         _share_the_rest(model, asked, context)
     setattr(model, CONTEXT, context)
@@ -111,6 +114,16 @@ def exact(model: nn.Module) -> Iterator[None]:
             cut.boundary = context.boundary
 
 
+def _ask_layers(model: nn.Module) -> None:
+    """Let torch's own transformer call its dense layers in evaluation, too, instead of reading their weights."""
+    for module in model.modules():
+        if any(isinstance(each, Layer) for each in module.modules()):
+            if isinstance(module, nn.TransformerEncoderLayer):
+                module.activation_relu_or_gelu = 0  # the fast path is for 1 and 2
+            elif isinstance(module, nn.TransformerEncoder):
+                module.use_nested_tensor = False
+
+
 def _shares(plan: Plan, ranks: int) -> tuple[int, ...] | None:
     found = {form.shares or (1,) * ranks for _, form in plan.entries if isinstance(form, Data)}
     if len(found) > 1:
@@ -129,6 +142,19 @@ def _terms(model: nn.Module, plan: Plan, boundary: Boundary) -> list[tuple[str, 
         code = 0 if tensor.is_meta else zlib.crc32(flat.view(torch.uint8).numpy())
         terms.append((f"'{name}'", f"{tuple(tensor.shape)} with checksum {code:08x}"))
     return terms
+
+
+def _refuse_tied(model: nn.Module, layers: Sequence[tuple[str, nn.Module, Form]]) -> None:
+    """Refuse to divide a parameter that another module has too: its parts would be trained apart from the whole."""
+    holders: dict[int, list[str]] = {}
+    for key, parameter in model.named_parameters(remove_duplicate=False):
+        holders.setdefault(id(parameter), []).append(key)
+    for name, module, form in layers:
+        for own, parameter in module.named_parameters(recurse=False) if isinstance(form, LayerForm) else ():
+            if len(holders[id(parameter)]) > 1:
+                key = f"{name}.{own}" if name else own
+                other = next(each for each in holders[id(parameter)] if each != key)
+                raise BadInput(f"'{key}' is '{other}' too, and cannot be divided; leave it whole, or give each its own")
 
 
 def _layouts(
@@ -220,7 +246,7 @@ def _share_the_rest(model: nn.Module, plan: Plan, context: Context) -> None:
         return scaled(output, ranks * counts[rank] / sum(counts))
 
     if data.ask:
-        model.register_forward_pre_hook(_Asking(context))
+        model.register_forward_pre_hook(_Asking(context), with_kwargs=True)
     if data.ask or len(set(context.shares)) > 1:
         model.register_forward_hook(weigh)
 
@@ -231,9 +257,11 @@ class _Asking:
     def __init__(self, context: Context) -> None:
         self.context, self.cut = context, context.exact("rows")
 
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if not inputs:
-            return
-        size, own = self.cut.size, torch.tensor([len(inputs[0])], device=inputs[0].device)
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        given = tree_leaves((inputs, named))
+        first = next((each for each in given if isinstance(each, Tensor) and each.dim()), None)
+        if first is None:
+            raise BadInput("data(ask=true) counts rows by the first tensor that the model is given, and there is none")
+        size, own = self.cut.size, torch.tensor([len(first)], device=first.device)
         came = self.cut.swap("forward", dict.fromkeys(range(size), own), dict.fromkeys(range(size), (1,)), size)
-        self.context.turn = tuple(len(inputs[0]) if each.is_meta else int(each) for each in came.values())
+        self.context.turn = tuple(len(first) if each.is_meta else int(each) for each in came.values())

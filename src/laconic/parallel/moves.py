@@ -22,8 +22,9 @@ With a lossy codec, whole values stay alike on all ranks: a rank takes its own p
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -94,24 +95,44 @@ def add_up(cut: Cut, x: Tensor, way: str) -> Tensor:
 
     Two ranks swap all they have in one round; more sum a piece each and swap the sums.
     """
-    return begin_sum(cut, x, way, soon=True)()
+    return begin_sums(cut, [x], [x.shape], x, way, soon=True)()[0]
 
 
-def begin_sum(cut: Cut, x: Tensor, way: str, soon: bool = False) -> Callable[[], Tensor]:
-    """Start `add_up`; what is returned waits for it. See `Cut.begin`."""
+def begin_sums(
+    cut: Cut, made: Iterable[Tensor], shapes: Sequence[Sequence[int]], like: Tensor, way: str, soon: bool = False
+) -> Callable[[], list[Tensor]]:
+    """Start `add_up` of tensors that are made when asked for; what is returned waits for the sums. See `Cut.begin`."""
     if cut.size == 1:
-        return lambda: x
+        alone = list(made)
+        return lambda: alone
+    numels = [math.prod(shape) for shape in shapes]
     if cut.size == 2:
-        pair = cut.begin(way, {0: x, 1: x}, {0: x.shape, 1: x.shape}, x.numel(), soon)
+        both = [{0: shape, 1: shape} for shape in shapes]
+        pairs = cut.begin(way, ({0: x, 1: x} for x in made), both, like, sum(numels), soon)
+        return lambda: [came[0] + came[1] for came in pairs()]
+    sizes, owns = [even(numel, cut.size) for numel in numels], []
 
-        def both() -> Tensor:
-            came = pair()
-            return came[0] + came[1]
+    def leaving() -> Iterator[dict[int, Tensor]]:
+        for x, each in zip(made, sizes, strict=True):
+            pieces = {rank: piece(x.reshape(-1), 0, each, rank) for rank in range(cut.size)}
+            owns.append(pieces.pop(cut.rank))
+            yield pieces
 
-        return both
-    flat, sizes = x.reshape(-1), even(x.numel(), cut.size)
-    fold = _begin_fold(cut, flat, 0, sizes, way, soon)
-    return lambda: _gather(cut, fold(), 0, sizes, way).view(x.shape)
+    others = [rank for rank in range(cut.size) if rank != cut.rank]
+    coming = [dict.fromkeys(others, (each[cut.rank],)) for each in sizes]
+    folds = cut.begin(way, leaving(), coming, like, sum(numels), soon)
+    return lambda: [
+        _gather(cut, added(cut, own, came), 0, each, way).view(tuple(shape))
+        for own, came, each, shape in zip(owns, folds(), sizes, shapes, strict=True)
+    ]
+
+
+def added(cut: Cut, own: Tensor, came: Mapping[int, Tensor]) -> Tensor:
+    """The own part and what came from the others, added in the order of ranks."""
+    total = torch.zeros_like(own, memory_format=torch.contiguous_format)
+    for rank in range(cut.size):
+        total += own if rank == cut.rank else came[rank]
+    return total
 
 
 def _gather(cut: Cut, x: Tensor, dim: int, sizes: Sequence[int], way: str) -> Tensor:
@@ -125,24 +146,9 @@ def _gather(cut: Cut, x: Tensor, dim: int, sizes: Sequence[int], way: str) -> Te
 
 def _fold(cut: Cut, x: Tensor, dim: int, sizes: Sequence[int], way: str) -> Tensor:
     """The own piece of the sum over ranks, added in the order of ranks; the own part is added as it is."""
-    return _begin_fold(cut, x, dim, sizes, way, soon=True)()
-
-
-def _begin_fold(
-    cut: Cut, x: Tensor, dim: int, sizes: Sequence[int], way: str, soon: bool = False
-) -> Callable[[], Tensor]:
     own = piece(x, dim, sizes, cut.rank)
     sends = {rank: piece(x, dim, sizes, rank) for rank in range(cut.size) if rank != cut.rank}
-    shapes = dict.fromkeys(sends, own.shape)
-    begun = cut.begin(way, sends, shapes, _whole(x, dim, sizes), soon)
-
-    def folded() -> Tensor:
-        came, total = begun(), torch.zeros_like(own, memory_format=torch.contiguous_format)
-        for rank in range(cut.size):
-            total += own if rank == cut.rank else came[rank]
-        return total
-
-    return folded
+    return added(cut, own, cut.swap(way, sends, dict.fromkeys(sends, own.shape), _whole(x, dim, sizes)))
 
 
 def _whole(x: Tensor, dim: int, sizes: Sequence[int]) -> int:

@@ -20,6 +20,7 @@ from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from laconic import specs
 from laconic.errors import BadInput, PayloadError
@@ -63,6 +64,10 @@ class LayerForm(Form):
     def pieces(self) -> object:
         """What two forms must have in common for one to take the other's parts."""
         return None
+
+    def divides(self, module: nn.Module) -> bool:
+        """Whether it is of these kinds; torch's attention multiplies by its `out_proj` itself, whole."""
+        return isinstance(module, self.kinds) and not isinstance(module, NonDynamicallyQuantizableLinear)
 
     def make(self, name: str, module: nn.Module, context: Context, takes: str, gives: str) -> Layer:
         """The divided layer that takes the module's place.
@@ -159,7 +164,9 @@ class Plan:
         entries = []
         for match, name, options in rows:
             form = REGISTRY.get(str(name))
-            unknown = set(options) - {each.name for each in dataclasses.fields(form)}
+            if not isinstance(options, dict):
+                raise BadInput(f"the options of form '{name}' are an object, got {options!r}")
+            unknown = options.keys() - {each.name for each in dataclasses.fields(form)}
             if unknown:
                 raise BadInput(f"form '{name}' has no option {', '.join(sorted(unknown))}")
             entries.append((str(match), form(**{key: _frozen(value) for key, value in options.items()})))
@@ -230,10 +237,10 @@ def matches(pattern: str, name: str) -> bool:
 
 def _divisible(name: str, module: nn.Module, form: Form) -> list[str]:
     """The names of what a form divides in a module: itself, or those inside."""
-    if not isinstance(form, LayerForm) or isinstance(module, form.kinds):
+    if not isinstance(form, LayerForm) or form.divides(module):
         return [name]
     prefix = f"{name}." if name else ""
-    inside = [prefix + each for each, inner in module.named_modules() if isinstance(inner, form.kinds)]
+    inside = [prefix + each for each, inner in module.named_modules() if form.divides(inner)]
     if not inside:
         kinds = ", ".join(kind.__name__ for kind in form.kinds)
         raise BadInput(f"'{name}' is a {type(module).__name__}, and {form} divides {kinds}")

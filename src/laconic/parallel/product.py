@@ -22,7 +22,7 @@ from torch.nn.modules.conv import _ConvNd
 from laconic.errors import BadInput
 from laconic.parallel.boundary import Cut
 from laconic.parallel.layer import Along, Context, Layer, check_pieces, fresh, runs
-from laconic.parallel.moves import begin_sum, even, piece
+from laconic.parallel.moves import begin_sums, even, piece
 
 Op = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 PIECES, PIECE_NBYTES = 2, 2**15  # sums travel in so many pieces at most, each of so many bytes at least
@@ -54,8 +54,9 @@ def _begin_rows(
     nbytes = cut.predicted_nbytes(way, len(rows) * width, rows.dtype)
     count = max(1, min(PIECES, nbytes // PIECE_NBYTES, len(rows)))
     sizes = even(len(rows), count)
-    begun = [begin_sum(cut, product(piece(rows, 0, sizes, number)), way) for number in range(count)]
-    return begun[0] if count == 1 else lambda: torch.cat([wait() for wait in begun])
+    made = (product(piece(rows, 0, sizes, number)) for number in range(count))
+    begun = begin_sums(cut, made, [(size, width) for size in sizes], rows, way)
+    return lambda: torch.cat(begun())
 
 
 class _SummedLinear(torch.autograd.Function):

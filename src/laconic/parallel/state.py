@@ -41,7 +41,11 @@ def gather_part(layer: Layer, name: str, part: Tensor) -> Tensor:
 
 
 def whole_state(model: nn.Module, optimizer: Optimizer | None = None) -> dict[str, Any]:
-    """The state_dict of the whole model; with an optimiser, {"model": …, "optimizer": …} of both. All ranks call it."""
+    """The state_dict of the whole model; with an optimiser, {"model": …, "optimizer": …} of both. All ranks call it.
+
+    Raises:
+        CheckpointError: the optimiser keeps something of a divided parameter that has not its shape.
+    """
     divided = owners(model)
     state = {
         key: gather_part(*divided[key], value) if key in divided else value.detach().clone()
@@ -51,8 +55,8 @@ def whole_state(model: nn.Module, optimizer: Optimizer | None = None) -> dict[st
         return state
     kept = optimizer.state_dict()
     for index, (key, parameter) in _numbered(model, optimizer).items():
-        for name, value in kept["state"].get(index, {}).items():
-            if key in divided and isinstance(value, Tensor) and value.shape == parameter.shape:
+        for name, value in kept["state"].get(index, {}).items() if key in divided else ():
+            if _of_its_shape(key, name, value, tuple(parameter.shape)):
                 kept["state"][index] = {**kept["state"][index], name: gather_part(*divided[key], value)}
     return {"model": state, "optimizer": kept}
 
@@ -61,7 +65,7 @@ def load_whole(model: nn.Module, state: Mapping[str, Any], optimizer: Optimizer 
     """Load what `whole_state` gave, or a plain model's state_dict, into this division; each rank takes its part.
 
     Raises:
-        CheckpointError: keys or shapes are not this model's.
+        CheckpointError: keys or shapes are not this model's, or what the optimiser keeps cannot be divided.
     """
     divided, given = owners(model), state["model"] if optimizer is not None else state
     wanted = model.state_dict()
@@ -78,11 +82,25 @@ def load_whole(model: nn.Module, state: Mapping[str, Any], optimizer: Optimizer 
         kept = dict(state["optimizer"])
         entries = {index: dict(entry) for index, entry in kept["state"].items()}
         for index, (key, _) in _numbered(model, optimizer).items():
-            for name, value in entries.get(index, {}).items():
-                if key in divided and isinstance(value, Tensor) and value.dim() > 0:
+            for name, value in entries.get(index, {}).items() if key in divided else ():
+                layer, own = divided[key]
+                if _of_its_shape(key, name, value, layer.shards[own].shape):
                     entries[index][name] = _part(divided, key, value)
         optimizer.load_state_dict({**kept, "state": entries})
     model.load_state_dict(parts)
+
+
+def _of_its_shape(key: str, name: str, value: object, shape: tuple[int, ...]) -> bool:
+    """Whether an optimiser keeps this for each value of a parameter, and not once for all; CheckpointError for others.
+
+    What has neither shape, such as Adafactor's rows and columns, would be one rank's own, and nobody's whole.
+    """
+    if not isinstance(value, Tensor) or (value.numel() == 1 and tuple(value.shape) != shape):
+        return False
+    if tuple(value.shape) != shape:
+        text = f"'{name}' of '{key}' is {tuple(value.shape)} in the optimiser's state, and the parameter {shape}"
+        raise CheckpointError(f"{text}: it can be made neither whole nor divided")
+    return True
 
 
 def _part(divided: Owners, key: str, whole: Tensor) -> Tensor:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from laconic.errors import BadInput
 from laconic.parallel.boundary import Cut
 from laconic.parallel.layer import Context, scaled
-from laconic.parallel.moves import even, piece
+from laconic.parallel.moves import added, even, piece
 
-Swap = Callable[[], dict[int, Tensor]]
+Swap = Callable[[], list[dict[int, Tensor]]]
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -121,7 +121,7 @@ class _Run:
         if turn < len(self.counts) and turn not in self.there:
             shapes = {rank: (count, *self.shape) for rank, count in enumerate(self.counts[turn])}
             sends = dict.fromkeys(range(self.cut.size), self.own[turn])
-            self.there[turn] = self.cut.begin("forward", sends, shapes, self.numel(turn))
+            self.there[turn] = self.cut.begin("forward", [sends], [shapes], self.own[turn], self.numel(turn))
 
     def scatter(self, turn: int, gradient: Tensor) -> None:
         """Start to bring a turn's gradients to those whose rows they are of."""
@@ -131,15 +131,12 @@ class _Run:
         if not sends:
             sends = {me: own}
         shapes = dict.fromkeys((rank for rank in range(self.cut.size) if rank != me), own.shape)
-        self.back[turn] = (own, self.cut.begin("backward", sends, shapes, self.numel(turn)))
+        self.back[turn] = (own, self.cut.begin("backward", [sends], [shapes], gradient, self.numel(turn)))
 
     def scattered(self, turn: int) -> Tensor:
         """The gradient of the own rows of a turn, added in the order of ranks."""
         own, wait = self.back.pop(turn)
-        came, total = wait(), torch.zeros_like(own, memory_format=torch.contiguous_format)
-        for rank in range(self.cut.size):
-            total += own if rank == self.cut.rank else came[rank]
-        return total
+        return added(self.cut, own, wait()[0])
 
 
 class _Split(torch.autograd.Function):
@@ -168,7 +165,7 @@ class _Take(torch.autograd.Function):
         ctx.run, ctx.turn = run, turn
         run.gather(turn)
         run.gather(turn + 1)
-        return torch.cat(list(run.there.pop(turn)().values()))
+        return torch.cat(list(run.there.pop(turn)()[0].values()))
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -204,3 +204,23 @@ def test_doubt_is_about_those_who_may_live(monkeypatch: pytest.MonkeyPatch) -> N
         assert Doubt().stands(view, 1, -1.0) is False, "patience is over"
         answers[3] = True
         assert Doubt().stands(view, 1, 1.0) is False, "one of three"
+
+
+def test_hosts_are_asked_where_many_files_are_open() -> None:
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1200:
+        pytest.skip("no more than 1200 files may be open here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    files: list[int] = []
+    try:
+        while not files or files[-1] < 1030:
+            files.append(os.open(os.devnull, os.O_RDONLY))
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            listening.listen()
+            assert doubt_module.ask({7: f"127.0.0.1:{listening.getsockname()[1]}:{'00' * 32}"}) == {7: True}
+    finally:
+        for each in files:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -6,12 +6,14 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from laconic.consistency.overlapped.stream import Stream
 from laconic.consistency.overlapped.touch import AskingParameters, Touches
 
 WAYS: dict[str, Callable[[nn.Module], object]] = {
@@ -61,3 +63,13 @@ def test_copies_do_not_ask(copied: Callable[[nn.Module], nn.Module]) -> None:
     assert not any(isinstance(each._parameters, AskingParameters) for each in other.modules())
     assert torch.equal(other[0].weight, model[0].weight)
     touches.close()
+
+
+def test_after_a_no_sync_inside_another_gradients_are_still_held() -> None:
+    stream = Stream.__new__(Stream)
+    stream._habits = SimpleNamespace(holding=False)  # type: ignore[assignment]
+    with stream.no_sync():
+        with stream.no_sync():
+            pass
+        assert stream._habits.holding
+    assert not stream._habits.holding

@@ -17,6 +17,7 @@ def test_dense_beside_tensor_parallel() -> None:
         assert row["bound_seconds"] > 0
     for name in ("divide:none", "divide:dynamic8"):
         assert rows[name]["sent_nbytes"] == rows[name]["predicted_nbytes"]
+        assert 0 < rows[name]["wait_seconds"] < rows[name]["step_seconds"]
     assert rows["divide:none"]["predicted_nbytes"] == 2 * 4 * 6 * 10
     assert rows["torch-tensor-parallel"]["max_error"] < 1e-5
     assert 0 < rows["divide:dynamic8"]["max_error"] < 0.1

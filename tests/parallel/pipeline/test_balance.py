@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import combinations, pairwise
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
+from laconic.errors import BadInput, PeerLost
 from laconic.parallel.boundary import Boundary
 from laconic.parallel.forms.stages import Stages
-from laconic.parallel.pipeline import balance
+from laconic.parallel.pipeline import balance, build
 from laconic.parallel.pipeline.cutting import Traced
+from laconic.transports.base import Transport
+from laconic.transports.threads import run_threads
+from laconic.transports.world import World
 from tests.parallel.pipeline.subjects import Convolutions, Skips, features, images, on_threads
 
 
@@ -54,3 +59,21 @@ def test_all_ranks_take_the_first_ones_cuts() -> None:
     found = on_threads(3, Skips(), Stages("auto", 4), lambda model, _: model.layout.cuts, sample=features(4))
     assert len(set(found)) == 1
     assert len(found[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "sample", "sentence"),
+    [
+        (nn.Sequential(nn.Linear(12, 5)), features(4), "2 stages need as many layers, and the model has 1"),
+        (Skips(), (torch.ones(4, 7),), r"the model does not take the sample of \(4, 7\): "),
+        (Skips(), features(4) * 2, "sample holds the 1 inputs of a micro-batch, got 2"),
+    ],
+)
+def test_what_only_the_first_rank_finds_is_told_to_all(
+    model: nn.Module, sample: tuple[Tensor, ...], sentence: str
+) -> None:
+    def work(transport: Transport) -> None:
+        with pytest.raises(PeerLost if transport.rank else BadInput, match=None if transport.rank else sentence):
+            build(copy.deepcopy(model), Stages("auto", 4), Boundary.of(None), World(transport), sample)
+
+    run_threads(2, work)

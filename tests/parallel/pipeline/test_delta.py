@@ -8,6 +8,7 @@ import torch
 from laconic.errors import BadInput
 from laconic.parallel.forms.stages import Stages
 from laconic.parallel.pipeline import Pipeline
+from laconic.parallel.pipeline.delta import Deltas
 from laconic.transports.world import World
 from tests.parallel.pipeline.subjects import features, loss_fn, mlp, on_threads, one_process, targets
 
@@ -47,3 +48,11 @@ def test_samples_are_asked_for() -> None:
                 model.step(features(), targets(), loss_fn, samples)
 
     on_threads(2, mlp(), Stages(("4",), 4, delta=True), work, "dynamic8")
+
+
+def test_nan_passes_on_and_is_not_remembered() -> None:
+    deltas, samples, finite = Deltas(), torch.tensor([7, 3]), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    bad = finite.clone()
+    bad[0, 1] = torch.nan
+    assert deltas.add("x", samples, bad).isnan().sum() == 1
+    assert torch.equal(deltas.add("x", samples, deltas.change("x", samples, finite)), finite)

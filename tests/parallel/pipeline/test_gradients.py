@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from laconic.errors import BadInput, Mismatch
+from laconic.errors import BadInput, Mismatch, PeerLost
 from laconic.parallel.boundary import Boundary
 from laconic.parallel.forms.stages import Stages
 from laconic.parallel.pipeline import Pipeline, build
@@ -195,6 +195,33 @@ def test_evaluation_with_and_without_the_codec() -> None:
     assert last[2].shape == (5, 5)
 
 
+class Several(nn.Module):
+    """Its output is of tensors and of others, as where no targets are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(12, 12), nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        y = self.b(self.a(x))
+        return {"logits": y, "loss": None, "width": y.shape[-1], "mean": y.mean()}
+
+
+def test_outputs_that_are_no_tensors() -> None:
+    whole, inputs = Several().eval(), features()
+    expected = whole(*inputs)
+
+    def work(model: Pipeline, world: World) -> Any:
+        with pytest.raises(BadInput, match="inputs are a tensor, or several"):
+            model.eval()()
+        return model(*inputs)
+
+    first, last = on_threads(2, whole, Stages(("b",), 4), work)
+    assert first is None
+    torch.testing.assert_close(last["logits"], expected["logits"])
+    assert (last["loss"], last["width"], last["mean"].shape) == (None, 5, (4,))
+
+
 def test_only_shapes_are_read_where_no_values_are_needed() -> None:
     inputs = features()
 
@@ -253,6 +280,23 @@ def test_bad_batches_are_refused_before_anything_is_sent() -> None:
         model.step(features(10), targets(10), loss_fn)
 
     on_threads(2, mlp(), Stages(("4",), 5), work)
+
+
+@pytest.mark.parametrize(("micro", "schedule"), [(1, "async"), (4, "gpipe")])
+def test_a_loss_that_fails_between_two_messages_is_told(micro: int, schedule: str) -> None:
+    calls = []
+
+    def fails(output: Tensor, target: Tensor) -> Tensor:
+        calls.append(target)
+        if len(calls) == micro:
+            raise ArithmeticError("no loss today")
+        return loss_fn(output, target)
+
+    def work(model: Pipeline, world: World) -> None:
+        with pytest.raises(ArithmeticError if model.stage else PeerLost):
+            model.step(features(), targets(), fails)
+
+    on_threads(2, mlp(), Stages(("4",), micro, schedule), work)
 
 
 class ChangedLater(nn.Module):

@@ -9,7 +9,7 @@ dead is not out of reach.
 from __future__ import annotations
 
 import errno
-import select
+import selectors
 import socket
 import time
 from collections.abc import Mapping
@@ -53,22 +53,21 @@ class Doubt:
 def ask(addresses: Mapping[int, str]) -> dict[int, bool]:
     """Whose host answers within ANSWER_S: True where somebody listens at the address, False where nobody does."""
     answers: dict[int, bool] = {}
-    waiting: dict[socket.socket, int] = {}
-    try:
-        for member, address in addresses.items():
-            if (begun := _begin(address)) is not None:
-                waiting[begun] = member
-        deadline = time.monotonic() + ANSWER_S
-        while waiting and (left_s := deadline - time.monotonic()) > 0:
-            for connection in select.select([], list(waiting), [], left_s)[1]:
-                failure = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                member = waiting.pop(connection)
+    begun = {made: member for member, address in addresses.items() if (made := _begin(address)) is not None}
+    with selectors.DefaultSelector() as waiting:  # select.select refuses files of a number above 1023
+        try:
+            for connection, member in begun.items():
+                waiting.register(connection, selectors.EVENT_WRITE, (connection, member))
+            deadline = time.monotonic() + ANSWER_S
+            while waiting.get_map() and (left_s := deadline - time.monotonic()) > 0:
+                for connection, member in [key.data for key, _ in waiting.select(left_s)]:
+                    failure = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    waiting.unregister(connection)
+                    if failure in (0, errno.ECONNREFUSED):
+                        answers[member] = failure == 0
+        finally:
+            for connection in begun:
                 connection.close()
-                if failure in (0, errno.ECONNREFUSED):
-                    answers[member] = failure == 0
-    finally:
-        for connection in waiting:
-            connection.close()
     return answers
 
 

@@ -103,12 +103,12 @@ class Stream:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients that are made inside are not the last of their step."""
-        self._habits.holding = True
+        """Gradients that are made inside are not the last of their step; one may lie in another."""
+        outside, self._habits.holding = self._habits.holding, True
         try:
             yield
         finally:
-            self._habits.holding = False
+            self._habits.holding = outside
 
     # step
 

@@ -7,8 +7,8 @@ blocks, so that all are measured in one run. Random inputs; a step is forward an
             beside ours
     trick   AlexNet: data-parallel convolutions and divided dense layers beside DistributedDataParallel
 
-The bound of `dense` is computing plus wire, since a layer waits for the one before; of `trick` the larger of the two.
-Computing is that of the same parts without any exchange.
+The bound is the larger of computing and wire, as if one hid the other. Computing is that of the same parts without any
+exchange. Dense layers cannot reach it where both are long, since a layer waits for the one before.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class Subject:
     output: Callable[[], Tensor]
     predicted_nbytes: int
     sent_nbytes: Callable[[], int] | None = None  # in all; None where only the wire knows
+    wait_s: Callable[[], float] = lambda: 0.0  # in all
 
 
 def _step(model: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], None]:
@@ -94,7 +95,8 @@ def _ours(model: nn.Module, plan: str, codec: str, x: Tensor, world: World) -> S
     foreseen = predict(model, plan, x, world.world_size, codec=codec, rank=world.rank)
     divided = divide(model, plan, codec=codec, world=world)
     traffic = getattr(divided, CONTEXT).traffic
-    return Subject(_step(divided, x), lambda: divided(x), foreseen.nbytes, lambda: traffic.total_nbytes)
+    sent, waited = lambda: traffic.total_nbytes, lambda: sum(traffic.wait_s.values())
+    return Subject(_step(divided, x), lambda: divided(x), foreseen.nbytes, sent, waited)
 
 
 def _mlp(width: int, inner: int) -> nn.Sequential:
@@ -204,25 +206,26 @@ def _measured(spec: DivideSpec, subjects: dict[str, Subject]) -> dict[str, dict[
         subject.step()  # warm up
         same = outputs[name].shape == exact.shape and name != ALONE
         error = float((outputs[name] - exact).abs().max() / exact.abs().max()) if same else 0.0
-        found[name] = {"seconds": [], "sent": [], "predicted": subject.predicted_nbytes, "error": error}
+        measured: dict[str, Any] = {"seconds": [], "sent": [], "waited": []}
+        found[name] = {**measured, "predicted": subject.predicted_nbytes, "error": error}
     for block in range(spec.blocks):
         order = list(subjects)
         for name in order[block % len(order) :] + order[: block % len(order)]:
-            seconds, sent = _block(subjects[name], spec)
-            found[name]["seconds"].append(seconds)
-            found[name]["sent"].append(sent)
+            for key, value in zip(("seconds", "sent", "waited"), _block(subjects[name], spec), strict=True):
+                found[name][key].append(value)
     return found
 
 
-def _block(subject: Subject, spec: DivideSpec) -> tuple[float, float | None]:
-    """Seconds and bytes a step of one block."""
+def _block(subject: Subject, spec: DivideSpec) -> tuple[float, float | None, float]:
+    """Seconds, bytes and seconds of waiting for messages a step of one block."""
     count = subject.sent_nbytes or (interface_nbytes if spec.link is not None else None)
     dist.barrier()
-    before, begun = count() if count else 0, time.perf_counter()
+    waited, before, begun = subject.wait_s(), count() if count else 0, time.perf_counter()
     for _ in range(spec.steps):
         subject.step()
     seconds = (time.perf_counter() - begun) / spec.steps
-    return seconds, (count() - before) / spec.steps if count else None
+    waited = (subject.wait_s() - waited) / spec.steps
+    return seconds, (count() - before) / spec.steps if count else None, waited
 
 
 def measure(spec: DivideSpec) -> dict[str, Any]:
@@ -271,7 +274,8 @@ def _row(
         "link": spec.link or "loopback",
         "step_seconds": _median(ranks),
         "block_seconds": _slowest(ranks),
-        "bound_seconds": alone + wire if spec.set == "dense" else max(alone, wire),
+        "wait_seconds": float(statistics.median([block for rank in ranks for block in rank["waited"]]).value) or None,
+        "bound_seconds": max(alone, wire),
         "sent_nbytes": max(sent) if sent else None,
         "predicted_nbytes": predicted,
         "max_error": max(rank["error"] for rank in ranks),

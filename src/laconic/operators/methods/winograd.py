@@ -26,7 +26,7 @@ from laconic.operators.methods.winograd_kernels import (
     weight_gradient,
     weight_transform,
 )
-from laconic.operators.products import add_transposed, multiply, row
+from laconic.operators.products import add_transposed, multiply, panel, row
 from laconic.operators.scratch import fresh, scratch
 from laconic.operators.shape import Convolution
 from laconic.operators.vectors import padded
@@ -78,7 +78,7 @@ class Winograd:
     def cost(self, conv: Convolution) -> Cost:
         tiling = _tiling(self.outputs, conv)
         m, r, alpha = tiling.m, tiling.r, tiling.alpha
-        workspace = alpha**2 * (conv.groups * tiling.inner * tiling.columns + tiling.most * sum(tiling.widths))
+        workspace = alpha**2 * (conv.groups * tiling.kept + tiling.most * sum(tiling.widths))
         depth = 2 * log2_ceiling(r) + 4 * log2_ceiling(alpha) + log2_ceiling(tiling.inner)
         a, g, b = (np.abs(matrix).sum(1).max() ** 2 for matrix in matrices(m, r))
         bound = (tiling.inner + 2 * r + 4 * alpha) * a * g * b / r**2
@@ -88,7 +88,7 @@ class Winograd:
     def prepare(self, weight: Tensor, conv: Convolution) -> Tensor:
         """G g Gᵀ: for each group and each of the α² positions a matrix of C × K, in panels of some columns."""
         tiling = _tiling(self.outputs, conv)
-        found = fresh((conv.groups, tiling.alpha**2, tiling.inner * tiling.columns), weight.dtype)
+        found = fresh((conv.groups, tiling.alpha**2, tiling.kept), weight.dtype)
         transform = weight_transform(tiling.m, tiling.r, conv.dtype)
         for some, into in zip(weight.detach().chunk(conv.groups), found, strict=True):
             transform(some.transpose(0, 1).numpy(), into.numpy())
@@ -128,9 +128,9 @@ class Winograd:
 class _Tiling:
     """How a convolution is cut: th × tw tiles an image, α = m + r − 1 wide, and some rows of tiles a block.
 
-    `inner` and `outer` are channels of a group, `columns` the outer ones in whole vectors, `widths` what a row of
-    tiles and of products takes, `most` the tiles of the largest block, `places` of each block its first row of tiles
-    and how many.
+    `inner` and `outer` are channels of a group, `columns` the outer ones in whole vectors, `kept` the values of a
+    matrix of weights in panels, `widths` what a row of tiles and of products takes, `most` the tiles of the largest
+    block, `places` of each block its first row of tiles and how many.
     """
 
     m: int
@@ -140,6 +140,7 @@ class _Tiling:
     inner: int
     outer: int
     columns: int
+    kept: int
     widths: tuple[int, int]
     most: int
     places: tuple[tuple[int, int], ...]
@@ -172,6 +173,7 @@ def _tiling(m: int, conv: Convolution) -> _Tiling:
     inner, outer = conv.in_channels // conv.groups, conv.out_channels // conv.groups
     return _Tiling(
         m, conv.kernel[0], th, tw, inner, outer, padded(outer, conv.dtype),
+        inner * -(-outer // panel(conv.dtype)) * panel(conv.dtype),
         (row(inner, conv.dtype), row(outer, conv.dtype)), rows * tw,
         tuple((first, min(rows, every - first)) for first in range(0, every, rows)),
     )  # fmt: skip

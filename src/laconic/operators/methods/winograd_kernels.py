@@ -179,7 +179,7 @@ def weight_transform(m: int, r: int, dtype: str) -> Kernel:
     @njit(**_OPTIONS)
     def transform(w: Array, u: Array) -> None:
         inner, outer = w.shape[0], w.shape[1]
-        columns = u.shape[1] // inner
+        columns = (outer + some - 1) // some * some
         flat = np.zeros((_FILTERS, r, r, columns), w.dtype)
         half = np.empty((r, alpha, columns), w.dtype)
         for first in range(0, inner, _FILTERS):
@@ -194,7 +194,7 @@ def weight_transform(m: int, r: int, dtype: str) -> Kernel:
                     product((flat[c, i].ctypes.data, columns), (half[i].ctypes.data, columns), (columns // some,))
                 for column in range(0, columns, wide):
                     width = min(wide, columns - column)
-                    at = u.ctypes.data + size * (column * inner + (first + c) * width)
+                    at = u.ctypes.data + size * (column * inner + (first + c) * wide)
                     for j in range(alpha):
                         product((half.ctypes.data + size * (j * columns + column), alpha * columns),
                                 (at + size * j * u.shape[1], alpha * u.shape[1]), (width // some,))  # fmt: skip

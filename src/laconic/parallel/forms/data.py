@@ -31,7 +31,9 @@ class Data(Form):
             object.__setattr__(self, "shares", tuple(self.shares))
         if self.codec is None:  # `none` in a plan's text
             object.__setattr__(self, "codec", "none")
-        if self.shares is not None and (not self.shares or any(not isinstance(s, int) or s < 1 for s in self.shares)):
+        given = self.shares
+        whole = isinstance(given, tuple) and all(isinstance(each, int) and each > 0 for each in given)
+        if given is not None and not (given and whole):
             raise BadInput(f"shares are whole numbers from 1, one a rank, got {self.shares!r}")
         if self.ask and self.shares is not None:
             raise BadInput("ranks that ask for each other's rows need no shares")

@@ -51,6 +51,8 @@ class Dense(SplitForm):
         super().__post_init__()
         check_count("blocks", self.blocks)
         check_count("unit", self.unit)
+        if self.grid is not None:
+            check_count("grid", self.grid)
         if self.split not in ("output", "input") and {self.takes, self.gives} & {"part"}:
             raise BadInput(f"a dense layer on a grid ({self.split}) takes and gives whole, rows or grid, not part")
         if self.split != "output" and self.blocks > 1:

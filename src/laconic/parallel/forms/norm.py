@@ -52,21 +52,25 @@ class WideNorm(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         shape = [1, -1] + [1] * (x.dim() - 2)
+        values = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # statistics need more, as in torch
         if self.training or self.running_mean is None or self.running_var is None:
-            mean, variance = self._merged(x)
+            mean, variance = self._merged(values)
         else:
             mean, variance = self.running_mean, self.running_var
-        y = (x - mean.view(shape)) * torch.rsqrt(variance + self.eps).view(shape)
+        y = (values - mean.view(shape)) * torch.rsqrt(variance + self.eps).view(shape)
         if self.weight is not None:
             y = y * Copy(self.shared)(self.weigh(self.weight)).view(shape)
         if self.bias is not None:
             y = y + Copy(self.shared)(self.weigh(self.bias)).view(shape)
-        return y
+        return y.to(x.dtype)
 
     def _merged(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of all ranks' values; the running ones follow in training."""
         dims, count = [dim for dim in range(x.dim()) if dim != 1], x.numel() // x.shape[1]
-        variance, mean = torch.var_mean(x, dims, correction=0)
+        if count:
+            variance, mean = torch.var_mean(x, dims, correction=0)
+        else:  # a rank without rows takes part all the same
+            variance = mean = x.sum(dims)
         own = torch.stack([torch.full_like(mean, count), mean, variance])
         counts, means, variances = Spread(self.statistics, 0, [1] * self.size)(own[None]).unbind(1)
         weights = counts / counts.sum(0)
@@ -83,5 +87,6 @@ class WideNorm(Layer):
         self.num_batches_tracked += 1
         each = torch.full_like(count, self.momentum or 0)
         factor = 1 / self.num_batches_tracked.to(mean) if self.momentum is None else each
-        self.running_mean.lerp_(mean, factor)
-        self.running_var.lerp_(variance * count / (count - 1).clamp(min=1), factor)
+        unbiased = variance * count / (count - 1).clamp(min=1)
+        for running, value in ((self.running_mean, mean), (self.running_var, unbiased)):
+            running.lerp_(value.to(running.dtype), factor.to(running.dtype))

@@ -11,7 +11,7 @@ from torch import nn
 
 from laconic.errors import BadInput
 from laconic.parallel.layer import Context, Layer
-from laconic.parallel.plan import LayerForm, one_of, register
+from laconic.parallel.plan import LayerForm, check_count, one_of, register
 from laconic.parallel.space import DIMS, Axis, Convolution, MaxPool, MeanPool, Strips
 
 _MAKERS: dict[type[nn.Module], Callable[..., Strips]] = {
@@ -47,6 +47,8 @@ class Space(LayerForm):
         one_of("the split of space", self.split, (*DIMS, "both"))
         for value in (self.takes, self.gives):
             one_of("takes and gives", value or "whole", ("whole", "rows", "area"))
+        if self.grid is not None:
+            check_count("grid", self.grid)
         if self.split == "both" and "rows" in (self.takes, self.gives):
             raise BadInput("rows become strips of height or of width; space in both takes and gives whole or area")
 

@@ -43,7 +43,8 @@ class Stages(Form):
             object.__setattr__(self, "cuts", tuple(self.cuts))
         if isinstance(self.cuts, str) and self.cuts != "auto":
             object.__setattr__(self, "cuts", (self.cuts,))
-        if not self.cuts or not all(isinstance(cut, str) and cut for cut in self.cuts):
+        named = isinstance(self.cuts, str | tuple) and all(isinstance(cut, str) and cut for cut in self.cuts)
+        if not self.cuts or not named:
             raise BadInput(f"cuts are names of layers or 'auto', got {self.cuts!r}")
         if self.cuts != "auto" and len(set(self.cuts)) != len(self.cuts):
             raise BadInput(f"the cuts of stages differ, got {self.cuts}")

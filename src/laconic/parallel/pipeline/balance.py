@@ -128,6 +128,8 @@ def _measure(
 
     The model is left as it was: gradients, buffers and the generator of random numbers.
     """
+    if len(sample) != len(traced.inputs):
+        raise BadInput(f"sample holds the {len(traced.inputs)} inputs of a micro-batch, got {len(sample)}")
     buffers = [(each, each.clone()) for each in traced.model.buffers()]
     known: dict[str, Any] = dict(zip(traced.inputs, sample, strict=True))
     seconds = []
@@ -135,7 +137,11 @@ def _measure(
         for piece in range(len(places) + 1):
             segment = traced.segment(places, piece)
             args = [_leaf(known[name]) for name in segment.takes]
-            times = [_timed(segment.module, args) for _ in range(_REPEATS)]
+            try:
+                times = [_timed(segment.module, args) for _ in range(_REPEATS)]
+            except Exception as error:  # whatever a user's layers raise
+                shapes, why = ", ".join(str(tuple(each.shape)) for each in sample), str(error).splitlines()[:1]
+                raise BadInput(f"the model does not take the sample of {shapes}: {''.join(why)}") from error
             seconds.append(statistics.median(spent for spent, _ in times))
             known |= dict(zip(segment.gives, times[-1][1], strict=False))
     for buffer, value in buffers:

@@ -19,7 +19,7 @@ from laconic.parallel.pipeline import balance
 from laconic.parallel.pipeline.cutting import Traced
 from laconic.parallel.pipeline.delta import Deltas
 from laconic.parallel.pipeline.forms import Outline
-from laconic.parallel.pipeline.pipeline import Layout, Pipeline, Track
+from laconic.parallel.pipeline.pipeline import Layout, Pipeline, Track, answerable
 from laconic.parallel.pipeline.runner import Runner
 from laconic.parallel.pipeline.tied import Tied, weights_of_several
 from laconic.parallel.pipeline.timetable import lags
@@ -91,7 +91,12 @@ def _cuts(
             raise BadInput(f"{len(stages.cuts)} cuts make {len(stages.cuts) + 1} stages, and there are {size} ranks")
         return tuple(stages.cuts)
     bandwidth = balance.GBIT_BPS if world.profile is None else 1 / world.profile.link.s_per_byte
-    chosen = balance.choose(traced, size, boundary, sample, bandwidth) if world.rank == 0 or sample is None else []
+    chosen: list[str] = []
+    if sample is None:
+        chosen = balance.choose(traced, size, boundary, None, bandwidth)
+    elif world.rank == 0:
+        with answerable(world.transport):
+            chosen = balance.choose(traced, size, boundary, sample, bandwidth)
     return tuple(filter(None, gather_texts(";".join(chosen), world.transport, _CUTS_NBYTES, "cuts")[0].split(";")))
 
 

@@ -39,10 +39,14 @@ class Deltas:
         return activations.detach() - self._memory_of(name, samples, activations)[self._index(name, samples)]
 
     def add(self, name: str, samples: Tensor, change: Tensor) -> Tensor:
-        """Let m take up a change; returns the new m[samples]."""
+        """Let m take up a change; returns the new m[samples].
+
+        What is then NaN or infinite is returned so, and forgotten: m would never be rid of it.
+        """
         memory, index = self._memory_of(name, samples, change), self._index(name, samples)
-        memory[index] += change
-        return memory[index]
+        now = memory[index] + change
+        memory[index] = torch.nan_to_num(now, nan=0.0, posinf=0.0, neginf=0.0)
+        return now
 
     def _index(self, name: str, samples: Tensor) -> Tensor:
         rows = self._rows[name]

@@ -33,6 +33,7 @@ from laconic.parallel.pipeline.runner import Batch, Runner, Span
 from laconic.parallel.pipeline.tied import Tied
 from laconic.parallel.pipeline.timetable import Pass, passes
 from laconic.parallel.pipeline.versions import Versions
+from laconic.transports.base import Call, Transport
 from laconic.transports.world import World
 
 Inputs = Tensor | Sequence[Tensor]
@@ -154,7 +155,7 @@ class Pipeline(nn.Module):
         flush = not any(self.layout.delays)
         ended = None if flush else track.trainer.ended
         order = passes(self._begun, micro, self.layout.lags[self.stage], ended)
-        with self._tied.gathering(), self._answerable():
+        with self._tied.gathering(), answerable(self._world.transport):
             self._begun += micro
             track.trainer.run(batch, order)
             if flush:
@@ -173,11 +174,11 @@ class Pipeline(nn.Module):
         trainer = self._active.trainer
         while self._versions.pending:
             end = self._ends.pop(0) if self._ends else trainer.ended
-            with self._answerable():
+            with answerable(self._world.transport):
                 trainer.run_rest(end)
             self._versions.end(drain=True)
             yield
-        with self._answerable():
+        with answerable(self._world.transport):
             trainer.run_rest(self._begun)
             trainer.settle()
 
@@ -191,15 +192,6 @@ class Pipeline(nn.Module):
             raise BadInput(f"targets are a tensor or several on the last rank, got {type(targets).__name__}")
         return self._split(list(targets), "batch of targets")
 
-    @contextmanager
-    def _answerable(self) -> Iterator[None]:
-        """An error here is one that the other ranks are told of, instead of waiting for this one."""
-        try:
-            yield
-        except BaseException as error:
-            self._world.transport.abandon(f"{type(error).__name__}: {error}")
-            raise
-
     # evaluation
 
     def forward(self, *inputs: Tensor) -> Any:
@@ -207,17 +199,17 @@ class Pipeline(nn.Module):
 
         What crosses the cuts goes through the codec, unless `with model.exact():`.
         """
-        track = self._tracks[self.training]
-        micro = self.layout.micro if inputs[0].shape[0] % self.layout.micro == 0 else 1
-        parts = split_batch(inputs, micro, "batch")
+        track, given = self._tracks[self.training], _tensors(inputs)
+        micro = self.layout.micro if given[0].shape[0] % self.layout.micro == 0 else 1
+        parts = split_batch(given, micro, "batch")
         batch = Batch(track.segment, track.forms(parts), parts, None, first=track.viewer.ended)
-        with self._answerable():
+        with answerable(self._world.transport):
             track.viewer.run(batch, [Pass("F", track.viewer.ended + number) for number in range(micro)])
             track.viewer.settle()
         track.viewer.ended += micro
         if not batch.outputs:
             return None
-        return tree_map(lambda *pieces: torch.cat(pieces) if pieces[0].dim() else torch.stack(pieces), *batch.outputs)
+        return tree_map(_joined, *batch.outputs)
 
     @contextmanager
     def exact(self) -> Iterator[None]:
@@ -276,11 +268,29 @@ class Pipeline(nn.Module):
         return super().load_state_dict(part, strict, assign)
 
 
+@contextmanager
+def answerable(transport: Transport) -> Iterator[None]:
+    """An error here is one that the other ranks are told of, instead of waiting for this one."""
+    try:
+        yield
+    except BaseException as error:
+        transport.enter(Call(transport, 0, "stage", "pipeline", 0, ""))  # they wait for it, also between two messages
+        transport.abandon(f"{type(error).__name__}: {error}")
+        raise
+
+
 def _tensors(inputs: Inputs) -> tuple[Tensor, ...]:
     given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     if not given or not all(isinstance(each, Tensor) and each.dim() for each in given):
         raise BadInput("inputs are a tensor, or several, with the batch as first dimension")
     return given
+
+
+def _joined(*pieces: Any) -> Any:
+    """A part of the model's output from those of the micro-batches; what is no tensor (None, a size) is the first's."""
+    if not isinstance(pieces[0], Tensor):
+        return pieces[0]
+    return torch.cat(pieces) if pieces[0].dim() else torch.stack(pieces)
 
 
 def split_batch(tensors: Sequence[Tensor], micro: int, what: str, uneven: bool = False) -> list[tuple[Tensor, ...]]:
