@@ -16,7 +16,7 @@ from laconic.search.methods import build
 from laconic.search.report import page
 from laconic.search.retrain import retrain
 from laconic.search.spaces import CONVOLUTIONS
-from laconic.search.training import changed, space_of
+from laconic.search.training import WorkloadObjective, changed, space_of, value_of
 from laconic.storage.checkpoints import CheckpointFiles
 from laconic.workloads import models, names
 
@@ -71,6 +71,17 @@ def test_training_without_gradients_gets_better(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workload", names())
 def test_every_workload_has_a_space(workload: str) -> None:
     assert {"learning_rate", "batch"} <= space_of(workload).parameters.keys()
+
+
+@pytest.mark.parametrize(
+    ("workload", "maximize"), [("digits-mlp", True), ("shakespeare-gpt", False), ("shakespeare-gpt({layers})", False)]
+)
+def test_what_a_search_looks_for_is_the_metric_of_the_workload(workload: str, maximize: bool) -> None:
+    space = laconic.search.Space.read("layers = int(1, 2); learning_rate = log(0.001, 0.01)")
+    objective = WorkloadObjective(workload)
+    assert objective.maximize(space) is maximize
+    spec = objective.spec({"layers": 1}, 0, Path("runs"))
+    assert value_of(spec, accuracy=0.25, loss=2.0) == (0.25 if maximize else 2.0)
 
 
 def test_every_network_of_the_convolutional_space_can_be_built() -> None:

@@ -128,7 +128,7 @@ def search(
     space = Space.read(_own_space(called) if space is None else SPACES.get(str(space), space))
     if isinstance(called, WorkloadObjective):
         called.check(space)
-        options = {"maximize": called.maximize, "parallel": 1, **options}
+        options = {"maximize": called.maximize(space), "parallel": 1, **options}
     elif isinstance(called, EvolvedObjective):
         called.check(space)
         options = {"maximize": False, **options}

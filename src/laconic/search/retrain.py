@@ -64,7 +64,7 @@ def _trained(objective: WorkloadObjective, points: Sequence[Point], seed: int, r
     for number, point in enumerate(points):
         asked = replace(objective.spec(point, seed, runs, held_out=False), tuning_runs=tuned)
         trained, weights = train(asked, begin=begin)
-        value = value_of(trained)
+        value = value_of(asked, trained.test_accuracy, trained.test_loss)
         begin = runs / f"seed{seed}-{number}.weights"
         if number + 1 < len(points):
             write_file(begin, weights)
