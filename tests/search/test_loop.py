@@ -16,6 +16,7 @@ import laconic.search
 from laconic.errors import BadInput, LaconicError, RecordError, UnknownName
 from laconic.search.bench.database import Server, postgres, why_absent
 from laconic.search.bench.kills import kill_tests
+from laconic.search.trial import Trial
 from tests.search.objectives import CHOICES, MIXED, curve, dies_at_first, inherits, lines, on_ranks, score
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +80,29 @@ def test_a_missing_objective_space_storage_or_record_is_one_sentence(tmp_path: P
     ):  # fmt: skip
         with pytest.raises(kind, match=said):
             call()
+
+
+def test_a_point_that_failed_is_known_before_and_after_a_resume(tmp_path: Path) -> None:
+    def fails_at_two(trial: Trial) -> float:
+        if trial.params["b"] == 2:
+            raise ValueError("on purpose")
+        return 1.0
+
+    space = "b = choice([1, 2, 3, 4])"
+    laconic.search(fails_at_two, space, "grid", 2, folder=tmp_path / "run")
+    found = laconic.search(fails_at_two, space, "grid", 9, folder=tmp_path / "run")
+    assert [trial.point["b"] for trial in found.history.trials.values()] == [1, 2, 2, 3, 4]
+
+
+def test_a_trial_that_fails_costs_no_point_that_the_search_begins_with(tmp_path: Path) -> None:
+    def fails_at_first(trial: Trial) -> float:
+        if trial.number == 0:
+            raise ValueError("on purpose")
+        return 1.0
+
+    start = ({"b": 1}, {"b": 4})
+    found = laconic.search(fails_at_first, "b = int(1, 99)", "random", 3, start=start, folder=tmp_path / "run")
+    assert [trial.point["b"] for trial in found.history.trials.values()][:3] == [1, 1, 4]
 
 
 def test_a_search_in_which_all_fails_gives_up(tmp_path: Path) -> None:
