@@ -14,8 +14,10 @@ import pytest
 
 import laconic.search
 from laconic.errors import BadInput, LaconicError, RecordError, UnknownName
+from laconic.lab.runs.stopping import only_one
 from laconic.search.bench.database import Server, postgres, why_absent
 from laconic.search.bench.kills import kill_tests
+from laconic.search.spec import SearchSpec
 from laconic.search.trial import Trial
 from tests.search.objectives import CHOICES, MIXED, curve, dies_at_first, inherits, lines, on_ranks, score
 
@@ -103,6 +105,18 @@ def test_a_trial_that_fails_costs_no_point_that_the_search_begins_with(tmp_path:
     start = ({"b": 1}, {"b": 4})
     found = laconic.search(fails_at_first, "b = int(1, 99)", "random", 3, start=start, folder=tmp_path / "run")
     assert [trial.point["b"] for trial in found.history.trials.values()][:3] == [1, 1, 4]
+
+
+def test_a_folder_keeps_its_search(tmp_path: Path) -> None:
+    """Neither another search nor one that comes while it runs takes its place."""
+    laconic.search(score, CHOICES, "random", 3, folder=tmp_path / "run")
+    for space, method in ((MIXED, "random"), (CHOICES, "pbt")):
+        with pytest.raises(BadInput, match="another (space|method).*name another folder"):
+            laconic.search(score, space, method, 9, folder=tmp_path / "run")
+    with only_one(tmp_path / "run"), pytest.raises(BadInput, match="still running"):
+        laconic.search(score, CHOICES, "random", 9, folder=tmp_path / "run")
+    assert SearchSpec.load(tmp_path / "run").trials == 3
+    assert len(laconic.search(score, CHOICES, "random", 5, folder=tmp_path / "run").history) == 5
 
 
 def test_a_search_in_which_all_fails_gives_up(tmp_path: Path) -> None:

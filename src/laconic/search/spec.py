@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -105,12 +106,17 @@ class SearchSpec:
         """Of the storage."""
         return self.storage or str(self.folder / "journal.log")
 
-    def save(self) -> None:
-        """Write it into the folder."""
+    def to_json(self) -> dict[str, Any]:
+        """What the folder keeps, as plain values."""
         data = {each.name: getattr(self, each.name) for each in fields(self)}
         data |= {"space": self.space.to_table(), "folder": None, "start": [dict(p) for p in self.start]}
+        plain: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, **data}))
+        return plain
+
+    def save(self) -> None:
+        """Write it into the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        replace_file(self.folder / FILE, seal({"format": FORMAT, **data}, indent=1) + "\n")
+        replace_file(self.folder / FILE, seal(self.to_json(), indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> SearchSpec:
