@@ -109,6 +109,7 @@ def test_repeats_and_failures_are_on_the_page(tmp_path: Path) -> None:
     )  # fmt: skip
     others = laconic.search.api.repeat(found, 3)
     assert [other.spec.seed for other in others] == [1, 2]
+    assert [other.spec.folder.name for other in others] == ["run-1", "run-2"]  # a storage has other searches, too
     text = page(found, others)
     assert "mean of 3 searches and its 95 % interval" in text
     assert text.count("ValueError: on purpose") >= sum(t.number % 5 == 0 for t in found.history.trials.values())

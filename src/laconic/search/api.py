@@ -207,6 +207,8 @@ def _check_same(spec: SearchSpec) -> None:
 def repeat(found: Result, repeats: int, note: Note = lambda trial, spec: None) -> list[Result]:
     """The same search with the next seeds, `repeats` in all, in folders below its own; what is there goes on.
 
+    A folder's name is that of its search in a storage, which other searches may share: so it names this one, too.
+
     Raises:
         BadInput: fewer than one.
     """
@@ -215,9 +217,10 @@ def repeat(found: Result, repeats: int, note: Note = lambda trial, spec: None) -
     spec = found.spec
     objective, _ = resolve(spec.objective, {"options": spec.options, "workers": spec.workers})
     return [
-        run(replace(spec, seed=spec.seed + number, folder=spec.folder / "repeats" / str(number)), objective, note)
+        run(replace(spec, seed=spec.seed + number, folder=spec.folder / "repeats" / f"{spec.folder.name}-{number}"),
+            objective, note)
         for number in range(1, repeats)
-    ]
+    ]  # fmt: skip
 
 
 def load(folder: Path) -> Result:
