@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,28 @@ def test_rules_stop_what_is_worse_and_leave_the_best(rule: str, tmp_path: Path) 
     assert found.best is not None
     assert found.best.state == "done"
     assert found.params["level"] > 0.9
+
+
+def test_hyperband_follows_from_the_seed(tmp_path: Path) -> None:
+    """Optuna divides trials among brackets by the study's name, which it draws unless it is given."""
+    states = [
+        [trial.state for trial in laconic.search(curve, "level = float(0, 1)", "random", 12, rule="hyperband(20)",
+                                                 folder=tmp_path / str(number)).history.trials.values()]
+        for number in range(4)
+    ]  # fmt: skip
+    assert states[1:] == states[:1] * 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rule": rule} for rule in ("halving(reduction=1)", "halving(least=0)", "median(-1)", "hyperband(reduction=1)")]
+    + [{"method": f"learning_curve(points={points})"} for points in ("pbt", "enas", "learning_curve(9)")]
+    + [{"limit_s": 1.0}],
+)
+def test_what_cannot_work_is_refused_before_the_first_trial(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(BadInput):
+        laconic.search(curve, "level = float(0, 1)", trials=3, folder=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
 
 
 def test_weights_pass_from_trial_to_trial(tmp_path: Path) -> None:
@@ -111,7 +134,7 @@ def test_a_folder_keeps_its_search(tmp_path: Path) -> None:
     """Neither another search nor one that comes while it runs takes its place."""
     laconic.search(score, CHOICES, "random", 3, folder=tmp_path / "run")
     for space, method in ((MIXED, "random"), (CHOICES, "pbt")):
-        with pytest.raises(BadInput, match="another (space|method).*name another folder"):
+        with pytest.raises(BadInput, match=r"another (space|method).*name another folder"):
             laconic.search(score, space, method, 9, folder=tmp_path / "run")
     with only_one(tmp_path / "run"), pytest.raises(BadInput, match="still running"):
         laconic.search(score, CHOICES, "random", 9, folder=tmp_path / "run")

@@ -78,6 +78,8 @@ class SearchSpec:
             raise BadInput(f"limit_s is above 0, got {self.limit_s}")
         if self.workers > 1 and not self.parallel:
             raise BadInput("trials of several workers need processes: use parallel=1 or more")
+        if self.limit_s is not None and not self.parallel:
+            raise BadInput("only a trial in a process of its own can be ended: use limit_s with parallel=1 or more")
         build_rule(self.rule)
         build_method(self.method).check(self.space)
         for point in self.start:
