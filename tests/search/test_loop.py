@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import laconic.search
 from laconic.errors import BadInput, LaconicError, RecordError, UnknownName
 from laconic.lab.runs.stopping import only_one
+from laconic.search import ledger
 from laconic.search.bench.database import Server, postgres, why_absent
 from laconic.search.bench.kills import kill_tests
 from laconic.search.spec import SearchSpec
@@ -178,6 +180,37 @@ def test_two_processes_that_share_a_search_try_no_point_twice(tmp_path: Path, mo
     assert len(points) == len(set(points)) == 18
     owners = {trial.owner for trial in laconic.search.load(tmp_path / "run").history.trials.values()}
     assert len(owners) <= 2
+
+
+def test_a_process_says_that_it_lives_while_it_evaluates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or another machine would take a long trial back, and its result would be lost."""
+    monkeypatch.setattr(ledger, "BEAT_S", 0.02)
+    journal, beats = tmp_path / "shared.log", []
+
+    def evaluated(trial: Trial) -> float:
+        before = journal.read_text().count('"beat ')
+        deadline = time.monotonic() + 30
+        while journal.read_text().count('"beat ') < before + 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        beats.append(journal.read_text().count('"beat ') - before)
+        return 1.0
+
+    laconic.search(evaluated, CHOICES, "random", 1, storage=f"journal://{journal}", folder=tmp_path / "run")
+    assert beats[0] >= 2
+
+
+def test_a_report_of_a_trial_that_was_taken_back_is_left_out(tmp_path: Path) -> None:
+    space = laconic.search.Space.read(CHOICES)
+    proposal = laconic.search.Proposal({"a": "x", "b": 1, "c": "p"})
+    one, other = (ledger.Ledger(f"journal://{tmp_path}/shared.log", "run", space, 1.0) for _ in range(2))
+    trial = one.begin(proposal)
+    history = laconic.search.History()
+    other.load(history)
+    other.end(replace(history.trials[0], state="failed", why="gone"))
+    one.report(trial, 1, 0.5)
+    other.load(again := laconic.search.History())
+    assert again.trials[0].state == "failed"
+    assert not again.trials[0].reports
 
 
 def test_a_torn_line_of_the_journal_is_cut_off(tmp_path: Path) -> None:
