@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import laconic.search
+from laconic.cli import main
 from laconic.errors import BadInput, UnknownName
 from laconic.lab.records.record import Record
 from laconic.lab.runs.trainer import begin_with
@@ -82,6 +83,25 @@ def test_what_a_search_looks_for_is_the_metric_of_the_workload(workload: str, ma
     assert objective.maximize(space) is maximize
     spec = objective.spec({"layers": 1}, 0, Path("runs"))
     assert value_of(spec, accuracy=0.25, loss=2.0) == (0.25 if maximize else 2.0)
+
+
+@pytest.mark.parametrize(
+    ("objective", "method", "said"),
+    [
+        ("tests.search.objectives:score", "random", "only workloads"),
+        ("digits-mlp", "gradient_free", "finds weights"),
+        ("shakespeare-gpt({layers})", "random", "in braces"),
+    ],
+)
+def test_what_cannot_be_trained_again_is_said_before_the_search(
+    objective: str, method: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["search", objective, "--space", "layers = int(1, 2)", "--method", method, "--retrain", "1", "--folder"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, str(tmp_path / "run")])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_every_network_of_the_convolutional_space_can_be_built() -> None:
