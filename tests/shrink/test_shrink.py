@@ -13,6 +13,7 @@ from torch import nn
 import laconic
 from laconic.errors import BadInput, BudgetMissed, UnknownName
 from laconic.shrink import Plan, factorise, file, prune, retrain, running
+from laconic.shrink.parts import Shared
 from laconic.shrink.share import METHODS, build, share
 from laconic.shrink.training import TaskTraining, error_of
 from laconic.workloads import Task, get
@@ -125,6 +126,44 @@ def test_values_move_by_the_sum_of_gradients() -> None:
         optimizer.step()
     np.testing.assert_allclose(parts["weight"].values[1:], wanted, rtol=2e-3)
     assert torch.equal(model.weight.detach(), parts["weight"].dense())
+
+
+class _Tied(nn.Module):
+    """As language models are: the table of words is the last layer's weight, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(12, 6), nn.Linear(6, 12)
+        self.head.weight = self.words.weight
+        self.gain, self.again = nn.LayerNorm(6), nn.LayerNorm(6)
+        self.again.weight = self.gain.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.again(self.gain(self.words(x))))
+        return result
+
+
+def test_tied_weights_are_pruned_and_shared_together(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x, zeros = _Tied(), torch.arange(12), []
+
+    def train(model: nn.Module) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), x.flip(0)).backward()
+            optimizer.step()
+            zeros.append(int((model.head.weight == 0).sum()))  # type: ignore[union-attr]
+
+    small = laconic.shrink(model, train, plan=Plan(density=0.5, bits=4, rounds=1))
+    assert min(zeros) == 36  # in both places while it trains
+    assert small.model.head.weight is small.model.words.weight  # type: ignore[union-attr]
+    assert small.parts["head.weight"] is small.parts["words.weight"]
+    assert isinstance(small.parts["head.weight"], Shared)
+    assert [n for n, _ in small.model.named_parameters()] == [n for n, _ in model.named_parameters()]
+    small.save(tmp_path / "a.lac")
+    loaded = laconic.load_shrunk(tmp_path / "a.lac", into=_Tied(), sparse="never")
+    assert torch.equal(loaded(x), small.model(x))
 
 
 def test_parameters_keep_their_order() -> None:

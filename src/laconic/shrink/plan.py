@@ -84,9 +84,11 @@ class Plan:
                 if train:
                     train(model)
         trained = {name for name, parameter in model.named_parameters()} - found.keys()
+        first = {other: name for name, others in retrain.tied(model).items() for other in others}
         parts: dict[str, Part] = {}
         for name, tensor in model.state_dict().items():
             is_small = name in trained and tensor.dim() < 2
-            parts[name] = found.get(name) or (uniform(tensor, self.small_bits) if is_small else Whole(tensor.clone()))
+            same = found.get(name) or parts.get(first.get(name, name))  # weights that are tied have one part
+            parts[name] = same or (uniform(tensor, self.small_bits) if is_small else Whole(tensor.clone()))
         retrain.load(model, parts)
         return parts
