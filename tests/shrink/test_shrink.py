@@ -93,6 +93,12 @@ def test_linear_start_is_the_best_for_large_weights() -> None:
     assert worst["linear"] < worst["random"]
 
 
+def test_values_too_small_for_float16_are_kept() -> None:
+    weight = 1e-9 * torch.randn(20, 20, generator=torch.Generator().manual_seed(0))
+    found = share(weight, build("kmeans(8)")).dense()
+    assert (found - weight).abs().max() < 0.05 * weight.abs().max()
+
+
 # Retrain.
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=0.1)])
 def test_pruned_weights_stay_pruned(optimizer: type[torch.optim.Optimizer]) -> None:
@@ -314,6 +320,15 @@ def test_norms_and_convolutions_ship(tmp_path: Path) -> None:
     assert torch.equal(loaded(x), small.model(x))
     torch.testing.assert_close(loaded(x), model(x), rtol=0.05, atol=0.05)
     assert int(loaded[1].num_batches_tracked) == 1
+
+
+def test_a_parameter_without_dimensions_ships(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    model.scale = nn.Parameter(torch.tensor(1.5))
+    small = laconic.shrink(model)
+    small.save(tmp_path / "a.lac")
+    assert torch.equal(laconic.load_shrunk(tmp_path / "a.lac")["scale"], small.model.state_dict()["scale"])
+    assert float(small.model.state_dict()["scale"]) == pytest.approx(1.5)
 
 
 def test_any_state_dict_without_loss(tmp_path: Path) -> None:
