@@ -58,6 +58,19 @@ def test_bad_plans_are_refused() -> None:
         laconic.shrink(model)
 
 
+def test_a_bad_plan_fails_when_it_is_made() -> None:
+    """And not after the first training."""
+    for options in ({"density": 2.0}, {"density": {"weight": 0.0}}, {"scope": "here"}, {"density": float("nan")}):
+        with pytest.raises((BadInput, UnknownName)):
+            Plan(**options)
+    with pytest.raises(UnknownName, match="nothing"):
+        laconic.shrink(nn.Linear(3, 3), train=lambda model: pytest.fail("trained"), plan=Plan(bits={"nothing": 3}))
+
+
+def test_a_model_without_matrices_is_only_coded() -> None:
+    assert laconic.shrink(nn.LayerNorm(4), plan=Plan(density=0.5)).parts.keys() == {"weight", "bias"}
+
+
 # Share.
 @pytest.mark.parametrize("spec", METHODS.names())
 def test_sharing_leaves_few_values_near_the_weights(spec: str) -> None:

@@ -105,6 +105,7 @@ def shrink(
         raise BadInput(f"budget is how much the error may rise, 0 or more, got {budget}")
     trainer, judge = resolve(train, evaluate)
     plan = plan or Plan()
+    plan.check_names(model)
     before = judge(model) if judge else None
     if judge is not None and before is not None:
         search = Search(trainer, judge, before + budget, Path(folder) if folder else None, progress)

@@ -46,9 +46,15 @@ class Plan:
             raise BadInput(f"pruning takes 1 round or more, got {self.rounds}")
         if self.small_bits != 32 and not 2 <= self.small_bits <= 8:
             raise BadInput(f"small_bits is 2 to 8, or 32 for biases as they are, got {self.small_bits}")
+        prune.check(1.0 if self.density is None else self.density, self.scope)
         for bits in self.bits.values() if isinstance(self.bits, Mapping) else [self.bits]:
             if self.share != "none":
                 build(self.share, bits)
+
+    def check_names(self, model: nn.Module) -> None:
+        """Raise UnknownName where densities or bits are given for a weight that the model does not have."""
+        for given in (self.density, self.bits):
+            prune.check_names(prune.weights(model), given)
 
     def bits_of(self, name: str) -> int | None:
         """The bits of a weight, where they are given."""
