@@ -364,6 +364,7 @@ def test_chains_stay_transposed() -> None:
     assert isinstance(model[1], running.SparseChain)
     torch.testing.assert_close(model(x), wanted)
     torch.testing.assert_close(model(x[:1]), wanted[:1])
+    assert model(x[:0]).shape == wanted[:0].shape
 
 
 def test_a_model_without_memory_is_filled(tmp_path: Path) -> None:
@@ -384,13 +385,19 @@ def test_a_model_without_memory_is_filled(tmp_path: Path) -> None:
     assert loaded[3].steps[0].weight.col_indices().dtype == torch.int32
 
 
-def test_torchs_own_layers_are_left_alone() -> None:
+def test_torchs_own_layers_are_left_alone(tmp_path: Path) -> None:
     """Attention and its like reach for the weights of their parts."""
     torch.manual_seed(0)
     model = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
     names = set(prune.weights(model))
     assert running.make_sparse(model, names, measured=False) == []
+    assert factorise(model, 0.1) == []
     assert model(torch.randn(2, 3, 16)).shape == (2, 3, 16)
+    laconic.shrink(model, plan=Plan(density=0.1, bits=3)).save(tmp_path / "a.lac")
+    with torch.device("meta"):
+        empty = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    loaded = laconic.load_shrunk(tmp_path / "a.lac", into=empty, sparse="always")
+    assert not any(tensor.is_meta for tensor in loaded.parameters())
 
 
 def test_a_layer_that_is_no_quicker_stays_dense(monkeypatch: pytest.MonkeyPatch) -> None:
