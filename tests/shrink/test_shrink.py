@@ -315,6 +315,32 @@ def test_a_budget_that_nothing_meets(task: Task) -> None:
     assert missed.value.nearest.error > missed.value.nearest.dense_error  # type: ignore[attr-defined]
 
 
+def test_an_error_that_is_no_number_is_within_no_budget() -> None:
+    errors = iter([0.1])
+    with pytest.raises(BudgetMissed):
+        laconic.shrink(nn.Linear(4, 4), None, lambda model: next(errors, float("nan")), 1.0, plan=Plan(bits=3))
+    with pytest.raises(BadInput, match="as it is given is inf"):
+        laconic.shrink(nn.Linear(4, 4), None, lambda model: float("nan"))
+    with pytest.raises(BadInput, match="budget"):
+        laconic.shrink(nn.Linear(4, 4), None, lambda model: 0.1, float("nan"))
+
+
+def test_judging_does_not_change_the_model() -> None:
+    """Its norms would follow what they see, and dropout would make the error one of chance."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout()).train(), torch.randn(8, 4)
+    before = deepcopy(model.state_dict())
+    laconic.shrink(model, None, lambda model: float(model(x).detach().abs().mean()), 9.0, plan=Plan(bits=4))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(module.training for module in model.modules())
+
+
+def test_what_a_search_has_judged_is_not_trained_again() -> None:
+    """Also without a folder: densities are found by trying, here the same ones by every tolerance."""
+    trained: list[int] = []
+    laconic.shrink(nn.Linear(8, 4), lambda model: trained.append(1), lambda model: 0.1, plan=Plan(rounds=1))
+    assert len(trained) == 2  # pruned weights, then shared values
+
+
 def test_a_model_that_does_not_fit_is_told_how(tmp_path: Path) -> None:
     laconic.shrink(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))).save(tmp_path / "a.lac")
     with pytest.raises(BadInput, match=r"0\.weight is \(3, 4\) in the file and \(3, 5\).*only in the file: 1\.bias"):
