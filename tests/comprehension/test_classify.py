@@ -14,7 +14,7 @@ from laconic.comprehension import classify, poj
 from laconic.comprehension import ir as ir_module
 from laconic.comprehension.ir import find
 from laconic.comprehension.kept import Kept
-from laconic.errors import BadInput
+from laconic.errors import BadInput, UnknownName
 
 pytest.importorskip("llvmlite")
 
@@ -69,6 +69,11 @@ def test_bad_folders_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "b" / "x.ll").write_text(ir("text", 1, 2))
     with pytest.raises(BadInput, match="class a has 1 programs that can be read, and 5 folds need as many"):
         classify.run(tmp_path)
+
+
+def test_an_unknown_method_is_named_before_anything_is_read() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'bag of statements'"):
+        classify.Setting(methods=("bag of statement",))
 
 
 def test_folds_divide_every_class_alike() -> None:

@@ -134,6 +134,16 @@ def test_damaged_files_are_refused(small: Embedding, tmp_path: Path) -> None:
             embeddings.load(path)
     with pytest.raises(PayloadError, match="no whole vocabulary"):
         embeddings.load(tmp_path)
+    (tmp_path / "vocabulary.json").write_text(f'{{"a": 0, "{UNKNOWN}": 1}}')
+    place = tmp_path / "embeddings.npy"
+    np.save(place, np.array([["text"], ["text"]]))
+    texts = place.read_bytes()
+    with place.open("wb") as file:
+        np.savez(file, vectors=np.zeros((2, 3)))
+    for damaged in (b"", texts, place.read_bytes()):
+        place.write_bytes(damaged)
+        with pytest.raises(PayloadError, match="no whole vocabulary"):
+            embeddings.load(tmp_path)
 
 
 def test_unknown_statements_are_counted(small: Embedding) -> None:

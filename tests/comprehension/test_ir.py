@@ -54,6 +54,14 @@ def test_no_clang_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         read(tmp_path / "a.c")
 
 
+def test_bitcode_on_which_llvm_gives_up_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends its process, which is not ours."""
+    (tmp_path / "a.bc").write_bytes(binding.parse_assembly(MODERN).as_bitcode())
+    monkeypatch.setattr(ir, "_PRINT", "import os; os.abort()")
+    with pytest.raises(BadInput, match=r"a\.bc is not bitcode that this LLVM reads: LLVM gave up"):
+        read(tmp_path / "a.bc")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [

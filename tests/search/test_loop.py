@@ -8,14 +8,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import laconic.search
 from laconic.errors import BadInput, LaconicError, RecordError, UnknownName
+from laconic.lab.runs.stopping import only_one
+from laconic.search import ledger
 from laconic.search.bench.database import Server, postgres, why_absent
 from laconic.search.bench.kills import kill_tests
+from laconic.search.spec import SearchSpec
+from laconic.search.trial import Trial
 from tests.search.objectives import CHOICES, MIXED, curve, dies_at_first, inherits, lines, on_ranks, score
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +59,28 @@ def test_rules_stop_what_is_worse_and_leave_the_best(rule: str, tmp_path: Path) 
     assert found.params["level"] > 0.9
 
 
+def test_hyperband_follows_from_the_seed(tmp_path: Path) -> None:
+    """Optuna divides trials among brackets by the study's name, which it draws unless it is given."""
+    states = [
+        [trial.state for trial in laconic.search(curve, "level = float(0, 1)", "random", 12, rule="hyperband(20)",
+                                                 folder=tmp_path / str(number)).history.trials.values()]
+        for number in range(4)
+    ]  # fmt: skip
+    assert states[1:] == states[:1] * 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rule": rule} for rule in ("halving(reduction=1)", "halving(least=0)", "median(-1)", "hyperband(reduction=1)")]
+    + [{"method": f"learning_curve(points={points})"} for points in ("pbt", "enas", "learning_curve(9)")]
+    + [{"limit_s": 1.0}],
+)
+def test_what_cannot_work_is_refused_before_the_first_trial(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(BadInput):
+        laconic.search(curve, "level = float(0, 1)", trials=3, folder=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
 def test_weights_pass_from_trial_to_trial(tmp_path: Path) -> None:
     for method in ("pbt(4)", "pbt(4, sync=true)", "enas", "gradient_free(3)"):
         found = laconic.search(inherits, CHOICES, method, 20, folder=tmp_path / method[:12].replace("(", ""))
@@ -79,6 +107,41 @@ def test_a_missing_objective_space_storage_or_record_is_one_sentence(tmp_path: P
     ):  # fmt: skip
         with pytest.raises(kind, match=said):
             call()
+
+
+def test_a_point_that_failed_is_known_before_and_after_a_resume(tmp_path: Path) -> None:
+    def fails_at_two(trial: Trial) -> float:
+        if trial.params["b"] == 2:
+            raise ValueError("on purpose")
+        return 1.0
+
+    space = "b = choice([1, 2, 3, 4])"
+    laconic.search(fails_at_two, space, "grid", 2, folder=tmp_path / "run")
+    found = laconic.search(fails_at_two, space, "grid", 9, folder=tmp_path / "run")
+    assert [trial.point["b"] for trial in found.history.trials.values()] == [1, 2, 2, 3, 4]
+
+
+def test_a_trial_that_fails_costs_no_point_that_the_search_begins_with(tmp_path: Path) -> None:
+    def fails_at_first(trial: Trial) -> float:
+        if trial.number == 0:
+            raise ValueError("on purpose")
+        return 1.0
+
+    start = ({"b": 1}, {"b": 4})
+    found = laconic.search(fails_at_first, "b = int(1, 99)", "random", 3, start=start, folder=tmp_path / "run")
+    assert [trial.point["b"] for trial in found.history.trials.values()][:3] == [1, 1, 4]
+
+
+def test_a_folder_keeps_its_search(tmp_path: Path) -> None:
+    """Neither another search nor one that comes while it runs takes its place."""
+    laconic.search(score, CHOICES, "random", 3, folder=tmp_path / "run")
+    for space, method in ((MIXED, "random"), (CHOICES, "pbt")):
+        with pytest.raises(BadInput, match=r"another (space|method).*name another folder"):
+            laconic.search(score, space, method, 9, folder=tmp_path / "run")
+    with only_one(tmp_path / "run"), pytest.raises(BadInput, match="still running"):
+        laconic.search(score, CHOICES, "random", 9, folder=tmp_path / "run")
+    assert SearchSpec.load(tmp_path / "run").trials == 3
+    assert len(laconic.search(score, CHOICES, "random", 5, folder=tmp_path / "run").history) == 5
 
 
 def test_a_search_in_which_all_fails_gives_up(tmp_path: Path) -> None:
@@ -117,6 +180,37 @@ def test_two_processes_that_share_a_search_try_no_point_twice(tmp_path: Path, mo
     assert len(points) == len(set(points)) == 18
     owners = {trial.owner for trial in laconic.search.load(tmp_path / "run").history.trials.values()}
     assert len(owners) <= 2
+
+
+def test_a_process_says_that_it_lives_while_it_evaluates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or another machine would take a long trial back, and its result would be lost."""
+    monkeypatch.setattr(ledger, "BEAT_S", 0.02)
+    journal, beats = tmp_path / "shared.log", []
+
+    def evaluated(trial: Trial) -> float:
+        before = journal.read_text().count('"beat ')
+        deadline = time.monotonic() + 30
+        while journal.read_text().count('"beat ') < before + 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        beats.append(journal.read_text().count('"beat ') - before)
+        return 1.0
+
+    laconic.search(evaluated, CHOICES, "random", 1, storage=f"journal://{journal}", folder=tmp_path / "run")
+    assert beats[0] >= 2
+
+
+def test_a_report_of_a_trial_that_was_taken_back_is_left_out(tmp_path: Path) -> None:
+    space = laconic.search.Space.read(CHOICES)
+    proposal = laconic.search.Proposal({"a": "x", "b": 1, "c": "p"})
+    one, other = (ledger.Ledger(f"journal://{tmp_path}/shared.log", "run", space, 1.0) for _ in range(2))
+    trial = one.begin(proposal)
+    history = laconic.search.History()
+    other.load(history)
+    other.end(replace(history.trials[0], state="failed", why="gone"))
+    one.report(trial, 1, 0.5)
+    other.load(again := laconic.search.History())
+    assert again.trials[0].state == "failed"
+    assert not again.trials[0].reports
 
 
 def test_a_torn_line_of_the_journal_is_cut_off(tmp_path: Path) -> None:

@@ -78,3 +78,16 @@ def test_a_grid_has_every_point_once() -> None:
 def test_bad_spaces_are_refused_in_a_sentence(text: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         Space.read(text)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"type": 3}, "'b' needs a type: choice, float"),
+        ({"type": ["float"]}, "'b' needs a type: choice, float"),
+        ({"type": "int", "low": 1, "high": 2, "when": "a"}, "when is a table"),
+    ],
+)
+def test_bad_tables_are_refused_in_a_sentence(row: dict[str, object], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        Space.read({"a": {"type": "choice", "values": [1, 3]}, "b": row})

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import laconic.search
+from laconic.cli import main
 from laconic.errors import BadInput, UnknownName
 from laconic.lab.records.record import Record
 from laconic.lab.runs.trainer import begin_with
@@ -16,7 +17,7 @@ from laconic.search.methods import build
 from laconic.search.report import page
 from laconic.search.retrain import retrain
 from laconic.search.spaces import CONVOLUTIONS
-from laconic.search.training import changed, space_of
+from laconic.search.training import WorkloadObjective, changed, space_of, value_of
 from laconic.storage.checkpoints import CheckpointFiles
 from laconic.workloads import models, names
 
@@ -73,6 +74,36 @@ def test_every_workload_has_a_space(workload: str) -> None:
     assert {"learning_rate", "batch"} <= space_of(workload).parameters.keys()
 
 
+@pytest.mark.parametrize(
+    ("workload", "maximize"), [("digits-mlp", True), ("shakespeare-gpt", False), ("shakespeare-gpt({layers})", False)]
+)
+def test_what_a_search_looks_for_is_the_metric_of_the_workload(workload: str, maximize: bool) -> None:
+    space = laconic.search.Space.read("layers = int(1, 2); learning_rate = log(0.001, 0.01)")
+    objective = WorkloadObjective(workload)
+    assert objective.maximize(space) is maximize
+    spec = objective.spec({"layers": 1}, 0, Path("runs"))
+    assert value_of(spec, accuracy=0.25, loss=2.0) == (0.25 if maximize else 2.0)
+
+
+@pytest.mark.parametrize(
+    ("objective", "method", "said"),
+    [
+        ("tests.search.objectives:score", "random", "only workloads"),
+        ("digits-mlp", "gradient_free", "finds weights"),
+        ("shakespeare-gpt({layers})", "random", "in braces"),
+    ],
+)
+def test_what_cannot_be_trained_again_is_said_before_the_search(
+    objective: str, method: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["search", objective, "--space", "layers = int(1, 2)", "--method", method, "--retrain", "1", "--folder"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, str(tmp_path / "run")])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_every_network_of_the_convolutional_space_can_be_built() -> None:
     for kind in ("conv1", "conv3", "conv5", "separable3", "skip"):
         spec = f"layered-cnn({kind}-{kind}-pool-{kind}-{kind}-pool, 8)"
@@ -98,6 +129,7 @@ def test_repeats_and_failures_are_on_the_page(tmp_path: Path) -> None:
     )  # fmt: skip
     others = laconic.search.api.repeat(found, 3)
     assert [other.spec.seed for other in others] == [1, 2]
+    assert [other.spec.folder.name for other in others] == ["run-1", "run-2"]  # a storage has other searches, too
     text = page(found, others)
     assert "mean of 3 searches and its 95 % interval" in text
     assert text.count("ValueError: on purpose") >= sum(t.number % 5 == 0 for t in found.history.trials.values())

@@ -13,6 +13,7 @@ from torch import nn
 import laconic
 from laconic.errors import BadInput, BudgetMissed, UnknownName
 from laconic.shrink import Plan, factorise, file, prune, retrain, running
+from laconic.shrink.parts import Shared
 from laconic.shrink.share import METHODS, build, share
 from laconic.shrink.training import TaskTraining, error_of
 from laconic.workloads import Task, get
@@ -57,6 +58,19 @@ def test_bad_plans_are_refused() -> None:
         laconic.shrink(model)
 
 
+def test_a_bad_plan_fails_when_it_is_made() -> None:
+    """And not after the first training."""
+    for options in ({"density": 2.0}, {"density": {"weight": 0.0}}, {"scope": "here"}, {"density": float("nan")}):
+        with pytest.raises((BadInput, UnknownName)):
+            Plan(**options)
+    with pytest.raises(UnknownName, match="nothing"):
+        laconic.shrink(nn.Linear(3, 3), train=lambda model: pytest.fail("trained"), plan=Plan(bits={"nothing": 3}))
+
+
+def test_a_model_without_matrices_is_only_coded() -> None:
+    assert laconic.shrink(nn.LayerNorm(4), plan=Plan(density=0.5)).parts.keys() == {"weight", "bias"}
+
+
 # Share.
 @pytest.mark.parametrize("spec", METHODS.names())
 def test_sharing_leaves_few_values_near_the_weights(spec: str) -> None:
@@ -92,6 +106,12 @@ def test_linear_start_is_the_best_for_large_weights() -> None:
     assert worst["linear"] < worst["random"]
 
 
+def test_values_too_small_for_float16_are_kept() -> None:
+    weight = 1e-9 * torch.randn(20, 20, generator=torch.Generator().manual_seed(0))
+    found = share(weight, build("kmeans(8)")).dense()
+    assert (found - weight).abs().max() < 0.05 * weight.abs().max()
+
+
 # Retrain.
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=0.1)])
 def test_pruned_weights_stay_pruned(optimizer: type[torch.optim.Optimizer]) -> None:
@@ -125,6 +145,44 @@ def test_values_move_by_the_sum_of_gradients() -> None:
         optimizer.step()
     np.testing.assert_allclose(parts["weight"].values[1:], wanted, rtol=2e-3)
     assert torch.equal(model.weight.detach(), parts["weight"].dense())
+
+
+class _Tied(nn.Module):
+    """As language models are: the table of words is the last layer's weight, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(12, 6), nn.Linear(6, 12)
+        self.head.weight = self.words.weight
+        self.gain, self.again = nn.LayerNorm(6), nn.LayerNorm(6)
+        self.again.weight = self.gain.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.again(self.gain(self.words(x))))
+        return result
+
+
+def test_tied_weights_are_pruned_and_shared_together(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x, zeros = _Tied(), torch.arange(12), []
+
+    def train(model: nn.Module) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), x.flip(0)).backward()
+            optimizer.step()
+            zeros.append(int((model.head.weight == 0).sum()))  # type: ignore[union-attr]
+
+    small = laconic.shrink(model, train, plan=Plan(density=0.5, bits=4, rounds=1))
+    assert min(zeros) == 36  # in both places while it trains
+    assert small.model.head.weight is small.model.words.weight  # type: ignore[union-attr]
+    assert small.parts["head.weight"] is small.parts["words.weight"]
+    assert isinstance(small.parts["head.weight"], Shared)
+    assert [n for n, _ in small.model.named_parameters()] == [n for n, _ in model.named_parameters()]
+    small.save(tmp_path / "a.lac")
+    loaded = laconic.load_shrunk(tmp_path / "a.lac", into=_Tied(), sparse="never")
+    assert torch.equal(loaded(x), small.model(x))
 
 
 def test_parameters_keep_their_order() -> None:
@@ -257,6 +315,32 @@ def test_a_budget_that_nothing_meets(task: Task) -> None:
     assert missed.value.nearest.error > missed.value.nearest.dense_error  # type: ignore[attr-defined]
 
 
+def test_an_error_that_is_no_number_is_within_no_budget() -> None:
+    errors = iter([0.1])
+    with pytest.raises(BudgetMissed):
+        laconic.shrink(nn.Linear(4, 4), None, lambda model: next(errors, float("nan")), 1.0, plan=Plan(bits=3))
+    with pytest.raises(BadInput, match="as it is given is inf"):
+        laconic.shrink(nn.Linear(4, 4), None, lambda model: float("nan"))
+    with pytest.raises(BadInput, match="budget"):
+        laconic.shrink(nn.Linear(4, 4), None, lambda model: 0.1, float("nan"))
+
+
+def test_judging_does_not_change_the_model() -> None:
+    """Its norms would follow what they see, and dropout would make the error one of chance."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout()).train(), torch.randn(8, 4)
+    before = deepcopy(model.state_dict())
+    laconic.shrink(model, None, lambda model: float(model(x).detach().abs().mean()), 9.0, plan=Plan(bits=4))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(module.training for module in model.modules())
+
+
+def test_what_a_search_has_judged_is_not_trained_again() -> None:
+    """Also without a folder: densities are found by trying, here the same ones by every tolerance."""
+    trained: list[int] = []
+    laconic.shrink(nn.Linear(8, 4), lambda model: trained.append(1), lambda model: 0.1, plan=Plan(rounds=1))
+    assert len(trained) == 2  # pruned weights, then shared values
+
+
 def test_a_model_that_does_not_fit_is_told_how(tmp_path: Path) -> None:
     laconic.shrink(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))).save(tmp_path / "a.lac")
     with pytest.raises(BadInput, match=r"0\.weight is \(3, 4\) in the file and \(3, 5\).*only in the file: 1\.bias"):
@@ -275,6 +359,15 @@ def test_norms_and_convolutions_ship(tmp_path: Path) -> None:
     assert torch.equal(loaded(x), small.model(x))
     torch.testing.assert_close(loaded(x), model(x), rtol=0.05, atol=0.05)
     assert int(loaded[1].num_batches_tracked) == 1
+
+
+def test_a_parameter_without_dimensions_ships(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    model.scale = nn.Parameter(torch.tensor(1.5))
+    small = laconic.shrink(model)
+    small.save(tmp_path / "a.lac")
+    assert torch.equal(laconic.load_shrunk(tmp_path / "a.lac")["scale"], small.model.state_dict()["scale"])
+    assert float(small.model.state_dict()["scale"]) == pytest.approx(1.5)
 
 
 def test_any_state_dict_without_loss(tmp_path: Path) -> None:
@@ -297,6 +390,7 @@ def test_chains_stay_transposed() -> None:
     assert isinstance(model[1], running.SparseChain)
     torch.testing.assert_close(model(x), wanted)
     torch.testing.assert_close(model(x[:1]), wanted[:1])
+    assert model(x[:0]).shape == wanted[:0].shape
 
 
 def test_a_model_without_memory_is_filled(tmp_path: Path) -> None:
@@ -317,13 +411,19 @@ def test_a_model_without_memory_is_filled(tmp_path: Path) -> None:
     assert loaded[3].steps[0].weight.col_indices().dtype == torch.int32
 
 
-def test_torchs_own_layers_are_left_alone() -> None:
+def test_torchs_own_layers_are_left_alone(tmp_path: Path) -> None:
     """Attention and its like reach for the weights of their parts."""
     torch.manual_seed(0)
     model = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
     names = set(prune.weights(model))
     assert running.make_sparse(model, names, measured=False) == []
+    assert factorise(model, 0.1) == []
     assert model(torch.randn(2, 3, 16)).shape == (2, 3, 16)
+    laconic.shrink(model, plan=Plan(density=0.1, bits=3)).save(tmp_path / "a.lac")
+    with torch.device("meta"):
+        empty = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    loaded = laconic.load_shrunk(tmp_path / "a.lac", into=empty, sparse="always")
+    assert not any(tensor.is_meta for tensor in loaded.parameters())
 
 
 def test_a_layer_that_is_no_quicker_stays_dense(monkeypatch: pytest.MonkeyPatch) -> None:

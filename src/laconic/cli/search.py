@@ -14,6 +14,7 @@ from laconic.search import api
 from laconic.search.history import Seen
 from laconic.search.methods import names
 from laconic.search.report import write_report
+from laconic.search.retrain import check as check_retrain
 from laconic.search.retrain import retrain as train_again
 from laconic.search.rules import REGISTRY as RULES
 from laconic.search.spaces import SPACES
@@ -36,7 +37,7 @@ def search(
     codec: Annotated[str, typer.Option(help="What is sent, where the space does not say.")] = "none",
     link: options.Link = None,
     limit: Annotated[float | None, typer.Option(help="Seconds after which a trial has failed.")] = None,
-    repeats: Annotated[int, typer.Option(help="Searches, each with the next seed; the report shows their mean.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, help="Searches, each with the next seed; reported as a mean.")] = 1,
     retrain: Annotated[int, typer.Option(help="Train the best and the default with so many new seeds.")] = 0,
     resume: Annotated[Path | None, typer.Option(help="Go on with this search, runs/<id>.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Default: runs/<time>-search-<objective>.")] = None,
@@ -45,6 +46,10 @@ def search(
     """Search parameters by trials; Ctrl-C or a crash loses at most those under way, and --resume goes on."""
     options.show_warnings_as_sentences()
     note = _quiet if json else _say
+    if retrain:  # before the search, which may take hours
+        asked = None if resume is None else SearchSpec.load(resume)
+        name, how = (options.named(objective), method) if asked is None else (asked.objective, asked.method)
+        check_retrain(name, how, retrain, {})
     try:
         if resume is not None:
             found = api.resume(resume, trials=trials, note=note)
@@ -60,8 +65,8 @@ def search(
     except KeyboardInterrupt:
         say("stopped; what has ended is kept: laconic search --resume FOLDER goes on")
         raise typer.Exit(130) from None
-    again = train_again(found, retrain) if retrain else None
     report = write_report(found, others)
+    again = train_again(found, retrain) if retrain else None
     if json:
         values = [each.value for each in (found, *others)]
         return echo_json({**found.to_json(), "repeats": values, "retrained": again, "report": str(report)})

@@ -31,9 +31,11 @@ from laconic.comprehension.programs import (
     unknown_share,
     ways,
 )
-from laconic.errors import BadInput
+from laconic.errors import BadInput, UnknownName
 
 METHOD = "bag of statements and edges"
+METHODS = ("bag of statements", METHOD, "embedding", "random embedding", "raw counts with a forest",
+           "published embedding")  # fmt: skip
 PUBLISHED = {"accuracy": 0.9483}  # POJ-104, 104 classes
 
 
@@ -47,7 +49,7 @@ class Setting:
         cache: a folder that keeps compiled programs and predictions; an interrupted run goes on from there.
         dialect: how sources are compiled.
         fitting: train the networks, too.
-        methods: only these; all of them where there is none.
+        methods: only these of METHODS; all of them where there is none.
     """
 
     folds: int = 5
@@ -61,6 +63,9 @@ class Setting:
     def __post_init__(self) -> None:
         if self.folds < 2:
             raise BadInput(f"folds are 2 or more, got {self.folds}")
+        for name in self.methods:
+            if name not in METHODS:
+                raise UnknownName("method of classification", name, METHODS)
 
 
 def run(

@@ -130,11 +130,12 @@ def _load_folder(path: Path) -> Embedding:
     try:
         vocabulary = json_text.parse((path / "vocabulary.json").read_bytes())
         vectors = np.load(path / "embeddings.npy", allow_pickle=False)
-    except (OSError, ValueError) as error:  # PayloadError is a ValueError, too
+        numbers = np.asarray(vectors if isinstance(vectors, np.ndarray) else "an archive", dtype=np.float32)
+    except (OSError, ValueError, EOFError) as error:  # PayloadError is a ValueError, too
         raise PayloadError(f"{path} holds no whole vocabulary.json and embeddings.npy: {error}") from error
     if not isinstance(vocabulary, dict):
         raise PayloadError(f"{path / 'vocabulary.json'} is no table of statements and their numbers")
-    return _checked(path, vocabulary, vectors.astype(np.float32), {"published": str(path.name)})
+    return _checked(path, vocabulary, numbers, {"published": str(path.name)})
 
 
 def _checked(path: Path, vocabulary: dict[str, int], vectors: Any, about: dict[str, Any]) -> Embedding:

@@ -13,6 +13,7 @@ import hashlib
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,12 @@ SOURCES = {".c": "c", ".cc": "c++", ".cpp": "c++", ".cxx": "c++", ".cl": "cl"}
 IR = (".ll", ".bc")
 SECONDS = 30.0  # a deadline of one compilation; ordinary files take a tenth of a second
 _VERSIONS = range(30, 13, -1)
+_PRINT = """
+import sys, llvmlite.binding as binding
+module = binding.parse_bitcode(sys.stdin.buffer.read())
+module.verify()
+sys.stdout.buffer.write(str(module).encode())
+"""
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ def read_ir(path: str | Path, seconds: float = SECONDS, dialect: Dialect = PLAIN
     if path.suffix.lower() in SOURCES:
         return _printed(_compiled(path, seconds, dialect), path)
     if path.suffix.lower() == ".bc" or content[:2] == b"BC":
-        return _printed(content, path)
+        return _printed_apart(content, path, seconds)
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -179,6 +186,16 @@ def _printed(bitcode: bytes, name: str | Path) -> str:
         return _verified(_binding().parse_bitcode(bitcode))
     except RuntimeError as error:
         raise BadInput(f"{name} is not bitcode that this LLVM reads: {_first_line(str(error))}") from error
+
+
+def _printed_apart(bitcode: bytes, name: Path, seconds: float) -> str:
+    """The same for bitcode from elsewhere, in a process of its own: LLVM aborts its process on some damaged files."""
+    _binding()
+    code, output, complaint = _run([sys.executable, "-P", "-c", _PRINT], bitcode, seconds, str(name))
+    if code:
+        why = "LLVM gave up" if code < 0 else _first_line(complaint.strip().rpartition("RuntimeError: ")[2])
+        raise BadInput(f"{name} is not bitcode that this LLVM reads: {why}")
+    return output.decode()
 
 
 def _verified(module: Any) -> str:

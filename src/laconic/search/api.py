@@ -5,6 +5,7 @@ Callers: users and the command line.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import os
@@ -24,7 +25,7 @@ from laconic.search.methods import build as build_method
 from laconic.search.pool import Objective, Pool
 from laconic.search.space import Point, Space
 from laconic.search.spaces import SPACES
-from laconic.search.spec import SearchSpec
+from laconic.search.spec import FILE, SearchSpec
 from laconic.search.tables import TABLES, Table
 from laconic.search.training import WorkloadObjective, space_of
 
@@ -128,7 +129,7 @@ def search(
     space = Space.read(_own_space(called) if space is None else SPACES.get(str(space), space))
     if isinstance(called, WorkloadObjective):
         called.check(space)
-        options = {"maximize": called.maximize, "parallel": 1, **options}
+        options = {"maximize": called.maximize(space), "parallel": 1, **options}
     elif isinstance(called, EvolvedObjective):
         called.check(space)
         options = {"maximize": False, **options}
@@ -170,25 +171,43 @@ def suited(objective: Objective, method: str) -> Objective:
 
 
 def run(spec: SearchSpec, objective: Objective, note: Note = lambda trial, spec: None) -> Result:
-    """Make the trials of a search that are left."""
+    """Make the trials of a search that are left.
+
+    Raises:
+        BadInput: the folder holds another search, or one that is still running.
+    """
     from laconic.search.ledger import opened
 
     objective = suited(objective, spec.method)
-    spec.save()
-    shared = bool(spec.storage)
+    spec.folder.mkdir(parents=True, exist_ok=True)
     # a workload starts ranks of its own
     ranks = 1 if isinstance(objective, WorkloadObjective) else spec.workers
-    with opened(spec.address, spec.folder.name, spec.space, spec.sign) as ledger:
+    with contextlib.ExitStack() as stack:
+        if not spec.storage:
+            stack.enter_context(only_one(spec.folder))
+        _check_same(spec)
+        ledger = stack.enter_context(opened(spec.address, spec.folder.name, spec.space, spec.sign))
         loop = Loop(spec, ledger, note)
-        with Pool(objective, spec.parallel, ranks, spec.limit_s) as pool:
-            if shared:
-                return Result(spec, loop.run(pool))
-            with only_one(spec.folder):
-                return Result(spec, loop.run(pool))
+        pool = stack.enter_context(Pool(objective, spec.parallel, ranks, spec.limit_s))
+        spec.save()
+        return Result(spec, loop.run(pool))
+
+
+def _check_same(spec: SearchSpec) -> None:
+    """Raise BadInput where the folder's trials are those of another search: they would be taken for this one's."""
+    if not (spec.folder / FILE).exists():
+        return
+    before, now = SearchSpec.load(spec.folder).to_json(), spec.to_json()
+    for name in ("objective", "space", "method", "maximize", "options"):
+        if before[name] != now[name]:
+            text = f"{spec.folder} holds a search with another {name}: {before[name]}, not {now[name]}"
+            raise BadInput(f"{text}; name another folder")
 
 
 def repeat(found: Result, repeats: int, note: Note = lambda trial, spec: None) -> list[Result]:
     """The same search with the next seeds, `repeats` in all, in folders below its own; what is there goes on.
+
+    A folder's name is that of its search in a storage, which other searches may share: so it names this one, too.
 
     Raises:
         BadInput: fewer than one.
@@ -198,9 +217,10 @@ def repeat(found: Result, repeats: int, note: Note = lambda trial, spec: None) -
     spec = found.spec
     objective, _ = resolve(spec.objective, {"options": spec.options, "workers": spec.workers})
     return [
-        run(replace(spec, seed=spec.seed + number, folder=spec.folder / "repeats" / str(number)), objective, note)
+        run(replace(spec, seed=spec.seed + number, folder=spec.folder / "repeats" / f"{spec.folder.name}-{number}"),
+            objective, note)
         for number in range(1, repeats)
-    ]
+    ]  # fmt: skip
 
 
 def load(folder: Path) -> Result:

@@ -85,8 +85,7 @@ class History:
         """Add a trial, or what has become of it."""
         before = self.trials.get(trial.number)
         self.trials[trial.number] = trial
-        if trial.state != "failed":
-            self._keys.add(key_of(trial.point))
+        self._keys.add(key_of(trial.point))
         if trial.ended and not (before is not None and before.ended):
             self.ended.append(trial)
 
@@ -102,7 +101,7 @@ class History:
         return max(done, key=score_of, default=None)
 
     def knows(self, point: Point) -> bool:
-        """Whether a point was tried, or is under way; points that only failed are not known."""
+        """Whether a point was tried, with or without success, or is under way; the loop itself tries again."""
         return key_of(point) in self._keys
 
     def __len__(self) -> int:

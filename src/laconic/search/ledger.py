@@ -50,7 +50,11 @@ class _Lock:
 
     def acquire(self) -> bool:
         self._threads.acquire()
-        self._held = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            self._held = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o644)
+        except BaseException:
+            self._threads.release()
+            raise
         fcntl.flock(self._held, fcntl.LOCK_EX)
         return True
 
@@ -170,8 +174,12 @@ class Ledger:
         return Seen(number, proposal, owner=self.owner, attempts=attempts)
 
     def report(self, trial: Seen, step: int, score: float) -> Seen:
-        """Write a report of a trial under way."""
-        self._again(lambda: self.storage.set_trial_intermediate_value(self._ids[trial.number], step, self.sign * score))
+        """Write a report of a trial under way; one that has ended, since others took it back, stays as it is."""
+        from optuna.exceptions import UpdateFinishedTrialError
+
+        with contextlib.suppress(UpdateFinishedTrialError):
+            identity = self._ids[trial.number]
+            self._again(lambda: self.storage.set_trial_intermediate_value(identity, step, self.sign * score))
         return replace(trial, reports={**trial.reports, step: score})
 
     def end(self, trial: Seen) -> Seen:
@@ -205,6 +213,24 @@ class Ledger:
             return
         self._beaten_s = time.monotonic()
         self._again(lambda: self.storage.set_study_user_attr(self._study, f"beat {self.owner}", time.time()))
+
+    @contextlib.contextmanager
+    def beating(self) -> Iterator[None]:
+        """Beat while the block lasts, also while a trial is evaluated in this process and the loop waits for it."""
+        over = threading.Event()
+
+        def beats() -> None:
+            while not over.wait(BEAT_S / 2):
+                with contextlib.suppress(Exception):  # the loop meets the same error, and says so
+                    self.beat()
+
+        thread = threading.Thread(target=beats, daemon=True)
+        if "://" in self.url:
+            thread.start()
+        try:
+            yield
+        finally:
+            over.set()
 
     def close(self) -> None:
         """Give connections back."""
@@ -271,6 +297,7 @@ def opened(url: str, name: str, space: Space, sign: float) -> Iterator[Ledger]:
     """A ledger that is closed at the end of the block."""
     ledger = Ledger(url, name, space, sign)
     try:
-        yield ledger
+        with ledger.beating():
+            yield ledger
     finally:
         ledger.close()

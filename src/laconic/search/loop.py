@@ -117,12 +117,14 @@ class Loop:
     def _proposal(self) -> Proposal | None:
         """What the method asks for, or the point that the search begins with."""
         number, start = len(self.history), self.spec.start
+        known = self.history.trials.values()
+        asked = sum("retry_of" not in trial.proposal.notes and trial.why != TAKEN for trial in known)
         others = any(trial.owner != self.ledger.owner for trial in self.history.running)
         seeds = [self.spec.seed, number, *(self.ledger.owner.encode() if others else b"")]
-        if number >= len(start):
+        if asked >= len(start):
             return next_proposal(self.method, self.spec.space, self.history, seeds)
         proposal = self.method.propose(self.spec.space, self.history, np.random.default_rng(seeds))
-        return None if proposal is None else replace(proposal, point=self.spec.space.checked(start[number]))
+        return None if proposal is None else replace(proposal, point=self.spec.space.checked(start[asked]))
 
     def _reported(self, message: Message) -> bool:
         """Write a report down; whether the trial is to end."""

@@ -52,7 +52,8 @@ class Mirror:
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        self.study = optuna.create_study(direction="maximize")
+        # named, since Optuna's Hyperband divides trials by a checksum of the name, and its own is drawn at random
+        self.study = optuna.create_study(direction="maximize", study_name="laconic")
         self._storage, self._id = self.study._storage, self.study._study_id
         self._known: dict[int, tuple[int, str, int]] = {}  # number -> id here, state, reports
 

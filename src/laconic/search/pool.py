@@ -24,6 +24,7 @@ from laconic.transports.launcher import LocalJob, RankFailed, ending, start_fork
 
 Objective = Callable[[Trial], float]
 LONGEST_S = 20 * 86400.0  # of a trial without a limit
+RELAY_S = 60.0  # how long the last answer to ranks that are gone is waited for
 _log = logging.getLogger("laconic.search")
 
 
@@ -204,7 +205,8 @@ def _evaluate_on(ranks: int, objective: Objective, task: Task, ask: Callable[[fl
         return Message("failed", task.number, str(error).splitlines()[0])
     finally:
         job.kill()
-        theirs.close()  # the relay ends
+        theirs.close()
+        relay.join(RELAY_S)  # it may still wait for an answer, which is not to be taken for the next trial
 
 
 def _relay(pipe: Connection, ask: Callable[[float, int], bool]) -> None:

@@ -8,7 +8,7 @@ epochs.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,16 +29,10 @@ def retrain(found: Result, seeds: int) -> list[dict[str, Any]]:
     """Train the best configuration and the default `seeds` times each, on the whole training data.
 
     Raises:
-        BadInput: the objective is no workload, or no trial came to its end.
+        BadInput: as `check`, or no trial came to its end.
     """
     spec, method = found.spec, build(found.spec.method)
-    objective, _ = resolve(spec.objective, {"options": spec.options, "workers": spec.workers})
-    if not isinstance(objective, WorkloadObjective):
-        raise BadInput("only workloads can be trained again: an objective of one's own is a function")
-    if not method.trains:
-        raise BadInput(f"{method.name} finds weights, not parameters to train with: they are in {spec.folder}/weights")
-    if seeds < 1:
-        raise BadInput(f"--retrain takes 1 seed or more, got {seeds}")
+    objective = check(spec.objective, spec.method, seeds, {"options": spec.options, "workers": spec.workers})
     stretches = found.stretches if method.schedules else [found.params]
     epochs = len(stretches) * (objective.epochs or get(objective.workload).epochs)
     default = replace(objective, epochs=epochs)
@@ -58,13 +52,32 @@ def retrain(found: Result, seeds: int) -> list[dict[str, Any]]:
     return rows
 
 
+def check(objective: str, method: str, seeds: int, options: Mapping[str, Any]) -> WorkloadObjective:
+    """The workload that is trained again, before or after the search.
+
+    Raises:
+        BadInput: there is nothing that could be trained again.
+    """
+    found, chosen = resolve(objective, options)[0], build(method)
+    if not isinstance(found, WorkloadObjective):
+        raise BadInput("only workloads can be trained again: an objective of one's own is a function")
+    if not chosen.trains:
+        raise BadInput(f"{chosen.name} finds weights, not parameters to train with: they are in the folder's weights")
+    if "{" in found.workload:
+        text = f"the default of '{found.workload}' is not known, since it has a parameter in braces"
+        raise BadInput(f"{text}: put it into a choice of model, or search without --retrain")
+    if seeds < 1:
+        raise BadInput(f"--retrain takes 1 seed or more, got {seeds}")
+    return found
+
+
 def _trained(objective: WorkloadObjective, points: Sequence[Point], seed: int, runs: Path, tuned: int) -> float:
     """The value on test data after one stretch after the other."""
     begin, value = None, 0.0
     for number, point in enumerate(points):
         asked = replace(objective.spec(point, seed, runs, held_out=False), tuning_runs=tuned)
         trained, weights = train(asked, begin=begin)
-        value = value_of(trained)
+        value = value_of(asked, trained.test_accuracy, trained.test_loss)
         begin = runs / f"seed{seed}-{number}.weights"
         if number + 1 < len(points):
             write_file(begin, weights)

@@ -62,6 +62,12 @@ class Never(Rule):
 class PrunerRule(Rule):
     """A pruner of Optuna's."""
 
+    def __post_init__(self) -> None:
+        try:
+            self.pruner()
+        except ValueError as error:
+            raise BadInput(f"{self}: {error}") from error
+
     @abstractmethod
     def pruner(self) -> BasePruner:
         """The pruner."""
@@ -118,6 +124,10 @@ class Hyperband(PrunerRule):
     most: int = 100
     reduction: int = 3
     least: int = 1
+
+    def __post_init__(self) -> None:  # Optuna looks at its numbers when it first prunes
+        if self.reduction < 2 or not 1 <= self.least <= self.most:
+            raise BadInput(f"hyperband needs reduction ≥ 2 and 1 ≤ least ≤ most, got {self}")
 
     def pruner(self) -> BasePruner:
         from optuna.pruners import HyperbandPruner

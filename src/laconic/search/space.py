@@ -224,8 +224,10 @@ class Space:
             if isinstance(row, Parameter):
                 parameters[name] = row
                 continue
-            if not isinstance(row, Mapping) or "type" not in row:
+            if not isinstance(row, Mapping) or not isinstance(row.get("type"), str):
                 raise BadInput(f"parameter '{name}' needs a type: {', '.join(KINDS.names())}")
+            if not isinstance(row.get("when", {}), Mapping):
+                raise BadInput(f"parameter '{name}': when is a table such as {{ mode = 'local' }}, got {row['when']!r}")
             given = {key: value for key, value in row.items() if key not in ("type", "when")}
             with _about(name):
                 kind = KINDS.get(row["type"])
@@ -234,7 +236,7 @@ class Space:
                 except TypeError as error:
                     raise BadInput(f"{error}") from error
             if "when" in row:
-                when[name] = {key: tuple(_listed(value)) for key, value in dict(row["when"]).items()}
+                when[name] = {key: tuple(_listed(value)) for key, value in row["when"].items()}
         return cls(parameters, when)
 
     @classmethod

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -77,6 +78,8 @@ class SearchSpec:
             raise BadInput(f"limit_s is above 0, got {self.limit_s}")
         if self.workers > 1 and not self.parallel:
             raise BadInput("trials of several workers need processes: use parallel=1 or more")
+        if self.limit_s is not None and not self.parallel:
+            raise BadInput("only a trial in a process of its own can be ended: use limit_s with parallel=1 or more")
         build_rule(self.rule)
         build_method(self.method).check(self.space)
         for point in self.start:
@@ -105,12 +108,17 @@ class SearchSpec:
         """Of the storage."""
         return self.storage or str(self.folder / "journal.log")
 
-    def save(self) -> None:
-        """Write it into the folder."""
+    def to_json(self) -> dict[str, Any]:
+        """What the folder keeps, as plain values."""
         data = {each.name: getattr(self, each.name) for each in fields(self)}
         data |= {"space": self.space.to_table(), "folder": None, "start": [dict(p) for p in self.start]}
+        plain: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, **data}))
+        return plain
+
+    def save(self) -> None:
+        """Write it into the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        replace_file(self.folder / FILE, seal({"format": FORMAT, **data}, indent=1) + "\n")
+        replace_file(self.folder / FILE, seal(self.to_json(), indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> SearchSpec:

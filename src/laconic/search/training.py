@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from laconic.errors import BadInput, UnknownName
@@ -113,10 +114,10 @@ class WorkloadObjective:
     link: str | None = None
     inherits: bool = False
 
-    @property
-    def maximize(self) -> bool:
-        """Whether the workload is judged by something that grows."""
-        return "{" in self.workload or get(self.workload).objective.higher_is_better
+    def maximize(self, space: Space) -> bool:
+        """Whether the workload is judged by something that grows; parameters in braces are those of any point."""
+        point = space.draw(np.random.default_rng(0))
+        return get(_filled(self.workload, point)).objective.higher_is_better
 
     def check(self, space: Space) -> None:
         """Refuse parameters that nothing reads.
@@ -153,7 +154,7 @@ class WorkloadObjective:
         if self.inherits:
             before = None if begin is None else trial.weights()
             trial.keep({**(before or {}), **kept})
-        return value_of(trained)
+        return value_of(spec, trained.test_accuracy, trained.test_loss)
 
 
 def train(spec: RunSpec, trial: Trial | None = None, begin: Path | None = None) -> tuple[Trained, dict[str, Any]]:
@@ -171,7 +172,7 @@ def train(spec: RunSpec, trial: Trial | None = None, begin: Path | None = None) 
         first = run.trial(run.record.configurations[0], seed)
         told = replace(first, keeps=True, begin=None if begin is None else str(begin))
         over = threading.Event()
-        watch = threading.Thread(target=_watch, args=(run, trial, over), daemon=True)
+        watch = threading.Thread(target=_watch, args=(run, spec, trial, over), daemon=True)
         if trial is not None:
             watch.start()
         try:
@@ -198,9 +199,9 @@ def _batch(spec: RunSpec) -> int:
     return int(spec.changes.batch or get(spec.workload).batch)
 
 
-def value_of(trained: Trained) -> float:
-    """What a training is judged by: accuracy where there is one."""
-    value = trained.test_loss if trained.test_accuracy is None else trained.test_accuracy
+def value_of(spec: RunSpec, accuracy: float | None, loss: float | None) -> float:
+    """What a training is judged by: accuracy, or the loss where the workload's metric follows from that."""
+    value = accuracy if get(spec.workload).objective.metric == "accuracy" else loss
     if value is None:
         raise BadInput("the training was never evaluated")
     return value
@@ -221,7 +222,7 @@ def _cut_off(run: Run, line: Mapping[str, Any]) -> Trained:
                    test_accuracy=line["test_accuracy"], seconds_total=line.get("seconds", 0.0))  # fmt: skip
 
 
-def _watch(run: Run, trial: Trial | None, over: threading.Event) -> None:
+def _watch(run: Run, spec: RunSpec, trial: Trial | None, over: threading.Event) -> None:
     """Report each evaluation, and ask the ranks to stop where the search's rule says so."""
     assert trial is not None
     told, per_epoch = 0, max(1, run.steps // max(1, int(run.record.workload.epochs)))
@@ -231,8 +232,7 @@ def _watch(run: Run, trial: Trial | None, over: threading.Event) -> None:
             if step <= told or step >= run.steps:
                 continue
             told = step
-            accuracy = line["test_accuracy"]
-            if trial.report(line["test_loss"] if accuracy is None else accuracy, step // per_epoch):
+            if trial.report(value_of(spec, line["test_accuracy"], line["test_loss"]), step // per_epoch):
                 stopping.request_stop(run.folder)
                 return
         if last:

@@ -5,6 +5,7 @@ Callers: users, the command line, the benchmark.
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -78,7 +79,7 @@ def shrink(
         train: a function that trains a model for a while with an optimiser of its own over `model.parameters()`, or a
             workload. It is called after every round of pruning and once to tune the shared values. Under
             `laconic.distribute` every worker calls `shrink` alike. Without it, values are shared and coded, not pruned.
-        evaluate: a model's error, lower being better; a workload brings its own.
+        evaluate: a model's error, lower being better; a workload brings its own. The model is in evaluation mode.
         budget: how much the error may rise, in the unit of `evaluate`: 0.001 is a tenth of a point.
         plan: what is to be done; what it leaves open is searched for under the budget.
         folder: keeps what was trained and judged, so that it goes on there when it is interrupted. Several workers
@@ -101,11 +102,14 @@ def shrink(
     >>> small.report().reduction_factor > 3
     True
     """
-    if budget < 0:
+    if not budget >= 0:
         raise BadInput(f"budget is how much the error may rise, 0 or more, got {budget}")
     trainer, judge = resolve(train, evaluate)
     plan = plan or Plan()
+    plan.check_names(model)
     before = judge(model) if judge else None
+    if before is not None and not math.isfinite(before):
+        raise BadInput(f"the error of the model as it is given is {before}; there is nothing to compare with")
     if judge is not None and before is not None:
         search = Search(trainer, judge, before + budget, Path(folder) if folder else None, progress)
         best = search.best(model, plan, before)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.errors import BadInput
+from laconic.shrink.running import reaches_inside
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def factorise(model: nn.Module, energy: float = 0.95) -> list[Factored]:
         energy: the share of Σ w² that is kept in each dimension, above 0 and at most 1.
 
     Returns:
-        What was replaced; layers that would grow are left.
+        What was replaced; layers that would grow are left, and so are those within torch's own, such as attention.
 
     >>> thin = nn.Sequential(nn.Linear(64, 4, bias=False), nn.Linear(4, 64))
     >>> wide = nn.Sequential(nn.Linear(64, 64))
@@ -52,6 +53,8 @@ def factorise(model: nn.Module, energy: float = 0.95) -> list[Factored]:
         raise BadInput(f"energy is above 0 and at most 1, got {energy}")
     found = []
     for name, layer in list(model.named_modules()):
+        if reaches_inside(model.get_submodule(name.rpartition(".")[0])):
+            continue
         if isinstance(layer, nn.Linear):
             thin, ranks = _linear(layer, energy)
         elif isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.padding_mode == "zeros":

@@ -68,20 +68,23 @@ class Shared:
 
     def dense(self) -> Tensor:
         """The tensor."""
-        return torch.from_numpy(self.values[self.symbols])
+        return torch.from_numpy(np.asarray(self.values[self.symbols]))  # of one symbol NumPy gives a number
 
 
 Part = Whole | Shared
 
 
 def half(values: Array) -> Array:
-    """Values as float16 holds them, as float32; those beyond its range stay as they are.
+    """Values as float16 holds them, as float32; those too large or too small for it stay as they are.
 
-    A codebook of a file is written in float16: centroids are means of weights, and no more exact than that.
+    A codebook of a file is written in float16: centroids are means of weights, and no more exact than that. Values are
+    too small where rounding moves one by more than 2⁻¹⁰ of the largest.
     """
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float16).astype(np.float32)
-    return rounded if np.isfinite(rounded).all() else values.astype(np.float32)
+    exact = values.astype(np.float32)
+    fits = np.isfinite(rounded).all() and (np.abs(rounded - exact) <= np.abs(exact).max(initial=0.0) / 1024).all()
+    return rounded if fits else exact
 
 
 def uniform(tensor: Tensor, bits: int) -> Part:

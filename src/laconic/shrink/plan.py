@@ -46,9 +46,15 @@ class Plan:
             raise BadInput(f"pruning takes 1 round or more, got {self.rounds}")
         if self.small_bits != 32 and not 2 <= self.small_bits <= 8:
             raise BadInput(f"small_bits is 2 to 8, or 32 for biases as they are, got {self.small_bits}")
+        prune.check(1.0 if self.density is None else self.density, self.scope)
         for bits in self.bits.values() if isinstance(self.bits, Mapping) else [self.bits]:
             if self.share != "none":
                 build(self.share, bits)
+
+    def check_names(self, model: nn.Module) -> None:
+        """Raise UnknownName where densities or bits are given for a weight that the model does not have."""
+        for given in (self.density, self.bits):
+            prune.check_names(prune.weights(model), given)
 
     def bits_of(self, name: str) -> int | None:
         """The bits of a weight, where they are given."""
@@ -84,9 +90,11 @@ class Plan:
                 if train:
                     train(model)
         trained = {name for name, parameter in model.named_parameters()} - found.keys()
+        first = {other: name for name, others in retrain.tied(model).items() for other in others}
         parts: dict[str, Part] = {}
         for name, tensor in model.state_dict().items():
             is_small = name in trained and tensor.dim() < 2
-            parts[name] = found.get(name) or (uniform(tensor, self.small_bits) if is_small else Whole(tensor.clone()))
+            same = found.get(name) or parts.get(first.get(name, name))  # weights that are tied have one part
+            parts[name] = same or (uniform(tensor, self.small_bits) if is_small else Whole(tensor.clone()))
         retrain.load(model, parts)
         return parts

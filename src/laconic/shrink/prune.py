@@ -46,14 +46,15 @@ def magnitude(
     Raises:
         BadInput: a density outside (0, 1], or one for a weight that is not there.
     """
-    if scope not in SCOPES:
-        raise UnknownName("scope of pruning", scope, SCOPES)
-    _check_density(tensors, density)
+    check(density, scope)
+    check_names(tensors, density)
     sizes = {name: _sizes(tensor, structured) for name, tensor in tensors.items()}
     if isinstance(density, Mapping) or scope == "layer":
         shares = density if isinstance(density, Mapping) else dict.fromkeys(tensors, density)
         masks = {name: _largest(size, shares.get(name, 1.0)) for name, size in sizes.items()}
     else:
+        if not tensors:
+            return {}
         scores = {name: _lamp(size) if scope == "lamp" else size for name, size in sizes.items()}
         kept = _largest(torch.cat([score.reshape(-1) for score in scores.values()]), density)
         parts = kept.split([score.numel() for score in scores.values()])  # type: ignore[no-untyped-call]
@@ -72,13 +73,20 @@ def gradual(round_: int, rounds: int, density: float) -> float:
     return density + (1 - density) * (1 - round_ / rounds) ** 3
 
 
-def _check_density(tensors: Mapping[str, Tensor], density: Density) -> None:
-    given = density if isinstance(density, Mapping) else {"": density}
-    for name, share in given.items():
-        if isinstance(density, Mapping) and name not in tensors:
-            raise UnknownName("weight", name, tensors)
+def check(density: Density, scope: str) -> None:
+    """Raise BadInput unless densities are shares, and UnknownName unless there is such a scope."""
+    if scope not in SCOPES:
+        raise UnknownName("scope of pruning", scope, SCOPES)
+    for share in density.values() if isinstance(density, Mapping) else [density]:
         if not 0 < share <= 1:
             raise BadInput(f"a density is above 0 and at most 1, got {share}")
+
+
+def check_names(tensors: Mapping[str, Tensor], given: object) -> None:
+    """Raise UnknownName where a table by name has one that is no weight."""
+    for name in given if isinstance(given, Mapping) else ():
+        if name not in tensors:
+            raise UnknownName("weight", name, tensors)
 
 
 def _sizes(tensor: Tensor, structured: bool) -> Tensor:

@@ -110,18 +110,61 @@ def load(model: nn.Module, parts: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _constrained(model: nn.Module, ways: Mapping[str, nn.Module]) -> Iterator[None]:
-    begun = []
-    try:
+    others = tied(model)
+    with contextlib.ExitStack() as stack:
         for name, way in ways.items():
             module, attribute = owner(model, name)
-            begun.append((module, attribute, list(module._parameters)))
-            parametrize.register_parametrization(module, attribute, way)
+            followers = {owner(model, other) for other in others.get(name, ())}
+            for each in followers - {(module, attribute)}:  # which is one module in two places
+                stack.enter_context(_following(*each, module, attribute))
+            stack.enter_context(_parametrised(module, attribute, way))
+        yield
+
+
+@contextlib.contextmanager
+def _parametrised(module: nn.Module, attribute: str, way: nn.Module) -> Iterator[None]:
+    """Let a parameter be computed in a way while the block lasts."""
+    order = list(module._parameters)
+    parametrize.register_parametrization(module, attribute, way)
+    try:
         yield
     finally:
-        for module, attribute, order in reversed(begun):
-            parametrize.remove_parametrizations(module, attribute)
-            for each in order:  # torch puts what was constrained behind the others
-                module._parameters[each] = module._parameters.pop(each)
+        parametrize.remove_parametrizations(module, attribute)
+        _reorder(module, order)  # torch puts what was constrained behind the others
+
+
+@contextlib.contextmanager
+def _following(follower: nn.Module, name: str, module: nn.Module, attribute: str) -> Iterator[None]:
+    """Let a module whose parameter is another's use what that one computes while the block lasts."""
+    order = list(follower._parameters)
+    del follower._parameters[name]
+    hook = follower.register_forward_pre_hook(lambda *_: setattr(follower, name, getattr(module, attribute)))
+    try:
+        yield
+    finally:
+        hook.remove()
+        follower.__dict__.pop(name, None)
+        follower._parameters[name] = module._parameters[attribute]
+        _reorder(follower, order)
+
+
+def _reorder(module: nn.Module, order: list[str]) -> None:
+    for each in order:
+        module._parameters[each] = module._parameters.pop(each)
+
+
+def tied(model: nn.Module) -> dict[str, list[str]]:
+    """The other names of parameters that have several, by the first of each.
+
+    >>> model = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 3, bias=False))
+    >>> model[1].weight = model[0].weight
+    >>> tied(model)
+    {'0.weight': ['1.weight']}
+    """
+    places: dict[Tensor, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        places.setdefault(parameter, []).append(name)
+    return {names[0]: names[1:] for names in places.values() if len(names) > 1}
 
 
 def owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:

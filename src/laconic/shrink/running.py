@@ -83,7 +83,7 @@ class SparseChain(nn.Module):
         columns = rows[0] if len(rows) == 1 else rows.t().contiguous()  # a vector is quicker than one column
         for step in self.steps:
             columns = step(columns)
-        return columns.t().reshape(*x.shape[:-1], -1).contiguous()
+        return columns.t().reshape(*x.shape[:-1], columns.shape[0]).contiguous()
 
 
 def sparse_layer(layer: nn.Linear) -> SparseChain:
@@ -106,8 +106,8 @@ def make_sparse(
     """
     changed: list[str] = []
     for path, parent in list(model.named_modules()):
-        if not isinstance(parent, _CONTAINERS) and type(parent).__module__.startswith("torch.nn."):
-            continue  # torch's own layers, such as attention, reach for the weights of theirs
+        if reaches_inside(parent):
+            continue
         for child, layer in list(parent.named_children()):
             name = f"{path}.{child}" if path else child
             if type(layer) is nn.Linear and f"{name}.weight" in names:
@@ -122,8 +122,15 @@ def make_sparse(
 
 def on_meta(model: nn.Module, names: set[str]) -> set[str]:
     """Of these weights those of fully connected layers that are on the device "meta": `make_sparse` reads them."""
-    return {f"{path}.weight" for path, layer in model.named_modules()
-            if path and type(layer) is nn.Linear and layer.weight.is_meta} & names  # fmt: skip
+    parents = [(path, parent) for path, parent in model.named_modules() if not reaches_inside(parent)]
+    return {name for path, parent in parents for child, layer in parent.named_children()
+            if type(layer) is nn.Linear and layer.weight.is_meta
+            and (name := f"{path}.{child}.weight".lstrip(".")) in names}  # fmt: skip
+
+
+def reaches_inside(parent: nn.Module) -> bool:
+    """Whether a module is one of torch's own, such as attention, which take the weights of their layers themselves."""
+    return not isinstance(parent, _CONTAINERS) and type(parent).__module__.startswith("torch.nn.")
 
 
 def _chosen(layer: nn.Linear, name: str, batch: int, measured: bool, reader: Reader | None) -> SparseChain | None:

@@ -10,6 +10,7 @@ tuned result is beyond the budget, every layer gets another bit, and after `MORE
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -49,7 +50,7 @@ class Search:
         train: retrains, or None.
         evaluate: a model's error.
         limit: what it may be at most.
-        folder: of what was computed, which is not computed again when the search is resumed; or None.
+        folder: of what was computed, which is not computed again when the search is resumed; None forgets it then.
         progress: is given a line and the share that is done after every step, or None.
     """
 
@@ -61,7 +62,11 @@ class Search:
 
     def best(self, model: nn.Module, plan: Plan, dense_error: float) -> Candidate:
         """The smallest candidate within the limit; the one with the least error where there is none."""
-        memory = Memory(self._folder, _digest(model, plan, self.limit))
+        with tempfile.TemporaryDirectory() as own:  # for a model that was pruned and judged is needed again
+            memory = Memory(self._folder or Path(own), _digest(model, plan, self.limit))
+            return self._best(model, plan, dense_error, memory)
+
+    def _best(self, model: nn.Module, plan: Plan, dense_error: float, memory: Memory) -> Candidate:
         names = list(prune.weights(model))
         searched = plan.density is None and self.train is not None
         trainings = plan.rounds * (len(TOLERANCES).bit_length() if searched else 1) + 1 if self.train else 0

@@ -6,7 +6,9 @@ over `model.parameters()` anew, since what is trained of a pruned or shared weig
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 
 from torch import nn
 
@@ -101,6 +103,25 @@ def resolve(
     train: Train | Workload | Task | str | None, evaluate: Evaluate | None
 ) -> tuple[Train | None, Evaluate | None]:
     """A trainer and a judge from what the user gave; a workload is both, unless there is another judge."""
+    trainer, judge = _resolved(train, evaluate)
+    return trainer, None if judge is None else partial(_judged, judge)
+
+
+def _judged(evaluate: Evaluate, model: nn.Module) -> float:
+    """A model's error in evaluation mode, in which it is not changed; one that is not a number is above all others."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        error = float(evaluate(model))
+    finally:
+        for module in training:
+            module.training = True
+    return math.inf if math.isnan(error) else error
+
+
+def _resolved(
+    train: Train | Workload | Task | str | None, evaluate: Evaluate | None
+) -> tuple[Train | None, Evaluate | None]:
     if isinstance(train, str):
         train = get(train)
     if isinstance(train, Workload):

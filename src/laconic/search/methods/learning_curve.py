@@ -27,7 +27,9 @@ class LearningCurve(Method):
     points: str = "random"
 
     def __post_init__(self) -> None:
-        need(self.points != "learning_curve", "learning_curve takes its points from another method, such as tpe")
+        other = build(self.points)
+        need(not isinstance(other, LearningCurve) and not other.repeats and not other.inherits,
+             f"learning_curve takes its points from a method whose trials stand alone, such as tpe, got {self.points}")
 
     @property
     def rule(self) -> str:  # type: ignore[override]
