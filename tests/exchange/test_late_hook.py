@@ -95,6 +95,25 @@ def test_a_forward_without_backward_on_one_rank_does_no_harm(evaluates: bool) ->
     assert run_local(2, _one_more_look, (evaluates,), timeout_s=60) == [WATCHED + 3] * 2
 
 
+def _unequal_shares() -> int:
+    """Rank 0 has more batches than rank 1, in DDP's join()."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    ddp, steps = DistributedDataParallel(nn.Linear(64, 10)), 0
+    with laconic.compress(ddp, "auto"):
+        for _ in range(2):
+            with ddp.join():
+                for _ in range(WATCHED - 4 if dist.get_rank() else WATCHED + 2):
+                    ddp(torch.randn(16, 64)).square().mean().backward()
+                    steps += 1
+    return steps
+
+
+@pytest.mark.processes
+def test_ranks_with_unequal_numbers_of_batches_do_not_wait_for_each_other() -> None:
+    assert run_local(2, _unequal_shares, (), timeout_s=60) == [2 * (WATCHED + 2), 2 * (WATCHED - 4)]
+
+
 def test_what_is_spared() -> None:
     assert spared_s(0.0, 1.0, 0.25, 0.1) == -0.1, "nothing waits, so nothing can be spared"
     assert spared_s(1.0, 1.0, 2.0, 0.0) == 0.0, "a codec that sends more spares nothing"

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic import codecs
+from laconic.errors import BadInput
 from laconic.exchange.auto import coded_names
 from laconic.exchange.options import Options
 from laconic.exchange.sparse_choice import SPARSE
@@ -126,3 +127,10 @@ def test_which_algorithms_are_exact(algorithm: str, size: int, monkeypatch: pyte
         return torch.equal(exchanged(state, range(3, 5)), exchanged(again, range(3, 5)))
 
     assert run_threads(size, work) == [size < 4 or algorithm not in SUMMED] * size
+
+
+@pytest.mark.parametrize("buckets", ["w", [[]], [["other"]], [[["w"]]], [[3]]])
+def test_buckets_of_a_damaged_state_are_refused(buckets: Any) -> None:
+    state = CompressionState("none", [("w", nn.Parameter(torch.zeros(4, 4)))])
+    with pytest.raises(BadInput, match=r"'buckets'|no parameter 'other'"):
+        state.load_state_dict({**state.state_dict(), "buckets": buckets})

@@ -18,6 +18,7 @@ import laconic.search
 from laconic.errors import BadInput, LaconicError, RecordError, UnknownName
 from laconic.lab.runs.stopping import only_one
 from laconic.search import ledger
+from laconic.search.bench import kills
 from laconic.search.bench.database import Server, postgres, why_absent
 from laconic.search.bench.kills import kill_tests
 from laconic.search.spec import SearchSpec
@@ -156,6 +157,12 @@ def test_searches_that_are_killed_lose_and_double_nothing() -> None:
     found = kill_tests(3, seed=2)
     assert found["holds"], found
     assert found["kills"] == 3
+
+
+def test_a_search_that_cannot_be_made_ends_the_kill_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kills, "why_absent", lambda: "left out")
+    monkeypatch.setattr(kills, "_killed", lambda *_: kills.Killed("journal", why="the search ended with exit code 1"))
+    assert not kill_tests(3)["holds"]
 
 
 @pytest.mark.slow

@@ -71,3 +71,12 @@ def test_bad_files_end_in_one_sentence(name: str, tmp_path: Path, capsys: pytest
     assert ended.value.code == 2
     assert name in capsys.readouterr().err
     assert not (tmp_path / "x.lac").exists()
+
+
+def test_weights_alone_cannot_be_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(nn.Linear(3, 3).state_dict(), tmp_path / "a.pt")
+    with pytest.raises(SystemExit) as ended:
+        main(["shrink", str(tmp_path / "a.pt"), "-o", str(tmp_path / "a.lac"), "--budget", "0.01"])
+    assert ended.value.code == 2
+    assert "--budget" in capsys.readouterr().err
+    assert not (tmp_path / "a.lac").exists()

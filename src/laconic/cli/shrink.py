@@ -47,6 +47,9 @@ def shrink(
     plan = Plan(density=density, bits=bits, share=share, scope=scope, structured=structured, rounds=rounds)
     path = Path(model)
     if path.suffix in (".pt", ".pth", ".bin", ".safetensors"):
+        if budget or epochs or folder:
+            text = f"{path} holds weights alone, which are neither trained nor judged"
+            raise BadInput(f"{text}: --budget, --epochs and --folder are for workloads")
         state = _state(path)
         file.write(output, encode_exactly(state) if share == "none" else shrink_state(state, plan))
     else:

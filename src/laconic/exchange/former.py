@@ -71,6 +71,8 @@ def check_buckets(buckets: Any, known: Collection[str] | None) -> None:
     if not isinstance(buckets, list) or not all(isinstance(b, list) and b for b in buckets):
         raise BadInput(f"the state does not fit: 'buckets' is {type(buckets).__name__}, not lists of names")
     for name in (name for bucket in buckets for name in bucket):
+        if not isinstance(name, str):
+            raise BadInput(f"the state does not fit: 'buckets' holds {type(name).__name__}, not names")
         if known is not None and name not in known:
             raise BadInput(f"the state is of another model: this one has no parameter '{name}'")
 

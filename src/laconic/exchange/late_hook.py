@@ -75,8 +75,13 @@ class LateHook:
             self._state.auto.verdict = verdict
         _log.info("codec auto: %s", verdict)
 
+    @property
+    def _of_all_ranks(self) -> bool:
+        """Whether all ranks run this backward: not in `no_sync`, nor in `join`, where some may have no more batches."""
+        return self._ddp.require_backward_grad_sync and not self._ddp._join_config.enable
+
     def _gradient_made(self, _: Tensor) -> None:
-        if not self._ddp.require_backward_grad_sync:
+        if not self._of_all_ranks:
             return
         if not self._last:  # after DDP's own last callback, which the first one runs before
             engine = torch.autograd.Variable._execution_engine
@@ -90,7 +95,7 @@ class LateHook:
 
     def _before_forward(self, *_: object) -> None:
         """DDP has nothing under way, and all ranks have ended as many backwards when they next come here to train."""
-        if not torch.is_grad_enabled() or not self._ddp.require_backward_grad_sync:
+        if not torch.is_grad_enabled() or not self._of_all_ranks:
             return  # an evaluation may be one rank's alone, for which the others wait
         if self._watching and len(self._ended) >= WATCHED:
             self._decide()
