@@ -67,20 +67,21 @@ class BucketSteps:
 
     def apply(self, bucket: int) -> None:
         """Step the parameters of one bucket by the gradients in its buffer; theirs stay what they are now."""
-        optimizer, buffer = self._optimizer, self._buffers[bucket]
-        whole = optimizer.param_groups
+        buffer = self._buffers[bucket]
+        # Another thread may take this step, while the loop's own looks through the optimiser's groups: they stay.
+        part = object.__new__(type(self._optimizer))
+        part.__dict__.update(self._optimizer.__dict__)
+        part.param_groups = [
+            {**self._groups[group], "params": parameters} for group, parameters in self._members[bucket]
+        ]
         own = SetAside(buffer.parameters)
         # A forward's settings are not the optimiser's: state that is made in an evaluation has to be trainable.
         with torch.inference_mode(False), torch.autocast(buffer.values.device.type, enabled=False):
             try:
                 for parameter, view in zip(buffer.parameters, buffer.views, strict=True):
                     parameter.grad = view
-                optimizer.param_groups = [
-                    {**self._groups[group], "params": parameters} for group, parameters in self._members[bucket]
-                ]
-                type(optimizer).step.__wrapped__(optimizer)  # type: ignore[attr-defined]
+                type(part).step.__wrapped__(part)  # type: ignore[attr-defined]
             finally:
-                optimizer.param_groups = whole
                 own.restore()
 
 
