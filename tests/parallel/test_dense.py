@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from laconic.errors import BadInput
-from laconic.parallel import Channels, Data, Dense, Norm, Space, product
+from laconic.parallel import Channels, Data, Dense, Norm, Space, Stages, product
 from laconic.parallel.divide import divide, exact
+from laconic.parallel.pipeline import Pipeline
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
 from tests.parallel.whole import check, close
@@ -156,6 +157,22 @@ def test_evaluation_with_and_without_the_codec() -> None:
     run_threads(2, work)
     with pytest.raises(BadInput, match="not divided"), exact(model):
         pass
+
+
+def test_exact_inside_exact_does_not_end_it() -> None:
+    def work(transport):  # type: ignore[no-untyped-def]
+        model = divide(chain(6, 8, True), {"0": Dense()}, codec="fp16", world=World(transport))
+        stages = divide(chain(6, 8, True), Stages(("2",), 2), codec="fp16", world=World(transport))
+        assert isinstance(stages, Pipeline)
+        with exact(model), exact(stages):
+            with exact(model), exact(stages):
+                pass
+            assert model[0].cut.boundary.exact
+            assert stages._active.trainer.exact
+        assert str(model[0].cut.boundary) == "fp16"
+        assert not stages._active.trainer.exact
+
+    run_threads(2, work)
 
 
 @pytest.mark.parametrize("plan", ["0=channels(output)", "0=channels(output); 2=channels(input)", "0=channels(input)"])

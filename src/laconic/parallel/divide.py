@@ -105,13 +105,14 @@ def exact(model: nn.Module) -> Iterator[None]:
     context: Context | None = getattr(model, CONTEXT, None)
     if context is None:
         raise BadInput("this model is not divided")
-    for cut in context.coded:
+    before = [(cut, cut.boundary) for cut in context.coded]
+    for cut, _ in before:
         cut.boundary = Boundary.of(None)
     try:
         yield
     finally:
-        for cut in context.coded:
-            cut.boundary = context.boundary
+        for cut, boundary in before:
+            cut.boundary = boundary
 
 
 def _ask_layers(model: nn.Module) -> None:

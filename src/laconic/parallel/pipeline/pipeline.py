@@ -215,13 +215,14 @@ class Pipeline(nn.Module):
     def exact(self) -> Iterator[None]:
         """Let everything cross as it is, without the codec; all ranks alike."""
         runners = [runner for track in self._tracks.values() for runner in (track.trainer, track.viewer)]
+        before = [runner.exact for runner in runners]
         for runner in runners:
             runner.exact = True
         try:
             yield
         finally:
-            for runner in runners:
-                runner.exact = False
+            for runner, exact in zip(runners, before, strict=True):
+                runner.exact = exact
 
     # what it is and was
 
