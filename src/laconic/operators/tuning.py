@@ -36,7 +36,7 @@ from laconic.quantities import parse_nbytes
 from laconic.storage.files import cache_folder
 
 log = logging.getLogger("laconic.operators")
-_SECONDS = 55.0  # of measurements, so that a network is tuned in a minute
+_SECONDS = 40.0  # of measurements: the last layer and the check of the whole take up to 20 more
 _LATE = "not measured: the time was up"
 _PLANS: WeakKeyDictionary[nn.Module, Plan] = WeakKeyDictionary()
 Seen = dict[str, dict[Convolution, Tensor]]  # samples; those that need a gradient say so

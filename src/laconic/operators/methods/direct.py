@@ -51,7 +51,7 @@ class Direct:
         flat = conv.planar()
         if _pointwise(flat):
             found = weight.new_zeros(conv.groups, conv.out_channels // conv.groups, row(weight.shape[1], conv.dtype))
-            found[:, :, : weight.shape[1]] = weight.detach().view(*found.shape[:2], -1)
+            found[:, :, : weight.shape[1]] = weight.detach().reshape(*found.shape[:2], -1)
             return found
         return weight.detach().reshape(flat.weight_shape).contiguous()
 
