@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,12 +70,14 @@ def _laconic(folder: Path, *words: str) -> str:
 
 @pytest.mark.processes
 def test_compared(folder: Path) -> None:
-    said = _laconic(folder, "compare", "own_workloads:small(8)", "-n", "2", "--configs", "ddp,dynamic8", "--seeds", "1")
+    shutil.copy(Path(__file__).parents[2] / "examples" / "my_workload.py", folder)
+    said = _laconic(folder, "compare", "my_workload:mine(32)", "-n", "2", "--configs", "ddp,dynamic8", "--seeds", "1")
     assert "compress:dynamic8" in said
     record = Record.load(folder / "runs" / "latest")
     assert [trial.failed for trial in record.trials] == [None, None]
-    assert (record.workload.name, record.workload.model) == ("own_workloads:small(8)", "own-net(8)")
-    assert record.id.endswith("own-workloads-small-8")
+    assert (record.workload.name, record.workload.model) == ("my_workload:mine(32)", "my-network(32)")
+    assert record.id.endswith("my-workload-mine-32")
+    assert all((trial.test_accuracy or 0) > 0.8 for trial in record.trials)
 
 
 @pytest.mark.processes

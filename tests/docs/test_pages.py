@@ -25,3 +25,8 @@ def test_figures_in_the_docs_come_from_a_file() -> None:
     named = re.findall(r"benchmarks/results/[\w.-]+\.json", "\n".join(page.read_text() for page in PAGES))
     for name in set(named):
         assert json.loads((ROOT / name).read_text())
+
+
+def test_the_page_of_workloads_shows_the_example_as_it_is() -> None:
+    example = (ROOT / "examples" / "my_workload.py").read_text().split('"""', 2)[2].strip()
+    assert example in (ROOT / "docs" / "workloads.md").read_text()

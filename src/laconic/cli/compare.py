@@ -160,7 +160,10 @@ def _cells(record: Record, row: Row, base: str | None) -> list[str]:
         speed_up = words.times(claim.ratio)
         if claim.accuracy is not None and claim.baseline_accuracy is not None:
             speed_up += f" at {words.percent(claim.accuracy)} against {words.percent(claim.baseline_accuracy)}"
-        verdict = f"{claim.what}: {claim.verdict}"
+        told = sorted(row.claims.values(), key=lambda each: each is not claim)
+        verdict = "; ".join(f"{each.what}: {each.verdict}" for each in told)
+        if row.missed:
+            verdict = f"target missed by {row.missed} of {len(row.trials)} seeds"
     if row.failed:
         verdict = "; ".join(part for part in (verdict, f"{row.failed} failed") if part)
     step, sent = _shown(row.step, words.seconds), _shown(row.sent, words.nbytes)

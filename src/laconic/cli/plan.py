@@ -92,8 +92,9 @@ def plan(
 
 
 def _shown(planned: Planned) -> list[Prediction]:
-    """The recommended plan, the quickest few by name, plain DDP and one machine."""
-    rows = [planned.chosen, *planned.candidates[:SHOWN]]
+    """The recommended plan, the quickest few by name, data parallelism with the quickest codec, DDP, one machine."""
+    coded = [each for each in planned.candidates if each.strategy.kind == "data" and each.strategy.codec != "none"]
+    rows = [planned.chosen, *planned.candidates[:SHOWN], *coded[:1]]
     rows += [each for each in (planned.ddp, planned.one) if each is not None]
     return list({str(each.strategy): each for each in rows}.values())
 
@@ -109,8 +110,9 @@ def _show(planned: Planned) -> None:
             words.nbytes(each.memory_nbytes), f"{each.joules:.3g} J",
         )])  # fmt: skip
     asked, setting = planned.asked, planned.setting
-    times = f"estimated, by laconic profile {planned.subject.name} measured" if setting.work.source == HERE else (
-        setting.work.source)  # fmt: skip
+    times = setting.work.source
+    if times == HERE:
+        times = f"estimated for this machine (`laconic profile {planned.subject.name}` measures them)"
     typer.echo(
         f"{planned.subject.name} on {asked.ranks} machines, {setting.batch} samples a step, link {asked.link}; layer "
         f"times: {times}; predicted, not measured"

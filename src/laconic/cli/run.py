@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import sys
 import time
@@ -34,6 +35,8 @@ def run(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     with Cluster(hosts, link) as cluster:
+        if hosts * nproc_per_host > (cores := len(os.sched_getaffinity(0))):
+            say(f"{hosts} hosts share {cores} cores: computing takes longer than on machines of their own")
         begun = time.monotonic()
         with Programs(cluster, command, nproc_per_host, pin) as programs:
             failed = _waited(programs)

@@ -33,7 +33,7 @@ def shrink(
     output: Annotated[Path, typer.Option("-o", "--output", help="The .lac file.")],
     density: Annotated[float | None, typer.Option(help="Share of weights to keep; default: searched, or all.")] = None,
     bits: Annotated[int | None, typer.Option(help="Of shared values; default: searched, or 6.")] = None,
-    budget: Annotated[float, typer.Option(help="How much the error may rise: 0.001 is 0.1 points.")] = 0.0,
+    budget: Annotated[float, typer.Option(help="How much a workload's error may rise: 0.001 is 0.1 points.")] = 0.0,
     share: Annotated[str, typer.Option(help="kmeans, uniform, ternary, binary; none keeps every bit.")] = "kmeans",
     scope: Annotated[str, typer.Option(help="How one density is divided: lamp, global, layer.")] = "lamp",
     structured: Annotated[bool, typer.Option("--structured", help="Prune whole rows, such as filters.")] = False,
@@ -52,6 +52,8 @@ def shrink(
             raise BadInput(f"{text}: --budget, --epochs and --folder are for workloads")
         state = _state(path)
         file.write(output, encode_exactly(state) if share == "none" else shrink_state(state, plan))
+        if share != "none":
+            typer.echo("shrunk without training or a test: compare the model's accuracy before you ship it", err=True)
     else:
         task = get(model).prepare(seed)
         with _progress() as say:
@@ -81,9 +83,10 @@ def _state(path: Path) -> dict[str, Tensor]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
         raise BadInput(f"{path} cannot be read: {error}") from error
-    except Exception as error:  # pickle's and safetensors' own errors share no base
-        text = str(error).partition("\n")[0]
-        raise BadInput(f"{path} is no file of weights alone: {text}; save model.state_dict()") from error
+    except Exception as error:  # pickle's and safetensors' own errors share no base; torch advises to run what is there
+        raise BadInput(
+            f"{path} holds more than tensors, or is damaged: write it by torch.save(model.state_dict(), …)"
+        ) from error
     found = found.state_dict() if isinstance(found, nn.Module) else found
     if not isinstance(found, dict) or not found or not all(isinstance(each, Tensor) for each in found.values()):
         raise BadInput(f"{path} is not a state_dict, tensors by name; save model.state_dict()")

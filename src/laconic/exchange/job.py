@@ -88,21 +88,24 @@ def bucket_table(records: Sequence[BucketRecord], rank: int, world_size: int, *,
     lines = [
         f"the last steps of rank {rank} of {world_size}, medians",
         f"{'bucket':>6} {'values':>10} {'codec':22} {'by':{width}} {'sent':>10} {'of fp32':>8} "
-        f"{'encode':>8} {'wait':>8} {'decode':>8} {'all':>8} ms",
+        f"{'encode':>8} {'wait':>8} {'decode':>8} {'other':>8} {'all':>8} ms",
     ]
     for bucket, rows in latest.items():
         last = rows[-1]
         alike = [r for r in rows[-20:] if (r.codec, r.numel) == (last.codec, last.numel)]
-        times = " ".join(
-            f"{1e3 * statistics.median(getattr(r, name) for r in alike):8.2f}"
-            for name in ("encode_s", "wait_s", "decode_s", "seconds")
-        )
+        times = " ".join(f"{1e3 * statistics.median(part):8.2f}" for part in zip(*map(_parts, alike), strict=True))
         share = last.sent_nbytes / max(1.0, of_all_reduce * wire_nbytes(last.numel, world_size))
         lines.append(
             f"{bucket:6} {last.numel:10} {last.codec:22} {last.algorithm:{width}} "
             f"{last.sent_nbytes:10} {share:8.1%} {times}"
         )
     return "\n".join(lines)
+
+
+def _parts(record: BucketRecord) -> tuple[float, ...]:
+    """Where the time of an exchange went; what is neither coding nor waiting is "other"."""
+    known = record.encode_s, record.wait_s, record.decode_s
+    return *known, max(0.0, record.seconds - sum(known)), record.seconds
 
 
 def layer_table(layers: Sequence[LayerForm]) -> str:

@@ -180,8 +180,10 @@ class Planned:
                 f"{self.asked.ranks} machines are {speedup:.3g} × as fast as one with the same batch ({share:.0f} % "
                 "efficient)."
             )
+        if best != self.candidates[0]:
+            said.append("Of the ways within 3 % of the quickest, the simplest is marked.")
         if best.strategy.ranks == 1:
-            return [*said, f"The bottleneck is {best.bottleneck}."]
+            return said
         coded = [each for each in self.candidates if each.strategy.codec != "none" and each.strategy.kind == "data"]
         exact = [each for each in self.candidates if each.strategy.codec == "none" and each.strategy.kind == "data"]
         if coded and exact:

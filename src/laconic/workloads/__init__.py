@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from laconic.registry import discover
 from laconic.workloads.changes import AS_DECLARED, Changes
+from laconic.workloads.objective import CLASSIFICATION, Objective
 from laconic.workloads.registry import get, names, register, summary
 from laconic.workloads.workload import Batch, Task, Workload
 
-__all__ = ["AS_DECLARED", "Batch", "Changes", "Task", "Workload", "get", "names", "register", "summary"]
+__all__ = [
+    "AS_DECLARED", "CLASSIFICATION", "Batch", "Changes", "Objective", "Task", "Workload", "get", "names", "register",
+    "summary",
+]  # fmt: skip
 
 discover(__name__, __path__)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from laconic.cli import main
+from laconic.cli.compare import table as terminal_table
 from laconic.errors import BadInput, MissingExtra
 from laconic.lab.records import metrics
 from laconic.lab.records.record import Event, Record, Span
@@ -162,6 +163,21 @@ def test_the_headline_has_accuracy_beside_speed(tmp_path: Path):
     assert "▲ better" in row
     for title in ("test accuracy", "time to 95 %", "time of a step", "sent per step", "speed-up over ddp", "verdict"):
         assert f"{title}</th>" in table
+
+
+def test_who_is_quicker_but_misses_the_target_is_not_better(tmp_path: Path):
+    record = compare_record()
+    record.trials = [
+        replace(each, seconds_to_target=None) if each.configuration == "compress:dynamic8" and each.seed == 0 else each
+        for each in record.trials
+    ]
+    record.claims = make_claims(record, "ddp")
+    table = _html(record, tmp_path).split("id='headline'")[1].split("</table>")[0]
+    row = next(part for part in table.split("<tr>") if "dynamic8" in part)
+    assert "target missed" in row
+    assert "by 1 of 3 seeds" in row
+    assert "better" not in row
+    assert any("dynamic8" in line and line.endswith("target missed by 1 of 3 seeds") for line in terminal_table(record))
 
 
 def test_the_words_on_the_target_line_stand_where_no_curve_crosses_them():

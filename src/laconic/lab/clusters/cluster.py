@@ -40,7 +40,7 @@ _MAX_SEGMENT_NBYTES = 65536
 # first millisecond of a message pass at once.
 _BURST_S = 1e-3
 _QUEUE_S = 50e-3  # how much a port holds back before it drops
-_CURE = "`laconic simulate` predicts the same without it"
+_CURE = "`laconic plan` predicts a step without one"
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ def _check_machine() -> None:
     if not sys.platform.startswith("linux"):
         raise BadInput(f"an emulated cluster needs Linux, this is {sys.platform}; {_CURE}")
     if os.geteuid() != 0:
-        raise BadInput(f"an emulated cluster needs root; {_CURE}")
+        raise BadInput(f"an emulated cluster needs root (try sudo); {_CURE}")
     if missing:
         raise BadInput(f"an emulated cluster needs {' and '.join(missing)} (package iproute2); {_CURE}")
 

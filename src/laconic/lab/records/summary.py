@@ -81,6 +81,7 @@ class Row:
 
     Attributes:
         reached: how many trials reached the target; `to_target` is over those only when it is all of them.
+        missed: how many did not, where there is a target.
         claims: what the record claims of it, by what is compared.
     """
 
@@ -91,6 +92,7 @@ class Row:
     loss: Median | None
     to_target: Median | None
     reached: int
+    missed: int
     total: Median | None
     step: Median | None
     sent: Median | None
@@ -116,6 +118,7 @@ def _row(record: Record, configuration: Configuration) -> Row:
         loss=_median(trials, lambda t: t.test_loss),
         to_target=_median(trials, lambda t: t.seconds_to_target),
         reached=sum(t.seconds_to_target is not None for t in trials),
+        missed=sum(t.seconds_to_target is None for t in trials) if record.workload.target_accuracy is not None else 0,
         total=_median(trials, lambda t: t.seconds_total),
         step=_median(trials, lambda t: t.step_seconds_median),
         sent=_median(trials, lambda t: t.sent_nbytes_per_step),

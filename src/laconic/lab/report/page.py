@@ -140,6 +140,8 @@ def _told_claim(record: Record, row: Row, claim: Claim) -> str:
         "no significant difference": f"<b>no significant difference</b> from {base}",
         "too few seeds to say": f"{words.times(claim.ratio)} as quick as {base}, but <b>too few seeds to say</b>",
     }[claim.verdict]
+    if row.missed:
+        how += f", but <b>misses the target</b> with {row.missed} of {len(row.trials)} seeds"
     beside = ""
     if claim.accuracy is not None and claim.baseline_accuracy is not None:
         sides = words.percent(claim.accuracy), words.percent(claim.baseline_accuracy)
@@ -147,7 +149,12 @@ def _told_claim(record: Record, row: Row, claim: Claim) -> str:
     odds = f"{words.interval(claim, words.times)}; {words.p_value(claim.p_value)}"
     if claim.p_value is None:
         odds = claim.test.removeprefix("none: ")
-    return f"{took}: {how}{beside}. <small>({words.text(odds)})</small>"
+    others = "".join(
+        f" Its {other.what} is {words.times(other.ratio)} as good. <small>({words.p_value(other.p_value)})</small>"
+        for other in row.claims.values()
+        if other is not claim and other.p_value is not None
+    )
+    return f"{took}: {how}{beside}. <small>({words.text(odds)})</small>{others}"
 
 
 def _told_alone(record: Record, row: Row) -> str:

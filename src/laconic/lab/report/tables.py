@@ -121,18 +121,17 @@ def _speed_up(row: Row, base: str, judged_by_loss: bool) -> str:
 
 
 def _verdict(row: Row) -> str:
-    claim = main_claim(row)
-    if claim is None:
-        return ""
-    kind, sign = SIGNS[claim.verdict]
-    others = []
-    for other in row.claims.values():
-        if other is not claim:
-            p = "" if other.p_value is None else f", {words.p_value(other.p_value)}"
-            others.append(f"{other.what} {words.times(other.ratio)}{p}")
-    why = words.p_value(claim.p_value) if claim.p_value is not None else "no test holds"
-    lines = [f"{claim.what}, {why}", *others]
-    return f"<span class='verdict {kind}'>{sign}</span>" + "".join(f"<span class='sub'>{line}</span>" for line in lines)
+    """What each claim is worth; who is quicker but misses the target is not better."""
+    claims = [(claim, f"<span class='sub'>{claim.what} {words.times(claim.ratio)}, {_odds(claim)}</span>")
+              for claim in sorted(row.claims.values(), key=lambda claim: claim is not main_claim(row))]  # fmt: skip
+    if claims and row.missed:
+        told = f"<span class='sub'>by {row.missed} of {len(row.trials)} seeds</span>"
+        return f"<span class='verdict bad'>▼ target missed</span>{told}" + "".join(text for _, text in claims)
+    return "".join("<span class='verdict {}'>{}</span>".format(*SIGNS[claim.verdict]) + text for claim, text in claims)
+
+
+def _odds(claim: Claim) -> str:
+    return "no test holds" if claim.p_value is None else words.p_value(claim.p_value)
 
 
 def parts(rows: Sequence[Row]) -> str:

@@ -218,7 +218,7 @@ def parse(name: str) -> tuple[Door | None, str, str]:
     if found is None:
         raise BadInput(f"a configuration is a codec, DOOR:CODEC or DOOR:CODEC@MODE, got '{name}'")
     if found[1] is not None and found[1] not in DOORS:
-        raise UnknownName("door", found[1], DOORS)
+        raise UnknownName("way to train", found[1], DOORS)
     return cast(Door | None, found[1]), found[2].strip(), (found[3] or "sync").strip()
 
 
