@@ -13,7 +13,8 @@ from torch import nn
 from laconic.consistency.distribute import distribute
 from laconic.errors import PeerLost
 from laconic.lab.bench.divide_memory import MemorySpec, measure
-from laconic.parallel.divide import divide
+from laconic.parallel import product
+from laconic.parallel.divide import CONTEXT, divide
 from laconic.parallel.state import whole_state
 from laconic.transports.launcher import LocalJob, run_local
 from laconic.transports.world import init
@@ -44,6 +45,27 @@ def _grouped() -> tuple[dict[str, torch.Tensor], float]:
             job.optimizer.step()
         job.finish()
         return whole_state(model), float(sum(p.numel() for p in model.parameters()))
+
+
+def _in_pieces() -> tuple[torch.Tensor, torch.Tensor | None, int]:
+    """A step whose sums travel in pieces, under way while others are computed."""
+    product.PIECE_NBYTES = 16
+    with init() as world:
+        model, x = divide(_net(), PLAN, world=world), _batch(0, 0).requires_grad_()
+        y = model(x)
+        y.square().mean().backward()
+        return y.detach(), x.grad, getattr(model, CONTEXT).traffic.messages["2", "forward"]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_sums_in_pieces_are_those_of_one_process(ranks: int) -> None:
+    x = _batch(0, 0).requires_grad_()
+    y = _net()(x)
+    y.square().mean().backward()
+    for found, gradient, messages in run_local(ranks, _in_pieces, timeout_s=100):
+        torch.testing.assert_close(found, y.detach())
+        torch.testing.assert_close(gradient, x.grad)
+        assert messages == product.PIECES * (1 if ranks == 2 else 2 * (ranks - 1))
 
 
 def test_divided_in_groups_and_distributed_between_them() -> None:
