@@ -40,13 +40,13 @@ demo: $(VENV)/ready
 	@$(BIN)/laconic demo
 
 # Kernels are compiled while types are checked, each on one core: else all processes that meet a kernel first compile it.
-# Then three files at a time on two cores, in the order of their names: tests of real processes mostly wait, those of codecs
+# Then four files at a time on two cores, in the order of their names: tests of real processes mostly wait, those of codecs
 # compute, and side by side they take less than one after the other, as they would by the number of their tests. MPI's
 # ranks wait by spinning, and would hold up whatever runs beside them.
 test: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
 	@$(MAKE) --no-print-directory -j 2 check kernels
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not slow and not alone'
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m 'not slow and not alone'
 	$(BIN)/python -m pytest -m 'alone and not slow'
 
 slow: $(VENV)/ready

@@ -260,6 +260,8 @@ class _Asking:
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         given = tree_leaves((inputs, named))
+        if not given:
+            return  # a model without inputs has no rows to weigh
         first = next((each for each in given if isinstance(each, Tensor) and each.dim()), None)
         if first is None:
             raise BadInput("data(ask=true) counts rows by the first tensor that the model is given, and there is none")

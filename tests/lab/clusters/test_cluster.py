@@ -221,14 +221,14 @@ def test_nothing_outlives_a_killed_owner(nothing_left: None) -> None:
 def test_a_cluster_that_cannot_be_is_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module.sys, "platform", "linux")
     monkeypatch.setattr(cluster_module.os, "geteuid", lambda: 1000)
-    with pytest.raises(BadInput, match=r"needs root; `laconic simulate`"):
+    with pytest.raises(BadInput, match=r"needs root \(try sudo\); `laconic plan`"):
         Cluster()
     monkeypatch.setattr(cluster_module.os, "geteuid", lambda: 0)
     monkeypatch.setattr(cluster_module.shutil, "which", lambda tool: None if tool == "tc" else f"/sbin/{tool}")
-    with pytest.raises(BadInput, match=r"needs tc \(package iproute2\); `laconic simulate`"):
+    with pytest.raises(BadInput, match=r"needs tc \(package iproute2\); `laconic plan`"):
         Cluster()
     monkeypatch.setattr(cluster_module.sys, "platform", "darwin")
-    with pytest.raises(BadInput, match=r"needs Linux, this is darwin; `laconic simulate`"):
+    with pytest.raises(BadInput, match=r"needs Linux, this is darwin; `laconic plan`"):
         Cluster()
 
 
