@@ -232,6 +232,14 @@ def test_a_layer_that_spoils_the_whole_runs_native(monkeypatch, decreed):
     assert "whole would be off" in str(tuned.plan)
 
 
+def test_a_whole_that_stays_off_for_too_long_runs_native(monkeypatch, decreed):
+    monkeypatch.setattr(f"{TUNE}._model_error", lambda model, *_: 1.0 if hasattr(model[3], "routes") else 0.0)
+    monkeypatch.setattr(f"{TUNE}._CHECKS_SECONDS", -1.0)
+    tuned = tune(small(), X, cache=None)
+    assert [type(m) for m in tuned] == [nn.Conv2d, nn.ReLU, nn.Conv2d, nn.Conv2d]
+    assert "no time to find out where" in str(tuned.plan)
+
+
 def test_what_slows_the_whole_is_given_up_and_what_reorders_first(monkeypatch, decreed):
     monkeypatch.setattr(f"{TUNE}._whole_speedup", lambda *_: 0.9)
     tuned = tune(small(), X, cache=None)

@@ -37,7 +37,9 @@ from laconic.storage.files import cache_folder
 
 log = logging.getLogger("laconic.operators")
 _SECONDS = 40.0  # of measurements: the last layer and the check of the whole take up to 20 more
+_CHECKS_SECONDS = 15.0  # of looking for what puts the whole off
 _LATE = "not measured: the time was up"
+_OFF = "native: the whole would be off, and there was no time to find out where"
 _PLANS: WeakKeyDictionary[nn.Module, Plan] = WeakKeyDictionary()
 Seen = dict[str, dict[Convolution, Tensor]]  # samples; those that need a gradient say so
 
@@ -171,7 +173,11 @@ def _whole(
 def _near_enough(
     model: nn.Module, plan: Plan, inputs: tuple[Any, ...], native: list[Tensor], limits: Limits
 ) -> nn.Module:
-    """The model tuned, the worst role of the worst layer by torch's own until the whole is within the tolerance."""
+    """The model tuned, the worst role of the worst layer by torch's own until the whole is within the tolerance.
+
+    Where that takes too long, as in large models, all layers are left to torch.
+    """
+    end = time.monotonic() + _CHECKS_SECONDS
     while True:
         tuned = _apply(model, plan, limits.train)
         plan.error = _model_error(tuned, inputs, native, limits)
@@ -180,6 +186,8 @@ def _near_enough(
             return tuned
         worst = max(gaining, key=lambda row: row.error)
         plan.rows = [row.without_the_worst() if row is worst else row for row in plan.rows]
+        if time.monotonic() > end:
+            plan.rows = [Row(row.layer, row.convolution, (), _OFF) if row.gains else row for row in plan.rows]
         model = untune(tuned)
 
 
