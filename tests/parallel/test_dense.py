@@ -116,7 +116,7 @@ def test_rows_are_counted_by_name_too() -> None:
         model(input=rows[transport.rank]).square().mean().backward()
         close(model[0].weight.grad, whole[0].weight.grad, 1e-12, "gradient")
         with pytest.raises(BadInput, match="counts rows by the first tensor"):
-            model()
+            model(input=3)
 
     run_threads(2, work)
 
@@ -160,9 +160,11 @@ def test_evaluation_with_and_without_the_codec() -> None:
 
 
 def test_exact_inside_exact_does_not_end_it() -> None:
+    whole = chain(6, 8, True)  # threads that draw weights at once would draw different ones
+
     def work(transport):  # type: ignore[no-untyped-def]
-        model = divide(chain(6, 8, True), {"0": Dense()}, codec="fp16", world=World(transport))
-        stages = divide(chain(6, 8, True), Stages(("2",), 2), codec="fp16", world=World(transport))
+        model = divide(copy.deepcopy(whole), {"0": Dense()}, codec="fp16", world=World(transport))
+        stages = divide(copy.deepcopy(whole), Stages(("2",), 2), codec="fp16", world=World(transport))
         assert isinstance(stages, Pipeline)
         with exact(model), exact(stages):
             with exact(model), exact(stages):
