@@ -16,6 +16,7 @@ from torch import nn
 from laconic.errors import BadInput, UnknownName
 from laconic.operators import build, tune, untune
 from laconic.operators import search as search_module
+from laconic.operators.nearness import gradient_noise
 from laconic.operators.search import Choice
 from laconic.workloads import models
 
@@ -197,8 +198,9 @@ def test_outputs_and_gradients_of_our_networks_stay_within_the_tolerance(decreed
     assert any(row.gains for row in tuned.plan.rows)
     found = tuned(x)
     assert float((found - plain).detach().abs().max()) <= tolerance * float(plain.detach().abs().max())
+    near = max(10 * tolerance, 4 * gradient_noise(untune(tuned), (x,)))  # maxima that the least difference moves
     for a, b in zip(torch.autograd.grad(found.square().sum(), weights), wanted, strict=True):
-        assert float((a - b).abs().max()) <= 10 * tolerance * float(b.abs().max())
+        assert float((a - b).abs().max()) <= near * float(b.abs().max())
 
 
 def test_the_first_layers_input_gradient_is_nobodys_business(decreed):
@@ -226,18 +228,18 @@ def test_the_plan_tells_what_micro_batches_gave(decreed):
 
 
 def test_a_layer_that_spoils_the_whole_runs_native(monkeypatch, decreed):
-    monkeypatch.setattr(f"{TUNE}._model_error", lambda model, *_: 1.0 if hasattr(model[0], "routes") else 0.0)
+    monkeypatch.setattr(f"{TUNE}.model_error", lambda model, *_: (1.0 if hasattr(model[0], "routes") else 0.0, 0.0))
     tuned = tune(small(), X, cache=None)
     assert type(tuned[0]) is nn.Conv2d
     assert "whole would be off" in str(tuned.plan)
 
 
-def test_a_whole_that_stays_off_for_too_long_runs_native(monkeypatch, decreed):
-    monkeypatch.setattr(f"{TUNE}._model_error", lambda model, *_: 1.0 if hasattr(model[3], "routes") else 0.0)
-    monkeypatch.setattr(f"{TUNE}._CHECKS_SECONDS", -1.0)
-    tuned = tune(small(), X, cache=None)
-    assert [type(m) for m in tuned] == [nn.Conv2d, nn.ReLU, nn.Conv2d, nn.Conv2d]
-    assert "no time to find out where" in str(tuned.plan)
+def test_gradients_may_be_as_far_off_as_torchs_own(monkeypatch, decreed):
+    monkeypatch.setattr(f"{TUNE}.model_error", lambda *_: (0.0, 0.02))
+    monkeypatch.setattr(f"{TUNE}.gradient_noise", lambda *_: 0.011)
+    assert hasattr(tune(small(), X, train=True, cache=None)[0], "routes")
+    monkeypatch.setattr(f"{TUNE}.gradient_noise", lambda *_: 0.009)
+    assert type(tune(small(), X, train=True, cache=None)[0]) is nn.Conv2d
 
 
 def test_what_slows_the_whole_is_given_up_and_what_reorders_first(monkeypatch, decreed):

@@ -12,7 +12,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,8 @@ from laconic.errors import BadInput
 from laconic.operators.cache import Cache
 from laconic.operators.convolve import flushed_denormals
 from laconic.operators.micro_batch import sizes
-from laconic.operators.numerics import checked_tolerance, relative_error
+from laconic.operators.nearness import evaluating, gradient_noise, gradients_of, model_error, tensors
+from laconic.operators.numerics import checked_tolerance
 from laconic.operators.plan import Plan, Row
 from laconic.operators.search import Choice, Limits, choose, least_workspace
 from laconic.operators.shape import Convolution, of_tensors
@@ -37,9 +38,7 @@ from laconic.storage.files import cache_folder
 
 log = logging.getLogger("laconic.operators")
 _SECONDS = 40.0  # of measurements: the last layer and the check of the whole take up to 20 more
-_CHECKS_SECONDS = 15.0  # of looking for what puts the whole off
 _LATE = "not measured: the time was up"
-_OFF = "native: the whole would be off, and there was no time to find out where"
 _PLANS: WeakKeyDictionary[nn.Module, Plan] = WeakKeyDictionary()
 Seen = dict[str, dict[Convolution, Tensor]]  # samples; those that need a gradient say so
 
@@ -175,19 +174,23 @@ def _near_enough(
 ) -> nn.Module:
     """The model tuned, the worst role of the worst layer by torch's own until the whole is within the tolerance.
 
-    Where that takes too long, as in large models, all layers are left to torch.
+    Gradients are near enough, too, if they are no further off than torch's own may be: where a network picks maxima,
+    the least difference picks another one.
     """
-    end = time.monotonic() + _CHECKS_SECONDS
+    noise = None if limits.train else 0.0
     while True:
         tuned = _apply(model, plan, limits.train)
-        plan.error = _model_error(tuned, inputs, native, limits)
+        outputs, gradients = model_error(tuned, inputs, native, limits.train)
+        plan.error = max(outputs, gradients if noise is None or gradients > noise else 0.0)
         gaining = [row for row in plan.rows if row.gains]
         if not gaining or limits.tolerance == "native" or plan.error <= float(limits.tolerance):
             return tuned
+        if noise is None and outputs <= float(limits.tolerance):
+            model = untune(tuned)
+            noise = 2 * gradient_noise(model, inputs)
+            continue
         worst = max(gaining, key=lambda row: row.error)
         plan.rows = [row.without_the_worst() if row is worst else row for row in plan.rows]
-        if time.monotonic() > end:
-            plan.rows = [Row(row.layer, row.convolution, (), _OFF) if row.gains else row for row in plan.rows]
         model = untune(tuned)
 
 
@@ -255,26 +258,14 @@ def _observe(model: nn.Module, inputs: tuple[Any, ...], train: bool) -> tuple[Se
             hook = lambda m, args, name=name: look(name, m, args[0])  # noqa: E731
             handles.append(module.register_forward_pre_hook(hook))
     try:
-        with _evaluating(model), torch.set_grad_enabled(train):
+        with evaluating(model), torch.set_grad_enabled(train):
             output = model(*inputs)
     except Exception as error:
         raise BadInput(f"the example does not run through the model: {error}") from error
     finally:
         for handle in handles:
             handle.remove()
-    return seen, [tensor.detach() for tensor in _tensors(output)]
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while, so that no statistics of batches change."""
-    before = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before.items():
-            module.training = training
+    return seen, [tensor.detach() for tensor in tensors(output)]
 
 
 def _apply(model: nn.Module, plan: Plan, train: bool) -> nn.Module:
@@ -291,22 +282,6 @@ def _apply(model: nn.Module, plan: Plan, train: bool) -> nn.Module:
     return made.get(model, model)
 
 
-def _model_error(model: nn.Module, inputs: tuple[Any, ...], native: list[Tensor], limits: Limits) -> float:
-    """How far the output is from torch's own, and with training the gradients too."""
-    with _evaluating(model), torch.no_grad():
-        found = model(*inputs)
-    worst = max((relative_error(a, b) for a, b in zip(_tensors(found), native, strict=True)), default=0.0)
-    if not limits.train:
-        return worst
-    tuned = gradients_of(model, inputs)
-    for layer in (m for m in model.modules() if isinstance(m, TunedLayer)):
-        layer.trains = False
-    plain = gradients_of(model, inputs)
-    for layer in (m for m in model.modules() if isinstance(m, TunedLayer)):
-        layer.trains = True
-    return max([worst, *(relative_error(tuned[name], plain[name]) for name in plain)])
-
-
 def _whole_speedup(model: nn.Module, inputs: tuple[Any, ...], limits: Limits) -> float:
     """How much quicker the tuned model is as a whole, in turns with itself as torch computes it."""
     layers = [module for module in model.modules() if isinstance(module, TunedLayer)]
@@ -317,32 +292,11 @@ def _whole_speedup(model: nn.Module, inputs: tuple[Any, ...], limits: Limits) ->
         if limits.train:
             gradients_of(model, inputs)
         else:
-            with _evaluating(model), torch.no_grad():
+            with evaluating(model), torch.no_grad():
                 model(*inputs)
 
     found = race({"native": lambda: run(False), "tuned": lambda: run(True)}, 7, 2 * limits.budget_s, math.inf)
     return found["tuned"].speedup
-
-
-def gradients_of(model: nn.Module, inputs: tuple[Any, ...]) -> dict[str, Tensor]:
-    """Gradients of a fixed random combination of the outputs, by parameter."""
-    rng = torch.Generator().manual_seed(0)
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    with _evaluating(model), torch.enable_grad():
-        outputs = [y for y in _tensors(model(*inputs)) if y.requires_grad]
-        if not outputs or not named:
-            return {}
-        loss = torch.stack([(y * torch.randn(y.shape, generator=rng, dtype=y.dtype)).sum() for y in outputs]).sum()
-        found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-    return {name: grad for name, grad in zip(named, found, strict=True) if grad is not None}
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    """The floating tensors in an output, in order."""
-    if isinstance(output, Tensor):
-        return [output] if output.is_floating_point() else []
-    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else []
-    return [tensor for value in values for tensor in _tensors(value)]
 
 
 def _signature(model: nn.Module, inputs: tuple[Any, ...], limits: Limits) -> str:
