@@ -3,6 +3,7 @@
 python benchmarks/bench_operators.py forward vgg16 1      tune and time a network for so many samples, one thread
 python benchmarks/bench_operators.py train alexnet 16     forward and backward, weights that change every step
 python benchmarks/bench_operators.py train alexnet 16 undivided      the same without micro-batches
+python benchmarks/bench_operators.py noise vgg16 2        how far torch's own gradients are from those in float64
 python benchmarks/bench_operators.py recurrent            1000 steps of an LSTM with 5 % of its activations, in JSON too
 
 Prints JSON. Layers by themselves: `laconic bench operators`.
@@ -25,6 +26,7 @@ from laconic.lab.environment import environment
 from laconic.operators import LSTM
 from laconic.operators.bptt import recomputed
 from laconic.operators.cells import CELLS
+from laconic.operators.nearness import gradient_noise
 from laconic.operators.recurrent import BLOCK, budget_for
 from laconic.operators.timing import race
 from laconic.workloads import models
@@ -109,10 +111,22 @@ def recurrent(steps: int = 1000, batch: int = 16, width: int = 128) -> dict[str,
     }
 
 
+def noise(name: str, batch: int) -> dict[str, Any]:
+    """How far torch's own gradients of a network are from those in float64."""
+    torch.manual_seed(0)
+    model, shape = models.build(name).eval(), models.describe(name.partition("(")[0]).sample
+    return {"network": name, "batch": batch, "gradient_noise": gradient_noise(model, (torch.randn(batch, *shape),))}
+
+
 def main() -> None:
     torch.set_num_threads(1)
     what, *words = sys.argv[1:]
-    found = recurrent() if what == "recurrent" else network(words[0], int(words[1]), what == "train", *words[2:])
+    if what == "recurrent":
+        found = recurrent()
+    elif what == "noise":
+        found = noise(words[0], int(words[1]))
+    else:
+        found = network(words[0], int(words[1]), what == "train", *words[2:])
     print(json.dumps({"environment": environment(), **found}, indent=1, ensure_ascii=False))
 
 

@@ -198,7 +198,9 @@ def test_outputs_and_gradients_of_our_networks_stay_within_the_tolerance(decreed
     assert any(row.gains for row in tuned.plan.rows)
     found = tuned(x)
     assert float((found - plain).detach().abs().max()) <= tolerance * float(plain.detach().abs().max())
-    near = max(10 * tolerance, 4 * gradient_noise(untune(tuned), (x,)))  # maxima that the least difference moves
+    near = 10 * tolerance
+    if name in LARGE:  # the least difference moves a maximum of pooling
+        near = max(near, 4 * gradient_noise(untune(tuned), (x,)))
     for a, b in zip(torch.autograd.grad(found.square().sum(), weights), wanted, strict=True):
         assert float((a - b).abs().max()) <= near * float(b.abs().max())
 

@@ -1,7 +1,7 @@
 """How far a tuned model is from torch's own: its outputs, and in training its gradients.
 
 Callers: the tuner. Outputs are judged by the tolerance. Gradients are too, but where a network picks maxima (pooling,
-ReLU) the least difference now and then picks another one: torch's own gradients of VGG-16 are 2e-2 from those in
+ReLU) the least difference now and then picks another one: torch's own gradients of VGG-16 are 1e-2 from those in
 float64. Nobody can be asked to come nearer to them than that, so the tuner looks at this distance as well.
 """
 

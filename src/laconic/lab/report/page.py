@@ -150,7 +150,7 @@ def _told_claim(record: Record, row: Row, claim: Claim) -> str:
     if claim.p_value is None:
         odds = claim.test.removeprefix("none: ")
     others = "".join(
-        f" Its {other.what} is {words.times(other.ratio)} as good. <small>({words.p_value(other.p_value)})</small>"
+        f" By {other.what} it is {words.times(other.ratio)} as quick. <small>({words.p_value(other.p_value)})</small>"
         for other in row.claims.values()
         if other is not claim and other.p_value is not None
     )
