@@ -22,6 +22,7 @@ import zmq
 
 from laconic import schedules
 from laconic.errors import BadInput, CollectiveTimeout, NotAuthorised, PayloadError, PeerLost, TransportError
+from laconic.transports.base import Outgoing
 from laconic.transports.executor import run
 from laconic.transports.launcher import LocalJob, run_local
 from laconic.transports.rendezvous import find_place
@@ -429,6 +430,20 @@ def test_join_send_receive_and_leave(key: bytes | None) -> None:
             worker.send_to(0, torch.ones(1), 0)
         with pytest.raises(PeerLost, match="every peer has left"):
             server.recv_any(10)
+
+
+def test_a_send_that_nobody_takes_ends_although_the_peer_has_sent_something() -> None:
+    options: dict[str, Any] = {"patience": Patience(linger_s=0.0)}
+    with ZmqTransport(None, 0, 2, 1.0, **options) as sender, ZmqTransport(None, 1, 2, 1.0, **options) as idle:
+        idle.add_peer(0, sender.address)
+        pump(sender, idle)
+        idle.post(idle.point(1, 0, 4, "uint8"), [Outgoing(0, torch.zeros(4, dtype=torch.uint8))], (), 0)
+        while not sender.mesh.peers[1].queue:
+            sender.mesh.take_in()
+        large = torch.zeros(100 * CHUNK_NBYTES, dtype=torch.uint8)  # more than waits unread anywhere
+        call = sender.point(0, 1, large.numel(), "uint8")
+        with pytest.raises(CollectiveTimeout, match="peer 1"):
+            sender.post(call, [Outgoing(1, large)], (), 0).sent()
 
 
 # the wire

@@ -229,7 +229,7 @@ class ZmqTransport(Transport):
                     tracker = self.mesh.offer(peer.dealer, head, piece)
                     break
                 except zmq.Again:  # its queue is full: take in what is under way, so that nobody waits for us
-                    self.progress(peer, round, deadline)
+                    self.progress(peer, round, deadline, sending=True)
             else:
                 self.fail(PeerLost, peer.why_gone, peer.rank, round)
             if tracker is not None:
@@ -238,8 +238,13 @@ class ZmqTransport(Transport):
 
     # liveness and errors
 
-    def progress(self, peer: Peer, round: int | None, deadline: float, *, block: bool = True) -> None:
-        """Take in a message or wait a tick for one; raise when there is no hope for `peer`, or no time left."""
+    def progress(
+        self, peer: Peer, round: int | None, deadline: float, *, block: bool = True, sending: bool = False
+    ) -> None:
+        """Take in a message or wait a tick for one; raise when there is no hope for `peer`, or no time left.
+
+        What has come from the peer ends a wait for its messages, but not one that is `sending`.
+        """
         took = self.mesh.take_in(block=block)
         self._raise_bad_news(round)
         if not took:
@@ -247,7 +252,7 @@ class ZmqTransport(Transport):
             deaf = self.mesh.half_open()
             if deaf is not None:
                 self.fail(PeerLost, deaf.why_gone, deaf.rank, round)
-        if time.monotonic() > deadline and not peer.queue:
+        if time.monotonic() > deadline and (sending or not peer.queue):
             reason = f"nothing from or for peer {peer.rank} in {self.timeout_s:g} s, though it seems alive"
             self.fail(CollectiveTimeout, reason, peer.rank, round)
 

@@ -95,7 +95,7 @@ class ZmqRound(Posted):
                     tracker.wait(TICK_S / 4)
                 except zmq.NotDone:
                     # The peer may be waiting for us to take in what it sends.
-                    self.owner.progress(peer, self.round, deadline, block=False)
+                    self.owner.progress(peer, self.round, deadline, block=False, sending=True)
                     if peer.dealer is None:
                         self.owner.fail(PeerLost, peer.why_gone, peer.rank, self.round)
         self.trackers = []
