@@ -30,6 +30,7 @@ from laconic.transports.zeromq import ZmqTransport
 from laconic.transports.zeromq_gate import Secret, secret_for
 from laconic.transports.zeromq_keys import host_to_bind, is_loopback, new_key, read_key
 from laconic.transports.zeromq_mesh import Patience
+from laconic.transports.zeromq_peer import Peer
 from laconic.transports.zeromq_wire import CHUNK_NBYTES, Address, Header, Kind, identity, unpack
 from tests.transports.conformance import contribution, run_conformance, total
 
@@ -467,6 +468,12 @@ def test_addresses_and_headers_are_checked() -> None:
             unpack(frame[:place] + b"\xfe" + frame[place + 1 :])
 
 
+def test_a_parcel_that_is_said_to_be_larger_than_memory_is_refused() -> None:
+    peer = Peer(1, Address("127.0.0.1", 7, bytes(32)), 0, bytes(32))
+    with pytest.raises(PayloadError, match="no room for a parcel"):
+        peer.grow(Header(Kind.PARCEL, nbytes=1 << 47), memoryview(bytearray(CHUNK_NBYTES)))
+
+
 def test_a_peer_can_be_added_and_dropped_again_and_again() -> None:
     """The monitors of closed connections go on for a moment: the next connection's must not share a name with them."""
     options: dict[str, Any] = {"patience": Patience(linger_s=0.0)}
@@ -474,6 +481,23 @@ def test_a_peer_can_be_added_and_dropped_again_and_again() -> None:
         for _ in range(300):
             worker.add_peer(0, server.address)
             worker.drop_peer(0)
+
+
+def test_a_rank_has_room_for_hundreds_of_peers() -> None:
+    with ZmqTransport(None, 0, 200, 10.0, patience=Patience(linger_s=0.0)) as transport:
+        nobody = str(secret_for(None, "127.0.0.1").sealed("127.0.0.1", 1))
+        for rank in range(1, 200):
+            transport.add_peer(rank, nobody)
+        assert len(transport.peers) == 199
+
+
+def test_a_transport_whose_thread_cannot_start_is_an_error_and_no_endless_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start"):
+        ZmqTransport(None, 0, 2, 10.0)
 
 
 def _greet_and_wait(address: str) -> None:

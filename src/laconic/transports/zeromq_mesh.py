@@ -80,14 +80,15 @@ class Mesh:
         self._secret = secret
         self._watched_at = 0.0
         self._context: Context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))  # by default those of 170 peers
         self._router = self._context.socket(zmq.ROUTER)
         try:
             self._bind(host)
             self.address = self._own_address()
             self._gate = Gate(self._context, self._router, secret, self.address)
         except BaseException:
-            self._router.close()
-            self._context.term()
+            self._router.disable_monitor()  # first: ZeroMQ waits for ever where nobody reads a monitor
+            self._context.destroy(0)
             raise
 
     def _bind(self, host: str) -> None:
@@ -142,10 +143,9 @@ class Mesh:
         """Say goodbye to all, release every socket and thread; takes patience.linger_s at most."""
         self._leave(list(self.peers.values()), thanks=True)
         for peer in self.peers.values():
-            peer.disconnect(linger=False)  # who has said hello meanwhile: term() would wait for their sockets for ever
+            peer.disconnect(linger=False)  # who has said hello meanwhile
         self._gate.close()
-        self._router.close()
-        self._context.term()
+        self._context.destroy(0)  # term() would wait for ever for a socket of a connection that failed half-way
 
     def _leave(self, peers: list[Peer], *, thanks: bool) -> None:
         """Say goodbye and wait until that is out, or taken in; a peer that is gone is not waited for.

@@ -143,12 +143,16 @@ class Peer:
         """Add a chunk to the parcel under way; returns the tensor when that completes it.
 
         Raises:
-            PayloadError: a chunk out of order, or not a whole number of values.
+            PayloadError: a chunk out of order, not a whole number of values, or of a parcel that has no room here.
         """
         dtype = dtype_of(header.round)
         first = header.chunk * CHUNK_NBYTES
         if first == 0 and header.nbytes % dtype.itemsize == 0:
-            self._parcel, self._grown = torch.empty(header.nbytes, dtype=torch.uint8), 0
+            self._parcel, self._grown = None, 0  # what was left of another is not needed any more
+            try:
+                self._parcel = torch.empty(header.nbytes, dtype=torch.uint8)
+            except RuntimeError as error:
+                raise PayloadError(f"there is no room for a parcel of {header.nbytes} bytes") from error
         whole = self._parcel
         if whole is None or whole.numel() != header.nbytes or first != self._grown:
             self._parcel = None
