@@ -81,6 +81,11 @@ class Mode(ABC):
         """Whether the same training ends with the same bits again, however long each worker takes for its steps."""
         return self.lockstep
 
+    @property
+    def lead(self) -> int | None:
+        """No worker begins a step before rank 0 has begun the one so many before it; None: nothing sees to that."""
+        return None
+
     def outlives(self, rank: int, world_size: int) -> bool:
         """Whether the others go on to one model when this rank is lost; without, each raises an error that names it."""
         return False

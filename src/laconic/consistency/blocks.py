@@ -39,6 +39,10 @@ class BlockMode(Mode):
         """What becomes of the optimiser's state after a block: one of STATES."""
         return "keep"
 
+    @property
+    def lead(self) -> int | None:
+        return self.period
+
     def held(self, start: Tensor) -> dict[str, Tensor]:
         """What `merge` keeps from block to block, before the first: vectors by name."""
         return {}

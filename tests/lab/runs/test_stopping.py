@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from laconic.consistency import build
 from laconic.errors import BadInput
 from laconic.lab.runs.stopping import Stopping, forget, only_one, request_stop
 
@@ -26,6 +27,32 @@ def test_checkpoints_come_by_rank_0s_clock(tmp_path: Path) -> None:
     assert first.order(0) is None
     assert (first.order(1), second.order(1)) == ("checkpoint", "checkpoint")
     assert second.order(2) is None
+
+
+def test_a_rank_that_is_ahead_hears_of_a_stop(tmp_path: Path) -> None:
+    """Workers that average every 8 steps may be 7 ahead of rank 0."""
+    lead = build("local(8)").lead
+    first, ahead = Stopping(tmp_path, 0, lead=lead, ends=[100]), Stopping(tmp_path, 1, lead=lead, ends=[100])
+    request_stop(tmp_path)
+    assert [ahead.order(step) for step in range(1, 8)] == [None] * 7
+    assert first.order(1) is None
+    assert [ahead.order(step) for step in (8, 9)] == [None, "stop"]
+    assert [first.order(step) for step in range(2, 10)] == [None] * 7 + ["stop"]
+
+
+def test_workers_who_do_not_wait_for_each_other_stop_at_the_end_of_the_epoch(tmp_path: Path) -> None:
+    lead = build("async").lead
+    first, ahead = (Stopping(tmp_path, rank, 0.0, lead=lead, ends=[10, 20]) for rank in (0, 1))
+    assert [first.order(step) for step in range(12)] == [None] * 12  # where checkpoints are written anyway
+    request_stop(tmp_path)
+    assert first.order(12) is None
+    assert [ahead.order(step) for step in (19, 20)] == [None, "stop"]
+
+
+def test_no_decision_passes_the_end_of_an_epoch(tmp_path: Path) -> None:
+    first = Stopping(tmp_path, 0, lead=8, ends=[10, 20])
+    request_stop(tmp_path)
+    assert [first.order(step) for step in range(5, 11)] == [None] * 5 + ["stop"]
 
 
 def test_an_earlier_request_is_forgotten(tmp_path: Path) -> None:

@@ -74,6 +74,10 @@ class Easgd(Mode):
     def lockstep(self) -> bool:
         return not self.asynchronous
 
+    @property
+    def lead(self) -> int | None:
+        return None if self.asynchronous else self.period + 1  # the first meeting is in the step after a period
+
     def outlives(self, rank: int, world_size: int) -> bool:
         return self.asynchronous
 

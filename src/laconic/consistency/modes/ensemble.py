@@ -169,6 +169,10 @@ class TreeNet(Ensembling):
             raise BadInput(f"treenet: split_at is a number of children, or a child's name, got {self.split_at!r}")
         check_whole("treenet", {"keep": self.keep}, 0, "a rank")
 
+    @property
+    def lead(self) -> int:
+        return 1
+
     def shared(self, model: nn.Module) -> list[nn.Module]:
         """The trunk: the children of `model` that all workers train together."""
         children = dict(model.named_children())

@@ -65,6 +65,10 @@ class Robust(Mode):
         if self.f is not None:
             check_whole("robust", {"f": self.f}, 0, "a number of workers")
 
+    @property
+    def lead(self) -> int:
+        return 1
+
     def f_among(self, n: int) -> int | None:
         """The f in force among n workers; None where the rule has nothing to say about so few."""
         chosen = rules.get(self.rule)

@@ -108,6 +108,10 @@ class Sync(Mode):
     def repeatable(self) -> bool:
         return not self.drop_slowest  # whose gradients come first is a matter of chance
 
+    @property
+    def lead(self) -> int:
+        return 2  # the exchange of a step may end in the forward of the next
+
     def outlives(self, rank: int, world_size: int) -> bool:
         return self.drop_slowest > 0 and rank != 0  # which sums
 

@@ -1,12 +1,14 @@
 """How a run's ranks agree to stop or to write a checkpoint, at the same step and without a message.
 
 Callers: the trainer on every rank, and the command, which asks. Rank 0 looks for a request before each step s and
-writes down what is to be done before step s+1. No rank can end step s without rank 0's gradient, which leaves after
-that was written; so all ranks see it. It needs a folder that all ranks share, as checkpoints do.
+writes down what is to be done before step s + `lead`, which no rank comes to before rank 0 has begun step s: it needs
+what rank 0 sends after that was written. Where ranks do not wait for each other so soon, they do at the end of an
+epoch, and stop there. It needs a folder that all ranks share, as checkpoints do.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import fcntl
 import os
@@ -14,7 +16,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -26,19 +28,27 @@ CHECKPOINT_S = 60.0  # a crash costs no more than about this much work
 
 
 class Stopping:
-    """One rank's side of the agreement in a run's folder; rank 0 decides, and wants checkpoints so far apart."""
+    """One rank's side of the agreement in a run's folder; rank 0 decides, and wants checkpoints so far apart.
 
-    def __init__(self, folder: Path, rank: int, checkpoint_s: float = CHECKPOINT_S) -> None:
+    Args:
+        lead: how many steps ahead rank 0 decides; None for the end of the epoch.
+        ends: how many steps have been made at the end of each epoch, where all ranks write a checkpoint anyway.
+    """
+
+    def __init__(
+        self, folder: Path, rank: int, checkpoint_s: float = CHECKPOINT_S, lead: int | None = 1,
+        ends: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self._folder = folder / "control"
-        self._rank = rank
+        self._rank, self._lead, self._ends = rank, lead, ends
         self._checkpoint_s = checkpoint_s
         self._last_s = time.monotonic()
         self._decided = -1
 
     def order(self, step: int) -> Order | None:
-        """What is to be done before `step`, the same on all ranks; rank 0 also decides for the step after."""
+        """What is to be done before `step`, the same on all ranks; rank 0 also decides for a later step."""
         if self._rank == 0 and self._decided < step:
-            self._decide(step + 1)
+            self._decide(step)
         try:
             text = (self._folder / str(step)).read_text()
         except FileNotFoundError:
@@ -49,12 +59,15 @@ class Stopping:
         """A checkpoint was written just now."""
         self._last_s = time.monotonic()
 
-    def _decide(self, step: int) -> None:
+    def _decide(self, now: int) -> None:
         stop = is_stop_requested(self._folder.parent)
-        if not stop and time.monotonic() - self._last_s < self._checkpoint_s:
-            return
-        self._decided = step
-        replace(self._folder / str(step), "stop" if stop else "checkpoint")
+        end = next(iter(self._ends[bisect.bisect_right(self._ends, now) :]), None)
+        ahead = [now + self._lead] if self._lead is not None else []
+        step = min([*ahead, *([end] if end is not None else [])], default=now + 1)
+        is_due = step != end and time.monotonic() - self._last_s >= self._checkpoint_s
+        if stop or is_due:
+            self._decided = step
+            replace(self._folder / str(step), "stop" if stop else "checkpoint")
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from laconic.consistency import build as build_mode
 from laconic.exchange.collectives import all_gather, barrier
 from laconic.lab.records.record import Clock, Trial
 from laconic.lab.runs.monitor import Monitor, SentCounter
@@ -184,7 +185,7 @@ class LockstepTraining(RankTraining):
     def run(self) -> Ended:
         """Every step that is left, with an evaluation at each epoch's end."""
         ends = set(self.prepared.ends)
-        stopping = Stopping(self.folder, self.world.rank) if self.trial.keeps and self.folder is not None else None
+        stopping = self._stopping() if self.trial.keeps and self.folder is not None else None
         if self.trial.resume:
             self._restore(self.trial.resume)
         saved = self.step
@@ -208,6 +209,12 @@ class LockstepTraining(RankTraining):
             else:
                 self.show()
         return self.ended()
+
+    def _stopping(self) -> Stopping:
+        assert self.folder is not None
+        chosen = self.trial.configuration
+        lead = build_mode(chosen.consistency).lead if chosen.kind == "distribute" else 1
+        return Stopping(self.folder, self.world.rank, lead=lead, ends=self.prepared.ends)
 
     @property
     def _checkpoints(self) -> CheckpointFiles:
