@@ -153,6 +153,28 @@ def test_refusals_are_one_sentence():
         operators.convolve(x, w, strides=2)
     with pytest.raises(BadInput, match="float32"):
         operators.convolve(x.half(), w.half())
+    for name, value in (("stride", 0), ("padding", -1), ("dilation", 0)):
+        with pytest.raises(BadInput, match=f"the {name} of a convolution is"):
+            operators.convolve(x, w, method="direct", **{name: value})
+
+
+@every_method
+def test_a_bias_that_does_not_fit_is_refused(spec):
+    conv = fitted(USUAL, spec)
+    x, w, b = operands(conv, 0)
+    for bias in (b[:1], torch.cat([b, b]), b.double() if b.dtype == torch.float32 else b.float(), b[None]):
+        with pytest.raises(BadInput, match=r"a bias has 8 values of torch\.float32 here, not"):
+            operators.convolve(x, w, bias, spec, **options(conv))
+
+
+@every_method
+def test_a_batch_of_nothing_gives_nothing(spec):
+    conv = fitted(USUAL, spec)
+    x, w, b = (t.requires_grad_() for t in operands(conv, 0))
+    y = operators.convolve(x[:0], w, b, spec, **options(conv))
+    assert y.shape == (0, *conv.output_shape[1:])
+    y.sum().backward()
+    assert not w.grad.any()
 
 
 @pytest.mark.parametrize("spec", [spec for name in operators.names() for spec in operators.candidates(name)])

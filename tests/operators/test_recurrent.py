@@ -14,7 +14,7 @@ from laconic.errors import BadInput
 from laconic.operators import GRU, LSTM
 from laconic.operators.bptt import Budget, Walk, costs, first_cuts, recomputed
 from laconic.operators.cells import CELLS, _tanh
-from laconic.operators.recurrent import BLOCK, budget_for
+from laconic.operators.recurrent import BLOCK, _Run, budget_for
 from reference import recurrent as reference
 
 KINDS = {"LSTM": (LSTM, nn.LSTM), "GRU": (GRU, nn.GRU)}
@@ -186,3 +186,29 @@ def test_bad_input_is_one_sentence():
         LSTM(3, 5).half()(torch.zeros(40, 1, 3).half())
     with pytest.raises(BadInput, match="both directions"):
         GRU(3, 5, bidirectional=True)(torch.zeros(40, 1, 3))
+    for shape in ((4, 2, 1, 3), (4, 2, 5), (3,)):
+        with pytest.raises(BadInput, match="takes sequences of shape"):
+            LSTM(3, 5)(torch.zeros(shape))
+    x, fitting = torch.zeros(4, 2, 3), torch.zeros(1, 2, 5)
+    for odd in (*map(torch.zeros, ((1, 1, 5), (1, 3, 5), (2, 2, 5), (1, 2, 4))), fitting.double()):
+        with pytest.raises(BadInput, match=r"the first state of this layer is \(1, 2, 5\) of torch.float32 here, not"):
+            LSTM(3, 5)(x, (fitting, odd))
+        with pytest.raises(BadInput, match="the first state"):
+            GRU(3, 5)(x, odd)
+
+
+@every_kind
+def test_a_batch_of_nothing_gives_nothing(kind):
+    ours, theirs = pair(kind, 1.0)
+    x = torch.zeros(4, 0, 3, dtype=torch.float64)
+    assert ours(x)[0].shape == theirs(x)[0].shape == (4, 0, 5)
+
+
+@every_kind
+def test_nothing_is_kept_where_no_gradient_is_asked_for(kind, monkeypatch):
+    ours, _ = pair(kind, 1.0)
+    kept, room = [], _Run.room
+    monkeypatch.setattr(_Run, "room", lambda run, first, last: kept.append(last - first) or room(run, first, last))
+    with torch.no_grad():
+        ours(torch.zeros(10 * BLOCK, 1, 3, dtype=torch.float64))
+    assert kept == [1]  # the one block that is worked in

@@ -17,6 +17,7 @@ from laconic.errors import BadInput, UnknownName
 from laconic.operators import build, tune, untune
 from laconic.operators import search as search_module
 from laconic.operators.nearness import gradient_noise
+from laconic.operators.plan import Row
 from laconic.operators.search import Choice
 from laconic.workloads import models
 
@@ -272,6 +273,13 @@ def test_by_measurement():
         assert torch.allclose(tuned(x), wanted, atol=1e-4)
     assert tuned.plan.error <= 1e-5
     tune(untune(tuned), x, "native", policy="undivided", cache=None)
+
+
+def test_micro_batches_of_torchs_own_can_be_the_worst_there_is():
+    """Where nothing else gains any more and the whole is still off, they go, too."""
+    divided = Choice("forward", "native", (2, 2), 2.0, 1.0, 2.0, 2.0, 0.0, 0)
+    row = Row("0", None, (divided,)).without_the_worst()
+    assert (row.gains, row.left_alone) == (False, "native: the whole would be off")
 
 
 def test_bad_input_is_one_sentence():

@@ -161,9 +161,14 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None, method: str 
     if options:
         raise BadInput(f"convolve takes stride, padding, dilation and groups, not {', '.join(options)}")
     conv = of_tensors(x, weight, (stride, padding, dilation, groups))
+    if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != x.dtype):
+        wanted = f"a bias has {conv.out_channels} values of {x.dtype} here"
+        raise BadInput(f"{wanted}, not {bias.dtype} of shape {tuple(bias.shape)}")
     why_not = built.refuses(conv)
     if why_not:
         raise BadInput(f"method {method} cannot compute {conv}: {why_not}")
+    if conv.batch == 0:  # nothing to compute: no method has to know
+        built = build("native")
     return apply(x, weight, bias, roles_by(built, conv, equal_pieces(conv.batch, micro_batch)))
 
 

@@ -23,11 +23,11 @@ class Row:
     @property
     def gains(self) -> bool:
         """Whether any role is computed otherwise than by torch."""
-        return any(choice.method != "native" or len(choice.pieces) > 1 for choice in self.choices)
+        return any(choice.gains for choice in self.choices)
 
     def without_the_worst(self) -> Row:
         """The same with torch's own for the role that is furthest off; alone when nothing is left that gains."""
-        worst = max((c for c in self.choices if c.method != "native"), key=lambda choice: choice.error)
+        worst = max((c for c in self.choices if c.gains), key=lambda choice: choice.error)
         found = replace(self, choices=tuple(c.native() if c is worst else c for c in self.choices))
         return found if found.gains else Row(self.layer, self.convolution, (), "native: the whole would be off")
 

@@ -235,13 +235,16 @@ class _Layer:
         kind = (self.weight_ih_l0.device.type, self.weight_ih_l0.dtype)
         if kind not in (("cpu", torch.float32), ("cpu", torch.float64)):
             raise BadInput(f"recurrent layers of laconic are float32 or float64 on the CPU, not {kind[1]} on {kind[0]}")
+        if not isinstance(x, PackedSequence) and (x.dim() not in (2, 3) or x.shape[-1] != self.input_size):
+            shapes = f"(steps, batch, {self.input_size}) or (steps, {self.input_size})"
+            raise BadInput(f"this layer takes sequences of shape {shapes}, not {tuple(x.shape)}")
         cell = CELLS[self.mode]
         packed = x if isinstance(x, PackedSequence) else None
         alone = packed is None and x.dim() == 2
         if packed is None:
             dense = x.unsqueeze(1) if alone else x.transpose(0, 1) if self.batch_first else x
             steps, batch = dense.shape[:2]
-            data, sequences = dense.reshape(steps * batch, -1), Sequences.of([batch] * steps)
+            data, sequences = dense.reshape(steps * batch, self.input_size), Sequences.of([batch] * steps)
         else:
             data, sequences = packed.data, Sequences.of(packed.batch_sizes.tolist())
             batch = sequences.sizes[0]
@@ -249,13 +252,20 @@ class _Layer:
             first = tuple(data.new_zeros((self.num_layers, batch, self.hidden_size)) for _ in range(cell.states))
         elif alone:
             first = tuple(s.unsqueeze(1) for s in first)
+        wanted = (self.num_layers, batch, self.hidden_size)
+        for each in first:
+            if each.shape != wanted or each.dtype != data.dtype:
+                came = f"{tuple(each.shape)} of {each.dtype}"
+                raise BadInput(f"the first state of this layer is {wanted} of {data.dtype} here, not {came}")
         if packed is not None and packed.sorted_indices is not None:
             first = tuple(s.index_select(1, packed.sorted_indices) for s in first)
         budget, lasts = budget_for(cell, sequences.blocks, self.memory), []
         for layer, weights in enumerate(self.all_weights):
             biases = weights[2:] if self.bias else [data.new_zeros(cell.gates * self.hidden_size)] * 2
-            states = (s[layer] for s in first)
-            found = _Recurrent.apply(self.mode, sequences, budget, data, *weights[:2], *biases, *states)
+            tensors = (data, *weights[:2], *biases, *(s[layer] for s in first))
+            if not torch.is_grad_enabled():  # else all would be kept for a backward pass that never comes
+                tensors = tuple(t.detach() for t in tensors)
+            found = _Recurrent.apply(self.mode, sequences, budget, *tensors)
             data, last = found[0], found[1:]
             lasts.append(last)
         state = tuple(torch.stack(each) for each in zip(*lasts, strict=True))
@@ -263,7 +273,7 @@ class _Layer:
             if packed.unsorted_indices is not None:
                 state = tuple(s.index_select(1, packed.unsorted_indices) for s in state)
             return PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices), state
-        out = data.view(steps, batch, -1)
+        out = data.view(steps, batch, self.hidden_size)
         if alone:
             return out.squeeze(1), tuple(s.squeeze(1) for s in state)
         return out.transpose(0, 1) if self.batch_first else out, state

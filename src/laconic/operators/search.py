@@ -68,6 +68,11 @@ class Choice:
     error: float
     workspace_nbytes: int
 
+    @property
+    def gains(self) -> bool:
+        """Whether it is not just torch's own on the whole batch."""
+        return self.method != "native" or len(self.pieces) > 1
+
     def native(self) -> Choice:
         """torch's own instead."""
         return replace(self, method="native", pieces=(sum(self.pieces),), tuned_s=self.native_s, speedup=1.0,

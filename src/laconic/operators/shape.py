@@ -48,7 +48,10 @@ class Convolution:
         axes = len(self.size)
         if axes not in (1, 2) or any(len(v) != axes for v in (self.kernel, self.stride, self.padding, self.dilation)):
             raise BadInput(f"a convolution has one or two axes, and a value of each option for each: {self}")
-        if self.in_channels % self.groups or self.out_channels % self.groups:
+        for name, least in (("stride", 1), ("padding", 0), ("dilation", 1)):
+            if min(getattr(self, name)) < least:
+                raise BadInput(f"the {name} of a convolution is {least} or more, not {getattr(self, name)}")
+        if self.groups < 1 or self.in_channels % self.groups or self.out_channels % self.groups:
             raise BadInput(f"{self.groups} groups do not divide {self.in_channels} and {self.out_channels} channels")
         if min(self.output) < 1:
             raise BadInput(f"a kernel of {self.kernel} is larger than its padded input of {self.size}")

@@ -117,9 +117,9 @@ def _roles(conv: Convolution, choices: list[Choice], prepared: Prepared) -> Role
     forward = by_role["forward"]
     roles = Roles(conv, Route(methods.build(forward.method), forward.pieces), prepared=prepared)
     back = by_role.get("input gradient")
-    if back is not None and (back.method != "native" or len(back.pieces) > 1):
+    if back is not None and back.gains:
         roles.input_gradient = Route(methods.build(back.method), back.pieces)
     of_weight = by_role.get("weight gradient")
-    if of_weight is not None and (of_weight.method != "native" or len(of_weight.pieces) > 1):
+    if of_weight is not None and of_weight.gains:
         roles.weight_gradient = Route(methods.build(of_weight.method), of_weight.pieces)
     return roles
