@@ -13,8 +13,8 @@ from hypothesis import strategies as some
 from comprehension.programs import MODERN, ir
 from laconic.comprehension import embedding as embeddings
 from laconic.comprehension import making
-from laconic.comprehension.embedding import UNKNOWN, Embedding, context_pairs, vocabulary_of
-from laconic.comprehension.graph import build
+from laconic.comprehension.embedding import UNKNOWN, Embedding, context_pairs, hubs, vocabulary_of
+from laconic.comprehension.graph import FlowGraph, build
 from laconic.comprehension.skipgram import Training, ascend, negative_table, train
 from laconic.errors import BadInput, PayloadError
 from laconic.transports.base import Transport
@@ -109,6 +109,25 @@ def test_pairs_are_those_within_the_distance() -> None:
         assert sorted(map(tuple, context_pairs(graph, vocabulary, distance).tolist())) == wanted
 
 
+def test_a_hub_leads_on_to_some_of_its_neighbours() -> None:
+    """A value with 3,000 uses would be nine million pairs."""
+    uses = 3_000
+    edges = np.array([[0, use, 0] for use in range(1, uses + 1)])
+    star = FlowGraph((), tuple(map(str, range(uses + 1))), edges)
+    vocabulary = {name: n for n, name in enumerate([*star.abstracted, UNKNOWN])}
+    pairs = context_pairs(star, vocabulary, fan_out=20)
+    assert len(pairs) <= 2 * uses * (20 + 1)
+    found = set(map(tuple, pairs.tolist()))
+    assert len(found) == len(pairs)
+    assert found == {(b, a) for a, b in found}
+    assert {(0, use) for use in range(1, uses + 1)} <= found, "its own context is whole"
+    assert np.array_equal(pairs, context_pairs(star, vocabulary, fan_out=20))
+    assert not np.array_equal(pairs, context_pairs(star, vocabulary, fan_out=20, seed=1))
+    assert (hubs(star, 20), hubs(star, uses)) == (1, 0)
+    with pytest.raises(BadInput, match="fan-out is 1 or more"):
+        context_pairs(star, vocabulary, fan_out=0)
+
+
 def test_the_vocabulary_is_cut_off_and_ends_with_unknown() -> None:
     assert vocabulary_of([["a", "b", "a"], ["c", "b", "a"]], cutoff=2) == {"a": 0, "b": 1, UNKNOWN: 2}
 
@@ -163,7 +182,7 @@ def test_from_files_to_a_file(tmp_path: Path) -> None:
     record = making.embed([str(tmp_path)], str(tmp_path / "e"), how, cache=str(tmp_path / "cache"))
     assert record["programs"] == 6
     assert [Path(path).name for path, _ in record["skipped"]] == ["bad.ll"]
-    assert record["unknown_share"] == 0
+    assert (record["unknown_share"], record["hubs"]) == (0, 0)
     first = embeddings.load(tmp_path / "e")
     making.embed([str(tmp_path)], str(tmp_path / "e2"), how, cache=str(tmp_path / "cache"))  # from what was kept
     assert np.array_equal(first.vectors, embeddings.load(tmp_path / "e2").vectors)

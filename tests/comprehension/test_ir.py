@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from comprehension.programs import KINDS, MODERN
-from laconic.comprehension import ir
+from laconic.comprehension import corpus, ir
 from laconic.comprehension.graph import read
 from laconic.errors import BadInput
 
@@ -60,6 +60,31 @@ def test_bitcode_on_which_llvm_gives_up_is_one_sentence(tmp_path: Path, monkeypa
     monkeypatch.setattr(ir, "_PRINT", "import os; os.abort()")
     with pytest.raises(BadInput, match=r"a\.bc is not bitcode that this LLVM reads: LLVM gave up"):
         read(tmp_path / "a.bc")
+
+
+@needs_clang
+def test_a_changed_header_is_noticed_by_what_is_kept(tmp_path: Path) -> None:
+    """Headers of a source, and of a prelude."""
+    cache, source, prelude = tmp_path / "cache", tmp_path / "a b.c", tmp_path / "prelude.h"
+    headers = [tmp_path / "one $#.h", tmp_path / "two.h"]
+    source.write_text('#include "one $#.h"\nint f(int x) { return STEP(x) + TWICE(x); }')
+    prelude.write_text('#include <limits.h>\n#include "two.h"\n')
+
+    def found() -> tuple[str, ...]:
+        ir._precompiled.cache_clear()  # a process compiles a prelude once
+        return corpus.read_all([source], cache, dialect=ir.Dialect(prelude)).graphs[0].abstracted
+
+    seen = []
+    for first, second in (("x - y", "x | x"), ("x * x", "x | x"), ("x * x", "x ^ 5")):
+        for header, name, body in zip(headers, ("STEP", "TWICE"), (first, second), strict=True):
+            header.write_text(f"#define {name}(x) ({body.replace('y', '7')})")
+        seen.append(found())
+        assert found() == seen[-1]
+    assert len(set(seen)) == 3
+    assert len(list(cache.rglob("*.graph"))) == 3, "what is unchanged is not made again"
+    headers[0].unlink()
+    with pytest.raises(BadInput, match="file not found"):
+        found()
 
 
 @pytest.mark.parametrize(

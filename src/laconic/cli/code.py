@@ -15,6 +15,8 @@ from laconic.comprehension.drawing import draw
 from laconic.lab.clusters.launch import is_launched, run_job
 from laconic.storage import files
 
+Prelude = Annotated[Path | None, typer.Option(help="A header that is put before every source.")]
+Standard = Annotated[str, typer.Option("--std", help="The language's standard, such as gnu++98.")]
 Program = Annotated[Path, typer.Argument(help="C, C++ or OpenCL source, .ll or .bc.")]
 
 
@@ -43,17 +45,25 @@ def embed(
     paths: Annotated[list[Path], typer.Argument(help="Programs, or folders of them.")],
     output: Annotated[Path, typer.Option("-o", help="The file to write.")] = Path("code.safetensors"),
     distance: Annotated[int, typer.Option(help="Edges between a statement and those of its context.")] = 2,
+    fan_out: Annotated[
+        int, typer.Option(help="A statement with more neighbours leads on to so many, drawn by the seed.")
+    ] = embedding.FAN_OUT,
     cutoff: Annotated[int, typer.Option(help="Statements that occur less often share one vector.")] = 2,
     dim: Annotated[int, typer.Option(help="Numbers of a vector.")] = 200,
     epochs: Annotated[int, typer.Option(help="Passes over the pairs.")] = 5,
     threshold: Annotated[float, typer.Option(help="Statements more frequent than this lose pairs; 0 keeps all.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    prelude: Prelude = None,
+    standard: Standard = "",
     cache: Annotated[Path | None, typer.Option(help="Keep programs and epochs in this folder; go on from it.")] = None,
     ranks: Ranks = 1,
     json: Json = False,
 ) -> None:
     """Train vectors of statements on programs, by their neighbours in the flow graph."""
-    how = {"distance": distance, "cutoff": cutoff, "dim": dim, "epochs": epochs, "threshold": threshold, "seed": seed}
+    how = {
+        "distance": distance, "fan_out": fan_out, "cutoff": cutoff, "dim": dim, "epochs": epochs,
+        "threshold": threshold, "seed": seed, "prelude": str(prelude) if prelude else None, "standard": standard,
+    }  # fmt: skip
     given = ([str(path) for path in paths], str(output), how, str(cache) if cache else None)
     if ranks == 1 and not is_launched():
         with progress_bar("programs, then pairs", quiet=json) as progress:
@@ -69,7 +79,8 @@ def embed(
     typer.echo(
         f"{output}: {record['vocabulary']:,} statements from {record['programs']:,} programs "
         f"({len(record['skipped'])} skipped), {100 * record['unknown_share']:.1f} % of statements unknown; "
-        f"{record['pairs']:,} pairs, {record['pairs_per_s']:,.0f} a second"
+        f"{record['pairs']:,} pairs ({record['hubs']:,} statements with more neighbours than {fan_out}), "
+        f"{record['pairs_per_s']:,.0f} a second"
     )
 
 

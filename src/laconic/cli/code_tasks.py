@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from laconic.cli.code import Prelude, Standard
 from laconic.cli.shared import Json, echo_json, echo_table, progress_bar
 from laconic.comprehension import analogies, archives, coarsening, device_mapping, poj, speed
 from laconic.comprehension import classify as classes
@@ -55,8 +56,8 @@ def classify(
     trees: Trees = TREES,
     epochs: Epochs = 0,
     cache: Cache = None,
-    prelude: Annotated[Path | None, typer.Option(help="A header that is put before every source.")] = None,
-    standard: Annotated[str, typer.Option("--std", help="The language's standard, such as gnu++98.")] = "",
+    prelude: Prelude = None,
+    standard: Standard = "",
     json: Json = False,
 ) -> None:
     """Learn the classes of programs in folders; report accuracies with intervals, and a confusion matrix."""
@@ -84,6 +85,7 @@ def code(
     task: Annotated[list[str] | None, typer.Option(help=f"Only this one: {', '.join(TASKS)}. Default: all.")] = None,
     per_class: Annotated[int, typer.Option(help="Programs of each class of POJ-104, at most 500.")] = 100,
     method: Annotated[list[str] | None, typer.Option(help="Classify by this one only; may be repeated.")] = None,
+    folds: Annotated[int, typer.Option(help="Of the classification.")] = 5,
     seed: Seed = 204,
     trees: Trees = TREES,
     epochs: Epochs = 0,
@@ -100,7 +102,7 @@ def code(
         "thread coarsening": lambda: coarsening.run(seed=seed, tell=_tell),
         "classification": lambda: _classification(
             per_class,
-            classes.Setting(5, seed, trees, cache, methods=tuple(method or ()), fitting=_fitting(epochs, seed)),
+            classes.Setting(folds, seed, trees, cache, methods=tuple(method or ()), fitting=_fitting(epochs, seed)),
         ),
     }
     results: list[dict[str, Any]] = []
@@ -112,7 +114,7 @@ def code(
         results += run[name]()
         seconds[name] = time.perf_counter() - begin
     if json:
-        options = {"per_class": per_class, "seed": seed, "trees": trees, "network_epochs": epochs}
+        options = {"per_class": per_class, "folds": folds, "seed": seed, "trees": trees, "network_epochs": epochs}
         return echo_json({"environment": environment(), "options": options, "seconds": seconds, "results": results})
     return _echo(results, json=False)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,14 @@ from laconic.comprehension.programs import (
     dense,
     forest,
     linear,
-    mean_vectors,
-    unknown_share,
     ways,
 )
 from laconic.errors import BadInput, UnknownName
 
 METHOD = "bag of statements and edges"
-METHODS = ("bag of statements", METHOD, "embedding", "random embedding", "raw counts with a forest",
-           "published embedding")  # fmt: skip
+_VECTORS = ("embedding", "random embedding", "published embedding")
+METHODS = ("bag of statements", METHOD, "raw counts with a forest", *_VECTORS,
+           *(f"{network}, {way}" for network, way in product(networks.NETWORKS, _VECTORS)))  # fmt: skip
 PUBLISHED = {"accuracy": 0.9483}  # POJ-104, 104 classes
 
 
@@ -121,16 +121,15 @@ def _add_published(found: Ways, corpus: Corpus) -> None:
         published = archives.published()
     except BadInput:
         return
-    rows = [published.rows(graph.abstracted) for graph in corpus.graphs]
-    found.features["published embedding"] = mean_vectors(rows, published.vectors)
-    found.unknown["published embedding"] = unknown_share(rows, published)
+    found.add_published([published.rows(graph.abstracted) for graph in corpus.graphs], published)
 
 
 def _predictions(
     found: Ways, corpus: Corpus, labels: Labels, places: Labels, how: Setting, progress: Progress
 ) -> Iterator[tuple[str, Labels]]:
-    kept = Kept(how.cache, [how.folds, how.seed, how.trees, how.fitting, places.tobytes(), labels.tobytes(),
-                            *(row.tobytes() for row in found.rows)])  # fmt: skip
+    def kept(fitting: networks.Fitting | None) -> Kept:
+        return Kept(how.cache, [how.folds, how.seed, how.trees, fitting, places.tobytes(), labels.tobytes(),
+                                *(row.tobytes() for row in found.rows)])  # fmt: skip
 
     def by_forest(features: Any) -> Labels:
         return cross_predict(dense(features), labels, places, lambda: forest(how.seed, how.trees))
@@ -138,17 +137,21 @@ def _predictions(
     def by_line(features: Any) -> Labels:
         return cross_predict(scaled(features), labels, places, lambda: linear(how.seed))
 
+    made: dict[str, Callable[[], Labels]] = {}
     for way, features in found.features.items():
         name, predict = ("raw counts with a forest", by_forest) if way == "raw counts" else (way, by_line)
-        if how.methods and name not in how.methods:
-            continue
-        yield name, kept.get(name, functools.partial(predict, features))
+        made[name] = functools.partial(kept(None).get, name, functools.partial(predict, features))
     if how.fitting is not None:
-        edges, vectors = [graph.edges for graph in corpus.graphs], found.vectors("embedding", how.seed)
-        programs = networks.Programs(found.rows, edges, np.arange(len(labels)))
-        for name in networks.NETWORKS:
-            given = (name, programs, labels, places, vectors, how.fitting, progress)
-            yield f"{name}, embedding", kept.get(name, functools.partial(networks.cross_predict, *given))
+        edges = [graph.edges for graph in corpus.graphs]
+        for network, (way, (rows, vectors)) in product(networks.NETWORKS, found.read.items()):
+            programs, name = networks.Programs(rows, edges, np.arange(len(labels))), f"{network}, {way}"
+            given = (network, programs, labels, places, vectors, how.fitting, progress)
+            made[name] = functools.partial(
+                kept(how.fitting).get, name, functools.partial(networks.cross_predict, *given)
+            )
+    for name, make in made.items():
+        if not how.methods or name in how.methods:
+            yield name, make()
 
 
 def scaled(features: Any) -> Any:

@@ -21,7 +21,7 @@ import numpy as np
 
 from laconic.comprehension import archives
 from laconic.comprehension.device_mapping import read_kernels
-from laconic.comprehension.programs import Matrix, dense, mean_vectors, unknown_share, ways
+from laconic.comprehension.programs import Matrix, dense, ways
 from laconic.errors import UnknownName
 
 PUBLISHED = {"Cypress": 1.25, "Tahiti": 1.07, "Fermi": 1.02, "Kepler": 1.03}
@@ -61,13 +61,12 @@ def run(
     kernels = sorted(dict.fromkeys(row["kernel"] for row in table))
     found = ways([graphs[name] for name in kernels], seed)
     shown = [np.array(archives.document("ncc-eval", "enc_tc.json")[kernel]) for kernel in kernels]
-    unknown = found.unknown | {"published embedding": unknown_share(shown, archives.published())}
-    programs = found.features | {"published embedding": mean_vectors(shown, archives.published().vectors)}
+    found.add_published(shown, archives.published())
     first = {row["kernel"]: row for row in table if row["cf"] == "1"}
-    programs["measured numbers alone"] = np.array([[float(first[k][c]) for c in _NUMBERS] for k in kernels])
+    found.features["measured numbers alone"] = np.array([[float(first[k][c]) for c in _NUMBERS] for k in kernels])
     gains = np.array([[_gains(_times(table, k, gpu)) for k in kernels] for gpu in PUBLISHED])
     chosen = {method: leave_one_out(np.zeros((len(kernels), 1)), gains, [rule]) for method, rule in CONSTANTS.items()}
-    chosen |= {way: leave_one_out(dense(features), gains, RULES) for way, features in programs.items()}
+    chosen |= {way: leave_one_out(dense(features), gains, RULES) for way, features in found.features.items()}
     results = []
     for platform, (method, factors) in product(platforms, chosen.items()):
         number = list(PUBLISHED).index(platform)
@@ -76,7 +75,7 @@ def run(
         results.append({"task": "thread coarsening", "platform": platform, "method": method, "folds": "leave one out",
                         "accuracy": float((got == best).mean()), "speedup": float(got.mean()),
                         "oracle_speedup": float(best.mean()), "published": {"speedup": PUBLISHED[platform]},
-                        "unknown_share": unknown.get(method), "skipped": skipped})  # fmt: skip
+                        "unknown_share": found.unknown.get(method), "skipped": skipped})  # fmt: skip
         tell(f"{platform} {method}: {results[-1]['speedup']:.3f} × (published {PUBLISHED[platform]})")
     return results
 

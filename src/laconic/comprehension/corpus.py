@@ -1,7 +1,8 @@
 """Many files at once: those that can be read as graphs, and the reasons of those that cannot.
 
 Callers: `laconic code embed | classify`, the tasks. Compiling takes most of the time of every task, so that graphs are
-kept in a folder under the checksum of their source, where the caller names one: an interrupted job goes on from there.
+kept in a folder under the checksum of their source and of what it includes, where the caller names one: an interrupted
+job goes on from there.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,10 +64,12 @@ def read_all(
         BadInput: none can be read, or the prelude does not compile.
     """
     kept, graphs, skipped = [], [], []
-    ir.prepare(dialect, {path.suffix.lower() for path in paths})
+    suffixes = {path.suffix.lower() for path in paths}
+    ir.prepare(dialect, suffixes)
+    tools = {suffix: _tool(suffix, dialect) for suffix in suffixes} if cache else {}
     for number, path in enumerate(paths):
         try:
-            graphs.append(_read(path, cache, dialect))
+            graphs.append(_read(path, cache, dialect, tools))
             kept.append(path)
         except BadInput as error:
             skipped.append((str(path), str(error)))
@@ -76,14 +79,17 @@ def read_all(
     return Corpus(tuple(kept), tuple(graphs), tuple(skipped))
 
 
-def _read(path: Path, cache: Path | None, dialect: ir.Dialect) -> FlowGraph:
+def _tool(suffix: str, dialect: ir.Dialect) -> str:
+    """What reads such files."""
+    return f"{ir.find('clang')} {dialect.fingerprint(ir.SOURCES[suffix])}" if suffix in ir.SOURCES else ""
+
+
+def _read(path: Path, cache: Path | None, dialect: ir.Dialect, tools: Mapping[str, str]) -> FlowGraph:
     if cache is None:
         return build(ir.read_ir(path, dialect=dialect), str(path))
-    tool = f"{ir.find('clang')} {dialect.fingerprint()}" if path.suffix.lower() in ir.SOURCES else ""
-    try:
-        key = hashlib.sha256(f"{_FORM} {tool} {path.suffix} ".encode() + path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+    suffix = path.suffix.lower()
+    content = ir.contents(path, ir.SOURCES.get(suffix), dialect)
+    key = hashlib.sha256(f"{_FORM} {tools[suffix]} {path.suffix} ".encode() + content).hexdigest()
     place = cache / key[:2] / f"{key}.graph"
     if place.is_file():
         try:

@@ -23,6 +23,7 @@ from laconic.storage import files, json_text
 
 UNKNOWN = "!UNK"
 FORMAT = "laconic-statements-2"
+FAN_OUT = 256  # neighbours of a statement through which its context is followed
 Integers = np.ndarray[Any, np.dtype[np.int32]]
 
 
@@ -159,23 +160,51 @@ def vocabulary_of(sequences: Iterable[Sequence[str]], cutoff: int = 1) -> dict[s
     return {name: number for number, name in enumerate([*(name for name in kept if name != UNKNOWN), UNKNOWN])}
 
 
-def context_pairs(graph: FlowGraph, vocabulary: Mapping[str, int], distance: int = 2) -> Integers:
+def context_pairs(
+    graph: FlowGraph, vocabulary: Mapping[str, int], distance: int = 2, fan_out: int = FAN_OUT, seed: int = 0
+) -> Integers:
     """(statement, statement within `distance` edges of it) as numbers, a row for each pair of places, both ways.
 
+    Args:
+        fan_out: a statement with more neighbours leads on to so many of them only, drawn by the seed. Its neighbours
+            are all in each other's context, so that without a limit a thousand uses of a value are a million pairs.
+
     Raises:
-        BadInput: the distance is below 1.
+        BadInput: the distance or the fan-out is below 1.
     """
-    if distance < 1:
-        raise BadInput(f"the context's distance is 1 or more, got {distance}")
-    size = len(graph)
-    ones = np.ones(len(graph.edges), dtype=np.int64)
-    once = sparse.coo_array((ones, (graph.edges[:, 0], graph.edges[:, 1])), (size, size)).tocsr()
-    near = once + once.T
+    for name, value in (("distance", distance), ("fan-out", fan_out)):
+        if value < 1:
+            raise BadInput(f"the context's {name} is 1 or more, got {value}")
+    near = _neighbours(graph)
+    onward = _thinned(near, fan_out, seed)
     reach = near
     for _ in range(distance - 1):
-        reach = ((reach @ near + reach) > 0).astype(np.int64)
-    places = reach.tocoo()
+        reach = ((reach @ onward + reach) > 0).astype(np.int64)
+    places = (reach if onward is near else reach + reach.T).tocoo()
     off = places.row != places.col
     unknown = vocabulary[UNKNOWN]
     numbers = np.array([vocabulary.get(each, unknown) for each in graph.abstracted], dtype=np.int32)
     return np.stack([numbers[places.row[off]], numbers[places.col[off]]], axis=1)
+
+
+def hubs(graph: FlowGraph, fan_out: int = FAN_OUT) -> int:
+    """The number of statements with more neighbours than `context_pairs` follows."""
+    return int((np.diff(_neighbours(graph).indptr) > fan_out).sum())
+
+
+def _neighbours(graph: FlowGraph) -> Any:
+    """Rows and columns are statements; those of an edge are neighbours, whichever way it goes."""
+    size, ones = len(graph), np.ones(len(graph.edges), dtype=np.int64)
+    once = sparse.coo_array((ones, (graph.edges[:, 0], graph.edges[:, 1])), (size, size)).tocsr()
+    return (once + once.T).tocsr()
+
+
+def _thinned(near: Any, most: int, seed: int) -> Any:
+    """At most so many entries of each row, drawn by the seed."""
+    counts = np.diff(near.indptr)
+    if counts.max(initial=0) <= most:
+        return near
+    row = np.repeat(np.arange(len(counts)), counts)
+    order = np.lexsort((np.random.default_rng(seed).random(near.nnz), row))  # at random within each row
+    kept = order[np.arange(near.nnz) - near.indptr[row] < most]
+    return sparse.coo_array((near.data[kept], (row[kept], near.indices[kept])), near.shape).tocsr()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -25,6 +26,7 @@ from laconic.errors import BadInput, MissingExtra
 SOURCES = {".c": "c", ".cc": "c++", ".cpp": "c++", ".cxx": "c++", ".cl": "cl"}
 IR = (".ll", ".bc")
 SECONDS = 30.0  # a deadline of one compilation; ordinary files take a tenth of a second
+_INCLUDES = re.compile(rb"include|import|embed")
 _VERSIONS = range(30, 13, -1)
 _PRINT = """
 import sys, llvmlite.binding as binding
@@ -56,9 +58,9 @@ class Dialect:
     def options(self) -> tuple[str, ...]:
         return (f"-std={self.standard}",) if self.standard else ()
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, language: str) -> str:
         """What of it decides the IR, for the key of a cache."""
-        content = self.prelude.read_bytes() if self.prelude else b""
+        content = contents(self.prelude, f"{language}-header", Dialect(None, self.standard)) if self.prelude else b""
         return f"{self.standard} {hashlib.sha256(content).hexdigest()}"
 
 
@@ -118,11 +120,34 @@ def find(tool: str) -> str | None:
     return next((found for name in names if (found := shutil.which(name))), None)
 
 
+def contents(path: Path, language: str | None, dialect: Dialect = PLAIN) -> bytes:
+    """A file and, for a source, all that it includes but for the system's headers: for the key of a cache.
+
+    Clang is asked for their names, unless the text can include nothing.
+
+    Raises:
+        BadInput: one of them cannot be read, or is not there.
+    """
+    try:
+        found = path.read_bytes()
+        if language is None or not _INCLUDES.search(found):
+            return found
+        listed = os.fsdecode(_clang_says(["-MM"], path, language, dialect, SECONDS)).partition(": ")[2]
+        _itself, *others = re.split(r"(?<!\\)\s+", listed.replace("\\\n", " ").strip())
+        names = (re.sub(r"\\(.)|\$(\$)", r"\1\2", each) for each in others)
+        return b"".join([found, *(Path(name).read_bytes() for name in names)])
+    except OSError as error:
+        raise BadInput(f"{error.filename} cannot be read: {error.strerror}") from error
+
+
 def _compiled(path: Path, seconds: float, dialect: Dialect) -> bytes:
-    language = SOURCES[path.suffix.lower()]
+    return _clang_says(["-emit-llvm", "-c"], path, SOURCES[path.suffix.lower()], dialect, seconds)
+
+
+def _clang_says(asked: Sequence[str], path: Path, language: str, dialect: Dialect, seconds: float) -> bytes:
     header = _precompiled(dialect, language, seconds)
     include = ["-include-pch", header] if header else []
-    options = [*_options(language, dialect), *include, "-emit-llvm", "-c", "-x", language, "-o", "-"]
+    options = [*_options(language.removesuffix("-header"), dialect), *include, *asked, "-x", language, "-o", "-"]
     code, output, complaint = _run([_clang(path), *options, str(path.resolve())], b"", seconds, str(path))
     if code:
         raise BadInput(f"{path} does not compile: {_complaint(complaint)}")

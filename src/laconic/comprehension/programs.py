@@ -20,19 +20,20 @@ from laconic.comprehension.statements import operation
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 Labels = np.ndarray[Any, np.dtype[np.int64]]
+Floats = np.ndarray[Any, np.dtype[np.float32]]
 Sparse = Any  # scipy.sparse.csr_array, which has no types
 TREES = 200
 MOST_PAIRS = 5_000_000  # of one pass over a task's own embedding: more have changed no figure, and cost minutes
 
 
-def mean_vectors(rows: Sequence[np.ndarray[Any, Any]], vectors: np.ndarray[Any, np.dtype[np.float32]]) -> Matrix:
+def mean_vectors(rows: Sequence[np.ndarray[Any, Any]], vectors: Floats) -> Matrix:
     """The mean of each program's vectors, each of length 1, and the logarithm of its number of statements."""
     unit = normalised(vectors)
     means = np.stack([unit[each].mean(axis=0) for each in rows]).astype(np.float64)
     return np.column_stack([means, np.log([len(each) for each in rows])])
 
 
-def random_vectors(size: int, dim: int, seed: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+def random_vectors(size: int, dim: int, seed: int) -> Floats:
     """The control without training: a random direction for each statement."""
     return np.random.default_rng(seed).standard_normal((size, dim)).astype(np.float32)
 
@@ -118,17 +119,23 @@ def cross_predict(features: Any, labels: Labels, folds: Labels, model: Callable[
 
 @dataclass(frozen=True)
 class Ways:
-    """Programs as rows of numbers by every way, and the share of statements that a way's vocabulary does not have."""
+    """Programs as rows of numbers by every way, and the share of statements that a way's vocabulary does not have.
+
+    Args:
+        read: for the ways that have vectors, what a network reads: programs as numbers of statements, and the vectors.
+    """
 
     embedding: Embedding
     rows: list[Integers]
     features: dict[str, Matrix | Sparse]
     unknown: dict[str, float]
+    read: dict[str, tuple[Sequence[Integers], Floats]]
 
-    def vectors(self, way: str, seed: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """The vectors of statements that a network begins with."""
-        size, dim = self.embedding.vectors.shape
-        return self.embedding.vectors if way == "embedding" else random_vectors(size, dim, seed)
+    def add_published(self, rows: Sequence[Integers], published: Embedding) -> None:
+        """The published embedding as one more way; `rows` number the programs' statements in its vocabulary."""
+        self.features["published embedding"] = mean_vectors(rows, published.vectors)
+        self.unknown["published embedding"] = unknown_share(rows, published)
+        self.read["published embedding"] = rows, published.vectors
 
 
 def ways(graphs: Sequence[FlowGraph], seed: int) -> Ways:
@@ -137,15 +144,17 @@ def ways(graphs: Sequence[FlowGraph], seed: int) -> Ways:
     rows = [own.rows(graph.abstracted) for graph in graphs]
     size, dim = own.vectors.shape
     statements = bag(rows, size)
+    read: dict[str, tuple[Sequence[Integers], Floats]] = {
+        "embedding": (rows, own.vectors), "random embedding": (rows, random_vectors(size, dim, seed)),
+    }  # fmt: skip
     features = {
         "bag of statements": statements,
         "bag of statements and edges": sparse.hstack([statements, edge_bag(rows, graphs, size)], format="csr"),
-        "embedding": mean_vectors(rows, own.vectors),
-        "random embedding": mean_vectors(rows, random_vectors(size, dim, seed)),
+        **{way: mean_vectors(*each) for way, each in read.items()},
         "raw counts": counts([graph.abstracted for graph in graphs]),
     }
     share = unknown_share(rows, own)
-    return Ways(own, rows, features, {way: share for way in features if way != "raw counts"})
+    return Ways(own, rows, features, {way: share for way in features if way != "raw counts"}, read)
 
 
 def dense(features: Any) -> Matrix:
