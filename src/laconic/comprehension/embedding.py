@@ -23,7 +23,7 @@ from laconic.storage import files, json_text
 
 UNKNOWN = "!UNK"
 FORMAT = "laconic-statements-2"
-FAN_OUT = 256  # neighbours of a statement through which its context is followed
+FAN_OUT = 1024  # neighbours of a statement through which its context is followed
 Integers = np.ndarray[Any, np.dtype[np.int32]]
 
 
