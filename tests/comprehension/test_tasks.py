@@ -72,6 +72,8 @@ def test_a_row_is_predicted_from_other_folds_only() -> None:
 def test_an_unknown_platform_is_named() -> None:
     with pytest.raises(UnknownName, match="valid ones: amd, nvidia"):
         device_mapping.run(["intel"])
+    with pytest.raises(UnknownName, match="valid ones: grouped, paper"):
+        device_mapping.run(kinds=["group"])
     with pytest.raises(UnknownName, match="Cypress"):
         coarsening.run(["intel"])
 
@@ -91,6 +93,16 @@ def test_a_kernel_takes_no_part_in_its_own_prediction() -> None:
     assert coarsening.leave_one_out(features, gains, coarsening.RULES)[0, 0] == 1
     constant = coarsening.leave_one_out(features, gains, [coarsening.Rule(16, 0.0, False)])
     assert constant[0, 1:].tolist() == [2] * 5
+
+
+def test_a_cautious_choice_needs_more_than_chance() -> None:
+    """For two other kernels the nearest one knows a better factor, for a third it knows a worse one."""
+    features = np.array([[0.0], [0.1], [0.2], [0.5], [5.0], [5.1], [5.2], [5.3], [5.4]])
+    gains = np.tile([1, 1.5, 1.0], (1, 9, 1))
+    gains[0, :3, 2], gains[0, 3, 2] = 1.6, 1.4
+    assert coarsening.leave_one_out(features, gains, coarsening.RULES)[0, :3].tolist() == [2] * 3
+    cautious = coarsening.leave_one_out(features, gains, coarsening.RULES, is_cautious=True)
+    assert cautious[0, :3].tolist() == [1] * 3
 
 
 def test_a_forest_is_chosen_within_the_training_rows(monkeypatch: pytest.MonkeyPatch) -> None:

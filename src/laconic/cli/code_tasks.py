@@ -13,11 +13,12 @@ import typer
 
 from laconic.cli.code import Prelude, Standard
 from laconic.cli.shared import Json, echo_json, echo_table, progress_bar
-from laconic.comprehension import analogies, archives, coarsening, device_mapping, poj, speed
+from laconic.comprehension import analogies, archives, coarsening, corpus, device_mapping, poj, speed
 from laconic.comprehension import classify as classes
+from laconic.comprehension.embedding import Embedding
 from laconic.comprehension.ir import Dialect
 from laconic.comprehension.networks import Fitting
-from laconic.comprehension.programs import TREES
+from laconic.comprehension.programs import TREES, own_embedding, random_vectors
 from laconic.errors import UnknownName
 from laconic.lab.environment import environment
 
@@ -33,6 +34,7 @@ TASKS = ("analogies", "skip-gram", "device mapping", "thread coarsening", "class
 
 def map_(
     platform: Platform = None,
+    folds: Annotated[list[str] | None, typer.Option(help="Only these, paper or grouped. Default: both.")] = None,
     seed: Seed = 204,
     trees: Trees = TREES,
     epochs: Epochs = 0,
@@ -41,7 +43,8 @@ def map_(
 ) -> None:
     """Predict whether kernels run faster on CPU or GPU, on the paper's folds and on folds grouped by kernel."""
     platforms = platform or device_mapping.PLATFORMS
-    _echo(device_mapping.run(platforms, seed, trees, _tell, _fitting(epochs, seed), cache), json)
+    kinds = folds or tuple(device_mapping.FOLDS)
+    _echo(device_mapping.run(platforms, seed, trees, _tell, _fitting(epochs, seed), cache, kinds), json)
 
 
 def coarsen(platform: Platform = None, seed: Seed = 204, json: Json = False) -> None:
@@ -94,7 +97,7 @@ def code(
 ) -> None:
     """Run the tasks on code, beside controls and published figures: the record of docs/code.md."""
     run: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        "analogies": _analogies,
+        "analogies": lambda: _analogies(per_class, seed, cache),
         "skip-gram": speed.run,
         "device mapping": lambda: device_mapping.run(
             seed=seed, trees=trees, tell=_tell, fitting=_fitting(epochs, seed), cache=cache
@@ -123,16 +126,30 @@ def _fitting(epochs: int, seed: int) -> Fitting | None:
     return Fitting(epochs=epochs, seed=seed) if epochs else None
 
 
-def _analogies() -> list[dict[str, Any]]:
-    found = archives.published()
+def _analogies(per_class: int, seed: int, cache: Path | None) -> list[dict[str, Any]]:
+    """Of the published embedding, and of one that is trained on POJ-104 and the kernels of both tasks."""
+    with tempfile.TemporaryDirectory() as temporary, progress_bar("programs", quiet=False) as progress:
+        folder, dialect = poj.unpack(cache or Path(temporary), per_class)
+        graphs = list(corpus.read_all(corpus.find_files([folder]), cache, progress, dialect).graphs)
+    for task in ("Device_Mapping", "Thread_Coarsening"):
+        graphs += device_mapping.read_kernels(task, _tell)[0].values()
+    own = own_embedding(graphs, seed, dim=200, epochs=5)
+    random = Embedding(own.vocabulary, random_vectors(len(own.vocabulary), own.vectors.shape[1], seed))
+    asked = {"published embedding": archives.published(), "embedding": own, "random embedding": random}
+    statements = [graph.abstracted for graph in graphs]
+    return [{**row, "method": method, "vocabulary": len(found.vocabulary), "programs": len(graphs),
+             "unknown_share": found.unknown_share(statements)}
+            for method, found in asked.items() for row in _asked(found)]  # fmt: skip
+
+
+def _asked(found: Embedding) -> list[dict[str, Any]]:
     rows = [("analogies", row["part"], row["correct"] / max(row["questions"], 1), row["questions"],
              {"accuracy": row["published"][0] / row["published"][1], "questions": row["published"][1]})
             for row in analogies.analogies(found)]  # fmt: skip
     rows += [("distances", row["category"], row["percent"] / 100, row["statements"],
               {"accuracy": row["published"] / 100}) for row in analogies.distances(found)]  # fmt: skip
-    return [{"task": task, "platform": part, "method": "published embedding", "folds": "", "accuracy": share,
-             "speedup": None, "questions": asked, "published": published}
-            for task, part, share, asked, published in rows]  # fmt: skip
+    return [{"task": task, "platform": part, "folds": "", "accuracy": share, "speedup": None, "questions": asked,
+             "published": published} for task, part, share, asked, published in rows]  # fmt: skip
 
 
 def _classification(per_class: int, how: classes.Setting) -> list[dict[str, Any]]:

@@ -3,9 +3,10 @@
 Callers: `laconic code coarsen`, `laconic bench code`. Each kernel is predicted from the sixteen others: the gain of a
 factor is estimated as its mean gain over the kernels most like this one, and the factor with the best estimate is
 taken. How many neighbours, gains or their logarithms, and how much the same kernels' gains on the other GPUs count, is
-chosen by leaving one out among the sixteen; with all sixteen as neighbours it is a constant factor. A factor that was
-not measured for the kernel falls to the largest one that was. Speed-up is the mean over kernels. Seventeen kernels
-decide little: constant factors are always shown beside.
+chosen by leaving one out among the sixteen; with all sixteen as neighbours it is a constant factor. A cautious choice
+takes the rule that averages most, unless the best one is better by more than the standard error of the difference. A
+factor that was not measured for the kernel falls to the largest one that was. Speed-up is the mean over kernels.
+Seventeen kernels decide little: constant factors are always shown beside.
 
 Source: Magni et al., PACT 2014; Neural Code Comprehension, NeurIPS 2018, §6.3. Differs: the paper classifies factors.
 """
@@ -45,7 +46,7 @@ class Rule:
     is_log: bool
 
 
-RULES = tuple(Rule(*each) for each in product((1, 2, 3, 5, 8, 16), (0.0, 0.5, 1.0), (False, True)))
+RULES = tuple(Rule(*each) for each in product((16, 8, 5, 3, 2, 1), (1.0, 0.5, 0.0), (False, True)))  # cautious first
 CONSTANTS = {"constant factor": Rule(16, 0.0, False), "constant factor of all GPUs": Rule(16, 1.0, False)}
 
 
@@ -66,16 +67,18 @@ def run(
     found.features["measured numbers alone"] = np.array([[float(first[k][c]) for c in _NUMBERS] for k in kernels])
     gains = np.array([[_gains(_times(table, k, gpu)) for k in kernels] for gpu in PUBLISHED])
     chosen = {method: leave_one_out(np.zeros((len(kernels), 1)), gains, [rule]) for method, rule in CONSTANTS.items()}
-    chosen |= {way: leave_one_out(dense(features), gains, RULES) for way, features in found.features.items()}
+    for way, features in found.features.items():
+        chosen[way] = leave_one_out(dense(features), gains, RULES)
+        chosen[f"{way}, cautious"] = leave_one_out(dense(features), gains, RULES, is_cautious=True)
     results = []
     for platform, (method, factors) in product(platforms, chosen.items()):
         number = list(PUBLISHED).index(platform)
         got = np.take_along_axis(gains[number], factors[number][:, None], axis=1)[:, 0]
-        best = gains[number].max(axis=1)
+        best, way = gains[number].max(axis=1), method.removesuffix(", cautious")
         results.append({"task": "thread coarsening", "platform": platform, "method": method, "folds": "leave one out",
                         "accuracy": float((got == best).mean()), "speedup": float(got.mean()),
                         "oracle_speedup": float(best.mean()), "published": {"speedup": PUBLISHED[platform]},
-                        "unknown_share": found.unknown.get(method), "skipped": skipped})  # fmt: skip
+                        "unknown_share": found.unknown.get(way), "skipped": skipped})  # fmt: skip
         tell(f"{platform} {method}: {results[-1]['speedup']:.3f} × (published {PUBLISHED[platform]})")
     return results
 
@@ -95,12 +98,15 @@ def _gains(times: dict[int, float]) -> list[float]:
     return [times[1] / times[_measured(factor, times)] for factor in FACTORS]
 
 
-def leave_one_out(features: Matrix, gains: Matrix, rules: Sequence[Rule]) -> np.ndarray[Any, np.dtype[np.int64]]:
+def leave_one_out(
+    features: Matrix, gains: Matrix, rules: Sequence[Rule], is_cautious: bool = False
+) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The factor for each GPU and kernel, by the rule that is best for the other kernels.
 
     Args:
         features: a row a kernel.
         gains: by GPU, kernel and factor.
+        is_cautious: by the first rule than which the best one is not better by a standard error.
 
     Returns:
         Places in FACTORS, by GPU and kernel.
@@ -111,18 +117,21 @@ def leave_one_out(features: Matrix, gains: Matrix, rules: Sequence[Rule]) -> np.
     chosen = np.empty(gains.shape[:2], dtype=np.int64)
     for kernel in everyone:
         rest = everyone[everyone != kernel]
-        rule = max(rules, key=lambda each: _score(each, near, gains, rest)) if len(rules) > 1 else rules[0]
+        scores = np.array([_scores(each, near, gains, rest) for each in rules]) if len(rules) > 1 else np.zeros((1, 2))
+        behind = scores[scores.sum(axis=1).argmax()] - scores
+        error = behind.std(axis=1, ddof=1) / np.sqrt(behind.shape[1]) if is_cautious else 0.0
+        rule = rules[int((behind.mean(axis=1) <= error).argmax())]
         chosen[:, kernel] = _estimate(rule, near[kernel], gains, rest).argmax(axis=1)
     return chosen
 
 
-def _score(rule: Rule, near: Any, gains: Matrix, kernels: Any) -> float:
-    """The gain over all GPUs when each of `kernels` is predicted from the others of them."""
-    total = 0.0
-    for kernel in kernels:
+def _scores(rule: Rule, near: Any, gains: Matrix, kernels: Any) -> Matrix:
+    """The gain of each of `kernels`, over all GPUs, when it is predicted from the others of them."""
+    found = np.empty(len(kernels))
+    for number, kernel in enumerate(kernels):
         factors = _estimate(rule, near[kernel], gains, kernels[kernels != kernel]).argmax(axis=1)
-        total += float(np.take_along_axis(gains[:, kernel], factors[:, None], axis=1).sum())
-    return total
+        found[number] = np.take_along_axis(gains[:, kernel], factors[:, None], axis=1).mean()
+    return found
 
 
 def _estimate(rule: Rule, order: Any, gains: Matrix, known: Any) -> Matrix:

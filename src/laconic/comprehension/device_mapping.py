@@ -36,20 +36,21 @@ Tell = Callable[[str], None]
 
 def run(
     platforms: Sequence[str] = PLATFORMS, seed: int = 204, trees: int = TREES, tell: Tell = lambda line: None,
-    fitting: networks.Fitting | None = None, cache: Path | None = None,
+    fitting: networks.Fitting | None = None, cache: Path | None = None, kinds: Sequence[str] = tuple(FOLDS),
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Accuracy and speed-up of every way on both kinds of folds, for each platform.
+    """Accuracy and speed-up of every way, for each platform and kind of folds.
 
     Args:
         fitting: train the networks, too.
         cache: a folder that keeps predictions; an interrupted run goes on from there.
 
     Raises:
-        UnknownName: there is no such platform.
+        UnknownName: there is no such platform, or kind of folds.
     """
-    for name in platforms:
-        if name not in PLATFORMS:
-            raise UnknownName("platform", name, PLATFORMS)
+    for what, names, valid in (("platform", platforms, PLATFORMS), ("kind of folds", kinds, tuple(FOLDS))):
+        for name in names:
+            if name not in valid:
+                raise UnknownName(what, name, valid)
     graphs, skipped = read_kernels("Device_Mapping", tell)
     tables = {platform: archives.table("cgo17", f"cgo17-{platform}.csv") for platform in platforms}
     order = list(dict.fromkeys(kernel_name(row) for rows in tables.values() for row in rows))
@@ -59,6 +60,7 @@ def run(
     results: list[dict[str, Any]] = []
     for platform, rows in tables.items():
         task = _Task(platform, rows, np.array([order.index(kernel_name(row)) for row in rows]), seed, trees)
+        task.folds = {kind: task.folds[kind] for kind in kinds}
         for method, folds, predicted in _predictions(task, found, [graphs[n] for n in order], fitting, cache):
             share = found.unknown.get(method.split(" + ")[0].split(", ")[-1])
             results.append({"task": "device mapping", "platform": platform, "method": method, "folds": folds,
