@@ -80,6 +80,19 @@ def test_gossip(world_size: int, round_: int, seed: int) -> None:
     schedules.validate(schedules.neighbourhood(world_size, 10, schedules.exponential_graph(world_size)))
 
 
+def test_gossip_among_many_ranks_takes_a_moment() -> None:
+    assert len(schedules.random_pairs(65_536, 10, round=0).sources or ()) == 65_536
+
+
+def test_a_graph_by_rank_is_built_by_name_as_it_is_by_its_function() -> None:
+    graph = {0: [1], 2: [1, 3]}
+    built = schedules.build("neighbourhood", "graph", 4, 10, graph=graph)
+    assert built.sources == schedules.neighbourhood(4, 10, graph).sources == ((0,), (0, 1, 2), (2,), (2, 3))
+    for unknown in (-1, 4):
+        with pytest.raises(BadInput, match=f"rank {unknown} is not in 0…3"):
+            schedules.build("neighbourhood", "graph", 4, 10, graph={**graph, unknown: [0]})
+
+
 def test_gossip_averages_exactly_after_log_p_rounds() -> None:
     values = np.random.default_rng(0).normal(size=8)
     state = values.copy()
@@ -132,6 +145,13 @@ def test_closed_form_with_overhead_and_reduction(name: str, world_size: int) -> 
     full = Link(5e-6, 8e-10, overhead_s=1e-6, gap_s=2e-6, reduce_s_per_byte=1e-10)
     schedule = schedules.build("all_reduce", name, world_size, 8 * 10_000)
     assert simulate(schedule, full).seconds == pytest.approx(schedules.cost(schedule, full), rel=1e-6)
+
+
+def test_segments_count_values_whatever_their_size() -> None:
+    """Half the bytes a value on half the bandwidth take as long: as many messages go, each as long."""
+    schedule, gap_s = schedules.ring(4, 4096, segment=64), 1e-4
+    half, whole = (Link(1e-6, 4e-9 / size, gap_s=gap_s) for size in (2, 4))
+    assert math.isclose(schedules.cost(schedule, half, itemsize=2), schedules.cost(schedule, whole, itemsize=4))
 
 
 def test_links_that_differ() -> None:

@@ -88,9 +88,11 @@ def neighbourhood(world_size: int, numel: int, graph: Graph | None = None) -> Sc
     src = [rank for rank, row in enumerate(rows) for _ in row]
     dst = [peer for row in rows for peer in row]
     messages = Messages.in_round(0, src, dst, 0, numel, "add") if src else Messages.empty()
-    sources = tuple(
-        tuple(sorted({rank} | {s for s, d in zip(src, dst, strict=True) if d == rank})) for rank in range(world_size)
-    )
+    heard = [{rank} for rank in range(world_size)]
+    for rank, row in enumerate(rows):
+        for peer in row:
+            heard[peer].add(rank)
+    sources = tuple(tuple(sorted(each)) for each in heard)
     frozen = tuple(tuple(row) for row in rows)
     return Schedule("neighbourhood", "graph", world_size, numel, messages, {"graph": frozen}, sources)
 

@@ -107,7 +107,7 @@ def get(collective: str, name: str) -> Algorithm:
 def cost(schedule: Schedule, link: Link, itemsize: int = 4) -> float:
     """The closed-form time of a schedule on `link` in seconds (see each algorithm for its formula)."""
     seconds = get(schedule.collective, schedule.algorithm).seconds
-    return seconds(schedule.world_size, schedule.numel * itemsize, link, **schedule.parameters)
+    return seconds(schedule.world_size, schedule.numel * itemsize, link, itemsize=itemsize, **schedule.parameters)
 
 
 @functools.lru_cache(maxsize=256)
@@ -122,9 +122,10 @@ def build(collective: str, name: str, world_size: int, numel: int, **parameters:
 
     Raises:
         UnknownName: no such algorithm, or no such parameter of it.
+        BadInput: the algorithm cannot be built of these values.
     """
     check_parameters(collective, name, parameters)
-    frozen = tuple((key, _hashable(value)) for key, value in sorted(parameters.items()))
+    frozen = tuple((key, _hashable(value, world_size)) for key, value in sorted(parameters.items()))
     return _cached(collective, name, world_size, numel, frozen)
 
 
@@ -136,8 +137,10 @@ def check_parameters(collective: str, name: str, parameters: Mapping[str, Any]) 
             raise UnknownName(f"parameter of {collective} by {name}", parameter, valid or ["none"])
 
 
-def _hashable(value: Any) -> Any:
-    """Lists and tables as tuples, so that the cache can tell them apart."""
+def _hashable(value: Any, world_size: int) -> Any:
+    """Lists, and tables by rank, as tuples, so that the cache can tell them apart."""
     if isinstance(value, Mapping):
-        return tuple(_hashable(value.get(rank, ())) for rank in range(max(value, default=-1) + 1))
-    return tuple(_hashable(item) for item in value) if isinstance(value, list | tuple) else value
+        if unknown := [rank for rank in value if rank not in range(world_size)]:
+            raise BadInput(f"rank {unknown[0]} is not in 0…{world_size - 1}")
+        return tuple(_hashable(value.get(rank, ()), world_size) for rank in range(world_size))
+    return tuple(_hashable(item, world_size) for item in value) if isinstance(value, list | tuple) else value
