@@ -19,6 +19,8 @@ HUGE = "1" + "0" * 400
         *("dynamic8(64, upper=true)", "dynamic8(upper=abc)", "dynamic8(upper=none)", "threshold(true)"),
         *("dynamic8(upper=0.2)", "dynamic8(upper=0.3)", "dynamic8(upper=0.5)", "dynamic8(upper=nan)"),
         *(f"threshold({HUGE})", f"threshold(-{HUGE})", f"ternary({HUGE})", "threshold(nan)", "threshold(1e-60)"),
+        *(f"qsgd(bucket={8 * 10**400})", f"ternary(bucket={20 * 10**400})", f"onebit({32 * 10**400})"),
+        *(f"dynamic8({HUGE})", f"linear8({HUGE})", f"fp8(block={HUGE})"),
         *("qsgd(,2)", "qsgd(4,)", "qsgd(4,,seed=1)", "qsgd(,)"),
     ],
     ids=lambda spec: spec.replace("0" * 400, "…"),

@@ -23,7 +23,7 @@ import numpy as np
 from laconic.codecs import threads
 from laconic.codecs.base import register
 from laconic.codecs.frame import HEADER_NBYTES
-from laconic.codecs.kernel import KernelCodec
+from laconic.codecs.kernel import MOST, KernelCodec
 from laconic.codecs.random import bits32, key
 from laconic.errors import BadInput
 from laconic.kernels import Array, njit
@@ -39,8 +39,8 @@ class BlockScaled(KernelCodec):
     block: int | None
 
     def __post_init__(self) -> None:
-        if self.block is not None and (type(self.block) is not int or self.block < 1):
-            raise BadInput(f"{self.name}: block must be a positive number of values or none, got {self.block!r}")
+        if self.block is not None and (type(self.block) is not int or not 1 <= self.block <= MOST):
+            raise BadInput(f"{self.name}: block must be none or from 1 to 2⁶² values, got {self.block!r}")
 
     def max_nbytes(self, numel: int) -> int:
         return HEADER_NBYTES + 4 * self._blocks(numel) + numel

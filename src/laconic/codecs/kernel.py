@@ -19,6 +19,7 @@ from laconic.errors import BadInput, NonFiniteError, PayloadError
 from laconic.kernels import Array, njit
 
 _GOOD, _LARGE, _BAD = 0, 1, 2
+MOST = 1 << 62  # values that share a scale: the kernels' sums of indices stay below 2⁶³
 _ROOM = np.float32(2.0**126)  # no code of any codec is worth as much as four times its scale
 
 
@@ -115,8 +116,9 @@ class Bucketed(KernelCodec):
 
     def __post_init__(self) -> None:
         bucket, places = self.bucket, self.places
-        if bucket is not None and (not isinstance(bucket, int) or bucket < places or bucket % places):
-            raise BadInput(f"{self.name}: bucket must be none or a positive multiple of {places}, got {bucket}")
+        if bucket is not None and (not isinstance(bucket, int) or not places <= bucket <= MOST or bucket % places):
+            most = ", at most 2⁶²" if isinstance(bucket, int) and bucket > MOST else ""
+            raise BadInput(f"{self.name}: bucket must be none or a positive multiple of {places}{most}, got {bucket}")
 
     def max_nbytes(self, numel: int) -> int:
         return HEADER_NBYTES + 4 * (self._scale_count(numel) + -(-numel // self.places))
