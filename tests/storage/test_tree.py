@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from laconic.errors import BadInput, PayloadError
-from laconic.storage.tree import MAGIC, dumps, loads, read_file, write_file
+from laconic.storage.tree import MAGIC, check, dumps, loads, read_file, write_file
 
 
 def _same(a: object, b: object) -> bool:
@@ -63,10 +63,25 @@ def test_an_optimiser_goes_on_as_if_nothing_happened() -> None:
     assert torch.equal(trained(4, saved[0]).weight, trained(7).weight)
 
 
-@pytest.mark.parametrize("unfit", [{"what": object()}, {(1, 2): 3}, torch.zeros(2, dtype=torch.complex64)])
+def _nested(depth: int) -> list[object]:
+    tree: list[object] = []
+    for _ in range(depth):
+        tree = [tree]
+    return tree
+
+
+@pytest.mark.parametrize(
+    "unfit",
+    [
+        *({"what": object()}, {(1, 2): 3}, torch.zeros(2, dtype=torch.complex64)),
+        *(torch.eye(2).to_sparse(), torch.empty(2, device="meta"), _nested(300), _nested(100_000)),
+    ],
+    ids=["object", "key", "complex", "sparse", "meta", "deep", "deeper than Python goes"],
+)
 def test_what_it_cannot_hold_is_refused(unfit: object) -> None:
-    with pytest.raises(BadInput, match="saved state"):
-        dumps(unfit)
+    for refuses in (check, dumps):
+        with pytest.raises(BadInput, match="saved state"):
+            refuses(unfit)
 
 
 def test_every_flipped_byte_and_every_cut_is_noticed() -> None:

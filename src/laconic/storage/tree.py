@@ -54,9 +54,7 @@ def dumps(tree: Any) -> memoryview:
 def dump(tree: Any, file: BinaryIO) -> None:
     """Write a tree to a file that can seek, tensor by tensor: no second copy of the whole is made."""
     tensors: list[Tensor] = []
-    written = _plain(tree, tensors)
-    if is_too_deep([written]):
-        raise BadInput("saved state is nested too deeply")
+    written = _written(tree, tensors)
     head = json.dumps([written, [[_dtype_name(t), list(t.shape)] for t in tensors]]).encode()
     begun = file.tell()
     file.write(MAGIC + bytes(_HEAD_AT - len(MAGIC)))  # the checksum comes last
@@ -126,7 +124,7 @@ def read_file(path: Path) -> Any:
 
 def check(tree: Any) -> None:
     """Raise BadInput unless a block can hold the tree; the sentence says what is in the way."""
-    _plain(tree, [])
+    _written(tree, [])
 
 
 def map_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -141,11 +139,24 @@ def map_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return tree
 
 
+def _written(tree: Any, tensors: list[Tensor]) -> Any:
+    """A tree as JSON can hold it, its tensors collected in `tensors`."""
+    try:
+        written = _plain(tree, tensors)
+    except RecursionError:
+        raise BadInput("saved state is nested too deeply") from None
+    if is_too_deep([written]):
+        raise BadInput("saved state is nested too deeply")
+    return written
+
+
 def _plain(value: Any, tensors: list[Tensor]) -> Any:
     """`value` as JSON can hold it, its tensors collected in `tensors`."""
     if isinstance(value, Tensor):
         if _dtype_name(value) not in DTYPES:
             raise BadInput(f"saved state cannot hold a tensor of {value.dtype}")
+        if value.layout != torch.strided or value.is_meta:
+            raise BadInput("saved state cannot hold a sparse tensor, nor one without values")
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
     if isinstance(value, dict):
