@@ -49,6 +49,14 @@ def native() -> None:
             assert not transport.native_all_reduce(torch.ones(3, dtype=dtype), "sum")
 
 
+def many_messages() -> None:
+    """Of messages between two ranks, which count by leaps, only the latest are remembered."""
+    with MpiTransport(timeout_s=30) as transport:
+        for _ in range(1000):
+            transport.leave(transport.point(0, 1, 3, "float32"))
+        assert len(transport._signatures) == 256
+
+
 def mismatch(what: str) -> None:
     """Rank 1 calls something else: every rank raises Mismatch, quoting both calls, and the transport is broken."""
     transport = MpiTransport(timeout_s=30)
@@ -140,6 +148,7 @@ def refused(transport: MpiTransport, kind: type[TransportError]) -> None:
 CHECKS = {
     "conformance": conformance,
     "native": native,
+    "many messages": many_messages,
     "mismatch": mismatch,
     "timeout": timeout,
     "stop": stop,

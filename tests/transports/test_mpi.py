@@ -48,7 +48,7 @@ def mpiexec(world_size: int, checks: list[str], folder: Path) -> None:
 @needs_mpi
 @pytest.mark.parametrize("world_size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))])
 def test_conformance_and_native_all_reduce(world_size: int, tmp_path: Path) -> None:
-    mpiexec(world_size, ["conformance", "native"], tmp_path)
+    mpiexec(world_size, ["conformance", "native", "many messages"], tmp_path)
 
 
 @needs_mpi
