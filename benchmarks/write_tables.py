@@ -22,6 +22,7 @@ import bench_delta as delta
 import bench_divide as speed
 import bench_overlap as overlap
 import bench_sparcml as sparcml
+import bench_step_losses as losses
 
 DOCS = Path(__file__).parents[1] / "docs"
 NAMES = ("experiments.md", "consistency/comparison.md", "divide.md", "overlap.md", "pipeline.md")
@@ -94,6 +95,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "8bit-transfer": transfer_table,
     "parity-mnist": lambda record: paper.mnist(RESULTS / "parity-mnist.json"),
     "sparcml": sparcml_table,
+    "step-losses": losses.table,
 }
 
 

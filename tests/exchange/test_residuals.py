@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import laconic
 from laconic.codecs import Codec
 from laconic.errors import BadInput, NonFiniteError
+from laconic.exchange.parts import PartName
 from laconic.exchange.residuals import Residual, Residuals, SideBySide
 
 TOPK = laconic.codec("topk(0.1)")
@@ -108,3 +109,20 @@ def test_a_residual_begins_anew() -> None:
     assert not new.total().any()
     with pytest.raises(BadInput, match="100 values, the vector 7"):
         Residual(7).restart(torch.zeros(100))
+
+
+def test_parts_of_a_parameter_are_saved_together_and_resumed_apart() -> None:
+    x, parts = torch.arange(30.0), [PartName.of("x", a, min(a + 12, 30), 30) for a in (0, 12, 24)]
+    residuals, resumed = Residuals(), Residuals()
+    for name in parts:
+        _encode(residuals, name, TOPK, x[name.start : name.stop])
+    saved = residuals.state_dict()
+    assert {name: value.numel() for name, value in saved.items()} == {"x": 30}
+    assert saved["x"].any()
+    resumed.load_state_dict(saved, resumed=True)
+    for seen, name in enumerate(parts, start=1):
+        again = [_encode(each, name, TOPK, x[name.start : name.stop]) for each in (residuals, resumed)]
+        assert torch.equal(*again)
+        if seen == 1:
+            assert torch.equal(resumed.state_dict()["x"][12:], saved["x"][12:])
+    assert torch.equal(residuals.state_dict()["x"], resumed.state_dict()["x"])

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from laconic.errors import BadInput
+from laconic.exchange.parts import PartName
 
+ALIGNED = 4096  # values: sections of a buffer begin at multiples, where blocks of codecs and vectors of kernels do too
 FEW_NBYTES = 1 << 16  # of all exempt gradients together: a message of less costs mostly its latency
 
 
@@ -97,7 +99,10 @@ class BucketInfo:
 
 @dataclass(frozen=True)
 class Gradients:
-    """A bucket's gradients on their way: the buffer, the bucket's number, whose they are, and of which step."""
+    """A bucket's gradients on their way: the buffer, the bucket's number, whose they are, and of which step.
+
+    The buffer may begin inside the parameters, after `start` of their values, and end before they do.
+    """
 
     buffer: Tensor
     index: int
@@ -106,12 +111,13 @@ class Gradients:
     last: bool  # of the step's buckets, in the order they are sent
     future: Any = None
     first: bool = False
+    start: int = 0
     made: float = field(default_factory=time.perf_counter)  # when the gradients were there
 
     @property
     def layout(self) -> tuple[int, tuple[int, ...]]:
         """What lies in the buffer; it changes on all ranks at once."""
-        return self.buffer.numel(), tuple(map(id, self.parameters))
+        return self.buffer.numel(), (self.start, *map(id, self.parameters))
 
 
 class Parameters:
@@ -167,13 +173,18 @@ class Parameters:
         self._count, self._former = 0, buckets
 
     def _worked_out(self, gradients: Gradients) -> BucketInfo:
-        entries, at = [], 0
+        entries, begun, numel = [], -gradients.start, gradients.buffer.numel()
         for parameter in gradients.parameters:
             name = self.names.setdefault(id(parameter), f"parameter{len(self.names)}")
-            exempt, stop = self.exempt.covers(name, parameter), at + parameter.numel()
-            entries.append(Entry(name, at, stop, exempt, tuple(parameter.shape)))
-            at = stop
-        return BucketInfo(tuple(entries), gradients.buffer.numel())
+            exempt, ended = self.exempt.covers(name, parameter), begun + parameter.numel()
+            start, stop = max(0, begun), min(numel, ended)
+            if stop - start == parameter.numel():
+                entries.append(Entry(name, start, stop, exempt, tuple(parameter.shape)))
+            elif start < stop:
+                part = PartName.of(name, start - begun, stop - begun, parameter.numel())
+                entries.append(Entry(part, start, stop, exempt, (stop - start,)))
+            begun = ended
+        return BucketInfo(tuple(entries), numel)
 
 
 @dataclass(frozen=True)
@@ -183,6 +194,12 @@ class FlatBuffer:
     values: Tensor
     parameters: tuple[nn.Parameter, ...]
     views: tuple[Tensor, ...]
+
+    def cut(self, nbytes: int | None) -> list[Section]:
+        """The buffer in equal sections of about `nbytes`, or whole."""
+        numel, count = self.values.numel(), 1 if nbytes is None else max(1, round(self.values.nbytes / nbytes))
+        size = max(1, -(-numel // (count * ALIGNED))) * ALIGNED
+        return [Section(self, at, self.values[at : at + size]) for at in range(0, max(1, numel), size)]
 
     def check(self) -> None:
         """Refuse to go on where the views lie elsewhere now: converting a model moves its gradients, too."""
@@ -194,11 +211,23 @@ class FlatBuffer:
             at += view.nbytes
 
 
+@dataclass(frozen=True)
+class Section:
+    """Values of a buffer, from `start` on, that are exchanged by themselves."""
+
+    buffer: FlatBuffer
+    start: int
+    values: Tensor
+
+
 class FlatGradients:
     """Flat buffers of about `nbytes` for the gradients of these parameters, in the order backward makes them.
 
     Parameters that need no gradient are left out; exempt ones, which are sent exactly, lie at the end of their buffer.
     With `follow` gradients are moved to their places as they are made.
+
+    Attributes:
+        sections: of the buffers, what is exchanged by itself: a whole one, or about `section_nbytes` of a large one.
     """
 
     def __init__(
@@ -208,8 +237,10 @@ class FlatGradients:
         exempt: Callable[[nn.Parameter], bool],
         *,
         follow: bool = True,
+        section_nbytes: int | None = None,
     ) -> None:
         self.buffers = [flat(sorted(group, key=exempt)) for group in in_groups(parameters, nbytes, exempt)]
+        self.sections = [section for buffer in self.buffers for section in buffer.cut(section_nbytes)]
         self._places = places_in(self.buffers)
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._place)  # type: ignore[no-untyped-call]

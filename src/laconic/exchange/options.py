@@ -46,6 +46,11 @@ class CodecChoice:
         """The first planned codec for matrices, if there is one; what a function will choose is not known."""
         return None
 
+    @property
+    def cuts(self) -> bool:
+        """Whether a gradient may travel in sections: all codecs are known, and none wants a layer's matrix."""
+        return False
+
     def names(self, name: str) -> bool:
         """Whether a codec of this name is planned."""
         return False
@@ -89,6 +94,10 @@ class PlannedCodec(CodecChoice):
 
     def matrix_codec(self) -> Codec | None:
         return next((entry for _, entry in self._table if entry.kind == "matrix"), None)
+
+    @property
+    def cuts(self) -> bool:
+        return self._function is None and self.matrix_codec() is None
 
     def names(self, name: str) -> bool:
         return any(entry.name == name for _, entry in self._table)

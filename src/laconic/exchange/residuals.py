@@ -26,6 +26,7 @@ from laconic.codecs.entropy import Entropy
 from laconic.errors import BadInput, NonFiniteError
 from laconic.exchange.give_back import give_back
 from laconic.exchange.ownership import OWNER, mean_by_name, owned
+from laconic.exchange.parts import cut_off, joined
 from laconic.storage.form import check_named
 from laconic.storage.tree import map_tensors
 
@@ -340,6 +341,8 @@ class Residuals:
                 self._waiting[each] = value
                 self._vectors.pop(each)
                 self._codecs.pop(each, None)
+        if cut_off(self._waiting, name) and name.whole in self._resumed:  # type: ignore[attr-defined]
+            self._resumed.add(name)
         return self._waiting.pop(name, None)
 
     def __bool__(self) -> bool:
@@ -359,7 +362,7 @@ class Residuals:
         found = {name: value.clone() for name, value in self._waiting.items()}
         for layout, residual in {id(pair): pair for pair in self._vectors.values()}.values():
             found.update({name: value.clone() for name, value in layout.cut(residual.total()).items()})
-        return found
+        return joined(found)
 
     def check_state(self, state: Mapping[str, Any], numels: Mapping[str, int] | None = None) -> None:
         """Refuse what is not float32 vectors by name, of these lengths where they are given."""

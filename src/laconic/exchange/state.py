@@ -116,6 +116,11 @@ class CompressionState(Job):
         return int(self.message_nbytes * max(1.0, 4 * sample / first.max_nbytes(sample)))
 
     @property
+    def section_nbytes(self) -> int | None:
+        """In sections of about which size a large gradient may travel; None where it has to be whole."""
+        return 2 * self.buffer_nbytes if self.choice.cuts and self.correction is None else None
+
+    @property
     def layers(self) -> list[LayerForm]:
         """How each parameter of a matrix codec's buckets travels, and what this rank sends for it at a step."""
         return self.buckets.layers(self.world.world_size)
@@ -139,14 +144,19 @@ class CompressionState(Job):
             self.streamed = Streamed(ddp, self)
             self.resources.callback(self.streamed.close)
 
-    def exchange(self, buckets: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> None:
-        """Average flat buffers, each with the parameters whose gradients lie in it, over all ranks, now: one step."""
-        for index in range(len(buckets)):
+    def exchange(
+        self, buckets: Sequence[tuple[Tensor, Sequence[Tensor]]], starts: Sequence[int] | None = None
+    ) -> None:
+        """Average flat buffers, each with the parameters whose gradients lie in it, over all ranks, now: one step.
+
+        `starts`: after how many of its parameters' values each buffer begins; all at the first without it.
+        """
+        jobs, last = [], len(buckets) - 1
+        for index, (buffer, parameters) in enumerate(buckets):
             self.choice.note_ready(index, self.step)
-        jobs = [
-            self.steps([Gradients(buffer, index, parameters, self.step, index == len(buckets) - 1, first=index == 0)])
-            for index, (buffer, parameters) in enumerate(buckets)
-        ]
+            start = starts[index] if starts else 0
+            given = Gradients(buffer, index, parameters, self.step, index == last, first=index == 0, start=start)
+            jobs.append(self.steps([given]))
         try:
             interleave(jobs, depth_of(self.world.transport))
         except Exception as error:

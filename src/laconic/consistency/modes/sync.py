@@ -38,8 +38,10 @@ class ExchangedGradients(Agreement):
     def __init__(self, setup: Setup) -> None:
         self.state = exchange_of(setup)
         covers = self.state.parameters.covers
-        nbytes, follow = self.state.buffer_nbytes, not self.overlaps(setup)
-        self.gradients = FlatGradients(self.exchanged(setup), nbytes, covers, follow=follow)
+        nbytes, section_nbytes, follow = self.state.buffer_nbytes, self.state.section_nbytes, not self.overlaps(setup)
+        self.gradients = FlatGradients(
+            self.exchanged(setup), nbytes, covers, follow=follow, section_nbytes=section_nbytes
+        )
         super().__init__(setup)
         self.resources.callback(self.state.close)
         self.resources.callback(self.gradients.close)
@@ -55,7 +57,8 @@ class ExchangedGradients(Agreement):
     def before_step(self) -> None:
         begun, step = time.perf_counter(), self.state.step
         self.gradients.complete()
-        self.state.exchange([(buffer.values, list(buffer.parameters)) for buffer in self.gradients.buffers])
+        sections = self.gradients.sections
+        self.state.exchange([(s.values, s.buffer.parameters) for s in sections], [s.start for s in sections])
         wait_s = sum(record.wait_s for record in self.state.records if record.step == step)
         self.exchanged_step(step, time.perf_counter() - begun, wait_s)
 
@@ -132,7 +135,7 @@ class SyncAgreement(ExchangedGradients):
         self.stream: Stream | None = None
         if self.overlaps(setup):
             self.stream = Stream(
-                self.model, self.optimizer, self.gradients.buffers, self.state, self.exchanged_step
+                self.model, self.optimizer, self.gradients, self.state, self.exchanged_step
             )
             self.resources.callback(self.stream.close)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from laconic.consistency.overlapped.order import Timeline, best_order
 from laconic.errors import CollectiveTimeout
 from laconic.exchange.collectives import broadcast
-from laconic.exchange.layout import FlatBuffer, Gradients, lies_in, write
+from laconic.exchange.layout import FlatBuffer, FlatGradients, Gradients, lies_in, write
 from laconic.exchange.state import CompressionState
 from laconic.exchange.thread import EXCHANGE_THREAD, ThreadShare
 from laconic.transports.rounds import Pausing
@@ -60,7 +60,7 @@ class Bucket:
         whole: ids of the parameters whose gradients of this step are all made.
         made: gradients as backward left them, by parameter.
         versions: of the weights that the next update is for.
-        sent: None while the gradients are this rank's own; set when the exchange has ended, well or not.
+        sent: of each section that is under way or has come, what is set when its exchange has ended, well or not.
     """
 
     def __init__(self, number: int, buffer: FlatBuffer) -> None:
@@ -69,8 +69,8 @@ class Bucket:
         self.whole: set[int] = set()
         self.made: dict[int, Made] = {}
         self.versions: list[int] = []
-        self.sent: threading.Event | None = None
-        self.submitted = self.ready_s = self.wire_s = self.needed_s = 0.0
+        self.sent: list[threading.Event] = []
+        self.ready_s = self.needed_s = 0.0
         self.touched = False
 
     @property
@@ -101,18 +101,22 @@ class Bucket:
 
 
 class Sending:
-    """The buckets of a step, sent in order.
+    """The buckets of a step, sent section by section, in order.
 
     Attributes:
-        order: bucket numbers, the same on all ranks.
+        order: the sections' numbers, the same on all ranks.
         failure: what went wrong first.
         waited_s: how long the training thread has waited for exchanges to end.
         waits: from when to when, the last ones.
     """
 
-    def __init__(self, buffers: list[FlatBuffer], state: CompressionState) -> None:
-        self.buckets = [Bucket(number, buffer) for number, buffer in enumerate(buffers)]
-        self.order = list(range(len(buffers)))
+    def __init__(self, gradients: FlatGradients, state: CompressionState) -> None:
+        self.buckets = [Bucket(number, buffer) for number, buffer in enumerate(gradients.buffers)]
+        self.order = list(range(len(gradients.sections)))
+        self._sections = gradients.sections
+        bucket_of = {id(bucket.buffer): bucket for bucket in self.buckets}
+        self._owners = [bucket_of[id(section.buffer)] for section in self._sections]
+        self._wire_s = [0.0 for _ in self._sections]
         self.failure: Exception | None = None
         self.waited_s = 0.0
         self.waits: deque[tuple[float, float]] = deque(maxlen=256)
@@ -136,17 +140,19 @@ class Sending:
         """Send what is whole, as far as the order allows."""
         if self._next == 0:
             self._take_order()
-        while self._next < len(self.order) and self.buckets[self.order[self._next]].is_whole:
-            self._send(self.buckets[self.order[self._next]])
+        while self._next < len(self.order) and self._owners[self.order[self._next]].is_whole:
+            self._send(self.order[self._next])
 
-    def _send(self, bucket: Bucket) -> None:
+    def _send(self, number: int) -> None:
+        """Send one section, the next in the order; the first of its bucket places all."""
         first, self._next = self._next == 0, self._next + 1
-        bucket.place()
-        last, buffer = self._next == len(self.order), bucket.buffer
-        gradients = Gradients(buffer.values, bucket.number, buffer.parameters, self._step, last, first=first)
-        self._state.choice.note_ready(bucket.number, self._step)
-        bucket.submitted = time.perf_counter()
-        bucket.sent = self._submit(lambda: self._travel(bucket, gradients))
+        section, bucket, last = self._sections[number], self._owners[number], self._next == len(self.order)
+        if not bucket.sent:
+            bucket.place()
+        parameters = section.buffer.parameters
+        gradients = Gradients(section.values, number, parameters, self._step, last, first=first, start=section.start)
+        self._state.choice.note_ready(number, self._step)
+        bucket.sent.append(self._submit(lambda: self._travel(gradients)))
 
     def _submit(self, work: Callable[[], Pausing[Any]]) -> threading.Event:
         ended = threading.Event()
@@ -161,15 +167,15 @@ class Sending:
         self._thread.submit(work).add_done_callback(note)
         return ended
 
-    def _travel(self, bucket: Bucket, gradients: Gradients) -> Pausing[None]:
-        """On the exchange thread: one bucket's exchange."""
+    def _travel(self, gradients: Gradients) -> Pausing[None]:
+        """On the exchange thread: one section's exchange."""
         try:
             if self.failure is None:
                 yield from self._state.steps([gradients])
         except Exception as error:
             self.fail(error)
         now = time.perf_counter()
-        bucket.wire_s = now - max(bucket.submitted, self._ended)
+        self._wire_s[gradients.index] = now - max(gradients.made, self._ended)
         self._ended = now
 
     def fail(self, error: Exception) -> None:
@@ -181,8 +187,9 @@ class Sending:
 
     def wait(self, bucket: Bucket) -> None:
         """Wait until a bucket that was sent holds the mean; raises what went wrong in any."""
-        if bucket.sent is not None and not bucket.sent.is_set():
-            self._wait(bucket.sent, f"the mean of bucket {bucket.number}")
+        for sent in bucket.sent:
+            if not sent.is_set():
+                self._wait(sent, f"the mean of bucket {bucket.number}")
         if self.failure is not None:
             raise self.failure
 
@@ -190,13 +197,13 @@ class Sending:
         """Wait until nothing is under way."""
         if self._ordering is not None:
             self._wait(self._ordering[0], "the order of buckets")
-        for number in self.order:
-            self.wait(self.buckets[number])
+        for bucket in self.buckets:
+            self.wait(bucket)
 
     def _wait(self, event: threading.Event, what: str) -> None:
         """Every exchange ahead of this one ends within the time-out by itself; so must this."""
         begun, transport = time.perf_counter(), self._state.world.transport
-        patience_s = transport.timeout_s * (len(self.buckets) + 2)
+        patience_s = transport.timeout_s * (len(self.order) + 2)
         if not event.wait(patience_s):
             text = f"[rank {transport.rank}/{transport.world_size}] step {self._step}: {what} did not come"
             raise CollectiveTimeout(f"{text} in {patience_s:g} s", rank=transport.rank)
@@ -208,9 +215,9 @@ class Sending:
         """Keep the times of a step that has ended; of exchanges that are still under way, those of the step before."""
         self._seen.append(
             Timeline(
-                ready=[bucket.ready_s for bucket in self.buckets],
-                wire=[bucket.wire_s for bucket in self.buckets],
-                needed=[bucket.needed_s for bucket in self.buckets],
+                ready=[bucket.ready_s for bucket in self._owners],
+                wire=list(self._wire_s),
+                needed=[bucket.needed_s for bucket in self._owners],
             )
         )
 
@@ -225,6 +232,11 @@ class Sending:
         except Exception as error:
             self.fail(error)
         yield None
+
+    def in_order(self) -> list[Bucket]:
+        """The buckets, by when the last section of each is sent."""
+        last = {self._owners[number].number: place for place, number in enumerate(self.order)}
+        return sorted(self.buckets, key=lambda bucket: last[bucket.number])
 
     def _take_order(self) -> None:
         if self._ordering is not None:

@@ -26,7 +26,7 @@ from laconic.consistency.overlapped.sending import Bucket, Made, Sending
 from laconic.consistency.overlapped.touch import Touches
 from laconic.consistency.overlapped.updates import BucketSteps
 from laconic.errors import BadInput, LaconicError
-from laconic.exchange.layout import FlatBuffer, lies_in, places_in
+from laconic.exchange.layout import FlatGradients, lies_in, places_in
 from laconic.exchange.state import CompressionState
 
 REORDERED = (WATCHED, 5, 10, 20, 50)  # after so many steps, and then each 100, the order of buckets is agreed on anew
@@ -47,22 +47,23 @@ class Stream:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        buffers: list[FlatBuffer],
+        gradients: FlatGradients,
         state: CompressionState,
         ended: Ended,
     ) -> None:
         self._transport, self._ended = state.world.transport, ended
         self._habits = Habits(model, optimizer, state)
-        self._sending = Sending(buffers, state)
+        self._sending = Sending(gradients, state)
         self.waits = self._sending.waits
-        self._updates = BucketSteps(optimizer, buffers)
+        self._updates = BucketSteps(optimizer, gradients.buffers)
         self._bucket_of = {id(p): b for b in self._sending.buckets for p in b.buffer.parameters}
-        self._views = places_in(buffers)
+        self._views = places_in(gradients.buffers)
         self.step = state.step
         self._unapplied: list[Bucket] = []  # of the last step, in the order they were sent
         self._evaluated = False  # in this step, by a closure
         self._backward = self._forward = self._seconds = 0.0
         self._lock = threading.RLock()  # whoever touches a weight may take its bucket's step
+        self._trainer = threading.get_ident()  # the thread of the loop, whose the gradients are
         self._touches = Touches(model, self._touch)
         self._handles: list[Any] = [
             p.register_post_accumulate_grad_hook(self._gradient_made)  # type: ignore[no-untyped-call]
@@ -89,7 +90,7 @@ class Stream:
         whole = habits.note_made(key)
         if key not in self._touches.seen and bucket.number not in habits.apart:
             self._note_apart(bucket)
-        if bucket.sent is not None:
+        if bucket.sent:
             made = bucket.made.get(key)
             self._refuse(_AGAIN if made is not None and made.gradient is gradient else _SKIPPED)
         if lies_in(gradient, self._views[key]):
@@ -119,7 +120,7 @@ class Stream:
         for bucket in self._sending.buckets:
             if not bucket.unchanged():
                 self._habits.changed = True
-                if bucket.sent is not None:
+                if bucket.sent:
                     self._refuse("gradients were changed between backward, which sent them, and step()")
             bucket.whole.update(map(id, bucket.buffer.parameters))
         self._sending.send_whole()
@@ -150,28 +151,30 @@ class Stream:
         self._evaluated = False
 
     def _exchanged(self) -> None:
-        begun, sending = time.perf_counter(), self._sending
-        later = [number for number in sending.order if not self._steps_now(sending.buckets[number])]
-        self._unapplied = [sending.buckets[number] for number in later]
-        for bucket in self._unapplied:
-            for parameter in bucket.buffer.parameters:
-                if (made := bucket.made.get(id(parameter))) is not None:
-                    setattr(made.gradient, _OLD, True)
-                    parameter.grad = made.gradient  # this rank's own: the mean may still be under way
-        for bucket in sending.buckets:
-            bucket.begin()
-            if bucket not in self._unapplied:
-                bucket.sent = None
-        self._habits.end_step(len(sending.buckets))
-        sending.note_times()
-        if self._habits.steps in REORDERED or self._habits.steps % 100 == 0:
-            sending.reorder()
-        self._touches.seen.clear()
-        self._forward = 0.0
-        self.restart(self.step + 1)
-        self._seconds += time.perf_counter() - begun
-        if not self._unapplied:
-            self._step_ended()
+        """Leave the updates to whoever touches the weights next, which another thread may do meanwhile."""
+        with self._lock:
+            begun, sending = time.perf_counter(), self._sending
+            self._trainer = threading.get_ident()
+            self._unapplied = [bucket for bucket in sending.in_order() if not self._steps_now(bucket)]
+            for bucket in self._unapplied:
+                for parameter in bucket.buffer.parameters:
+                    if (made := bucket.made.get(id(parameter))) is not None:
+                        setattr(made.gradient, _OLD, True)
+                        parameter.grad = made.gradient  # this rank's own: the mean may still be under way
+            for bucket in sending.buckets:
+                bucket.begin()
+                if bucket not in self._unapplied:
+                    bucket.sent = []
+            self._habits.end_step(len(sending.buckets))
+            sending.note_times()
+            if self._habits.steps in REORDERED or self._habits.steps % 100 == 0:
+                sending.reorder()
+            self._touches.seen.clear()
+            self._forward = 0.0
+            self.restart(self.step + 1)
+            self._seconds += time.perf_counter() - begun
+            if not self._unapplied:
+                self._step_ended()
 
     def restart(self, step: int) -> None:
         """Go on with step number `step`."""
@@ -205,11 +208,11 @@ class Stream:
             text = f"the update of bucket {bucket.number} was broken off by {type(error).__name__}: {error}"
             self._sending.fail(LaconicError(f"step {self.step - 1}: {text}; go on from a checkpoint"))
             raise
-        for parameter in bucket.buffer.parameters:
-            if hasattr(parameter.grad, _OLD):  # nobody has reset it: now it can be the mean
+        for parameter in bucket.buffer.parameters if threading.get_ident() == self._trainer else ():
+            if hasattr(parameter.grad, _OLD):  # nobody has reset it, nor can another thread now: it can be the mean
                 parameter.grad = self._views[id(parameter)]
         self._unapplied.remove(bucket)
-        bucket.sent = None
+        bucket.sent = []
         self._seconds += time.perf_counter() - begun
         if not self._unapplied:
             self._step_ended()
@@ -222,7 +225,7 @@ class Stream:
 
     def check_between(self) -> None:
         """Refuse what makes sense between two steps only: backward has sent gradients that no step has applied."""
-        if any(bucket.sent is not None and bucket not in self._unapplied for bucket in self._sending.buckets):
+        if any(bucket.sent and bucket not in self._unapplied for bucket in self._sending.buckets):
             text = "backward has sent gradients of it already; save before backward, or after step()"
             raise BadInput(f"step {self.step} is under way: {text}")
 
@@ -256,7 +259,7 @@ class Stream:
 
     def explain(self) -> str:
         """What is hidden, and why the rest is not."""
-        return f"{self._habits.explain()}\nbuckets are sent in the order {', '.join(map(str, self._sending.order))}"
+        return f"{self._habits.explain()}\npieces are sent in the order {', '.join(map(str, self._sending.order))}"
 
     def close(self) -> None:
         """Bring all weights up to date and take the hooks off; what went wrong is raised after that."""

@@ -7,6 +7,7 @@ when it is asked for: the groups' learning rates and other settings, which sched
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
-from laconic.exchange.layout import FlatBuffer, SetAside
+from laconic.exchange.layout import FlatBuffer
 
 ALL_AT_ONCE = ("LBFGS", "SparseAdam")  # torch's optimisers whose parameters do not step each by itself
 
@@ -67,22 +68,23 @@ class BucketSteps:
 
     def apply(self, bucket: int) -> None:
         """Step the parameters of one bucket by the gradients in its buffer; theirs stay what they are now."""
-        buffer = self._buffers[bucket]
-        # Another thread may take this step, while the loop's own looks through the optimiser's groups: they stay.
+        buffer, state = self._buffers[bucket], self._optimizer.state
+        # Another thread may take this step, while the loop's own looks through the optimiser's groups and resets
+        # gradients: they stay. So twins are stepped, which share memory with the weights.
         part = object.__new__(type(self._optimizer))
         part.__dict__.update(self._optimizer.__dict__)
-        part.param_groups = [
-            {**self._groups[group], "params": parameters} for group, parameters in self._members[bucket]
-        ]
-        own = SetAside(buffer.parameters)
         # A forward's settings are not the optimiser's: state that is made in an evaluation has to be trainable.
         with torch.inference_mode(False), torch.autocast(buffer.values.device.type, enabled=False):
-            try:
-                for parameter, view in zip(buffer.parameters, buffer.views, strict=True):
-                    parameter.grad = view
-                type(part).step.__wrapped__(part)  # type: ignore[attr-defined]
-            finally:
-                own.restore()
+            twins = {id(parameter): parameter.detach() for parameter in buffer.parameters}
+            for parameter, view in zip(buffer.parameters, buffer.views, strict=True):
+                twins[id(parameter)].grad = view
+            members = [(group, [twins[id(p)] for p in parameters]) for group, parameters in self._members[bucket]]
+            part.param_groups = [{**self._groups[group], "params": params} for group, params in members]
+            part.state = defaultdict(dict, {twins[id(p)]: state[p] for p in buffer.parameters if p in state})
+            type(part).step.__wrapped__(part)  # type: ignore[attr-defined]
+        for parameter in buffer.parameters:
+            if (twin := twins[id(parameter)]) in part.state:
+                state[parameter] = part.state[twin]
 
 
 def _kept(value: Any) -> Any:

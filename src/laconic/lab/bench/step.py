@@ -211,13 +211,20 @@ class Steps:
     def conclude(self) -> Measured:
         """What is found after the last block, in no one's turn."""
         self.trainee.finish()
-        found, module, train = self.measured, self.trainee.module, self.task.data.train
-        found.weights = weights_digest(module).hex()
-        module.eval()
-        numbers = torch.arange(0, len(train), max(1, len(train) // EVALUATED))[:EVALUATED]
-        with torch.no_grad():
-            found.loss = float(self.task.loss(module, self.task.batch_of(0, numbers)))
+        found = self.measured
+        found.weights = weights_digest(self.trainee.module).hex()
+        found.loss = self.loss()
         self.trainee.close()
+        return found
+
+    def loss(self, samples: int = EVALUATED) -> float:
+        """The loss on so many training samples, the same for all configurations."""
+        module, train = self.trainee.module, self.task.data.train
+        numbers = torch.arange(0, len(train), max(1, len(train) // samples))[:samples]
+        module.eval()
+        with torch.no_grad():
+            found = float(self.task.loss(module, self.task.batch_of(0, numbers)))
+        module.train()
         return found
 
 
