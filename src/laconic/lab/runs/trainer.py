@@ -41,7 +41,7 @@ CLOCK = Clock(
     starts="when every worker is ready and kernels are compiled, before the data is read",
     includes_data_loading=True,
     includes_evaluation=False,
-    across_ranks="the slowest rank's, per step",
+    across_ranks="the slowest rank's, from the end of a step to that of the next",
 )
 WARM_UP_STEPS = 2
 

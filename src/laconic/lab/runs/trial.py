@@ -1,7 +1,7 @@
 """What all ranks measured in a training, put together as one trial of the record.
 
-Callers: the trainer on rank 0. A step takes as long as on its slowest rank, and where workers agree every few steps the
-mean of so many; bytes are the mean over the ranks.
+Callers: the trainer on rank 0. A step ends when the slowest rank has ended it, and where workers agree every few steps
+it takes the mean of so many; bytes are the mean over the ranks.
 """
 
 from __future__ import annotations
@@ -82,15 +82,16 @@ class Outcome:
 def assemble(configuration: Configuration, seed: int, order: int, figures: Figures, outcome: Outcome) -> Trial:
     """Put together the trial of a training that has come to its end."""
     world_size, evaluations = configuration.workers, outcome.evaluations
-    seconds = figures.column("seconds").max(axis=0)
+    seconds = elapsed(figures.column("seconds"), [each.step for each in evaluations])
     sent = figures.column("sent").mean(axis=0)
     if not outcome.counted:
         sent = np.full(len(seconds), sum(layer.sent_nbytes for layer in outcome.layers))
     clock = np.concatenate([[0.0], np.cumsum(seconds)])
     mode = build_mode(configuration.consistency) if configuration.is_ours else None
-    period = int(getattr(mode, "period", 1))
+    period = int(getattr(mode, "period", 1) or len(seconds))  # None: once, at the end
     evened_s = evened(seconds, 0, period)
     centre = statistics.median(evened_s.tolist())
+    periods = statistics.median(evened_s[::period].tolist())  # steps of one period are one measurement
     breakdown = _breakdown(Figures(evened(figures.values, 1, period)), centre.value)
     curve = _curve(figures, outcome, clock, sent)
     reached = [point.seconds for point, each in zip(curve, evaluations, strict=True) if each.reached]
@@ -105,7 +106,7 @@ def assemble(configuration: Configuration, seed: int, order: int, figures: Figur
         steps=len(seconds),
         samples=outcome.samples_at(len(seconds)),
         step_seconds_median=centre.value,
-        step_seconds_interval=centre.interval,
+        step_seconds_interval=periods.interval,
         sent_nbytes_per_step=float(sent.mean()),
         raw_nbytes_per_step=wire_factor(world_size) * 4.0 * outcome.parameters,
         wire_seconds_per_step=breakdown.wire_s if configuration.is_ours and world_size > 1 else None,
@@ -132,6 +133,19 @@ def _curve(figures: Figures, outcome: Outcome, clock: Array, sent: Array) -> lis
         )
         for begin, each in zip(begins, outcome.evaluations, strict=False)
     ]  # fmt: skip
+
+
+def elapsed(seconds: Array, meetings: Sequence[int]) -> Array:
+    """What each step took by the clock, given rank × step; ranks go on together after each of `meetings` steps.
+
+    It is from when the slowest rank has ended the step before to when it has ended this one. The longest of every step
+    would count a delay twice: on the rank that was late, and in a later step on those who then wait for it.
+
+    >>> elapsed(np.array([[1.0, 1.0, 5.0], [5.0, 1.0, 1.0]]), [3]).tolist()
+    [5.0, 1.0, 1.0]
+    """
+    stretches = np.split(seconds, meetings, axis=1)
+    return np.concatenate([np.diff(np.cumsum(each, axis=1).max(axis=0), prepend=0.0) for each in stretches])
 
 
 def evened(values: Array, axis: int, period: int) -> Array:
