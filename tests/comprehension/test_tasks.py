@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from comprehension.programs import KINDS, ir
+from laconic.cli import code_tasks, main
 from laconic.comprehension import analogies, archives, chart, coarsening, device_mapping, networks, selection, speed
 from laconic.comprehension.embedding import UNKNOWN, Embedding
 from laconic.comprehension.graph import FlowGraph
+from laconic.comprehension.ir import PLAIN
 from laconic.comprehension.programs import bag, cross_predict, edge_bag, forest, mean_vectors
 from laconic.errors import BadInput, UnknownName
 
@@ -127,6 +131,28 @@ def test_edges_are_counted_by_what_they_join() -> None:
     graphs = [FlowGraph((), ("a", "b"), np.array(each)) for each in edges]
     rows = [np.array([0, 1])] * 2
     np.testing.assert_allclose(edge_bag(rows, graphs, 2).toarray(), np.log1p([[1], [1]]))
+
+
+def test_embeddings_of_our_own_are_asked_beside_the_published_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("llvmlite")
+    for n, kind in enumerate([*KINDS, *KINDS]):
+        (tmp_path / f"{n}.ll").write_text(ir(kind, n, n + 1))
+    names = ["<%ID> = add i32 <%ID>, <INT>", "<%ID> = add i32 <%ID>, <%ID>", "ret void", UNKNOWN]
+    published = Embedding({name: n for n, name in enumerate(names)}, np.eye(4, dtype=np.float32))
+    monkeypatch.setattr(code_tasks.poj, "unpack", lambda folder, per_class: (tmp_path, PLAIN))
+    monkeypatch.setattr(code_tasks.device_mapping, "read_kernels", lambda task, tell: ({}, 0))
+    monkeypatch.setattr(code_tasks.archives, "published", lambda: published)
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "code", "--task", "analogies", "--json"])
+    assert ended.value.code == 0
+    rows = json.loads(capsys.readouterr().out)["results"]
+    found = {row["method"]: row for row in rows}
+    assert found.keys() == {"published embedding", "embedding", "random embedding"}
+    assert {row["task"] for row in rows} == {"analogies", "distances"}
+    assert found["published embedding"]["vocabulary"] == 4
+    assert found["published embedding"]["unknown_share"] > found["embedding"]["unknown_share"]
 
 
 def test_questions_of_a_file(tmp_path: Path) -> None:
