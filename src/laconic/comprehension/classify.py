@@ -137,18 +137,17 @@ def _predictions(
     def by_line(features: Any) -> Labels:
         return cross_predict(scaled(features), labels, places, lambda: linear(how.seed))
 
+    plain, fitted = kept(None), kept(how.fitting)
     made: dict[str, Callable[[], Labels]] = {}
     for way, features in found.features.items():
         name, predict = ("raw counts with a forest", by_forest) if way == "raw counts" else (way, by_line)
-        made[name] = functools.partial(kept(None).get, name, functools.partial(predict, features))
+        made[name] = functools.partial(plain.get, name, functools.partial(predict, features))
     if how.fitting is not None:
         edges = [graph.edges for graph in corpus.graphs]
         for network, (way, (rows, vectors)) in product(networks.NETWORKS, found.read.items()):
             programs, name = networks.Programs(rows, edges, np.arange(len(labels))), f"{network}, {way}"
             given = (network, programs, labels, places, vectors, how.fitting, progress)
-            made[name] = functools.partial(
-                kept(how.fitting).get, name, functools.partial(networks.cross_predict, *given)
-            )
+            made[name] = functools.partial(fitted.get, name, functools.partial(networks.cross_predict, *given))
     for name, make in made.items():
         if not how.methods or name in how.methods:
             yield name, make()

@@ -89,7 +89,7 @@ def sampled_pairs(graphs: Sequence[FlowGraph], vocabulary: Mapping[str, int], se
     first = graphs[:: max(1, len(graphs) // 200)]
     per_edge = sum(len(context_pairs(graph, vocabulary)) for graph in first) / sum(len(graph.edges) for graph in first)
     share = MOST_PAIRS / (per_edge * edges)
-    some = (context_pairs(graph, vocabulary) for graph in graphs)
+    some = (context_pairs(graph, vocabulary, seed=seed) for graph in graphs)
     return np.concatenate([each if share >= 1 else each[random.random(len(each)) < share] for each in some])
 
 
