@@ -35,7 +35,7 @@ def test_a_folder_becomes_a_report(compiled: bool, tmp_path: Path, capsys: pytes
     folder = _folder(tmp_path / "programs", 4, compiled)
     (folder / "sum" / ("broken.c" if compiled else "broken.ll")).write_text("int f( {")
     with pytest.raises(SystemExit) as ended:
-        main(["code", "classify", str(folder), "--folds", "2", "--trees", "20", "--networks", "8", "--json"])
+        main(["code", "classify", str(folder), "--folds", "2", "--trees", "20", "--networks", "2", "--json"])
     assert ended.value.code == 0
     record = json.loads(capsys.readouterr().out)
     assert record["classes"] == sorted(KINDS)
