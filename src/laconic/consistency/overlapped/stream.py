@@ -259,7 +259,7 @@ class Stream:
 
     def explain(self) -> str:
         """What is hidden, and why the rest is not."""
-        return f"{self._habits.explain()}\npieces are sent in the order {', '.join(map(str, self._sending.order))}"
+        return f"{self._habits.explain()}\nsections are sent in the order {', '.join(map(str, self._sending.order))}"
 
     def close(self) -> None:
         """Bring all weights up to date and take the hooks off; what went wrong is raised after that."""
