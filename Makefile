@@ -96,13 +96,10 @@ gallery: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
 	$(BIN)/python -m benchmarks.gallery
 
-# The wheel in an empty environment, with a Python and a torch of your choice.
+# The wheel in an empty environment for every supported Python found, or for VERSIONS=3.12,3.13; each downloads torch.
 smoke: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
-	rm -rf .cache/smoke && mkdir -p .cache/smoke && $(BIN)/pip wheel -q --no-deps --no-build-isolation -w .cache/smoke .
-	$(firstword $(PYTHONS)) -m venv .cache/smoke/venv
-	.cache/smoke/venv/bin/pip install -q torch==$(TORCH) && .cache/smoke/venv/bin/pip install -q .cache/smoke/laconic-*.whl safetensors
-	cd .cache/smoke && ./venv/bin/python $(CURDIR)/tests/smoke_program.py train
+	$(BIN)/python tests/smoke.py --torch $(TORCH) $(if $(VERSIONS),--versions $(VERSIONS))
 
 clean:
 	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info

@@ -25,7 +25,8 @@ import bench_sparcml as sparcml
 import bench_step_losses as losses
 
 DOCS = Path(__file__).parents[1] / "docs"
-NAMES = ("experiments.md", "consistency/comparison.md", "divide.md", "overlap.md", "pipeline.md")
+NAMES = ("experiments.md", "codecs/index.md", "consistency/comparison.md", "divide.md", "overlap.md", "pipeline.md",
+         "which.md")  # fmt: skip
 PAGES = [DOCS / name for name in NAMES]
 RESULTS = Path(__file__).parent / "results"
 BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -83,6 +84,28 @@ def memory_table(record: Record) -> str:
     return "\n".join(lines)
 
 
+def gpt_table(table: Record) -> str:
+    """One link's steps and losses alone, for those who have to choose."""
+    alone, rows = table["alone"]["compute_seconds"], table["results"]
+    wire = next(row["wire_seconds"] for row in rows if row["config"] == "ddp")
+    lines = ["| | ms a step | loss after the same steps |", "|---|---|---|", f"| computing alone | {1e3 * alone:.0f} | |"]
+    lines += [f"| `{row['config']}` | {1e3 * row['step_seconds']:.0f} | {row['loss']:.3f} |" for row in rows]
+    said = f"Wire {wire:.1f} s, computing {1e3 * alone:.0f} ms: a ratio of {wire / alone:.1f}."
+    return "\n".join([said, "", *lines])
+
+
+def first_use_table(record: Record) -> str:
+    names = {"trained": "`laconic train`", "own_script": "own DDP script"}
+    lines = ["| run | codec | kernel cache | whole command | `compress(…)` | first step | longest | median |",
+             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for row in record["results"]:
+        opened = f"{row['compress_s']:.1f} s" if "compress_s" in row else ""
+        steps = " | ".join(f"{1e3 * row[f'{which}_step_s']:.0f} ms" for which in ("first", "longest", "median"))
+        run = f"| {names[row['run']]} | `{row['codec']}` | {row['cache']}"
+        lines.append(f"{run} | {row['command_s']:.0f} s | {opened} | {steps} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[Record], str]] = {
     "consistency": lambda record: consistency.table(record["comparisons"]),
     "8bit-cifar": cifar_table,
@@ -93,6 +116,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "delta": lambda record: delta.table(record["runs"]),
     "divide-memory": memory_table,
     "8bit-transfer": transfer_table,
+    "first-use": first_use_table,
     "parity-mnist": lambda record: paper.mnist(RESULTS / "parity-mnist.json"),
     "sparcml": sparcml_table,
     "step-losses": losses.table,
@@ -106,8 +130,10 @@ def block(name: str) -> str:
     if name.startswith("times-"):
         run = name.removeprefix("times-")
         return f"{speed.times(run)}\n\nFrom `benchmarks/results/divide-{run}.json`."
-    if name.startswith("overlap-"):  # one record, two tables
+    if name.startswith("overlap-"):  # one record, several tables
         tables = json.loads((RESULTS / "overlap.json").read_text())["tables"]
+        if name == "overlap-gpt":
+            return f"{gpt_table(tables['shakespeare-gpt, 100 Mbit/s'])}\n\nFrom `benchmarks/results/overlap.json`."
         kind = overlap.aims_table if name == "overlap-aims" else overlap.steps_table
         return f"{kind(tables)}\n\nFrom `benchmarks/results/overlap.json`."
     path = RESULTS / f"{name}.json"

@@ -70,7 +70,15 @@ def test_kernels_are_compiled_in_memory_where_there_is_no_folder_at_all(tmp_path
     done = _run(f"{READ_ONLY}\n{CODEC}", ALLOWED="", TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "True" in done.stdout
-    assert "compiled anew in every process" in done.stderr
+    assert "compiled again in every process" in done.stderr
+
+
+def test_a_command_says_so_in_one_line(tmp_path: Path) -> None:
+    code = f"{READ_ONLY}\nfrom laconic.cli import main\nmain(['inspect', 'nothing.lac'])"
+    done = _run(code, ALLOWED="", TMPDIR=str(tmp_path))
+    told, why = done.stderr.splitlines()
+    assert told.startswith("laconic: kernels are compiled again in every process")
+    assert why.startswith("laconic: nothing.lac"), why
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from laconic import codecs, operators
+from laconic.codecs.compiling import compile_kernels, use
 from laconic.codecs.powersgd import PowerSGD
 from laconic.comprehension import skipgram
 from laconic.consistency.robust import rules
@@ -27,17 +27,15 @@ from laconic.transports.loggp import simulate
 from laconic.transports.threads import run_threads
 
 _SPARSE = ("ssar_recursive_doubling", "ssar_split_allgather", "dsar")
-_NUMELS = (64, 3000)  # sparse payloads write their indices in another way where most are sent
 
 
 def compile_all() -> Iterator[str]:
     """Compile every kernel of the package; yields the name of each group when it is done."""
     for spec in _specs():
-        for numel in _NUMELS:
-            _use(codecs.codec(spec), torch.randn(numel, generator=torch.Generator().manual_seed(numel)))
+        compile_kernels(codecs.codec(spec))
         yield spec
     for value in (0.0, 1.0):  # a sample does not tell the largest from the rest
-        _use(codecs.codec("topk(0.01)"), torch.full((200_000,), value))
+        use(codecs.codec("topk(0.01)"), torch.full((200_000,), value))
     yield "topk of equal values"
     PowerSGD().start((4, 3))
     yield "powersgd"
@@ -76,17 +74,6 @@ def _specs() -> list[str]:
     specs = [spec for name in vectors for spec in getattr(codecs.get(name), "examples", ()) or (name,)]
     quantisers = [name for name in vectors if codecs.get(name).kind == "quantiser"]
     return [*specs, *(f"topk(0.05)+{name}" for name in quantisers), "dynamic8+entropy", "topk(0.05)+qsgd(4)+entropy"]
-
-
-def _use(codec: codecs.Codec, x: Tensor) -> None:
-    """Encode and decode by every method of a codec."""
-    numel = x.numel()
-    payload = codec.encode(x, out=torch.empty(codec.max_nbytes(numel), dtype=torch.uint8))
-    codec.encode_feedback(x, torch.zeros(numel))
-    codec.decode(payload, numel, out=torch.empty(numel))
-    codec.decode_add(payload, torch.zeros(numel))
-    for payloads in ([payload], [payload, payload]):
-        codec.decode_mean(payloads, 2, torch.zeros(numel))
 
 
 def _add_sparse(transport: Transport, algorithm: str) -> None:

@@ -22,7 +22,6 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 F = TypeVar("F", bound=Callable[..., Any])
-CURE = "set NUMBA_CACHE_DIR to a folder that can be written, or run `laconic warm` where there is one"
 
 
 def njit(**options: Any) -> Callable[[F], F]:
@@ -33,10 +32,11 @@ def njit(**options: Any) -> Callable[[F], F]:
             kernel: F = numba.njit(**options)(function)
         except RuntimeError:  # "cannot cache function …: no locator available for file …"
             try:
-                _use_temporary_folder()
+                folder = _use_temporary_folder()
                 kernel = numba.njit(**options)(function)
+                _warn_once(f"compiled again for this job and kept in {folder} until it ends")
             except (OSError, RuntimeError):
-                _warn_once("compiled anew in every process, which takes seconds")
+                _warn_once("compiled again in every process, which takes seconds")
                 kernel = numba.njit(**{**options, "cache": False})(function)
         return kernel
 
@@ -44,19 +44,20 @@ def njit(**options: Any) -> Callable[[F], F]:
 
 
 @functools.cache
-def _use_temporary_folder() -> None:
+def _use_temporary_folder() -> str:
     """Keep kernels in a private folder that processes started from here share and that this one removes at its end."""
     folder = tempfile.mkdtemp(prefix="laconic-kernels-")
     atexit.register(_remove, folder, os.getpid())
     os.environ["NUMBA_CACHE_DIR"] = folder
     numba.config.reload_config()  # type: ignore[no-untyped-call]
-    _warn_once(f"kept in {folder} for this job only")
+    return folder
 
 
 @functools.cache
 def _warn_once(how: str) -> None:
-    message = f"neither the package nor the user's cache folder can be written, so kernels are {how}; {CURE}"
-    warnings.warn(message, RuntimeWarning, stacklevel=4)
+    why = "neither the package nor the user's cache folder can be written"
+    cure = "set NUMBA_CACHE_DIR to a folder that can be"
+    warnings.warn(f"kernels are {how}, since {why}; {cure}", RuntimeWarning, stacklevel=3)
 
 
 def _remove(folder: str, owner: int) -> None:

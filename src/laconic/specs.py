@@ -16,7 +16,7 @@ import dataclasses
 import inspect
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from laconic.errors import BadInput, UnknownName
@@ -100,12 +100,17 @@ def split(what: str, spec: str) -> tuple[str, list[tuple[str | None, Any]]]:
     return match[1], arguments
 
 
-def spec_of(built: Any) -> str:
-    """The spec that builds an equal dataclass: first field bare, the others by name, defaults left out."""
+def spec_of(built: Any, shown: Collection[str] = ()) -> str:
+    """The spec that builds an equal dataclass: first field bare, the others by name, defaults left out.
+
+    Args:
+        shown: fields that are not left out.
+    """
     parts = []
     for position, field in enumerate(f for f in dataclasses.fields(built) if f.init):
         value = getattr(built, field.name)
-        if value == field.default and not (isinstance(value, bool) ^ isinstance(field.default, bool)):
+        is_default = value == field.default and not (isinstance(value, bool) ^ isinstance(field.default, bool))
+        if is_default and field.name not in shown:
             continue
         text = str(value).lower() if value is None or isinstance(value, bool) else str(value)
         parts.append(text if position == 0 else f"{field.name}={text}")

@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from subjects import ALL
 
 from laconic import codecs
 from laconic.codecs import codec, indices
-from laconic.codecs.compose import Selected, parse, split
+from laconic.codecs.compose import Selected, parse, spelled_out, split
 from laconic.codecs.entropy import Entropy
 from laconic.codecs.selector import padded
 from laconic.codecs.topk import TopK
@@ -44,6 +45,16 @@ def test_text_builds_an_equal_codec(spec, text):
     assert parse(text) == built
     assert hash(parse(text)) == hash(built)
     assert built != parse("topk(0.03)+onebit")
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_a_spelled_out_spec_builds_the_same_codec(spec):
+    assert parse(spelled_out(str(parse(spec)))) == parse(spec)
+
+
+def test_a_spec_is_spelled_out_as_it_is_usually_typed():
+    typed = ["topk(0.01)+qsgd(4)", "powersgd(2)", "dynamic8", "randomk(0.01, scaled=true)+ternary+entropy"]
+    assert [spelled_out(str(parse(spec))) for spec in typed] == typed
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_a_disk_that_takes_no_more_is_one_sentence_and_what_was_there_stays(
 
 def test_a_folder_that_cannot_be_made_is_the_same_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(StorageError, match=r"file/record cannot be written: .*; there was none before"):
+    with pytest.raises(StorageError, match=r"file/record cannot be written: .*; there was no such file before"):
         replace(tmp_path / "file" / "record", "text")
 
 

@@ -10,6 +10,7 @@ import ast
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
@@ -76,6 +77,8 @@ def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     # Emulated hosts have no name service, of which torch complains at every connection; read when torch is loaded.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # A warning is one line, without the place in the code that gave it; some are given while a command is imported.
+    warnings.formatwarning = lambda message, *_args, **_options: f"laconic: {message}\n"
     try:
         _group("laconic", COMMANDS, words)(args=words, prog_name="laconic")
     except LaconicError as error:

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from laconic.cli.run_options import show_warnings_as_sentences
 from laconic.cli.shared import Json, echo_json, echo_table
 from laconic.errors import BadInput
 from laconic.lab.bench.planner import GROUPS, QUICK, bench
@@ -24,7 +23,6 @@ def planner(
     json: Json = False,
 ) -> None:
     """Predict and measure some 200 set-ups (15 minutes, root); what is fitted is kept for laconic plan."""
-    show_warnings_as_sentences()
     groups = [group for group in (QUICK if quick else GROUPS) if only in str(group)]
     if not groups:
         raise BadInput(f"no group is called '{only}'; there are {'; '.join(map(str, GROUPS))}")

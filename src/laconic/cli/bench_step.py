@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from laconic.cli.run_options import show_warnings_as_sentences
 from laconic.cli.shared import Json, echo_json, echo_table
 from laconic.lab.bench.step import StepSpec, measure
 from laconic.lab.report import words
@@ -34,7 +33,6 @@ def step(
     json: Json = False,
 ) -> None:
     """Time training steps by several configurations in turn, beside computing alone and what the wire allows."""
-    show_warnings_as_sentences()
     named = split(",".join([*(name for name in PEERS if peers and name not in split(configs)), configs]))
     record = measure(StepSpec(workload, named, hosts, link, batch, blocks, steps, warm_up, seed, pin))
     if json:

@@ -60,7 +60,6 @@ def compare(
     json: Json = False,
 ) -> None:
     """Train a workload by several configurations and seeds, in turn, and say what is better, at what accuracy."""
-    options.show_warnings_as_sentences()
     if resume is not None:
         record, folder = go_on(resume, workload, say)
     else:
@@ -85,7 +84,6 @@ def demo(
     json: Json = False,
 ) -> None:
     """Compare DDP with Laconic's codecs on real digits: over emulated 100 Mbit/s links as root, else on loopback."""
-    options.show_warnings_as_sentences()
     link, sentence = _demo_link(workers)
     say(f"training {DEMO} by {CONFIGS}, {seeds} seeds each, on {sentence}")
     typed = ["laconic", "compare", DEMO, "-n", str(workers), "--configs", CONFIGS]

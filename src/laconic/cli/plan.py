@@ -161,7 +161,6 @@ def _run(planned: Planned, chosen: Subject, batch_schedule: str | None) -> None:
     """Train by the plan, on workers of this machine."""
     if chosen.workload is None:
         raise BadInput(f"--run trains a workload, and '{chosen.name}' is a network without data; see laconic train")
-    run_options.show_warnings_as_sentences()
     found = planned.plan(trainable=True)
     typer.echo(f"training by: {found.strategy}", err=True)
     done = start(RunSpec(chosen.workload.name, found.strategy.ranks, [found.configuration], changes=Changes(

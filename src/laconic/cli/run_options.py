@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -51,8 +50,3 @@ def read_plan(path: Path, workload: str | None) -> Plan:
 def command() -> str:
     """The command as the user typed it."""
     return shlex.join(["laconic", *sys.argv[1:]])
-
-
-def show_warnings_as_sentences() -> None:
-    """A warning is one line on standard error, without the place in the code that gave it."""
-    warnings.formatwarning = lambda message, *_args, **_options: f"laconic: {message}\n"

@@ -44,7 +44,6 @@ def search(
     json: Json = False,
 ) -> None:
     """Search parameters by trials; Ctrl-C or a crash loses at most those under way, and --resume goes on."""
-    options.show_warnings_as_sentences()
     note = _quiet if json else _say
     if retrain:  # before the search, which may take hours
         asked = None if resume is None else SearchSpec.load(resume)

@@ -41,7 +41,6 @@ def train(
     json: Json = False,
 ) -> None:
     """Train a workload on N local workers (or under torchrun, mpiexec); Ctrl-C leaves a checkpoint to resume from."""
-    options.show_warnings_as_sentences()
     if resume is not None:
         done = go_on(resume, workload)
     else:

@@ -18,7 +18,9 @@ from laconic.codecs.entropy import Entropy
 from laconic.codecs.selector import Selector, Sparse
 from laconic.errors import BadInput
 from laconic.kernels import Array
+from laconic.specs import spec_of
 
+_SIZES = ("fraction", "t", "bits", "matrix_rank")  # options that set how much is sent
 _ALLOWED = "allowed are one codec, selector+quantiser, and either of these +entropy"
 
 
@@ -124,6 +126,15 @@ def parse(spec: str) -> Codec:
         else:
             raise BadInput(f"codec '{spec}': '{codec}' cannot follow '{whole}'; {_ALLOWED}")
     return whole
+
+
+def spelled_out(spec: str) -> str:
+    """The same codec's spec with the options that set how much is sent, also where they are the default.
+
+    >>> spelled_out("topk+qsgd(bucket=64)")
+    'topk(0.01)+qsgd(4, bucket=64)'
+    """
+    return "+".join(part if part == "entropy" else spec_of(build(part), _SIZES) for part in split(spec))
 
 
 def split(spec: str) -> list[str]:

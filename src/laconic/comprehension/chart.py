@@ -38,7 +38,8 @@ _SHAPES = (
     "M-5-1.5h3.5V-5h3v3.5H5v3H1.5V5h-3V1.5H-5z", "M-5-2.5h10v5h-10z", "M-2.5-5h5v10h-5z",
 )  # fmt: skip
 _STYLE = """
-.map path{cursor:pointer;opacity:.8;fill:var(--c);stroke:none}.map text{font:13px sans-serif;fill:var(--ink)}
+.map path{cursor:pointer;opacity:.8;fill:var(--c);stroke:none}
+.key{display:flex;flex-wrap:wrap;gap:4px 20px;font-size:14px}.key svg{width:12px;height:12px;margin-right:6px}
 .map a:hover path,.map a:focus path{stroke:var(--ink);stroke-width:2;opacity:1}
 .near{display:none;font:13px ui-monospace,monospace;padding:0;list-style:none}
 .near:target{display:block}.near li{white-space:pre-wrap;padding:2px 0}.near li:first-child{font-weight:650}
@@ -111,9 +112,10 @@ def _point(number: int, name: str, x: float, y: float) -> str:
 
 
 def _legend() -> str:
+    """Beside the map, not in it: on a narrow screen the map shrinks, and its text would."""
     entries = "".join(
-        f'<g transform="translate({12 + 240 * (n % 4)} {14 + 24 * (n // 4)})"><path style="--c:var(--s{n})" '
-        f'd="{_SHAPES[n]}"/><text x="12" y="5">{escaped(group)}</text></g>'
+        f'<span><svg class="map" viewBox="-6 -6 12 12"><path style="--c:var(--s{n})" d="{_SHAPES[n]}"/></svg>'
+        f"{escaped(group)}</span>"
         for n, group in enumerate([*_KINDS, _OTHER])
     )
-    return f'<svg class="map" viewBox="0 0 {_SIZE} 50">{entries}</svg>'
+    return f'<p class="key">{entries}</p>'

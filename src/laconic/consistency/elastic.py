@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.codecs import Codec
+from laconic.codecs.compiling import compile_planned
 from laconic.consistency.base import Mode, build
 from laconic.consistency.blocks import BlockMode
 from laconic.consistency.churn.coded import Coded
@@ -138,6 +139,7 @@ def elastic(
     if codec == "auto":
         raise BadInput("codec 'auto' chooses for all-reduces, which elastic does not use; name a codec")
     way, built = way_for(consistency, given.workers), flat_codec(DEFAULT_CODEC if codec is None else codec)
+    compile_planned([built])
     terms = ("" if way == Sync() else f", by {way}") + ("" if built.exact else f", through {built}")
     terms += f", without the {given.drop_slowest} slowest" if given.drop_slowest else ""
     terms += f", exchanged by {given.algorithm}" if given.algorithm != "auto" else ""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec, codec
+from laconic.codecs.compiling import compile_planned
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.auto import cheapest_coded, profile_of
 from laconic.exchange.coded import GATHER
@@ -84,6 +85,7 @@ class AutoCodec(CodecChoice):
         self._plain: dict[int, tuple[int, list[float]]] = {}
         self._settled = False
         self._first = first
+        compile_planned(map(codec, QUALITIES[quality]))
         if quality == "exact":
             self._settle("quality 'exact' allows only none")
 

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from laconic.codecs.compose import spelled_out
+from laconic.errors import BadInput
+
 
 @dataclass(frozen=True)
 class BucketRecord:
@@ -96,10 +99,17 @@ def bucket_table(records: Sequence[BucketRecord], rank: int, world_size: int, *,
         times = " ".join(f"{1e3 * statistics.median(part):8.2f}" for part in zip(*map(_parts, alike), strict=True))
         share = last.sent_nbytes / max(1.0, of_all_reduce * wire_nbytes(last.numel, world_size))
         lines.append(
-            f"{bucket:6} {last.numel:10} {last.codec:22} {last.algorithm:{width}} "
+            f"{bucket:6} {last.numel:10} {_spelled_out(last.codec):22} {last.algorithm:{width}} "
             f"{last.sent_nbytes:10} {share:8.1%} {times}"
         )
     return "\n".join(lines)
+
+
+def _spelled_out(spec: str) -> str:
+    try:
+        return spelled_out(spec)
+    except BadInput:  # a codec of the user's own, which no spec builds
+        return spec
 
 
 def _parts(record: BucketRecord) -> tuple[float, ...]:

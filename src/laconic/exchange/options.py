@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from laconic.codecs import Codec, codec
+from laconic.codecs.compiling import compile_planned
 from laconic.codecs.compose import Selected
 from laconic.codecs.entropy import Entropy
 from laconic.errors import BadInput, UnknownName
@@ -82,6 +83,7 @@ class PlannedCodec(CodecChoice):
             self._table = [(step, self._codec(spec)) for step, spec in sorted(plan.items())]
         else:
             self._table = [(0, self._codec(plan))]
+        compile_planned(entry for _, entry in self._table)
 
     def at(self, step: int) -> Codec:
         """The codec in force at `step`."""

@@ -31,7 +31,7 @@ def writing(path: str | os.PathLike[str], intact: str | None = None) -> Iterator
     laconic.errors.StorageError: runs/notes cannot be written: No space left on device; the notes before are intact
     """
     if intact is None:
-        intact = "the file that was there is intact" if os.path.exists(path) else "there was none before"
+        intact = "the file that was there is intact" if os.path.exists(path) else "there was no such file before"
     try:
         yield
     except StorageError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,5 +67,20 @@ def test_an_earlier_request_is_forgotten(tmp_path: Path) -> None:
 def test_one_at_a_time_trains_into_a_folder(tmp_path: Path) -> None:
     with only_one(tmp_path), pytest.raises(BadInput, match="is still running"), only_one(tmp_path):
         pass
-    with only_one(tmp_path):  # it ended, one way or another
+    assert list(tmp_path.iterdir()) == [], "what has ended leaves no sign that it runs"
+    with only_one(tmp_path):
+        pass
+
+
+def test_a_sign_that_its_owner_has_just_removed_is_not_taken_over(tmp_path: Path, monkeypatch: Any) -> None:
+    """Whoever opened the file before its owner removed it would lock a file that nobody else sees."""
+    lock, marker = fcntl.flock, tmp_path / ".running"
+
+    def removed_before(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        marker.unlink()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", removed_before)
+    with only_one(tmp_path), pytest.raises(BadInput, match="is still running"), only_one(tmp_path):
         pass

@@ -92,9 +92,11 @@ def _table(planned: Planned) -> str:
     for each in planned.candidates[:LISTED]:
         cells = (each.strategy, words.seconds(each.seconds), words.seconds(each.low), words.seconds(each.high),
                  words.nbytes(each.sent_nbytes), words.nbytes(each.memory_nbytes), each.bottleneck)  # fmt: skip
-        rows.append("<tr>" + "".join(f"<td>{words.text(cell)}</td>" for cell in cells) + "</tr>")
+        labelled = zip(heads, cells, strict=True)
+        rows.append(f"<tr>{''.join(f'<td data-label={head}>{words.text(cell)}</td>' for head, cell in labelled)}</tr>")
     head = "".join(f"<th>{each}</th>" for each in heads)
-    return f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
+    return f"<div class='scroll'><table class='cards'>{body}</table></div>"
 
 
 def _timeline(found: Prediction, size: Size) -> str:

@@ -77,17 +77,31 @@ def only_one(folder: Path) -> Iterator[None]:
     Raises:
         BadInput: somebody does already.
     """
-    with writing(folder / ".running"):
-        descriptor = os.open(folder / ".running", os.O_CREAT | os.O_RDWR, 0o644)
+    marker = folder / ".running"
+    descriptor = _locked(marker)
     try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            marker.unlink()
+        os.close(descriptor)
+
+
+def _locked(marker: Path) -> int:
+    """Open and lock the file; once more where its last owner has removed it in between."""
+    while True:
+        with writing(marker):
+            descriptor = os.open(marker, os.O_CREAT | os.O_RDWR, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BadInput(f"{folder} is still running: wait for its end, or stop it") from None
+            os.close(descriptor)
+            raise BadInput(f"{marker.parent} is still running: wait for its end, or stop it") from None
         except OSError:  # a file system without locks
-            pass
-        yield
-    finally:
+            return descriptor
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(marker)):
+                return descriptor
         os.close(descriptor)
 
 

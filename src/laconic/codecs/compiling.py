@@ -1,0 +1,52 @@
+"""Compiles a codec's kernels before they are needed, so that no step of a training is charged for it.
+
+Callers: `laconic.compress`, `distribute` and `elastic`, for the codecs that they will use, and `laconic warm`. A kernel
+is compiled for the types that it is called with, so the codec is used as exchanges use it, on a few values.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from laconic.codecs.base import Codec
+from laconic.codecs.casts import NoneCodec
+
+LOG = logging.getLogger(__name__)
+_NUMELS = (64, 3000)  # sparse payloads write their indices in another way where most are sent
+_LONG_S = 2.0  # only reading from Numba's cache takes less
+
+
+def compile_planned(planned: Iterable[Codec]) -> None:
+    """Compile the kernels of codecs that a training will use, and of `none`, through which small tensors then go."""
+    for codec in [each for each in planned if not each.exact]:
+        compile_kernels(codec)
+        compile_kernels(NoneCodec())
+
+
+@functools.cache
+def compile_kernels(codec: Codec) -> None:
+    """Compile what a codec's methods call, or read it from Numba's cache; a matrix codec and a user's own have none."""
+    if codec.kind == "matrix" or not type(codec).__module__.startswith("laconic."):
+        return
+    begun = time.perf_counter()
+    for numel in _NUMELS:
+        use(codec, torch.randn(numel, generator=torch.Generator().manual_seed(numel)))
+    if (seconds := time.perf_counter() - begun) > _LONG_S:
+        LOG.info("the kernels of '%s' were compiled in %.1f s", codec, seconds)
+
+
+def use(codec: Codec, x: Tensor) -> None:
+    """Encode and decode by every method of a codec."""
+    numel = x.numel()
+    payload = codec.encode(x, out=torch.empty(codec.max_nbytes(numel), dtype=torch.uint8))
+    codec.encode_feedback(x, torch.zeros(numel))
+    codec.decode(payload, numel, out=torch.empty(numel))
+    codec.decode_add(payload, torch.zeros(numel))
+    for payloads in ([payload], [payload, payload]):
+        codec.decode_mean(payloads, 2, torch.zeros(numel))
