@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ import pip as pip_package
 ROOT = Path(__file__).parents[1]
 SUPPORTED = ("3.11", "3.12", "3.13")
 NOBODY = 65534
-PROBE = "import sys, venv; print(sys._base_executable, sys.base_prefix, '%d.%d' % sys.version_info[:2])"
+PROBE = r"import sys, venv; print(sys._base_executable, sys.base_prefix, '%d.%d' % sys.version_info[:2], sep='\n')"
 
 
 @dataclass(frozen=True)
@@ -85,23 +86,26 @@ def pip(python: str | Path, *words: str) -> None:
 def pythons() -> dict[str, tuple[str, str]]:
     """The first working Python of each supported version and its prefix: on the PATH, then of pyenv's."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    found: dict[str, tuple[str, str]] = {}
+    listed = [path for path in map(Path, os.get_exec_path()) if path != pyenv / "shims"]
+    found = {}
     for version in SUPPORTED:
-        places = [*map(Path, os.get_exec_path()), *sorted(pyenv.glob(f"versions/{version}*/bin"))]
-        for path in (place / f"python{version}" for place in places):
-            if version not in found and (seen := _probe(path)):  # pyenv's shims fail for versions not switched on
-                executable, prefix, its_version = seen
-                if its_version == version:
-                    found[version] = executable, prefix
+        places = [*listed, *sorted(pyenv.glob(f"versions/{version}*/bin"))]
+        seen = (_probe(place / f"python{version}") for place in places)
+        if first := next((each[:2] for each in seen if each and each[2] == version), None):
+            found[version] = first
     return found
 
 
-def _probe(path: Path) -> list[str] | None:
+def _probe(path: Path) -> tuple[str, str, str] | None:
+    """The interpreter itself, its prefix and its version; None where there is none that works."""
     try:
         done = subprocess.run([path, "-c", PROBE], capture_output=True, text=True, timeout=60)
-    except OSError:
+    except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.split() if done.returncode == 0 else None
+    if done.returncode != 0:
+        return None
+    executable, prefix, version = done.stdout.splitlines()
+    return executable, prefix, version
 
 
 def environment(python: str, prefix: str, folder: Path) -> tuple[Path, dict[str, str]]:
@@ -160,14 +164,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--versions", default=",".join(SUPPORTED), help="of Python, joined by commas")
     parser.add_argument("--torch", default="2.13.0")
-    parser.add_argument("--folder", type=Path, default=ROOT / ".cache" / "smoke", help="where it is installed")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".cache", help="in which it is installed for a while")
     asked = parser.parse_args()
-    shutil.rmtree(asked.folder, ignore_errors=True)
-    asked.folder.mkdir(parents=True)
     ends = []
-    for version, who, end in everywhere(asked.versions.split(","), asked.torch, asked.folder):
-        print(f"Python {version}, torch {asked.torch}, {who}: {end}", flush=True)
-        ends.append(end)
+    with tempfile.TemporaryDirectory(prefix="smoke-", dir=asked.folder) as name:
+        Path(name).chmod(0o755)
+        for version, who, end in everywhere(asked.versions.split(","), asked.torch, Path(name)):
+            print(f"Python {version}, torch {asked.torch}, {who}: {end}", flush=True)
+            ends.append(end)
     if not ends or any(end.startswith("failed") for end in ends):
         sys.exit("smoke: failed" if ends else "smoke: no such Python was found")
 
