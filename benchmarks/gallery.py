@@ -153,11 +153,13 @@ def take(browser: str, page: Path, target: Path, height: int, width: int = 1200,
 
 def write_page() -> None:
     """docs/gallery.md, from what is listed above."""
-    told = "What the commands draw, each with the command under it. `make gallery` draws them again; it needs Chromium."
+    told = "What the commands draw, each with the command under it. A click shows a picture in full size. "
+    told += "`make gallery` draws them again; it needs Chromium."
     parts = ["# Gallery", "", told]
     for each in GALLERY:
         lines = [command.format(link=" --link 100mbit") for command in each.commands]
-        parts += ["", f"## {each.title}", "", f"![{each.title}](gallery/{each.name}.png)", "", "```sh", *lines, "```"]
+        picture = f"gallery/{each.name}.png"
+        parts += ["", f"## {each.title}", "", f"[![{each.title}]({picture})]({picture})", "", "```sh", *lines, "```"]
     (ROOT / "docs" / "gallery.md").write_text("\n".join(parts) + "\n")
 
 

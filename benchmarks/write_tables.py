@@ -88,7 +88,8 @@ def gpt_table(table: Record) -> str:
     """One link's steps and losses alone, for those who have to choose."""
     alone, rows = table["alone"]["compute_seconds"], table["results"]
     wire = next(row["wire_seconds"] for row in rows if row["config"] == "ddp")
-    lines = ["| | ms a step | loss after the same steps |", "|---|---|---|", f"| computing alone | {1e3 * alone:.0f} | |"]
+    lines = ["| | ms a step | loss after the same steps |", "|---|---|---|"]
+    lines += [f"| computing alone | {1e3 * alone:.0f} | |"]
     lines += [f"| `{row['config']}` | {1e3 * row['step_seconds']:.0f} | {row['loss']:.3f} |" for row in rows]
     said = f"Wire {wire:.1f} s, computing {1e3 * alone:.0f} ms: a ratio of {wire / alone:.1f}."
     return "\n".join([said, "", *lines])

@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pip as pip_package
-
 ROOT = Path(__file__).parents[1]
 SUPPORTED = ("3.11", "3.12", "3.13")
 NOBODY = 65534
@@ -76,9 +74,9 @@ def build_wheel(folder: Path) -> Path:
 
 def pip(python: str | Path, *words: str) -> None:
     """Run this environment's pip under another Python, which sees no package but its own."""
-    program, quiet = Path(pip_package.__file__).parent, ["-q", "--disable-pip-version-check", "--retries", "1"]
+    program = [sys.executable, "-m", "pip", "--python", str(python), "-q", "--disable-pip-version-check"]
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([python, program, *words, *quiet], capture_output=True, text=True, env=alone)
+    done = subprocess.run([*program, "--retries", "1", *words], capture_output=True, text=True, env=alone)
     if done.returncode != 0:
         raise OSError(f"pip {' '.join(words)}: {done.stderr[-2000:]}")
 

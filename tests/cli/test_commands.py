@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from laconic import schedules
-from laconic.cli import codecs, main
+from laconic import schedules, workloads
+from laconic.cli import codecs, known, main
 from laconic.cli.codecs import listed
 
 
@@ -140,16 +140,29 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("laconic ")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["bench", "--help"], ["--version"], ["codecs"], ["codecs", "--json"]])
-def test_lists_wait_for_no_import(words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--help"], 0), (["bench", "--help"], 0), (["--version"], 0), (["codecs"], 0), (["codecs", "--json"], 0),
+        (["trian"], 2), (["train", "digits-mpl"], 2), (["compare", "digits-mpl", "-n", "2"], 2),
+    ],
+)  # fmt: skip
+def test_lists_and_wrong_names_wait_for_no_import(
+    words: list[str], code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("LACONIC_CACHE", str(tmp_path))
     listed()  # made once; what is asked for below is another process
     heavy = "[name for name in ('torch', 'numba', 'numpy', 'plotly') if name in sys.modules]"
     program = f"import atexit, sys; atexit.register(lambda: print('loaded', {heavy})); import laconic.cli as cli"
     program += f"; cli.main({words})"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert told.returncode == 0, told.stderr
+    assert told.returncode == code, told.stderr
+    assert ("did you mean" in told.stderr) == (code == 2)
     assert told.stdout.endswith("loaded []\n")
+
+
+def test_the_workloads_in_the_source_are_those_of_the_registry() -> None:
+    assert sorted(known.workloads()) == workloads.names()
 
 
 def test_the_kept_list_is_made_anew_when_it_is_damaged_or_the_codecs_have_changed(

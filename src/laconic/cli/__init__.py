@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 
 from laconic import __version__
+from laconic.cli import known
 from laconic.errors import LaconicError, UnknownName
 
 COMMANDS: Mapping[str, str | Mapping[str, str]] = {
@@ -80,6 +81,7 @@ def main(arguments: list[str] | None = None) -> None:
     # A warning is one line, without the place in the code that gave it; some are given while a command is imported.
     warnings.formatwarning = lambda message, *_args, **_options: f"laconic: {message}\n"
     try:
+        known.check(words)
         _group("laconic", COMMANDS, words)(args=words, prog_name="laconic")
     except LaconicError as error:
         typer.echo(f"laconic: {error}", err=True)

@@ -11,7 +11,7 @@ from laconic.errors import BadInput
 from laconic.lab.report.style import colours
 from laconic.lab.report.words import text as escaped
 
-_LINE, _TOP, _MARGIN, _LETTER = 18, 44, 190, 6.4
+_LINE, _TOP, _MARGIN, _LETTER = 18, 44, 190, 6.7
 _LONGEST = 110  # letters of a statement
 _MOST = 3000  # statements; a picture of more is of no use and of many megabytes
 _COLOURS = ("--s1", "--s2", "--s3")
