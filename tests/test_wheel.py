@@ -92,6 +92,7 @@ def test_the_wheel_works(case: Case, wheel: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(300)  # a package index may be slow
 @pytest.mark.parametrize("version", smoke.SUPPORTED)
 def test_the_wheel_installs_for_every_python(version: str, wheel: Path, codec_list: Path, tmp_path: Path) -> None:
     if version not in (found := smoke.pythons()):

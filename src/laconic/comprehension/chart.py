@@ -39,6 +39,7 @@ _SHAPES = (
 )  # fmt: skip
 _STYLE = """
 .map path{cursor:pointer;opacity:.8;fill:var(--c);stroke:none}
+@media (max-width:680px){.map a path{transform:scale(2)}}
 .key{display:flex;flex-wrap:wrap;gap:4px 20px;font-size:14px}.key svg{width:12px;height:12px;margin-right:6px}
 .map a:hover path,.map a:focus path{stroke:var(--ink);stroke-width:2;opacity:1}
 .near{display:none;font:13px ui-monospace,monospace;padding:0;list-style:none}
@@ -106,7 +107,7 @@ def _point(number: int, name: str, x: float, y: float) -> str:
     group = _group(kind(name))
     cut = name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
     return (
-        f'<a href="#n{number}"><path style="--c:var(--s{group})" transform="translate({x:.0f} {y:.0f})" '
+        f'<a href="#n{number}" transform="translate({x:.0f} {y:.0f})"><path style="--c:var(--s{group})" '
         f'd="{_SHAPES[group]}"><title>{escaped(cut)}</title></path></a>'
     )
 
