@@ -60,7 +60,7 @@ class Picture:
 
 GALLERY = (
     Picture("compare", "A comparison: accuracy beside every speed-up, and the verdict of the lint",
-            ("laconic compare digits-mlp -n 2 --configs ddp,compress:dynamic8,distribute:dynamic8 --seeds 3 "
+            ("laconic compare digits-mlp -n 2 --configs ddp,compress:dynamic8,distribute:dynamic8 --seeds 3 --epochs 3 "
              "--runs compare{link}",),
             "compare/latest/report.html", 1100),
     Picture("timeline", "The last two steps on the clock: computing, encoding, wire and decoding by layer",
