@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import laconic
 from laconic.errors import BadInput, BudgetMissed, UnknownName
 from laconic.shrink import Plan, factorise, file, prune, retrain, running
 from laconic.shrink.parts import Shared
-from laconic.shrink.share import METHODS, build, share
+from laconic.shrink.share import METHODS, _cuts, build, share
 from laconic.shrink.training import TaskTraining, error_of
 from laconic.workloads import Task, get
 
@@ -48,7 +50,7 @@ def test_bad_plans_are_refused() -> None:
     for plan, words in ((lambda: Plan(density=0.0), "density"), (lambda: Plan(density={"nothing": 0.5}), "nothing"),
                         (lambda: Plan(density=0.5, scope="here"), "lamp"), (lambda: Plan(bits=12), "bits"),
                         (lambda: Plan(share="kmean"), "kmeans"), (lambda: Plan(rounds=0), "round"),
-                        (lambda: Plan(small_bits=1), "small_bits")):  # fmt: skip
+                        (lambda: Plan(small_bits=1), "small_bits"), (lambda: Plan(bit_price=-1), "price")):  # fmt: skip
         with pytest.raises((BadInput, UnknownName), match=words):
             laconic.shrink(model, plan=plan())
     with pytest.raises(BadInput, match="budget"):
@@ -104,6 +106,40 @@ def test_linear_start_is_the_best_for_large_weights() -> None:
         worst[start] = np.abs(values[numbers] - weight).max()
     assert worst["linear"] < worst["density"]
     assert worst["linear"] < worst["random"]
+
+
+@pytest.mark.parametrize("bit_price", [0.5, 2.0])
+def test_a_price_of_bits_is_paid_in_error(bit_price: float) -> None:
+    rng = np.random.default_rng(5)
+    weight = rng.normal(size=(60, 50)).astype(np.float32)
+    mask = np.abs(weight) > 1.0
+    plain = share(torch.from_numpy(weight), build("kmeans(4)"), torch.from_numpy(mask))
+    found = share(torch.from_numpy(weight), build("kmeans(4)"), torch.from_numpy(mask), bit_price)
+
+    def bits_and_error(part: Shared) -> tuple[float, float]:
+        shares = np.bincount(part.symbols.ravel()) / weight.size
+        bits = -(shares * np.log2(np.maximum(shares, 1e-9))).sum() * weight.size
+        return bits, np.square(part.dense().numpy() - weight)[mask].sum()
+
+    (bits, error), (fewer, more) = bits_and_error(plain), bits_and_error(found)
+    assert fewer < bits
+    price = bit_price * error / mask.sum()
+    assert error < more < error + price * (bits - fewer)
+    assert not found.symbols[~mask].any()
+
+
+@given(st.lists(st.floats(-4, 4, width=32), min_size=2, max_size=9, unique=True), st.integers(0, 9))
+def test_every_weight_takes_the_cheapest_value(values: list[float], seed: int) -> None:
+    rng, centres = np.random.default_rng(seed), np.sort(values)
+    costs, weights = rng.exponential(size=centres.size), rng.normal(scale=3, size=200)
+    numbers = np.searchsorted(_cuts(centres, costs)[1:-1], weights, side="right")
+    prices = np.square(weights[:, None] - centres) + costs
+    assert prices[np.arange(200), numbers] == pytest.approx(prices.min(1))
+
+
+def test_a_price_that_nothing_is_worth_prunes_all() -> None:
+    weight = torch.tensor([0.5, 0.7, -1.0, -1.2, *[0.0] * 16]).reshape(4, 5)
+    assert not share(weight, build("kmeans(1)"), weight != 0, bit_price=1e9).dense().any()
 
 
 def test_values_too_small_for_float16_are_kept() -> None:

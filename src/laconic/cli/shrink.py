@@ -35,6 +35,7 @@ def shrink(
     bits: Annotated[int | None, typer.Option(help="Of shared values; default: searched, or 6.")] = None,
     budget: Annotated[float, typer.Option(help="How much a workload's error may rise: 0.001 is 0.1 points.")] = 0.0,
     share: Annotated[str, typer.Option(help="kmeans, uniform, ternary, binary; none keeps every bit.")] = "kmeans",
+    bit_price: Annotated[float, typer.Option(help="Above 0, values that are further off but take fewer bits.")] = 0.0,
     scope: Annotated[str, typer.Option(help="How one density is divided: lamp, global, layer.")] = "lamp",
     structured: Annotated[bool, typer.Option("--structured", help="Prune whole rows, such as filters.")] = False,
     rounds: Annotated[int, typer.Option(help="Of pruning and retraining a workload.")] = 4,
@@ -44,7 +45,7 @@ def shrink(
     json: Json = False,
 ) -> None:
     """Prune, share and code a model: a file of weights as it is, a workload with training between."""
-    plan = Plan(density=density, bits=bits, share=share, scope=scope, structured=structured, rounds=rounds)
+    plan = Plan(density, bits, share, scope, structured, rounds, bit_price=bit_price)
     path = Path(model)
     if path.suffix in (".pt", ".pth", ".bin", ".safetensors"):
         if budget or epochs or folder:

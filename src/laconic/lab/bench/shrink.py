@@ -36,11 +36,25 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Goal:
-    """One file to make: the density over all weights, the bits of values and of biases."""
+    """One file to make.
+
+    Attributes:
+        density: over all weights.
+        bits: of values.
+        retraining: epochs of each round of pruning.
+        small_bits: of biases.
+        bit_price: what a bit of the file may cost, see `Plan`.
+    """
 
     density: float
     bits: int
+    retraining: int
     small_bits: int = 6
+    bit_price: float = 0.0
+
+    def plan(self) -> Plan:
+        """How values are shared."""
+        return Plan(bits=self.bits, small_bits=self.small_bits, bit_price=self.bit_price)
 
 
 @dataclass(frozen=True)
@@ -51,7 +65,6 @@ class Network:
         workload: what is trained.
         epochs: of the first training.
         rounds: of pruning, before each goal.
-        retraining: epochs of each round.
         tuning: epochs of tuning values.
         rate: that a retraining starts with, over the workload's.
         tuning_rate: that tuning starts with, likewise.
@@ -62,7 +75,6 @@ class Network:
     workload: str
     epochs: int
     rounds: int
-    retraining: int
     tuning: int
     rate: float
     tuning_rate: float
@@ -79,11 +91,13 @@ class Network:
 
 NETWORKS = {
     "lenet-300-100": Network(
-        "mnist-300-100", 12, 2, 4, 3, 0.5, 0.5, (Goal(0.06, 4), Goal(0.03, 3), Goal(0.018, 3)), shifts=1,
+        "mnist-300-100", 12, 2, 3, 0.5, 0.5, (Goal(0.06, 4, 4), Goal(0.03, 3, 4), Goal(0.018, 3, 4)), shifts=1,
     ),
-    "lenet-5": Network("mnist-lenet", 4, 1, 3, 1, 1.0, 0.1, (Goal(0.045, 4), Goal(0.018, 4)), shifts=1),
-    "cifar-cnn": Network("cifar-cnn", 4, 1, 3, 1, 1.0, 0.1, (Goal(0.1, 4),)),
-    "digits-mlp": Network("digits-mlp", 10, 2, 4, 4, 0.5, 0.5, (Goal(0.15, 4), Goal(0.08, 3))),
+    "lenet-5": Network(
+        "mnist-lenet", 4, 1, 1, 1.0, 0.1, (Goal(0.05, 4, 10, bit_price=2), Goal(0.018, 4, 3, bit_price=2)), shifts=1,
+    ),
+    "cifar-cnn": Network("cifar-cnn", 6, 1, 1, 1.0, 0.1, (Goal(0.1, 4, 6, bit_price=2),)),
+    "digits-mlp": Network("digits-mlp", 10, 2, 4, 0.5, 0.5, (Goal(0.15, 4, 4), Goal(0.08, 3, 4))),
 }  # fmt: skip
 
 
@@ -121,28 +135,28 @@ class _Training:
         self.judge = error_of(self.task)
 
     def goals(self, count: int | None) -> Iterator[Made]:
-        """Train, then prune to each goal and share. What is kept of a goal depends on it and on those before it."""
-        model = self.task.model
-        first = (self.network.workload, self.network.epochs, self.network.shifts, self.seed)
+        """Train, then prune to each goal and share; sharing changes nothing for the goals that follow."""
+        model, of = self.task.model, self.network
+        first = (of.workload, of.epochs, of.shifts, self.seed)
         dense = Memory(self._folder, repr(first)).recall("dense", self._train_dense)
         model.load_state_dict(dense)
         dense_error, dense_wrong = self.judge(model), _wrong(self.task, model)
         self._say(f"dense error {100 * dense_error:.2f} %")
         before, calls = 1.0, 0
-        for place, goal in enumerate(self.network.goals[:count]):
-            memory = Memory(
-                self._folder, repr((replace(self.network, goals=self.network.goals[: place + 1]), self.seed))
-            )
+        for place, goal in enumerate(of.goals[:count]):
+            way = [(each.density, each.retraining) for each in of.goals[: place + 1]]
+            key = (*first, of.rounds, of.rate, way)
+            memory = Memory(self._folder, repr(key))
             masks: dict[str, Tensor] = {}
-            for turn in range(1, self.network.rounds + 1):
-                density = goal.density * (before / goal.density) ** (1 - turn / self.network.rounds)
+            for turn in range(1, of.rounds + 1):
+                density = goal.density * (before / goal.density) ** (1 - turn / of.rounds)
                 calls += 1
-                kept = memory.recall(f"pruned-{calls}", partial(self._prune, model, density, calls))
+                kept = memory.recall(f"pruned-{calls}", partial(self._prune, model, density, goal, calls))
                 model.load_state_dict(kept["state"])
                 masks = kept["masks"]
             before = goal.density
-            name = f"shared-{goal.density}-{goal.bits}-{goal.small_bits}"
-            parts, error = memory.recall_parts(name, partial(self._share, model, masks, goal))
+            memory = Memory(self._folder, repr((*key, of.tuning, of.tuning_rate, goal)))
+            parts, error = memory.recall_parts(f"shared-{calls}", partial(self._share, model, masks, goal))
             shrunk = Shrunk(model, parts, Plan(density=goal.density, bits=goal.bits), dense_error, error)
             row = self._row(shrunk, goal, dense_wrong) | {"start_errors": self._starts(model, masks, goal)}
             self._say(f"{row['ratio']:.1f}× at {100 * row['shrunk_error']:.2f} %, {row['file_nbytes']:,} bytes")
@@ -152,9 +166,9 @@ class _Training:
         TaskTraining(self.task, self.network.epochs, rate=1.0)(self.task.model)
         return dict(self.task.model.state_dict())
 
-    def _prune(self, model: nn.Module, density: float, calls: int) -> dict[str, Any]:
+    def _prune(self, model: nn.Module, density: float, goal: Goal, calls: int) -> dict[str, Any]:
         """The model after a round of pruning to a density, which is changed, and its masks."""
-        train = TaskTraining(self.task, self.network.retraining, self.network.rate, calls=calls)
+        train = TaskTraining(self.task, goal.retraining, self.network.rate, calls=calls)
         masks = Plan(density=density, rounds=1).prune(model, train)
         self._say(f"pruned to {density:.1%}, error {100 * self.judge(model):.2f} %")
         return {"state": dict(model.state_dict()), "masks": masks}
@@ -162,7 +176,7 @@ class _Training:
     def _share(self, model: nn.Module, masks: Mapping[str, Tensor], goal: Goal) -> tuple[dict[str, Part], float]:
         small = deepcopy(model)
         train = TaskTraining(self.task, self.network.tuning, self.network.tuning_rate)
-        parts = Plan(bits=goal.bits, small_bits=goal.small_bits).share_values(small, masks, train)
+        parts = goal.plan().share_values(small, masks, train)
         return parts, self.judge(small)
 
     def _starts(self, model: nn.Module, masks: Mapping[str, Tensor], goal: Goal) -> dict[str, float]:

@@ -1,6 +1,6 @@
-"""Coders beside each other on the same symbols: ours, Deep Compression's layout and zstd; and weights without loss.
+"""Coders beside each other on the same symbols: ours, Deep Compression's layout, zstd, DeepCABAC; and without loss.
 
-Caller: `laconic bench shrink`.
+Caller: `laconic bench shrink`. Of the peers those are measured that are installed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,18 +25,27 @@ from laconic.shrink.parts import Part, Shared
 _MANY = 10_000_000  # symbols above which zstd is asked for level 3: at 19 it takes a minute for VGG-16
 
 
-def coders(parts: dict[str, tuple[Array, int]], repeats: int = 3) -> list[dict[str, Any]]:
+@dataclass(frozen=True, eq=False)
+class Symbols:
+    """What is coded of a pruned tensor: symbols 0 … levels as a matrix; 1 … negatives are values below zero."""
+
+    matrix: Array
+    levels: int
+    negatives: int
+
+
+def coders(parts: Mapping[str, Symbols], repeats: int = 3) -> list[dict[str, Any]]:
     """Each coder over the same matrices of symbols: bytes, and millions of symbols a second both ways."""
-    total = sum(symbols.size for symbols, _ in parts.values())
+    total = sum(symbols.matrix.size for symbols in parts.values())
     rows = []
     for coder, (encode, decode) in _coders(19 if total < _MANY else 3).items():
         nbytes, times = 0, {"encode": 0.0, "decode": 0.0}
-        for symbols, levels in parts.values():
-            coded, seconds = _timed(partial(encode, symbols, levels), repeats)
+        for symbols in parts.values():
+            coded, seconds = _timed(partial(encode, symbols), repeats)
             times["encode"] += seconds
-            back, seconds = _timed(partial(decode, coded, symbols.shape, levels), repeats)
+            back, seconds = _timed(partial(decode, coded, symbols), repeats)
             times["decode"] += seconds
-            if not np.array_equal(back, symbols):
+            if not np.array_equal(back, symbols.matrix):
                 raise AssertionError(f"{coder} does not give back what it was given")
             nbytes += len(coded) if isinstance(coded, bytes) else sum(map(len, coded))
         speeds = {f"{key}_msym_s": total / max(value, 1e-9) / 1e6 for key, value in times.items()}
@@ -89,26 +99,58 @@ def _lossless_coders(state: Mapping[str, Tensor]) -> dict[str, tuple[Callable[[b
     return found
 
 
-def _coders(level: int) -> dict[str, tuple[Callable[[Array, int], Any], Callable[[Any, tuple[int, int], int], Array]]]:
-    def ours(coded: list[bytes], shape: tuple[int, int], levels: int) -> Array:
-        out = np.empty(shape, np.uint8)
-        chunks.decode(coded, out, levels)
+def _coders(level: int) -> dict[str, tuple[Callable[[Symbols], Any], Callable[[Any, Symbols], Array]]]:
+    """Functions from symbols to bytes, and from those and what is known of the symbols back to a matrix."""
+
+    def ours(coded: list[bytes], of: Symbols) -> Array:
+        out = np.empty(of.matrix.shape, np.uint8)
+        chunks.decode(coded, out, of.levels)
         return out
 
     found: dict[str, Any] = {
-        "laconic": (chunks.encode, ours),
-        "han": (han.encode, lambda coded, shape, levels: han.decode(coded, shape[0] * shape[1], levels).reshape(shape)),
-    }
+        "laconic": (lambda symbols: chunks.encode(symbols.matrix, symbols.levels), ours),
+        "han": (lambda symbols: han.encode(symbols.matrix, symbols.levels),
+                lambda coded, of: han.decode(coded, of.matrix.size, of.levels).reshape(of.matrix.shape)),
+    }  # fmt: skip
     with contextlib.suppress(ImportError):
         import zstandard
 
         found[f"zstd-{level}"] = (
-            lambda symbols, levels: zstandard.ZstdCompressor(level).compress(symbols.tobytes()),
-            lambda coded, shape, levels: np.frombuffer(
+            lambda symbols: zstandard.ZstdCompressor(level).compress(symbols.matrix.tobytes()),
+            lambda coded, of: np.frombuffer(
                 zstandard.ZstdDecompressor().decompress(coded), np.uint8
-            ).reshape(shape),
-        )
+            ).reshape(of.matrix.shape),
+        )  # fmt: skip
+    with contextlib.suppress(ImportError):
+        from nncodec.extensions import deepCABAC  # type: ignore[import-not-found]
+
+        found["deepcabac"] = (partial(_encode_deepcabac, deepCABAC), partial(_decode_deepcabac, deepCABAC))
     return found
+
+
+_UNARY = 10  # decisions "larger than n" with a context of their own, as nncodec has it
+
+
+def _encode_deepcabac(peer: Any, symbols: Symbols) -> bytes:
+    """By nncodec's coder, values as whole numbers in order, row by row; where each context starts is tried out."""
+    signed = symbols.matrix.astype(np.int32) - symbols.negatives
+    signed -= signed <= 0  # the largest value below zero is −1
+    signed[symbols.matrix == 0] = 0
+    encoder = peer.Encoder()
+    encoder.initCtxModels(_UNARY, 1)
+    rest = (np.zeros(len(signed), np.int32), peer.HdspMode.AlwaysOff, np.zeros(0, np.int8), 0, 0)
+    encoder.encodeLayer(np.ascontiguousarray(signed), 0, 0, 0, 0, 0, *rest)
+    return bytes(encoder.finish())
+
+
+def _decode_deepcabac(peer: Any, coded: bytes, of: Symbols) -> Array:
+    signed = np.zeros(of.matrix.shape, np.int32)
+    decoder = peer.Decoder()
+    decoder.setStream(np.frombuffer(coded, np.uint8))
+    decoder.initCtxModels(_UNARY)
+    decoder.decodeLayer(signed, 0, 0, 0, 0, peer.HdspMode.AlwaysOff, np.zeros(0, np.int8), 0, 0)
+    decoder.finish()
+    return np.where(signed == 0, 0, signed + of.negatives + (signed < 0)).astype(np.uint8)
 
 
 def _timed(function: Callable[[], Any], repeats: int) -> tuple[Any, float]:
@@ -122,13 +164,14 @@ def _timed(function: Callable[[], Any], repeats: int) -> tuple[Any, float]:
     return found, statistics.median(seconds)
 
 
-def symbols_of(parts: Mapping[str, Part]) -> dict[str, tuple[Array, int]]:
-    """The symbols of pruned tensors, as matrices, and the largest symbol of each."""
+def symbols_of(parts: Mapping[str, Part]) -> dict[str, Symbols]:
+    """The symbols of pruned tensors."""
     return {
-        name: (part.symbols.reshape(chunks.matrix_shape(part.symbols.shape)), part.levels)
+        name: Symbols(part.symbols.reshape(chunks.matrix_shape(part.symbols.shape)), part.levels,
+                      int((part.values < 0).sum()))
         for name, part in parts.items()
         if isinstance(part, Shared) and part.masked
-    }
+    }  # fmt: skip
 
 
 def whole_files(parts: Mapping[str, Part], coded: list[dict[str, Any]]) -> None:

@@ -6,7 +6,8 @@ tree over 1 … levels. Each decision has a probability that encoder and decoder
 Whether a weight was pruned is predicted from six sides: how often weights were kept in its tile, its row, its column,
 the columns beside it, and under two patterns of neighbours. A small logistic mixture weighs the six; it learns online
 (Mahoney, Adaptive Weighing of Context Models for Lossless Data Compression, 2005). Everything is whole numbers, so
-that the bytes are the same on every machine. Encoder and decoder are one function, compiled twice.
+that the bytes are the same on every machine. Encoder and decoder are one function, compiled twice; what it calls for
+every decision is compiled into it (`inline`), without which encoding takes 1.2 to 1.6 times as long.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from laconic.kernels import Array, njit
 NATS = 256  # units of a logit
 FURTHEST = 11 * NATS  # beyond, a 16-bit probability cannot tell
 INPUTS = 6
+_SETTLED = np.uint64(1 << 32)  # an interval below it has its upper half settled
 
 
 @functools.cache
@@ -37,6 +39,85 @@ def tables() -> tuple[Array, Array, Array]:
     stretch = (np.searchsorted(squash, middles) - FURTHEST).astype(np.int32)
     steps = np.array([65536 * 2 // (2 * n + 3) for n in range(256)], np.int32)
     return squash, stretch, steps
+
+
+@njit(nogil=True, cache=True)
+def _carry(data: Array, position: int) -> None:
+    """Add one to the number that data[:position] spells."""
+    back = position - 1
+    while data[back] == 255:
+        data[back] = 0
+        back -= 1
+    data[back] += np.uint8(1)
+
+
+@njit(nogil=True, cache=True, inline="always")
+@no_type_check
+def _write_decision(bit, chance, low, span, data, position):
+    """Write a decision that is 1 with chance / 65536; returns the interval and where to go on."""
+    part = (span >> np.uint64(16)) * np.uint64(chance)
+    if bit:
+        span = part
+    else:
+        span -= part
+        low += part
+        if low < part:
+            _carry(data, position)
+    if span < _SETTLED:
+        span <<= np.uint64(32)
+        for _ in range(4):
+            data[position] = np.uint8(low >> np.uint64(56))
+            low <<= np.uint64(8)
+            position += 1
+    return low, span, position
+
+
+@njit(nogil=True, cache=True, inline="always")
+@no_type_check
+def _read_decision(chance, low, span, data, position):
+    """Read such a decision; returns it, the interval and where to go on. `low` is what was read beyond the interval."""
+    part = (span >> np.uint64(16)) * np.uint64(chance)
+    bit = 1 if low < part else 0
+    if bit:
+        span = part
+    else:
+        span -= part
+        low -= part
+    if span < _SETTLED:
+        span <<= np.uint64(32)
+        for _ in range(4):
+            low = low << np.uint64(8) | (np.uint64(data[position]) if position < data.size else np.uint64(0))
+            position += 1
+    return bit, low, span, position
+
+
+@njit(nogil=True, cache=True, inline="always")
+@no_type_check
+def _count(chances, counts, at, bit, steps):
+    """Move a probability towards what was coded: as a mean at first, later at a constant rate."""
+    p, n = chances[at], counts[at]
+    chances[at] = p + (((65535 * bit - p) * steps[n]) >> 16)
+    counts[at] = min(n + 1, 255)
+
+
+@njit(nogil=True, cache=True)
+@no_type_check
+def _end(low, span, data, position):
+    """Write of all numbers within the interval the one with the most zero bytes, which need not be written."""
+    for kept in range(9):
+        zeros = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(8 * kept) if kept < 8 else np.uint64(0)
+        end = (low + zeros) & ~zeros
+        if end - low < span:
+            if end < low:
+                _carry(data, position)
+            for _ in range(kept):
+                data[position] = np.uint8(end >> np.uint64(56))
+                end <<= np.uint64(8)
+                position += 1
+            break
+    while position > 0 and data[position - 1] == 0:
+        position -= 1
+    return position
 
 
 def _compiled(decoding: bool) -> Callable[..., Any]:
@@ -65,11 +146,10 @@ def _compiled(decoding: bool) -> Callable[..., Any]:
         above, row = np.zeros(width + 6, np.int64), np.zeros(width + 6, np.int64)
         # The coder: an interval of 64 bits, of which 32 are written when they are settled.
         low, span = np.uint64(0), np.uint64(0xFFFFFFFFFFFFFFFF)
-        least, half, sixteen, eight = np.uint64(1 << 32), np.uint64(32), np.uint64(16), np.uint64(8)
-        size, position = data.size, 0
+        position = 0
         if decoding:
             for _ in range(8):
-                low = low << eight | (np.uint64(data[position]) if position < size else np.uint64(0))
+                low = low << np.uint64(8) | (np.uint64(data[position]) if position < data.size else np.uint64(0))
                 position += 1
         for r in range(rows):
             chosen = 0 if r == 0 else 1 if r < 4 else 2 if r < 24 else 3
@@ -97,27 +177,11 @@ def _compiled(decoding: bool) -> Callable[..., Any]:
                     s3, s4, s5 = stretch[near_p[near] >> 4], stretch[wide_p[wide] >> 4], stretch[beside >> 4]
                     logit = (w0 * s0 + w1 * s1 + w2 * s2 + w3 * s3 + w4 * s4 + w5 * s5) >> 16
                     p = squash[min(max(logit, -FURTHEST), FURTHEST) + FURTHEST]
-                    part = (span >> sixteen) * np.uint64(p)
-                    bit = (1 if low < part else 0) if decoding else (1 if symbols[r, c] > 0 else 0)
-                    if bit:
-                        span = part
+                    if decoding:
+                        bit, low, span, position = _read_decision(p, low, span, data, position)
                     else:
-                        span -= part
-                        if decoding:
-                            low -= part
-                        else:
-                            low += part
-                            if low < part:
-                                _carry(data, position)
-                    if span < least:
-                        span <<= half
-                        for _ in range(4):
-                            if decoding:
-                                low = low << eight | (np.uint64(data[position]) if position < size else np.uint64(0))
-                            else:
-                                data[position] = np.uint8(low >> np.uint64(56))
-                                low <<= eight
-                            position += 1
+                        bit = 1 if symbols[r, c] > 0 else 0
+                        low, span, position = _write_decision(bit, p, low, span, data, position)
                     # Learn from what it was: the mixture by the gradient of the code's length, the counts by counting.
                     miss = (bit << 16) - p
                     w0 += (s0 * miss + half_step) >> careful
@@ -134,12 +198,8 @@ def _compiled(decoding: bool) -> Callable[..., Any]:
                     n = column_n[c]
                     column_p[c + 1] += ((target - column_p[c + 1]) * steps[n + 3]) >> 16
                     column_n[c] = min(n + 1, 120)
-                    n = near_n[near]
-                    near_p[near] += ((target - near_p[near]) * steps[n]) >> 16
-                    near_n[near] = min(n + 1, 255)
-                    n = wide_n[wide]
-                    wide_p[wide] += ((target - wide_p[wide]) * steps[n]) >> 16
-                    wide_n[wide] = min(n + 1, 255)
+                    _count(near_p, near_n, near, bit, steps)
+                    _count(wide_p, wide_n, wide, bit, steps)
                     recent = (recent << 1 | bit) & 255
                     row[c + 3] = bit
                     is_coded = bit == 1
@@ -150,31 +210,13 @@ def _compiled(decoding: bool) -> Callable[..., Any]:
                 value = 0 if decoding else np.int64(symbols[r, c]) - first
                 node = 1
                 for level in range(depth - 1, -1, -1):
-                    p = tree_p[node]
-                    part = (span >> sixteen) * np.uint64(min(max(p, 32), 65504))
-                    bit = (1 if low < part else 0) if decoding else value >> level & 1
-                    if bit:
-                        span = part
+                    p = min(max(tree_p[node], 32), 65504)
+                    if decoding:
+                        bit, low, span, position = _read_decision(p, low, span, data, position)
                     else:
-                        span -= part
-                        if decoding:
-                            low -= part
-                        else:
-                            low += part
-                            if low < part:
-                                _carry(data, position)
-                    if span < least:
-                        span <<= half
-                        for _ in range(4):
-                            if decoding:
-                                low = low << eight | (np.uint64(data[position]) if position < size else np.uint64(0))
-                            else:
-                                data[position] = np.uint8(low >> np.uint64(56))
-                                low <<= eight
-                            position += 1
-                    n = tree_n[node]
-                    tree_p[node] = p + (((65535 * bit - p) * steps[n]) >> 16)
-                    tree_n[node] = min(n + 1, 255)
+                        bit = value >> level & 1
+                        low, span, position = _write_decision(bit, p, low, span, data, position)
+                    _count(tree_p, tree_n, node, bit, steps)
                     node = node << 1 | bit
                 if decoding:
                     value = node - (1 << depth) + first
@@ -186,34 +228,10 @@ def _compiled(decoding: bool) -> Callable[..., Any]:
             if r == 0 or r == 3 or r == 23:
                 weights[chosen + 1] = weights[chosen]
         if decoding:
-            return min(position, size)
-        # The end: of all numbers within the interval the one with the most zero bytes, which need not be written.
-        for kept in range(9):
-            zeros = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(8 * kept) if kept < 8 else np.uint64(0)
-            end = (low + zeros) & ~zeros
-            if end - low < span:
-                if end < low:
-                    _carry(data, position)
-                for _ in range(kept):
-                    data[position] = np.uint8(end >> np.uint64(56))
-                    end <<= eight
-                    position += 1
-                break
-        while position > 0 and data[position - 1] == 0:
-            position -= 1
-        return position
+            return min(position, data.size)
+        return _end(low, span, data, position)
 
     return code  # type: ignore[no-any-return]
-
-
-@njit(nogil=True, cache=True)
-def _carry(data: Array, position: int) -> None:
-    """Add one to the number that data[:position] spells."""
-    back = position - 1
-    while data[back] == 255:
-        data[back] = 0
-        back -= 1
-    data[back] += np.uint8(1)
 
 
 encode_tile = _compiled(decoding=False)
