@@ -23,6 +23,18 @@ def test_a_port_in_use_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
             find_place(30.0)
 
 
+def test_the_rank_that_holds_the_store_can_join_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+    _launched(monkeypatch, RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    first, second = find_place(30.0), find_place(30.0)
+    assert first.store is not None
+    assert second.store is not None
+    first.store.set("met", "once")
+    assert second.store.get("met") == b"once"
+
+
 def test_a_stranger_who_never_answers_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])

@@ -25,6 +25,7 @@ LOOK_S = 1.0
 _log = logging.getLogger("laconic.transports")
 _MPI_RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 _MPI_SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+_held: dict[tuple[str, int], dist.Store] = {}  # that this process serves, by address
 _LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -104,8 +105,11 @@ def _from_torchrun(timeout_s: float) -> Place:
 
 
 def _joined(host: str, port: int, world_size: int, is_master: bool, timeout_s: float) -> dist.Store:
-    """The store there. torch waits without end for a program that listens there and never answers, so it waits on a
-    thread, which stays behind when the time is up."""
+    """The store there; a master makes it once and holds it for as long as its process lives, so that all ranks can meet
+    there again. torch waits without end for a program that listens there and never answers, so it waits on a thread,
+    which stays behind when the time is up."""
+    if is_master and (held := _held.get((host, port))) is not None:
+        return held
     came: queue.SimpleQueue[dist.Store | BaseException] = queue.SimpleQueue()
 
     def join() -> None:
@@ -122,6 +126,8 @@ def _joined(host: str, port: int, world_size: int, is_master: bool, timeout_s: f
         raise TimeoutError from None
     if isinstance(found, BaseException):
         raise found
+    if is_master:
+        _held[host, port] = found
     return found
 
 
