@@ -115,7 +115,7 @@ def test_a_second_way_back_is_refused_where_little_is_kept(kind):
 
 
 def test_the_fraction_for_tanh():
-    tanh = _tanh("f")
+    tanh = _tanh("float32")
     x = np.concatenate([np.linspace(-12, 12, 9999), [0.0, 1e-30, -1e-6, 1e30]]).astype(np.float32)
     found, exact = np.array([tanh(v) for v in x]), np.tanh(x.astype(np.float64))
     assert np.abs(found - exact).max() < 4e-7
@@ -151,7 +151,7 @@ def test_a_thousand_steps_in_a_twentieth_of_the_memory_for_a_third_more_time(kin
 def test_the_plan_is_the_cheapest_and_never_exceeds_its_memory(blocks, memory, inside, state):
     budget = Budget(blocks, memory, inside, state)
     wanted = reference.least_computations(blocks, memory, inside, state)
-    assert costs(budget)[0][blocks, memory] == wanted
+    assert costs(budget)[0][blocks, 0] == wanted
     if wanted == float("inf"):
         return
     cuts = [0, *first_cuts(budget)]

@@ -7,7 +7,8 @@ Callers: `recurrent.py`. A sequence is cut into blocks. Going back through a blo
     D(t, m) = min_y  y + D(t − y, m − state) + D(y, m)         else: run y blocks, keep the state there; the right part
                                                                first, then the left one in the same memory
 
-counts the blocks that are computed; the minimising y is the plan.
+counts the blocks that are computed; the minimising y is the plan. Only m = total − k·state is ever met, for the k
+states kept before: the table is of t and k, however large a block is.
 
 Source: Gruslys, Munos, Danihelka, Lanctot, Graves, Memory-Efficient Backpropagation Through Time, NIPS 2016, §3.
 Differs: the unit is a block of steps, so that every product has the same shape whatever the plan,
@@ -42,27 +43,30 @@ class Budget:
         """What any plan needs: one block, and a state beside it where there is more than one."""
         return self.inside + (self.state if self.blocks > 1 else 0)
 
+    def fits(self, blocks: int, kept: int) -> bool:
+        """Whether so many blocks can be kept whole beside so many states."""
+        return self.inside * blocks <= self.total - kept * self.state
+
 
 @cache
 def costs(budget: Budget) -> tuple[Array, Array]:
-    """D(t, m) and the minimising y, both for t = 0 … blocks and m = 0 … total; infinity where m is too little.
+    """D(t, total − k·state) and the minimising y, both for t = 1 … blocks and k = 0 … blocks − t; infinity where that
+    is too little.
 
-    >>> int(costs(Budget(blocks=10, total=1000, inside=5, state=1))[0][10, 1000])
+    >>> int(costs(Budget(blocks=10, total=1000, inside=5, state=1))[0][10, 0])
     10
     """
-    inside, state, total = budget.inside, budget.state, budget.total
-    cost = np.full((budget.blocks + 1, total + 1), np.inf)
-    cut = np.zeros((budget.blocks + 1, total + 1), np.int64)
-    cost[0] = 0
-    for t in range(1, budget.blocks + 1):
-        if inside * t <= total:
-            cost[t, inside * t :] = t
-        for y in range(1, t):
-            right = np.full(total + 1, np.inf)
-            right[state:] = cost[t - y, : total + 1 - state]
-            tried = y + right + cost[y]
-            better = tried < cost[t]
-            cost[t][better], cut[t][better] = tried[better], y
+    blocks = budget.blocks
+    cost = np.full((blocks + 1, blocks + 1), np.inf)
+    cut = np.zeros((blocks + 1, blocks + 1), np.int32)
+    left = budget.total - budget.state * np.arange(blocks + 1)
+    for t in range(1, blocks + 1):
+        kept = blocks - t + 1
+        if t > 1:
+            y = np.arange(1, t)[:, None]
+            tried = y + cost[t - 1 : 0 : -1, 1 : kept + 1] + cost[1:t, :kept]
+            cut[t, :kept], cost[t, :kept] = tried.argmin(0) + 1, tried.min(0)
+        cost[t, :kept][budget.inside * t <= left[:kept]] = t
     return cost, cut
 
 
@@ -74,19 +78,17 @@ def recomputed(budget: Budget) -> float:
     """
     if budget.total < budget.least:
         raise BadInput(f"going back needs at least {budget.least} units of memory here, not {budget.total}")
-    found = costs(budget)[0][budget.blocks, budget.total]
+    found = costs(budget)[0][budget.blocks, 0]
     return float(found) / budget.blocks - 1
 
 
 def first_cuts(budget: Budget) -> list[int]:
     """Where the forward pass keeps a state: before these blocks."""
     _, cut = costs(budget)
-    at, left, memory, found = 0, budget.blocks, budget.total, []
-    while left and budget.inside * left > memory:
-        y = int(cut[left, memory])
-        at, left, memory = at + y, left - y, memory - budget.state
-        found.append(at)
-    return found
+    found = [0]
+    while not budget.fits(left := budget.blocks - found[-1], kept := len(found) - 1):
+        found.append(found[-1] + int(cut[left, kept]))
+    return found[1:]
 
 
 class Walk:
@@ -111,15 +113,16 @@ class Walk:
         """
         ends = [*sorted(kept), end]
         for i in reversed(range(len(kept))):
-            self._part(ends[i], ends[i + 1], kept.pop(ends[i]), self.budget.total - i * self.budget.state)
+            self._part(ends[i], ends[i + 1], kept.pop(ends[i]), i)
 
-    def _part(self, first: int, last: int, state: Any, memory: int) -> None:
+    def _part(self, first: int, last: int, state: Any, kept: int) -> None:
+        """Go back through some blocks, `kept` states being kept before them."""
         count = last - first
-        if self.budget.inside * count <= memory:
+        if self.budget.fits(count, kept):
             self.back(first, last, state)
             return
-        y, ahead = int(self.cut[count, memory]), state
+        y, ahead = int(self.cut[count, kept]), state
         for block in range(first, first + y):
             ahead = self.advance(block, ahead)
-        self._part(first + y, last, ahead, memory - self.budget.state)
-        self._part(first, first + y, state, memory)
+        self._part(first + y, last, ahead, kept + 1)
+        self._part(first, first + y, state, kept)
