@@ -127,12 +127,13 @@ class ZmqTransport(Transport):
         self.mesh.add(rank, Address.parse(address))
 
     def has_met(self, rank: int) -> bool:
-        """Take in what has come, waiting a moment for more; whether this peer has said hello, so that messages flow.
+        """Whether this peer has said hello, so that messages flow; takes in what has come, and waits a moment for that.
 
         Raises:
             PeerLost, NotAuthorised: it never will.
         """
-        self.mesh.take_in()
+        known = self.mesh.peers.get(rank)
+        self.mesh.take_in(block=known is None or not known.greeted)
         peer = self.peer(rank, None)
         if not peer.greeted:
             self._check_hope(peer, None)
