@@ -300,6 +300,18 @@ def test_names_cannot_break_out_of_the_page(tmp_path: Path):
     _check(text)
 
 
+def test_what_claims_and_rules_say_cannot_break_out_of_the_page(tmp_path: Path):
+    """A hand-written record may call anything what is compared; a p value has a sign of its own."""
+    record = compare_record()
+    record.claims = [replace(claim, what=f"<i>{claim.what}") for claim in record.claims if claim.what == "step time"]
+    record.claims += [replace(claim, p_value=1e-9) for claim in make_claims(record, "ddp")]
+    record.workload = replace(record.workload, target_metric="test <i>bits", target_accuracy=0.9)
+    record.trials = [replace(trial, weights_sha256="<i>") for trial in record.trials]
+    text = _html(record, tmp_path)
+    assert "<i>" not in text
+    assert "p\N{NO-BREAK SPACE}<" not in text
+
+
 def test_the_page_asks_for_nothing(tmp_path: Path):
     text = _html(compare_record(), tmp_path).replace('xmlns="http://www.w3.org/2000/svg"', "")
     assert not re.search(r"https?:|//[a-z]|@import|<script|url\((?!#)", text)

@@ -131,7 +131,7 @@ def _told_claim(record: Record, row: Row, claim: Claim) -> str:
     took = "takes its steps"
     goal = record.workload.target_accuracy
     if claim.what == "time to target" and goal is not None and row.to_target is not None:
-        took = f"reaches {words.goal(record.workload)} in {words.seconds(row.to_target.value)}"
+        took = f"reaches {words.text(words.goal(record.workload))} in {words.seconds(row.to_target.value)}"
     elif row.step is not None:
         took = f"takes {words.seconds(row.step.value)} a step"
     how = {
@@ -150,7 +150,8 @@ def _told_claim(record: Record, row: Row, claim: Claim) -> str:
     if claim.p_value is None:
         odds = claim.test.removeprefix("none: ")
     others = "".join(
-        f" By {other.what} it is {words.times(other.ratio)} as quick. <small>({words.p_value(other.p_value)})</small>"
+        f" By {words.text(other.what)} it is {words.times(other.ratio)} as quick. "
+        f"<small>({words.text(words.p_value(other.p_value))})</small>"
         for other in row.claims.values()
         if other is not claim and other.p_value is not None
     )
@@ -160,7 +161,7 @@ def _told_claim(record: Record, row: Row, claim: Claim) -> str:
 def _told_alone(record: Record, row: Row) -> str:
     parts = []
     if row.to_target is not None and record.workload.target_accuracy is not None:
-        parts.append(f"reaches {words.goal(record.workload)} in {words.seconds(row.to_target.value)}")
+        parts.append(f"reaches {words.text(words.goal(record.workload))} in {words.seconds(row.to_target.value)}")
     if record.workload.judged_by_loss and row.loss is not None:
         parts.append(f"ends at <b>{words.digits(row.loss.value)}</b> test loss")
     elif row.accuracy is not None:
@@ -219,7 +220,8 @@ def _lint(findings: Sequence[Finding]) -> str:
         summary = ", ".join(f"{count} {verdict}" for verdict, count in found.items() if count)
         items = "".join(
             f"<li><span class='verdict {_KINDS[f.verdict][0]}'>{_KINDS[f.verdict][1]}</span><div class='title'>"
-            f"{words.text(f.title)}<span class='id'>{f.rule}</span></div><p>{_sentence(f.evidence)}</p></li>"
+            f"{words.text(f.title)}<span class='id'>{words.text(f.rule)}</span></div>"
+            f"<p>{_sentence(f.evidence)}</p></li>"
             for f in own
         )
         if own:

@@ -122,7 +122,7 @@ def _speed_up(row: Row, base: str, judged_by_loss: bool) -> str:
 
 def _verdict(row: Row) -> str:
     """What each claim is worth; who is quicker but misses the target is not better."""
-    claims = [(claim, f"<span class='sub'>{claim.what} {words.times(claim.ratio)}, {_odds(claim)}</span>")
+    claims = [(claim, f"<span class='sub'>{words.text(claim.what)} {words.times(claim.ratio)}, {_odds(claim)}</span>")
               for claim in sorted(row.claims.values(), key=lambda claim: claim is not main_claim(row))]  # fmt: skip
     if claims and row.missed:
         told = f"<span class='sub'>by {row.missed} of {len(row.trials)} seeds</span>"
@@ -131,7 +131,7 @@ def _verdict(row: Row) -> str:
 
 
 def _odds(claim: Claim) -> str:
-    return "no test holds" if claim.p_value is None else words.p_value(claim.p_value)
+    return "no test holds" if claim.p_value is None else words.text(words.p_value(claim.p_value))
 
 
 def parts(rows: Sequence[Row]) -> str:
@@ -197,7 +197,7 @@ def trials(record: Record) -> str:
         cells = [
             _or(trial.test_accuracy, lambda v: words.percent(v, 2)), _or(trial.test_loss, words.digits),
             words.seconds(trial.seconds_total), _or(trial.seconds_to_target, words.seconds), f"{trial.steps:,}",
-            words.seconds(trial.step_seconds_median), (trial.weights_sha256 or words.NOTHING)[:8], same,
+            words.seconds(trial.step_seconds_median), words.text((trial.weights_sha256 or words.NOTHING)[:8]), same,
         ]  # fmt: skip
         name = f"<td class='left'>{words.text(trial.configuration)}</td>"
         rest = "".join(f"<td>{cell}</td>" for cell in cells)
