@@ -28,7 +28,7 @@ from laconic.lab.report.style import chart_style
 from laconic.storage.files import replace
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-_LONG = ("step_seconds", "curve", "layers", "events", "breakdown")
+_LONG = ("step_seconds", "curve", "layers", "events", "timeline", "breakdown")
 MARGIN = 16  # keeps words off a picture's edge
 
 
