@@ -208,6 +208,15 @@ def test_a_target_in_bits_is_drawn_in_nats_and_named_in_bits(tmp_path: Path):
     assert "test accuracy (%)" not in text
 
 
+def test_a_target_of_all_right_has_a_place(tmp_path: Path):
+    """`--target 1`: an axis that is logarithmic in the error has none for no error."""
+    record = compare_record()
+    record.workload = replace(record.workload, target_accuracy=1.0)
+    text = _html(record, tmp_path)
+    assert "target 100" in text
+    assert "nan" not in "".join(_svgs(text))
+
+
 def test_every_chart_has_units_on_its_axes():
     record = compare_record()
     made = figures(record, summarise(record))

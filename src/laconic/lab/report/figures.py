@@ -70,6 +70,8 @@ def _curves(
     """Quality against something, with the target and the events."""
     by_loss = record.workload.judged_by_loss
     goal = record.workload.target_loss if by_loss else record.workload.target_accuracy
+    if goal is not None and axes[1].scale == "error":
+        goal = min(goal, _highest(record))
     target = None if goal is None else Target(goal, f"target {words.goal(record.workload)}")
     title = f"Test {'loss' if by_loss else 'accuracy'} against {against}"
 
@@ -164,14 +166,18 @@ def _quality(record: Record, rows: Sequence[Row]) -> tuple[Callable[[Point], flo
     """The value of a point that the workload is judged by, and its axis."""
     if record.workload.judged_by_loss:
         return (lambda point: point.test_loss), Axis("test loss (logarithmic)", "log", lambda v: f"{v:g}")
-    resolution = 0.5 / max(record.workload.test_samples, 1)  # all right is drawn as half a sample wrong
 
     def accuracy(point: Point) -> float | None:
-        return None if point.test_accuracy is None else min(point.test_accuracy, 1 - resolution)
+        return None if point.test_accuracy is None else min(point.test_accuracy, _highest(record))
 
     seen = [a for row in rows for t in row.trials for p in t.curve if (a := accuracy(p)) is not None]
     scale: Scale = "error" if seen and max(seen) > 0.9 else "linear"
     return accuracy, Axis("test accuracy (%)", scale, lambda v: f"{100 * v:.6g}")
+
+
+def _highest(record: Record) -> float:
+    """The accuracy that all right is drawn as: half a sample wrong."""
+    return 1 - 0.5 / max(record.workload.test_samples, 1)
 
 
 def y_note(axis: Axis) -> str:
