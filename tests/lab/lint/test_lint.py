@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -264,12 +265,39 @@ def test_a_workload_judged_by_loss_needs_losses():
     record = compare_record()
     record.workload = replace(record.workload, target_metric="test loss")
     for i in range(len(record.trials)):
-        _trial(record, i, test_accuracy=None)
+        _trial(record, i, test_accuracy=None, test_loss=0.5)
     for i in range(len(record.claims)):
         _claim(record, i, accuracy=None, baseline_accuracy=None)
     assert failures(lint(record)) == []
+    for lost in (0.52, math.nan):
+        worse = replace(record, trials=[
+            replace(t, test_loss=lost) if t.configuration == "compress:dynamic8" else t for t in record.trials])
+        (found,) = failures(lint(worse))
+        assert found.rule == "masses-1"
+        assert f"better at a test loss of {lost:.4g} against 0.5" in found.evidence
     _trial(record, 0, test_loss=None)
     assert [f.rule for f in failures(lint(record))] == ["masses-1", "masses-2"]
+
+
+@pytest.mark.parametrize("name", ["ddp", "compress:dynamic8"])
+def test_a_median_of_nothing_is_a_failure_and_no_error(name: str):
+    record = compare_record()
+    for i, trial in enumerate(record.trials):
+        if trial.configuration == name:
+            _trial(record, i, step_seconds_median=0.0)
+    assert "figures-2" in [finding.rule for finding in failures(lint(record))]
+
+
+def test_a_divided_model_sends_no_gradients():
+    """What crosses its boundaries may be less, or more, than the gradient's bytes."""
+    for sent in (1000.0, 1e9):
+        record = compare_record()
+        _configuration(record, 1, kind="divide")
+        for i, trial in enumerate(record.trials):
+            if trial.configuration == "compress:none":
+                _trial(record, i, sent_nbytes_per_step=sent)
+        record.link = LinkSetting()
+        assert failures(lint(record)) == []
 
 
 def test_an_empty_record_is_not_praised():

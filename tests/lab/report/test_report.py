@@ -349,7 +349,7 @@ def test_csv_holds_what_the_record_holds(tmp_path: Path):
         "summary.csv": 4, "claims.csv": 6, "trials.csv": 12, "curves.csv": 12 * 23, "layers.csv": 12 * 6,
     }  # fmt: skip
     assert float(files["trials.csv"][3]["step_seconds_median"]) == record.trials[3].step_seconds_median
-    assert not [value for row in files["trials.csv"] for value in row.values() if value.startswith("[")]  # one value each
+    assert not [value for row in files["trials.csv"] for value in row.values() if value.startswith("[")]
     assert float(files["curves.csv"][-1]["test_accuracy"]) == record.trials[-1].curve[-1].test_accuracy
     record.trials, record.claims = [], []
     for path in export.write_csv(record, tmp_path):

@@ -95,8 +95,8 @@ def _impossible_bytes(trial: Trial, chosen: Configuration, parameters: int) -> s
         return f"has {trial.raw_nbytes_per_step:,.0f} B a step as those of float32, which are {raw:,.0f} B"
     if not 0 <= sent < math.inf or (peers == 0 and sent > 0):
         return f"sends {sent:,.0f} B a step to {peers} others"
-    if chosen.consistency != "sync" or chosen.kind == "elastic":
-        return None  # others agree when they like, or with fewer members
+    if chosen.consistency != "sync" or chosen.kind in ("elastic", "divide"):
+        return None  # others agree when they like, or with fewer members; a divided model sends activations
     least = peers / chosen.workers * _payload_nbytes(chosen.codec, parameters)
     if sent < least * (1 - SLACK):
         return f"sends {sent:,.0f} B a step, but {chosen.codec} cannot do with less than {least:,.0f} B"

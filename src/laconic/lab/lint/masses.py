@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import re
 
+from laconic import statistics
 from laconic.lab.lint.rules import Outcome, ended, failed, named, pairs, passed, percent, rule, spoken, unknown
 from laconic.lab.records.record import DOORS, Record, Trial
 from laconic.lab.records.summary import COSTS, accuracy
 
-LOST = 0.02  # a quicker configuration may be less accurate by this share of the baseline's accuracy, not more
+LOST = 0.02  # a quicker configuration may be worse by this share of the baseline's accuracy, or loss, not more
 _OPERATIONS = re.compile(r"flop|\bops\b|operations", re.IGNORECASE)
 
 
@@ -41,6 +42,9 @@ def _losses_with_speed(record: Record) -> Outcome:
     for claim, trials, base in pairs(record):
         if any(trial.test_loss is None for trial in [*trials, *base]):
             return failed(f"{spoken(claim)} is quoted without test loss, by which this workload is judged")
+        own, other = (statistics.median([t.test_loss or 0.0 for t in side]).value for side in (trials, base))
+        if claim.verdict == "better" and not own <= (1 + LOST) * other:
+            return failed(f"{spoken(claim)} is called better at a test loss of {own:.4g} against {other:.4g}")
     return passed(f"each of the {len(record.claims)} speed-ups has test losses, by which this workload is judged")
 
 

@@ -28,7 +28,7 @@ def base_is_named(record: Record) -> Outcome:
     if not record.claims:
         return passed("no speed-up is quoted")
     bases = {claim.baseline: costs_of(record.trials_of(claim.baseline), "step time") for claim in record.claims}
-    times = [f"{name}, {1e3 * statistics.median([s for s in s_list if s]).value:.3g} ms a step"
+    times = [f"{name}, {1e3 * statistics.median([s for s in s_list if s is not None]).value:.3g} ms a step"
              for name, s_list in bases.items()]  # fmt: skip
     return passed(f"the base is {'; '.join(times)}")
 
@@ -78,7 +78,7 @@ def ratio_of_medians(record: Record) -> Outcome:
             continue
         own = [c for c in costs_of(trials, claim.what) if c is not None]
         other = [c for c in costs_of(base, claim.what) if c is not None]
-        if not own or not other:
+        if not own or not other or not statistics.median(own).value:
             continue
         seen += 1
         ratio = statistics.median(other).value / statistics.median(own).value

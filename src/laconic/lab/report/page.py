@@ -5,6 +5,7 @@ Callers: `report/__init__.py`. What fails the lint stands on the first screen, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -136,7 +137,7 @@ def _told_claim(record: Record, row: Row, claim: Claim) -> str:
         took = f"takes {words.seconds(row.step.value)} a step"
     how = {
         "better": f"<b>{words.times(claim.ratio)}</b> as quick as {base}",
-        "worse": f"<b>{words.times(1 / claim.ratio)}</b> as long as {base}",
+        "worse": f"<b>{words.times(1 / claim.ratio if claim.ratio else math.inf)}</b> as long as {base}",
         "no significant difference": f"<b>no significant difference</b> from {base}",
         "too few seeds to say": f"{words.times(claim.ratio)} as quick as {base}, but <b>too few seeds to say</b>",
     }[claim.verdict]
