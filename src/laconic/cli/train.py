@@ -47,6 +47,8 @@ def train(
         if plan is not None:
             if (codec, consistency, elastic, divide) != ("none", "sync", False, None):
                 raise BadInput("--plan says how to train: it takes no --codec, --consistency, --elastic or --divide")
+            if batch is not None or algorithm != "auto":
+                raise BadInput("--plan says what a step has and how it is sent: it takes no --batch or --algorithm")
             given = options.read_plan(plan, workload)
             workload, workers, codec, batch = given.model, given.strategy.ranks, given.configuration, given.batch
         if divide is not None and (elastic or consistency != "sync"):

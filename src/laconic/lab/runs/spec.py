@@ -170,7 +170,7 @@ def configuration(name: str, workers: int, algorithm: str = "auto", engine: str 
         BadInput: a codec's arguments that it does not take, or a codec, mode or option that does not go with the door.
     """
     whole, (name, options) = name, _options(name)
-    if options and (name in (*PEERS, SINGLE) or parse(name)[0] == "elastic"):
+    if options and (name in (*PEERS, SINGLE) or parse(name)[0] in ("elastic", "divide")):
         raise BadInput(f"'{whole}': options go with compress and distribute")
     valid = coded_names()
     if algorithm not in valid:
@@ -184,9 +184,13 @@ def configuration(name: str, workers: int, algorithm: str = "auto", engine: str 
     if door == "elastic":
         return _elastic(spec, mode, workers, algorithm)
     if door == "divide":
+        if algorithm != "auto":
+            raise BadInput(f"--algorithm {algorithm} is of all-reduces of gradients: '{name}' sends activations")
         return _divided(spec, mode, workers, engine)
     _check_codec(spec)
     mode = str(build_mode(mode))
+    if algorithm != "auto" and (mode != "sync" or spec == "auto"):
+        raise BadInput(f"--algorithm {algorithm} goes with a codec and consistency sync: '{name}' chooses its own")
     door = door or ("compress" if mode == "sync" and engine == "gloo" else "distribute")
     if door == "compress" and (mode != "sync" or engine != "gloo"):
         cure = f"use distribute:{spec}@{mode}"
@@ -272,12 +276,18 @@ def _divided(spec: str, division: str, workers: int, engine: str) -> Configurati
 
 
 def combined(names: Sequence[str], modes: Sequence[str], workers: int) -> list[Configuration]:
-    """Every codec with every mode; peers and `single`, which have their own, once.
+    """Every codec with every mode; peers, `single` and divisions, which have their own, once.
 
     >>> [each.name for each in combined(["ddp", "none"], ["sync", "local(4)"], 4)]
     ['ddp', 'compress:none', 'distribute:none@local(4)']
+
+    Raises:
+        BadInput: a mode that none of them takes.
     """
     made = [configuration(with_mode(name, mode), workers) for name in names for mode in modes]
+    taken = {each.consistency for each in made}
+    if unused := [mode for mode in modes if str(build_mode(mode)) not in taken | {"sync"}]:
+        raise BadInput(f"--consistency {unused[0]} goes with codecs, and none of {', '.join(names)} leaves it open")
     return list({each.name: each for each in made}.values())
 
 
