@@ -67,6 +67,21 @@ def test_overlap_hides_what_it_says() -> None:
     assert ddp.sent_nbytes == pytest.approx(4 * 4_000_000)  # 2 (P − 1) / P of float32
 
 
+def test_divided_dense_layers_wait_for_the_bytes_they_send() -> None:
+    """Over a link that nothing can hide, a step waits for what it sends, but for latencies."""
+    slow = Link(0.0, 1e-3)
+    found = predict(made(slow, seconds=1e-6), Strategy(data=4, dense_split=True))
+    assert found.exposed_s == pytest.approx(found.sent_nbytes * slow.s_per_byte, rel=0.01)
+
+
+def test_a_rank_of_three_divisions_sends_its_part_of_its_stage() -> None:
+    """Two stages of two equal layers each, every layer shared by two: a quarter of all gradients."""
+    whole, part = (predict(made(), way) for way in (Strategy(data=2), Strategy(2, 2, 2, micro_batches=4)))
+    inside = predict(made(), Strategy(1, 2, 2, micro_batches=4))
+    batch_share = 2  # a replica has half of the samples of the one that is alone
+    assert part.sent_nbytes - inside.sent_nbytes / batch_share == pytest.approx(whole.sent_nbytes / 4)
+
+
 def test_stragglers_slow_the_whole_down() -> None:
     assert largest_of(1) == 0.0
     calm, wild = (predict(made(spread=s), Strategy(data=8)).compute_s for s in (0.0, 0.1))

@@ -275,7 +275,7 @@ def _weird_trick(setting: Setting, strategy: Strategy, layers: tuple[LayerTime, 
     # each rank's 1/P of the batch goes to all others in P turns, and the gradient comes back; the first is not hidden
     nbytes = [before.output_nbytes * samples, *(layer.output_nbytes * samples for layer in dense[:-1])]
     link = setting.reach(ranks)
-    wire = sum(2 * link.burst_s(ranks - 1, each / ranks, reduced=False) for each in nbytes)
+    wire = ranks * sum(2 * link.burst_s(ranks - 1, each / ranks, reduced=False) for each in nbytes)
     computing = sum(layer.forward_s + layer.backward_s for layer in dense)
     exposed = max(wire / ranks, wire - computing)
     whole = sum(layer.parameters for layer in layers)
@@ -311,8 +311,9 @@ def _pipeline(
     waits = max(2 * links * message, by_link - steps * piece)
     whole = max(1, sum(layer.parameters for layer in layers))
     share = sum(layer.parameters for layer in heaviest) / whole
-    compute = steps * piece + optimizer * share / strategy.tensor
-    return Replica(heaviest, compute, optimizer * share, exposed + waits, sent + 2 * pieces * max(nbytes, default=0.0),
+    optimizer *= share / strategy.tensor
+    compute = steps * piece + optimizer
+    return Replica(heaviest, compute, optimizer, exposed + waits, sent + 2 * pieces * max(nbytes, default=0.0),
                    share / strategy.tensor, 1 / len(cut), count + 2 * pieces * (len(cut) > 1))  # fmt: skip
 
 
@@ -335,7 +336,7 @@ def _agreement(setting: Setting, strategy: Strategy, replica: Replica, slow: flo
     if strategy.data < 2:
         bars.append(Bar("compute", "optimiser", forward + backward, replica.compute_s))
         return _Agreed(0.0, 0.0, 0.0, 0.0, 0, tuple(bars))
-    held = replica.share if strategy.tensor > 1 else 1.0
+    held = 1 / strategy.tensor  # of the layers that the rank has
     processor = wire = sent = free = 0.0
     count, arrivals = 0, [0.0] * len(replica.layers)
     for bucket in buckets(replica.layers, held, limits(strategy)):
