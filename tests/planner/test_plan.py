@@ -21,8 +21,18 @@ from laconic.planner.cost import cost
 from laconic.planner.exchanges import plain, sent_nbytes
 from laconic.planner.growth import phases, totals
 from laconic.planner.pieces import buckets, ends_of_stages, limits
-from laconic.planner.plan import Asked, Plan, crossings, division_of, plan, scale, strategies
-from laconic.planner.predict import Setting, largest_of, predict
+from laconic.planner.plan import (
+    Asked,
+    Plan,
+    crossings,
+    division_of,
+    keep_calibrations,
+    plan,
+    scale,
+    setting_of,
+    strategies,
+)
+from laconic.planner.predict import Calibration, Setting, largest_of, predict
 from laconic.planner.set_ups import SET_UPS, answer, naive_seconds
 from laconic.planner.strategy import Strategy
 from laconic.planner.subject import subject
@@ -220,6 +230,24 @@ def test_sixty_five_thousand_ranks_and_hosts(tmp_path: Path) -> None:
     assert [point.ranks for point in points] == [2**k for k in range(1, 17)]
     assert all(0 < point.efficiency("data") <= 1.01 for point in points)
     assert crossings(points)
+
+
+def test_one_machine_has_no_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for ranks, batch in ((1, 8), (67, 1)):  # 67 replicas need 67 samples, and 67 has no divisor
+        asked = Asked(ranks, batch=batch, device="v100")
+        found = [point.ranks for point in scale("digits-mlp", asked, tmp_path)]
+        assert found == [power for power in (2, 4, 8, 16, 32, 64) if power < ranks]
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "digits-mlp", "-n", "1", "--scale", "--device-profile", "v100"])
+    assert ended.value.code == 0
+    assert "no way to divide" in capsys.readouterr().out
+
+
+def test_what_was_fitted_here_says_nothing_of_other_machines(tmp_path: Path) -> None:
+    keep_calibrations({"ddp": Calibration(message_s=1.0, low=0.9, high=1.1)}, tmp_path)
+    here, there = (setting_of(subject("digits-mlp"), Asked(2, device=name), tmp_path) for name in ("here", "v100"))
+    assert here.calibrations
+    assert not there.calibrations
 
 
 def test_published_set_ups_are_answered(tmp_path: Path) -> None:

@@ -122,11 +122,14 @@ def _show(planned: Planned) -> None:
         typer.echo(sentence)
     if planned.dropped:
         typer.echo(f"{planned.dropped} ways do not fit in the memory and are left out.")
-    if not setting.calibrations:
+    if not setting.calibrations and asked.device == HERE:
         typer.echo("The intervals are wide because no step was measured on this machine; see laconic bench planner.")
 
 
 def _scale(points: list[ScalePoint]) -> None:
+    if not points:
+        typer.echo("There is no way to divide this model, with this batch, among so many machines.")
+        return
     typer.echo("\nBy number of machines (simulated): the quickest way of each kind, and its efficiency")
     kinds = ("data", "tensor", "pipeline", "hybrid")
     best = [min(point.seconds, key=lambda kind: point.seconds[kind]) for point in points]

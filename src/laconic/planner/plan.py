@@ -258,7 +258,8 @@ def setting_of(chosen: Subject, asked: Asked, folder: Path | None = None) -> Set
     between = None if asked.between is None else Link.parse(asked.between)
     specs = QUALITIES[asked.quality]
     return Setting(work, counted, batch, link, speeds(specs, here, folder), between, asked.per_host,
-                   shares_core=asked.device == HERE, calibrations=calibrations(folder))  # fmt: skip
+                   shares_core=asked.device == HERE,
+                   calibrations=calibrations(folder) if asked.device == HERE else {})  # fmt: skip
 
 
 @functools.lru_cache(maxsize=32)
@@ -340,7 +341,10 @@ class ScalePoint:
 
 
 def scale(model: str | Subject, asked: Asked, folder: Path | None = None) -> list[ScalePoint]:
-    """Powers of two up to `asked.ranks`; the batch grows with the ranks unless it is given. Simulated, not measured."""
+    """Powers of two up to `asked.ranks` that the model can be divided among; simulated, not measured.
+
+    The batch grows with the ranks unless it is given.
+    """
     chosen = model if isinstance(model, Subject) else subject(model)
     points = []
     for power in range(1, max(1, math.ceil(math.log2(asked.ranks))) + 1):
@@ -351,7 +355,8 @@ def scale(model: str | Subject, asked: Asked, folder: Path | None = None) -> lis
             kind = each.strategy.kind
             quickest[kind] = min(each.seconds, quickest.get(kind, math.inf))
         quickest.pop("one machine", None)
-        points.append(ScalePoint(now.ranks, planned.setting.batch, planned.one.seconds, quickest))
+        if quickest:
+            points.append(ScalePoint(now.ranks, planned.setting.batch, planned.one.seconds, quickest))
     return points
 
 
