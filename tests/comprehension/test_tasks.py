@@ -155,6 +155,18 @@ def test_embeddings_of_our_own_are_asked_beside_the_published_one(
     assert found["published embedding"]["unknown_share"] > found["embedding"]["unknown_share"]
 
 
+def test_random_vectors_are_asked_beside_those_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vectors = np.array([[1, 0], [1, 0.1], [0, 1], [0.9, 2]], dtype=np.float32)
+    vocabulary = {"ret void": 0, "ret i32 <%ID>": 1, "br label <%ID>": 2, UNKNOWN: 3}
+    path = Embedding(vocabulary, vectors).save(tmp_path / "x.safetensors")
+    with pytest.raises(SystemExit):
+        main(["code", "analogies", str(path), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["distances"][0]["percent"] == 75
+    assert 0 <= found["distances"][0]["random"] <= 100
+    assert {row["random"] for row in found["analogies"]} == {0}
+
+
 def test_questions_of_a_file(tmp_path: Path) -> None:
     vectors = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 1], [0, 1, 1], *-np.eye(3), *-np.ones((6, 3))], dtype="f4")
     vocabulary = {name: n for n, name in enumerate([*"abxy", *map(str, range(len(vectors) - 5)), UNKNOWN])}

@@ -12,6 +12,7 @@ from laconic.comprehension import analogies as questions
 from laconic.comprehension import archives, chart, embedding, making
 from laconic.comprehension import graph as graphs
 from laconic.comprehension.drawing import draw
+from laconic.comprehension.programs import random_vectors
 from laconic.lab.clusters.launch import is_launched, run_job
 from laconic.storage import files
 
@@ -107,13 +108,19 @@ def analogies(
 
 
 def _ask_all(found: embedding.Embedding, json: bool) -> None:
+    """All questions, also of random vectors for the same statements."""
+    control = embedding.Embedding(found.vocabulary, random_vectors(len(found.vocabulary), found.vectors.shape[1], 0))
     asked, apart = questions.analogies(found), questions.distances(found)
+    for row, other in zip(asked, questions.analogies(control), strict=True):
+        row["random"] = other["correct"]
+    for row, other in zip(apart, questions.distances(control), strict=True):
+        row["random"] = other["percent"]
     if json:
         return echo_json({"vocabulary": len(found.vocabulary), "analogies": asked, "distances": apart})
-    rows = [[row["kind"], row["part"], f"{row['correct']}/{row['questions']}", "/".join(map(str, row["published"]))]
-            for row in asked]  # fmt: skip
-    echo_table(("kind", "analogy", "answered", "published"), rows, left=("analogy",))
-    cells = [[row["category"], f"{row['percent']:.2f} %", f"{row['published']:.2f} %"] for row in apart]
-    echo_table(("distances", "nearer", "published"), cells)
+    rows = [[row["kind"], row["part"], f"{row['correct']}/{row['questions']}", str(row["random"]),
+             "/".join(map(str, row["published"]))] for row in asked]  # fmt: skip
+    echo_table(("kind", "analogy", "answered", "by random vectors", "published"), rows, left=("analogy",))
+    cells = [[row["category"], *(f"{row[name]:.2f} %" for name in ("percent", "random", "published"))] for row in apart]
+    echo_table(("distances", "nearer", "by random vectors", "published"), cells)
     typer.echo(f"{len(found.vocabulary):,} statements in the vocabulary")
     return None
