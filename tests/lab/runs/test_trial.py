@@ -9,9 +9,12 @@ import pytest
 
 from laconic.consistency import get, names
 from laconic.lab.records.record import Trial
-from laconic.lab.runs.spec import configuration
+from laconic.lab.runs.spec import TrialSpec, configuration
+from laconic.lab.runs.trainer import Ended, LockstepTraining
 from laconic.lab.runs.trial import Evaluation, Figures, Outcome, StepFigures, assemble
 from laconic.statistics import median
+from laconic.transports.world import init
+from laconic.workloads import Changes
 
 STEPS = 48
 
@@ -29,6 +32,38 @@ def _assembled(mode: str, seconds: np.ndarray) -> Trial:
 def test_every_mode_makes_a_trial(mode: str) -> None:
     trial = _assembled(mode, np.full((2, STEPS), 0.25))
     assert (trial.steps, trial.step_seconds_median, trial.seconds_total) == (STEPS, 0.25, 0.5 + 0.25 * STEPS)
+
+
+class _Interface:
+    """Sends a byte whenever it is asked."""
+
+    is_used = True
+
+    def __init__(self, seen: list[str]) -> None:
+        self._seen = seen
+
+    def restart(self) -> None:
+        self._seen.append("count anew")
+
+    def taken(self) -> float:
+        return 1.0
+
+
+def test_the_exchange_of_an_epochs_last_step_is_its_own_and_an_evaluation_is_nobodys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[str] = []
+    with init() as world:
+        training = LockstepTraining(TrialSpec("digits-mlp", configuration("single", 1), 0, Changes(2)), world)
+        training.sent = _Interface(seen)  # type: ignore[assignment]
+        for name in ("catch_up", "finish"):
+            monkeypatch.setattr(training.trainee, name, lambda name=name: seen.append(f"{name} {training.step}"))
+        monkeypatch.setattr(training, "evaluate", lambda: seen.append(f"evaluate {training.step}"))
+        monkeypatch.setattr(training, "ended", lambda: Ended(training.step))
+        assert training.run() == Ended(46)
+    begin, first = ["count anew"], ["catch_up 23", "evaluate 23", "count anew"]
+    assert seen == [*begin, *first, "finish 46", "evaluate 46", "count anew"]
+    assert [row.sent for row in training.rows] == 2 * [*22 * [1.0], 2.0]
 
 
 def test_a_delay_counts_once() -> None:

@@ -222,6 +222,10 @@ class DistributeTrainee(Trainee):
     def staleness(self) -> list[int]:
         return [record.staleness for record in self._job.records if record.staleness is not None]
 
+    def catch_up(self) -> None:
+        if isinstance(self._job, SyncAgreement):
+            self._job.settle_weights()
+
     def finish(self) -> None:
         self._job.finish()
 

@@ -112,6 +112,9 @@ class Trainee(ABC):
     def settle(self) -> None:  # noqa: B027 - most train the module itself
         """Called by all workers before the module is tested, kept or compared: leave in it what was trained so far."""
 
+    def catch_up(self) -> None:  # noqa: B027 - most exchange within the step
+        """Called by all workers at the end of an epoch, by the clock: end the exchange that is still under way."""
+
     def finish(self) -> None:  # noqa: B027 - most leave the same model on all workers at every step
         """Called by all workers after the last step: leave in the module what was trained."""
 

@@ -14,6 +14,7 @@ import hashlib
 import math
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -124,12 +125,16 @@ class RankTraining(ABC):
         self.monitor.note(self.rows[-1])
 
     def finish(self) -> None:
-        """Let all workers agree on the model that was trained; it is part of the last step, if there was one."""
+        """Let all workers agree on the model that was trained."""
+        self.charge(self.trainee.finish)
+
+    def charge(self, work: Callable[[], None]) -> None:
+        """Do what is part of the last step, if there was one: its time, and the bytes that the interface sends."""
         begun = time.perf_counter()
-        self.trainee.finish()
+        work()
         if self.rows:
-            last = self.rows[-1]
-            self.rows[-1] = last._replace(seconds=last.seconds + time.perf_counter() - begun)
+            last, sent = self.rows[-1], self.sent.taken() if self.sent.is_used else 0.0
+            self.rows[-1] = last._replace(seconds=last.seconds + time.perf_counter() - begun, sent=last.sent + sent)
 
     def evaluate(self) -> None:
         """Test the model on rank 0; the others wait for it, with the clock at rest."""
@@ -195,17 +200,21 @@ class LockstepTraining(RankTraining):
             order = stopping.order(self.step) if stopping is not None else None
             if stopping is not None and order is not None and saved != self.step:
                 saved = self._save(stopping)
+                self.sent.restart()
             if order == "stop":
                 return Ended(self.step)
             self.take_step(*self.prepared.place(self.step), self.world.rank)
             self.step += 1
             if self.step == self.prepared.total_steps:
                 self.finish()
+            elif self.step in ends:
+                self.charge(self.trainee.catch_up)
             if self.step in ends:
                 self.evaluate()
                 if stopping is not None:
                     saved = self._save(stopping)
                 barrier(group=self.world)  # nobody's next step contains another's evaluation
+                self.sent.restart()
             else:
                 self.show()
         return self.ended()
