@@ -300,6 +300,15 @@ def test_a_divided_model_sends_no_gradients():
         assert failures(lint(record)) == []
 
 
+def test_a_claim_names_how_many_were_adjusted_together():
+    """Of three configurations two miss the target: the third is compared alone there."""
+    record = compare_record()
+    missed = ("compress:none", "compress:dynamic8")
+    record.trials = [replace(t, seconds_to_target=None) if t.configuration in missed else t for t in record.trials]
+    claims = make_claims(record, "ddp")
+    assert {claim.what: "Holm over 3" in claim.test for claim in claims} == {"step time": True, "time to target": False}
+
+
 def test_an_empty_record_is_not_praised():
     record = compare_record()
     record.trials, record.claims, record.clock = [], [], Clock("", False, False)

@@ -208,6 +208,12 @@ def test_a_target_in_bits_is_drawn_in_nats_and_named_in_bits(tmp_path: Path):
     assert "test accuracy (%)" not in text
 
 
+def test_who_sends_more_than_float32_is_told_so(tmp_path: Path):
+    record = compare_record()
+    record.trials = [replace(t, sent_nbytes_per_step=3 * t.raw_nbytes_per_step) for t in record.trials]
+    assert "3.00 times as much as float32" in _html(record, tmp_path)
+
+
 def test_a_target_of_all_right_has_a_place(tmp_path: Path):
     """`--target 1`: an axis that is logarithmic in the error has none for no error."""
     record = compare_record()

@@ -39,10 +39,12 @@ def make_claims(record: Record, baseline: str) -> list[Claim]:
     for what in ("step time", "time to target"):
         family = [claim for name in others if (claim := _claim(record, what, name, baseline, len(others)))]
         adjusted = statistics.holm([claim.p_value for claim in family])
+        tested = sum(p is not None for p in adjusted)
         made += [
-            replace(claim, p_value=p, verdict=statistics.verdict(claim.ratio, p))
+            replace(claim, p_value=p, verdict=statistics.verdict(claim.ratio, p),
+                    test=claim.test if p is None or tested == 1 else f"{claim.test}; Holm over {tested}")
             for claim, p in zip(family, adjusted, strict=True)
-        ]
+        ]  # fmt: skip
     return made
 
 
@@ -54,9 +56,8 @@ def _claim(record: Record, what: str, name: str, baseline: str, comparisons: int
     paired = [t.seed for t in trials] == [t.seed for t in base]
     known, base_known = [c for c in costs if c is not None], [c for c in base_costs if c is not None]
     found = statistics.compare(known, base_known, paired=paired, comparisons=comparisons)
-    test = found.test if found.p_value is None or comparisons == 1 else f"{found.test}; Holm over {comparisons}"
     return Claim(what, name, baseline, found.ratio, found.interval, found.p_value, found.verdict,
-                 accuracy(trials), accuracy(base), test, found.normality_p)  # fmt: skip
+                 accuracy(trials), accuracy(base), found.test, found.normality_p)  # fmt: skip
 
 
 def costs_of(trials: list[Trial], what: str) -> list[float | None]:

@@ -129,7 +129,8 @@ def _memory(planned: Planned, size: Size) -> str:
         top, weights, saved = 40.0 * index, state * each.weight_nbytes, float(each.saved_nbytes)
         body.append(f'<text class="strong" x="4" y="{top + 13:.0f}">{words.text(each.name)} ({each.kind})</text>')
         for part, begin, value in (("compute", 0.0, weights), ("encode", weights, saved)):
-            tip = words.text(f"{'weights, gradients, optimiser' if not begin else 'saved'}: {words.nbytes(value)}")
+            what = "saved" if part == "encode" else "weights, gradients, optimiser"
+            tip = words.text(f"{what}: {words.nbytes(value)}")
             body.append(f'<g class="part-{part}"><rect class="fill" x="{4 + scale * begin:.1f}" y="{top + 18:.0f}" '
                         f'width="{scale * value:.1f}" height="14"><title>{tip}</title></rect></g>')  # fmt: skip
         end = 10 + scale * (weights + saved)

@@ -18,6 +18,7 @@ SIGNS = {"better": ("good", "▲ better"), "worse": ("bad", "▼ worse"),
          "no significant difference": ("plain", "≈ no significant difference"),
          "too few seeds to say": ("unsure", "? too few seeds to say")}  # fmt: skip
 LAYERS_SHOWN = 40
+ABOUT_AS_MUCH = 0.9  # headers and acknowledgements of float32 are within it
 
 
 def headline(record: Record, rows: Sequence[Row]) -> str:
@@ -92,6 +93,8 @@ def _sent(row: Row) -> str:
         return words.NOTHING
     factor = row.raw.value / row.sent.value if row.raw is not None and row.sent.value else 0
     less = f"{words.digits(factor)} times less" if factor > 1.005 else "as float32" if row.sent.value else "nothing"
+    if 0 < factor < ABOUT_AS_MUCH:
+        less = f"{words.digits(1 / factor)} times as much as float32"
     return f"<b>{words.nbytes(row.sent.value)}</b><span class='sub'>{less}</span>"
 
 
