@@ -126,6 +126,17 @@ def test_a_forest_is_chosen_within_the_training_rows(monkeypatch: pytest.MonkeyP
     assert seen == [set(np.flatnonzero(folds != fold).tolist()) for fold in range(3) for _ in selection.KINDS]
 
 
+def test_kernels_that_were_read_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("llvmlite")
+    monkeypatch.setattr(archives, "kernels", lambda task: {"one": ir("sum", 1, 2), "two": "define i32 @f( {"})
+    with pytest.raises(BadInput, match="two has no function"):
+        device_mapping.read_kernels("any", lambda line: None, tmp_path)
+    monkeypatch.setattr(archives, "kernels", lambda task: {"one": ir("sum", 1, 2)})
+    monkeypatch.setattr(device_mapping, "read_text", None)  # is not needed again
+    found, unread = device_mapping.read_kernels("any", lambda line: None, tmp_path)
+    assert (found["one"].abstracted[1], unread) == ("<%ID> = add nsw i32 <%ID>, <INT>", 0)
+
+
 def test_edges_are_counted_by_what_they_join() -> None:
     edges = ([[0, 1, 0], [1, 0, 1]], [[0, 1, 0]])
     graphs = [FlowGraph((), ("a", "b"), np.array(each)) for each in edges]
@@ -142,7 +153,7 @@ def test_embeddings_of_our_own_are_asked_beside_the_published_one(
     names = ["<%ID> = add i32 <%ID>, <INT>", "<%ID> = add i32 <%ID>, <%ID>", "ret void", UNKNOWN]
     published = Embedding({name: n for n, name in enumerate(names)}, np.eye(4, dtype=np.float32))
     monkeypatch.setattr(code_tasks.poj, "unpack", lambda folder, per_class: (tmp_path, PLAIN))
-    monkeypatch.setattr(code_tasks.device_mapping, "read_kernels", lambda task, tell: ({}, 0))
+    monkeypatch.setattr(code_tasks.device_mapping, "read_kernels", lambda task, tell, cache: ({}, 0))
     monkeypatch.setattr(code_tasks.archives, "published", lambda: published)
     with pytest.raises(SystemExit) as ended:
         main(["bench", "code", "--task", "analogies", "--json"])

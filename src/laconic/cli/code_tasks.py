@@ -132,8 +132,8 @@ def _analogies(per_class: int, seed: int, cache: Path | None) -> list[dict[str, 
         folder, dialect = poj.unpack(cache or Path(temporary), per_class)
         graphs = list(corpus.read_all(corpus.find_files([folder]), cache, progress, dialect).graphs)
     for task in ("Device_Mapping", "Thread_Coarsening"):
-        graphs += device_mapping.read_kernels(task, _tell)[0].values()
-    own = own_embedding(graphs, seed, dim=200, epochs=5)
+        graphs += device_mapping.read_kernels(task, _tell, cache)[0].values()
+    own = own_embedding(graphs, seed, dim=200, epochs=5, folder=cache)
     random = Embedding(own.vocabulary, random_vectors(len(own.vocabulary), own.vectors.shape[1], seed))
     asked = {"published embedding": archives.published(), "embedding": own, "random embedding": random}
     statements = [graph.abstracted for graph in graphs]

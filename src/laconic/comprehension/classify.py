@@ -84,7 +84,7 @@ def run(
     corpus, classes, labels = _labelled(root, how, progress)
     places = divided(labels, how.folds, how.seed)
     results, confusion = [], np.zeros((len(classes), len(classes)), dtype=np.int64)
-    found = ways(corpus.graphs, how.seed)
+    found = ways(corpus.graphs, how.seed, how.cache)
     _add_published(found, corpus)
     for method, predicted in _predictions(found, corpus, labels, places, how, progress):
         share = found.unknown.get(method.split(", ")[-1])

@@ -85,19 +85,26 @@ def _tool(suffix: str, dialect: ir.Dialect) -> str:
 
 
 def _read(path: Path, cache: Path | None, dialect: ir.Dialect, tools: Mapping[str, str]) -> FlowGraph:
-    if cache is None:
+    def make() -> FlowGraph:
         return build(ir.read_ir(path, dialect=dialect), str(path))
+
+    if cache is None:
+        return make()
     suffix = path.suffix.lower()
     content = ir.contents(path, ir.SOURCES.get(suffix), dialect)
-    key = hashlib.sha256(f"{_FORM} {tools[suffix]} {path.suffix} ".encode() + content).hexdigest()
+    return kept(cache, f"{tools[suffix]} {path.suffix} ".encode() + content, make)
+
+
+def kept(cache: Path, made_from: bytes, make: Callable[[], FlowGraph]) -> FlowGraph:
+    """The graph that is kept for what it was made from, or else what `make` gives, which is kept from now on."""
+    key = hashlib.sha256(f"{_FORM} ".encode() + made_from).hexdigest()
     place = cache / key[:2] / f"{key}.graph"
     if place.is_file():
         try:
             return _unpacked(tree.read_file(place))
         except PayloadError:
             place.unlink(missing_ok=True)  # damaged: made again
-    graph = build(ir.read_ir(path, dialect=dialect), str(path))
-    packed = _packed(graph)
+    packed = _packed(make())
     place.parent.mkdir(parents=True, exist_ok=True)
     partial = place.with_suffix(f".{os.getpid()}")
     with files.writing(place):  # without fsync, which takes as long as compiling: the checksum tells a half-written one

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from laconic.comprehension import archives, networks, selection
+from laconic.comprehension.corpus import kept as kept_graph
 from laconic.comprehension.graph import FlowGraph, build
-from laconic.comprehension.ir import read_text
+from laconic.comprehension.ir import find, read_text
 from laconic.comprehension.kept import Kept
 from laconic.comprehension.programs import TREES, Labels, Matrix, Ways, dense, ways
 from laconic.errors import BadInput, UnknownName
@@ -42,7 +43,7 @@ def run(
 
     Args:
         fitting: train the networks, too.
-        cache: a folder that keeps predictions; an interrupted run goes on from there.
+        cache: a folder that keeps kernels, epochs and predictions; an interrupted run goes on from there.
 
     Raises:
         UnknownName: there is no such platform, or kind of folds.
@@ -51,10 +52,10 @@ def run(
         for name in names:
             if name not in valid:
                 raise UnknownName(what, name, valid)
-    graphs, skipped = read_kernels("Device_Mapping", tell)
+    graphs, skipped = read_kernels("Device_Mapping", tell, cache)
     tables = {platform: archives.table("cgo17", f"cgo17-{platform}.csv") for platform in platforms}
     order = list(dict.fromkeys(kernel_name(row) for rows in tables.values() for row in rows))
-    found = ways([graphs[name] for name in order], seed)
+    found = ways([graphs[name] for name in order], seed, cache)
     shown = [np.array(archives.document("ncc-eval", "enc_devmap.json")[name]) for name in order]
     found.add_published(shown, archives.published())
     results: list[dict[str, Any]] = []
@@ -131,14 +132,23 @@ def kernel_name(row: dict[str, str]) -> str:
     return f"{row['benchmark']}_{row['dataset']}" if row["benchmark"].startswith("npb") else row["benchmark"]
 
 
-def read_kernels(task: str, tell: Tell) -> tuple[dict[str, FlowGraph], int]:
-    """The graphs of a task's kernels, and how many LLVM could not read: those are read as plain text."""
+def read_kernels(task: str, tell: Tell, cache: Path | None = None) -> tuple[dict[str, FlowGraph], int]:
+    """The graphs of a task's kernels, and how many LLVM could not read: those are read as plain text.
+
+    Args:
+        cache: a folder that keeps what was read.
+    """
     found, unread = {}, 0
     for name, text in archives.kernels(task).items():
+        make = functools.partial(_read_kernel, text, name)
         try:
-            found[name] = build(read_text(text, name), name)
+            found[name] = kept_graph(cache, f"{find('llvm-as')} {text}".encode(), make) if cache else make()
         except BadInput as error:
             unread += 1
             tell(f"{error}; read without LLVM")
             found[name] = build(text, name)
     return found, unread
+
+
+def _read_kernel(text: str, name: str) -> FlowGraph:
+    return build(read_text(text, name), name)

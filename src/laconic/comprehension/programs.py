@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,14 +73,17 @@ def unknown_share(rows: Sequence[np.ndarray[Any, Any]], embedding: Embedding) ->
     return float(np.mean(np.concatenate(rows) == unknown))
 
 
-def own_embedding(graphs: Sequence[FlowGraph], seed: int, dim: int = 100, epochs: int = 3) -> Embedding:
+def own_embedding(
+    graphs: Sequence[FlowGraph], seed: int, dim: int = 100, epochs: int = 3, folder: Path | None = None
+) -> Embedding:
     """An embedding trained on the graphs at hand, without labels; contexts of distance 2, as in the paper.
 
-    Statements that occur once share the row of the unknown ones.
+    Statements that occur once share the row of the unknown ones. A folder keeps the vectors after every epoch.
     """
     vocabulary = vocabulary_of([graph.abstracted for graph in graphs], cutoff=2)
     pairs = sampled_pairs(graphs, vocabulary, seed)
-    return Embedding(vocabulary, train(pairs, len(vocabulary), Training(dim=dim, epochs=epochs, seed=seed)))
+    how = Training(dim=dim, epochs=epochs, seed=seed)
+    return Embedding(vocabulary, train(pairs, len(vocabulary), how, folder=folder))
 
 
 def sampled_pairs(graphs: Sequence[FlowGraph], vocabulary: Mapping[str, int], seed: int) -> Integers:
@@ -138,9 +142,9 @@ class Ways:
         self.read["published embedding"] = rows, published.vectors
 
 
-def ways(graphs: Sequence[FlowGraph], seed: int) -> Ways:
-    """Programs by our embedding and by the controls that need nothing else."""
-    own = own_embedding(graphs, seed)
+def ways(graphs: Sequence[FlowGraph], seed: int, folder: Path | None = None) -> Ways:
+    """Programs by our embedding, whose epochs a folder keeps, and by the controls that need nothing else."""
+    own = own_embedding(graphs, seed, folder=folder)
     rows = [own.rows(graph.abstracted) for graph in graphs]
     size, dim = own.vectors.shape
     statements = bag(rows, size)
