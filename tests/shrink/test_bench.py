@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import laconic
@@ -17,7 +18,7 @@ from laconic.lab.bench.shrink_paper import BESIDE, PAPER, beside
 from laconic.shrink import Plan
 from laconic.shrink.parts import Shared
 from laconic.shrink.training import TaskTraining
-from laconic.workloads import get
+from laconic.workloads import get, models
 
 
 def test_networks_and_coders_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +91,18 @@ def test_no_loss_needs_the_mean_and_its_bound() -> None:
     assert verdict(0.0004, 0.0002, -0.0001) is False  # the mean rose
     assert verdict(-0.01, 0.009) is False  # nobody knows
     assert verdict(-0.001) is None
+
+
+@pytest.mark.parametrize(
+    ("network", "model"), [("lenet-300-100", "mlp((784, 300, 100, 10))"), ("lenet-5", "lenet"), ("vgg16", "vgg16")]
+)
+def test_the_papers_sizes_follow_from_its_bits(network: str, model: str) -> None:
+    with torch.device("meta"):
+        weights = [weight for weight in models.build(model).parameters() if weight.dim() > 1]
+    for weight, layer in zip(weights, PAPER[network].layers, strict=True):
+        codebook = 64 if network == "lenet-300-100" else 256 if weight.dim() > 2 else 32
+        bits = layer.kept / 100 * (layer.weight_bits + layer.index_bits) / 32
+        assert 0.97 < layer.size / 100 / (bits + codebook / weight.numel()) < 1.25
 
 
 def test_the_paper_stands_beside(tmp_path: Path) -> None:

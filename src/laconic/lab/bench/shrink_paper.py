@@ -3,7 +3,9 @@
 Caller: `laconic bench shrink`.
 
 Source: Han, Mao, Dally, Deep Compression: Compressing Deep Neural Networks with Pruning, Trained Quantization and
-Huffman Coding, ICLR 2016, Tables 2, 3 and 5: after pruning, sharing and Huffman coding.
+Huffman Coding, ICLR 2016, Tables 2, 3 and 5: after pruning, sharing and Huffman coding. A layer's size is its codebook
+and its kept share times its bits; fully connected layers take up to a quarter more. The bits of a whole network are as
+printed, and do not follow from those of its layers.
 """
 
 from __future__ import annotations
