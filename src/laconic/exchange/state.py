@@ -117,8 +117,13 @@ class CompressionState(Job):
 
     @property
     def section_nbytes(self) -> int | None:
-        """In sections of about which size a large gradient may travel; None where it has to be whole."""
-        return 2 * self.buffer_nbytes if self.choice.cuts and self.correction is None else None
+        """In sections of about which size a large gradient may travel; None where it has to be whole.
+
+        Among more ranks an exchange takes more messages, and each is a smaller part of it.
+        """
+        if not self.choice.cuts or self.correction is not None:
+            return None
+        return max(2, self.world.world_size) * self.buffer_nbytes
 
     @property
     def layers(self) -> list[LayerForm]:
