@@ -13,7 +13,7 @@ from torch import nn
 import laconic
 from laconic.cli import main
 from laconic.lab.bench import shrink as lab
-from laconic.lab.bench import shrink_vgg16
+from laconic.lab.bench import shrink_coders, shrink_vgg16
 from laconic.lab.bench.shrink_paper import BESIDE, PAPER, beside
 from laconic.shrink import Plan
 from laconic.shrink.parts import Shared
@@ -103,6 +103,11 @@ def test_the_papers_sizes_follow_from_its_bits(network: str, model: str) -> None
         codebook = 64 if network == "lenet-300-100" else 256 if weight.dim() > 2 else 32
         bits = layer.kept / 100 * (layer.weight_bits + layer.index_bits) / 32
         assert 0.97 < layer.size / 100 / (bits + codebook / weight.numel()) < 1.25
+
+
+def test_weights_with_channels_last_come_back() -> None:
+    weight = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(0)).to(memory_format=torch.channels_last)
+    assert shrink_coders.lossless({"weight": weight})[0]["coder"] == "laconic exact"  # and nothing is raised
 
 
 def test_the_paper_stands_beside(tmp_path: Path) -> None:

@@ -81,7 +81,8 @@ def _lossless_coders(state: Mapping[str, Tensor]) -> dict[str, tuple[Callable[[b
         found, at = b"", 0
         for tensor, planes in zip(state.values(), lengths, strict=True):
             count = sum(max(1, len(each)) for each in planes)
-            found += exact.decode(pieces[at : at + count], planes, torch.empty_like(tensor)).numpy().tobytes()
+            out = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            found += exact.decode(pieces[at : at + count], planes, out).numpy().tobytes()
             at += count
         return found
 
