@@ -92,6 +92,7 @@ def _all(folder: str) -> dict[str, Any]:
     dist.init_process_group("gloo")
     example = runpy.run_path(str(EXAMPLES / "dcp_checkpoint.py"))
     found = {"dcp": example["main"](f"{folder}/dcp"), **_rank_0_saves(folder), "wrong": _without_the_recipe(folder)}
+    found["loop"] = runpy.run_path(str(EXAMPLES / "ddp_checkpoint.py"))["main"](folder)
     laconic.init().close()
     dist.destroy_process_group()
     return found
@@ -102,6 +103,7 @@ def _all(folder: str) -> dict[str, Any]:
 def test_every_rank_gets_its_own_residuals_back(tmp_path: Path) -> None:
     ranks = run_local(2, _all, (str(tmp_path),), timeout_s=120)
     assert [found["dcp"] for found in ranks] == [True, True]
+    assert [found["loop"] for found in ranks] == [True, True]
     assert [found["same"] for found in ranks] == [True, True]
     refused = [found["wrong"]["stepped"] for found in ranks]
     sentence = "whose residuals are its own; save laconic.SharedState(job)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict
@@ -30,6 +31,8 @@ from laconic.workloads import Changes
 CONFIGS = "ddp,compress:dynamic8,distribute:dynamic8,compress:topk(0.01)+qsgd(4)"
 DIVIDED = ("none", "dynamic8")  # codecs of --divide
 DEMO, DEMO_LINK = "digits-mlp", "100mbit"
+DEMO_WORKERS = max(2, min(4, len(os.sched_getaffinity(0))))  # hosts that share a core wait for it, not for the link
+UNSTEADY = 1.5  # times the quickest seed's step
 DEMO_EPOCHS = 10  # half the workload's own: enough for the target on most seeds, and done in about two minutes
 KINDS = "compress:CODEC, distribute:CODEC@MODE, ddp, ddp-fp16, ddp-powersgd, single; a codec alone is compressed"
 
@@ -77,7 +80,7 @@ def compare(
 
 
 def demo(
-    workers: options.TrialWorkers = 4,
+    workers: options.TrialWorkers = DEMO_WORKERS,
     seeds: Annotated[int, typer.Option(help="Trials of each configuration.")] = 3,
     epochs: Annotated[int, typer.Option(help="Epochs of each trial.")] = DEMO_EPOCHS,
     runs: options.Runs = options.RUNS,
@@ -112,7 +115,7 @@ def show(record: Record, folder: Path, *, json: bool) -> None:
     if json:
         lint = [asdict(finding) for finding in record.lint]
         return echo_json({"results": results(record), "lint": lint, "report": report})
-    for line in table(record):
+    for line in (*table(record), *_unsteady(record)):
         typer.echo(line)
     slow = {each.options["slow_worker"] for each in record.configurations if "slow_worker" in each.options}
     for sentence in sorted(slow):
@@ -143,6 +146,16 @@ def table(record: Record) -> list[str]:
         cells = [first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(middle, widths[1:-1], strict=True)), last]
         lines.append("  ".join(cells).rstrip())
     return lines
+
+
+def _unsteady(record: Record) -> list[str]:
+    """A sentence where one configuration's steps took much longer with one seed than with another."""
+    for row in summarise(record):
+        if row.step is not None and row.step.high > UNSTEADY * row.step.low:
+            span = f"{words.seconds(row.step.low)} to {words.seconds(row.step.high)}"
+            why = "this machine had other work, so the speed-ups are unsure"
+            return [f"steps of {row.configuration.name} took {span} by seed: {why}"]
+    return []
 
 
 def _cells(record: Record, row: Row, base: str | None) -> list[str]:

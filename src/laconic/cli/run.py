@@ -42,7 +42,7 @@ def run(
             failed = _waited(programs)
         seconds = time.monotonic() - begun
         sent = ", ".join(words.nbytes(cluster.sent_nbytes(host)) for host in range(hosts))
-    say(f"{seconds:.1f} s; sent by each host, over {link}: {sent}")
+    say(f"{seconds:.1f} s from starting Python to its end; sent by each host, over {link}: {sent}")
     if failed is not None:
         say(f"laconic: {failed}")
         raise typer.Exit(failed.code)

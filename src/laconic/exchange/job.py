@@ -78,6 +78,12 @@ def wire_nbytes(numel: int, world_size: int, algorithm: str = "direct", itemsize
     return 2 * itemsize * numel * (world_size - 1) // world_size
 
 
+LEGEND = (
+    "under way: its messages travel, and other buckets have their turn; wait: there was no other turn; buckets that "
+    "travel together have one row"
+)
+
+
 def bucket_table(records: Sequence[BucketRecord], rank: int, world_size: int, *, of_all_reduce: float = 1.0) -> str:
     """The last steps' medians, a row a bucket; float32 would send `of_all_reduce`: FSDP's reduce-scatter is half."""
     if not records:
@@ -90,19 +96,19 @@ def bucket_table(records: Sequence[BucketRecord], rank: int, world_size: int, *,
     width = max(8, *(len(records[-1].algorithm) for records in latest.values()))
     lines = [
         f"the last steps of rank {rank} of {world_size}, medians",
-        f"{'bucket':>6} {'values':>10} {'codec':22} {'by':{width}} {'sent':>10} {'of fp32':>8} "
-        f"{'encode':>8} {'wait':>8} {'decode':>8} {'other':>8} {'all':>8} ms",
+        f"{'bucket':>6} {'values':>10} {'codec':22} {'by':{width}} {'sent, B':>10} {'of fp32':>8} "
+        f"{'encode':>9} {'wait':>9} {'decode':>9} {'under way':>9} {'all':>9} ms",
     ]
     for bucket, rows in latest.items():
         last = rows[-1]
         alike = [r for r in rows[-20:] if (r.codec, r.numel) == (last.codec, last.numel)]
-        times = " ".join(f"{1e3 * statistics.median(part):8.2f}" for part in zip(*map(_parts, alike), strict=True))
+        times = " ".join(f"{1e3 * statistics.median(part):9.2f}" for part in zip(*map(_parts, alike), strict=True))
         share = last.sent_nbytes / max(1.0, of_all_reduce * wire_nbytes(last.numel, world_size))
         lines.append(
             f"{bucket:6} {last.numel:10} {_spelled_out(last.codec):22} {last.algorithm:{width}} "
             f"{last.sent_nbytes:10} {share:8.1%} {times}"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, LEGEND])
 
 
 def _spelled_out(spec: str) -> str:
@@ -113,7 +119,7 @@ def _spelled_out(spec: str) -> str:
 
 
 def _parts(record: BucketRecord) -> tuple[float, ...]:
-    """Where the time of an exchange went; what is neither coding nor waiting is "other"."""
+    """Where the time of an exchange went; what is neither coding nor waiting is "under way"."""
     known = record.encode_s, record.wait_s, record.decode_s
     return *known, max(0.0, record.seconds - sum(known)), record.seconds
 

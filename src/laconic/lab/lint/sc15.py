@@ -217,7 +217,8 @@ def enough_to_plot(record: Record) -> Outcome:
     counts = []
     for trial in ended(record):
         if len(trial.curve) < 2:
-            return failed(f"{named(trial)} has {len(trial.curve)} evaluations: its way to the end cannot be drawn")
+            often = "evaluated once" if trial.curve else "never evaluated"
+            return failed(f"{named(trial)} was {often}: a line to its end needs two epochs or more")
         if any(a.seconds > b.seconds for a, b in pairwise(trial.curve)):
             return failed(f"the evaluations of {named(trial)} are not in order of time")
         counts.append(len(trial.curve))

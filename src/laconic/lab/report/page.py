@@ -139,7 +139,7 @@ def _told_claim(record: Record, row: Row, claim: Claim) -> str:
         "better": f"<b>{words.times(claim.ratio)}</b> as quick as {base}",
         "worse": f"<b>{words.times(1 / claim.ratio if claim.ratio else math.inf)}</b> as long as {base}",
         "no significant difference": f"<b>no significant difference</b> from {base}",
-        "too few seeds to say": f"{words.times(claim.ratio)} as quick as {base}, but <b>too few seeds to say</b>",
+        "too few seeds to say": f"{words.times(claim.ratio)} as quick as {base}, by <b>too few seeds to say</b> more",
     }[claim.verdict]
     if row.missed:
         how += f", but <b>misses the target</b> with {row.missed} of {len(row.trials)} seeds"
