@@ -38,6 +38,18 @@ class LaconicError(Exception):
     """
 
 
+def near(name: str, valid: Iterable[str]) -> str:
+    """What to add to a sentence about a name that is missing: the nearest of the valid ones, if any is near.
+
+    >>> near("nett", ["net", "tree"])
+    "; did you mean 'net'?"
+    >>> near("x", ["net", "tree"])
+    ''
+    """
+    close = get_close_matches(name, sorted(valid), n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
 class BadInput(LaconicError, ValueError):
     """A value given by the user cannot be used."""
 
@@ -59,9 +71,8 @@ class UnknownName(BadInput):
 
     def __init__(self, what: str, name: str, valid: Iterable[str]) -> None:
         names = sorted(valid)
-        close = get_close_matches(name, names, n=1)
-        hint = f"; did you mean '{close[0]}'? The" if close else "; the"
-        super().__init__(f"unknown {what} '{name}'{hint} valid ones: {', '.join(names)}")
+        hint = near(name, names)
+        super().__init__(f"unknown {what} '{name}'{hint}{' The' if hint else '; the'} valid ones: {', '.join(names)}")
         self.name = name
         self.valid = names
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from hypothesis import strategies as st
 import laconic
 from laconic.cli import main
 from laconic.errors import BadInput, UnknownName
+from laconic.operators import timing
 from laconic.parallel.predict import predict as predict_division
 from laconic.planner import devices, work
 from laconic.planner.cost import cost
@@ -39,6 +43,7 @@ from laconic.planner.subject import subject
 from laconic.planner.work import LayerTime, Work
 from laconic.schedules import registry
 from laconic.schedules.link import Link
+from laconic.storage.files import cache_folder
 from laconic.transports.loggp import simulate
 from laconic.workloads.batch_schedules import CONSTANT, Grow
 
@@ -257,7 +262,75 @@ def test_published_set_ups_are_answered(tmp_path: Path) -> None:
     assert naive_seconds(60_000_000, 4, Link(0.0, 1 / (7 * 2**30))) == pytest.approx(0.128, rel=0.01)
 
 
-def test_what_was_measured_elsewhere_is_measured_again(tmp_path: Path, one_thread: None) -> None:
+@pytest.fixture
+def idle(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever else runs here, what is measured counts as undisturbed."""
+    yield from load_is(monkeypatch, math.inf)
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever is measured counts as disturbed."""
+    yield from load_is(monkeypatch, 0.0)
+
+
+def load_is(monkeypatch: pytest.MonkeyPatch, limit: float) -> Iterator[None]:
+    monkeypatch.setattr(timing, "BUSY", limit)
+    monkeypatch.setattr(work, "UNSTEADY", limit)
+    devices._measured.cache_clear()
+    yield
+    devices._measured.cache_clear()
+
+
+def test_what_was_measured_on_a_busy_machine_is_told_and_not_kept(
+    tmp_path: Path, busy: None, one_thread: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked = Asked(2, "100mbit")
+    planned = plan("digits-mlp", asked)
+    assert planned.setting.device is not None
+    assert planned.setting.device.busy
+    assert planned.verdict()[0] == devices.UNSURE
+    assert devices.UNSURE not in plan("digits-mlp", replace(asked, device="v100")).verdict()
+    counted = cost("digits-mlp", 32)
+    assert work.measure(subject("digits-mlp"), counted, None).busy
+    with pytest.raises(SystemExit):
+        main(["profile", "digits-mlp", "--batch", "32"])
+    said = capsys.readouterr().out
+    assert devices.UNSURE in said
+    assert "kept for" not in said
+    assert work.known(counted, cache_folder()) is None
+    kept = json.loads(devices.kept_in().read_text())["entries"]
+    assert all(key.startswith("codec") for key in kept)
+
+
+def test_the_plan_names_the_profile_that_it_needs(
+    tmp_path: Path, idle: None, one_thread: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "typed_model.py").write_text(
+        "from laconic import workloads\ndef mine():\n    return workloads.get('digits-mlp')\n"
+        "def net():\n    import torch\n    return torch.nn.Linear(5, 2)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for typed, options in (("typed_model:mine", ""), ("typed_model:net", " --input-shape 5 --optimizer adam")):
+        arguments = ["plan", typed, "-n", "2", *options.split()]
+        command = f"laconic profile {typed} --batch 32{options}"
+        said = []
+        for words in (arguments, command.split()[1:], arguments):
+            with pytest.raises(SystemExit):
+                main(words)
+            said.append(capsys.readouterr().out)
+        assert f"(`{command}` measures them)" in said[0]
+        assert f"kept in {devices.kept_in()}, delete it to measure anew" in said[0]
+        assert "kept for plans of 32 samples a machine" in said[1]
+        assert "layer times: measured here" in said[2]
+    with pytest.raises(BadInput, match="has no 'nett'; did you mean 'net'"):
+        subject("typed_model:nett")
+
+
+def test_what_was_measured_elsewhere_is_measured_again(tmp_path: Path, idle: None, one_thread: None) -> None:
     chosen, counted = subject("digits-cnn"), cost("digits-cnn", 4)
     found = work.measure(chosen, counted, tmp_path)
     assert found.source == "measured here"
@@ -274,8 +347,9 @@ def test_what_was_measured_elsewhere_is_measured_again(tmp_path: Path, one_threa
     assert work.known(counted, tmp_path) is None
 
 
-def test_this_machine_is_measured_once(tmp_path: Path) -> None:
+def test_this_machine_is_measured_once(tmp_path: Path, idle: None) -> None:
     first = devices.here(tmp_path)
+    devices._measured.cache_clear()
     assert devices.here(tmp_path) == first
     assert 1e8 < first.macs_per_s < 1e14
     with pytest.raises(UnknownName):

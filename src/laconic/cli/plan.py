@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,7 @@ from laconic.lab.report.plan_page import page
 from laconic.lab.runs.spec import RunSpec
 from laconic.lab.runs.train import train as start
 from laconic.planner.cost import cost as count
-from laconic.planner.devices import HERE
+from laconic.planner.devices import HERE, UNSURE, Device, kept_in
 from laconic.planner.growth import Phase, phases, totals
 from laconic.planner.plan import Asked, Planned, ScalePoint, crossings, describe
 from laconic.planner.plan import plan as make
@@ -78,11 +79,14 @@ def plan(
         record = {"plan": json_module.loads(planned.plan().to_json()), "verdict": planned.verdict(),
                   "candidates": [describe(each) for each in planned.candidates], "dropped": planned.dropped,
                   "one_machine": describe(planned.one), "ddp": planned.ddp and describe(planned.ddp),
+                  "device": planned.setting.device and vars(planned.setting.device),
                   "scale": [vars(point) for point in points], "training": [vars(phase) for phase in grown],
                   "simulated": True}  # fmt: skip
         echo_json(record)
     else:
-        _show(planned)
+        typed = {"--input-shape": input_shape, "--input-type": input_type, "--optimizer": optimizer}
+        options = [word for option, value in typed.items() if value is not None for word in (option, value)]
+        _show(planned, shlex.join([model, "--batch", str(planned.setting.cost.batch), *options]))
         if scale:
             _scale(points)
         if grown:
@@ -99,7 +103,8 @@ def _shown(planned: Planned) -> list[Prediction]:
     return list({str(each.strategy): each for each in rows}.values())
 
 
-def _show(planned: Planned) -> None:
+def _show(planned: Planned, arguments: str) -> None:
+    """The table and the verdict; `arguments` are those by which `laconic profile` measures what this plan needs."""
     rows = []
     for each in _shown(planned):
         mark = "→ " if each.strategy == planned.chosen.strategy else "  "
@@ -112,18 +117,29 @@ def _show(planned: Planned) -> None:
     asked, setting = planned.asked, planned.setting
     times = setting.work.source
     if times == HERE:
-        times = f"estimated for this machine (`laconic profile {planned.subject.name}` measures them)"
+        times = f"estimated for this machine (`laconic profile {arguments}` measures them)"
     typer.echo(
         f"{planned.subject.name} on {asked.ranks} machines, {setting.batch} samples a step, link {asked.link}; layer "
         f"times: {times}; predicted, not measured"
     )
     echo_table(HEADINGS, rows)
+    if setting.device is not None and setting.device.name == HERE:
+        _show_machine(setting.device)
     for sentence in planned.verdict():
         typer.echo(sentence)
     if planned.dropped:
         typer.echo(f"{planned.dropped} ways do not fit in the memory and are left out.")
     if not setting.calibrations and asked.device == HERE:
         typer.echo("The intervals are wide because no step was measured on this machine; see laconic bench planner.")
+
+
+def _show_machine(here: Device) -> None:
+    """What the times are estimated from, and where that is kept."""
+    kept = "" if here.busy else f"; kept in {kept_in()}, delete it to measure anew"
+    typer.echo(words.plain(
+        f"This machine, measured: {2e-9 * here.macs_per_s:.3g} GFLOP/s, memory {here.bandwidth_Bps / 1e9:.3g} GB/s, "
+        f"{words.seconds(here.call_s)} to start a layer{kept}."
+    ))  # fmt: skip
 
 
 def _scale(points: list[ScalePoint]) -> None:
@@ -211,7 +227,8 @@ def profile(
     if json:
         return echo_json({"model": chosen.name, "batch": found.batch, "forward_seconds": found.forward_s,
                           "backward_seconds": found.backward_s, "optimizer_seconds": found.optimizer_s,
-                          "spread": found.spread, "layers": [vars(layer) for layer in found.layers]})  # fmt: skip
+                          "spread": found.spread, "busy": found.busy,
+                          "layers": [vars(layer) for layer in found.layers]})  # fmt: skip
     macs = {layer.name: layer.multiply_adds for layer in counted.layers}
     rows = []
     for layer in found.layers:
@@ -222,5 +239,7 @@ def profile(
     typer.echo(words.plain(
         f"{chosen.name}, {found.batch} samples: forward {words.seconds(found.forward_s)}, backward "
         f"{words.seconds(found.backward_s)}, optimiser {words.seconds(found.optimizer_s)}; steps differ by "
-        f"{100 * found.spread:.1f} %; kept for laconic plan"
+        f"{100 * found.spread:.1f} %" + ("" if found.busy else f"; kept for plans of {found.batch} samples a machine")
     ))  # fmt: skip
+    if found.busy:
+        typer.echo(UNSURE)

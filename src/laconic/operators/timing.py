@@ -1,8 +1,8 @@
 """Which of several functions is quicker, on a machine that does other things as well.
 
-Callers: the tuner, benchmarks. The contenders take turns, so that what disturbs one disturbs the others; what counts is
-the median of the ratios to the first of them within a turn. On one thread the clock is the thread's processor time,
-which leaves out the time that other processes had the core.
+Callers: the tuner, the planner, benchmarks. The contenders take turns, so that what disturbs one disturbs the others;
+what counts is the median of the ratios to the first of them within a turn. On one thread the clock is the thread's
+processor time, which leaves out the time that other processes had the core.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 Name = TypeVar("Name", bound=Hashable)
 _COLD_S = 30.0  # a first call may load or compile a kernel; what takes longer and is slow is not asked twice
 _HOPELESS = 1.6  # slower than the best by this in the first turn: out
+BUSY = 1.25  # the clock runs so many times as long as the thread: others had the cores
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,20 @@ class Timed:
 def clock() -> Callable[[], float]:
     """Processor time of this thread if torch computes on it alone, else the clock on the wall."""
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
+class Load:
+    """Whether others had the cores since it was made: the clock then ran longer than this thread's processor time.
+
+    A thread that waits for torch's other threads, because these were put aside, falls behind the clock as well.
+    """
+
+    def __init__(self) -> None:
+        self._clock, self._processor = time.perf_counter(), time.thread_time()
+
+    @property
+    def busy(self) -> bool:
+        return time.perf_counter() - self._clock > BUSY * (time.thread_time() - self._processor)
 
 
 def race(contenders: Mapping[Name, Callable[[], object]], turns: int = 9, budget_s: float = 2.0,

@@ -5,11 +5,14 @@ Callers: `work.py`. A layer of w multiply-adds that moves b bytes takes
     max(w / (peak · e(w)),  b / bandwidth) + call,        e(w) = most · w / (w + half)
 
 the roofline with an efficiency that grows with the layer: half of `most` is reached at `half` multiply-adds.
-This machine is described by measuring it once (`here`), which takes a second and is kept.
+This machine is described by measuring it once (`here`), which takes a second and is kept. What counts is the processor
+time of the calling thread, which does its share of a product and does not grow when others have the cores; what was
+measured while they had them is still unsure, and is used but not kept.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -20,10 +23,15 @@ import torch
 
 from laconic.errors import UnknownName
 from laconic.operators.cache import Cache
-from laconic.operators.timing import clock
+from laconic.operators.timing import Load
 from laconic.storage.files import cache_folder
 
 HERE = "here"
+UNSURE = (
+    "This machine was busy while it was measured: the figures are unsure and were not kept. Run this again when it is "
+    "idle."
+)
+_KEY = "device by processor time"
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,7 @@ class Device:
         half_macs: multiply-adds of a layer that reaches half of `most`.
         call_s: what starting a layer takes.
         source: where the figures are from.
+        busy: others had the cores of this machine while it was measured, so that the figures are unsure.
     """
 
     name: str
@@ -46,6 +55,7 @@ class Device:
     half_macs: float
     call_s: float
     source: str
+    busy: bool = False
 
     def seconds(self, multiply_adds: float, moved_nbytes: float, calls: int = 1) -> float:
         """How long a layer takes.
@@ -86,29 +96,39 @@ def device(name: str, folder: Path | None = None) -> Device:
 def here(folder: Path | None) -> Device:
     """This machine with the threads that torch uses now."""
     cache = Cache(folder, "planner")
-    found = cache.get("device", lambda entry: Device(**entry).macs_per_s > 0)
-    if found is None:
-        found = asdict(_measured())
-        cache.put("device", found)
+    found = cache.get(_KEY, lambda entry: Device(**entry).macs_per_s > 0)
+    if found is not None:
+        return Device(**found)
+    device = _measured(torch.get_num_threads())
+    if not device.busy:
+        cache.put(_KEY, asdict(device))
         cache.save()
-    return Device(**found)
+    return device
 
 
-def _measured() -> Device:
-    """A large product, small products and a copy, the best of a few each."""
+def kept_in(folder: Path | None = None) -> Path | None:
+    """The file that keeps what the planner measured on this machine; without it, everything is measured anew."""
+    return Cache(folder or cache_folder(), "planner").path
+
+
+@functools.lru_cache(maxsize=8)
+def _measured(threads: int) -> Device:
+    """A large product, small products and a copy, the best of a few each; once in a process for each `threads`."""
+    load = Load()
     large, small = torch.randn(768, 768), torch.randn(64, 64)
     values = torch.randn(8 << 20)
     peak = 768**3 / _best(lambda: large @ large)
     call_s = max(1e-7, _best(lambda: small @ small) - 64**3 / peak)
     bandwidth = 8.0 * values.numel() / _best(lambda: torch.add(values, 1.0, out=values))
     # Convolutions and backward passes reach about 0.7 of a large product's pace; see docs/plan.md.
-    return Device(HERE, peak, bandwidth, 0.7, 64**3, call_s, f"measured, {torch.get_num_threads()} threads")
+    return Device(HERE, peak, bandwidth, 0.7, 64**3, call_s, f"measured, {threads} threads", load.busy)
 
 
-def _best(function: Callable[[], object], repeats: int = 7, spent_s: float = 0.1) -> float:
+def _best(function: Callable[[], object], repeats: int = 7, spent_s: float = 0.1, most_s: float = 1.0) -> float:
     """The least seconds of some repeats that take a while: what others do on the machine then hits a few of them."""
-    now, least, ends = clock(), math.inf, time.perf_counter() + spent_s
-    while repeats > 0 or time.perf_counter() < ends:
+    now, least = time.thread_time, math.inf
+    ends, limit = now() + spent_s, time.perf_counter() + most_s
+    while repeats > 0 or (now() < ends and time.perf_counter() < limit):
         begun = now()
         function()
         least, repeats = min(least, now() - begun), repeats - 1

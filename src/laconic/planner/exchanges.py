@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from pathlib import Path
 
 from laconic.codecs import codec
@@ -94,10 +95,11 @@ def speeds(specs: tuple[str, ...], device: Device, folder: Path | None) -> dict[
             pace = MATRIX_PRODUCTS * _matrix_rank(spec) / (device.macs_per_s * device.most)
             found_here[spec] = (pace, 4.0 / device.bandwidth_Bps)
         else:
-            entry = cache.get(f"codec {spec}", lambda pair: len(pair) == 2 and min(map(float, pair)) > 0)
+            key = f"codec {spec} by processor time"
+            entry = cache.get(key, lambda pair: len(pair) == 2 and min(map(float, pair)) > 0)
             if entry is None:
-                entry = list(speed_of(chosen))
-                cache.put(f"codec {spec}", entry)
+                entry = list(speed_of(chosen, time.thread_time))
+                cache.put(key, entry)
             found_here[spec] = (float(entry[0]), float(entry[1]))
     cache.save()
     return found_here

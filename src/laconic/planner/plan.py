@@ -20,7 +20,7 @@ from laconic.errors import BadInput, PayloadError, UnknownName
 from laconic.exchange.chooser import QUALITIES
 from laconic.operators.cache import Cache
 from laconic.planner.cost import Cost, LayerCost, cost
-from laconic.planner.devices import HERE, device
+from laconic.planner.devices import HERE, UNSURE, device
 from laconic.planner.exchanges import speeds
 from laconic.planner.predict import Calibration, Prediction, Setting, predict
 from laconic.planner.strategy import Strategy
@@ -170,7 +170,8 @@ class Planned:
 
     def verdict(self) -> list[str]:
         """What a user should know, in sentences."""
-        best, one, said = self.chosen, self.one, []
+        best, one = self.chosen, self.one
+        said = [UNSURE] if self.setting.work.busy else []
         if self.asked.ranks > 1 and best.strategy.ranks == 1:
             said.append("One machine is quicker: the link costs more than the other machines bring.")
         elif self.asked.ranks > 1:
@@ -253,13 +254,15 @@ def setting_of(chosen: Subject, asked: Asked, folder: Path | None = None) -> Set
     share = max(1, batch // min(asked.ranks, batch))
     counted = _counted(chosen, max(2, min(share, MOST_COUNTED)))  # more samples cost in proportion
     here = device(asked.device, folder)
-    work = (known(counted, folder) if asked.device == HERE else None) or estimate(counted, here)
+    measured = known(counted, folder) if asked.device == HERE else None
+    work = measured or estimate(counted, here)
     link = Link.parse(asked.link)
     between = None if asked.between is None else Link.parse(asked.between)
     specs = QUALITIES[asked.quality]
     return Setting(work, counted, batch, link, speeds(specs, here, folder), between, asked.per_host,
                    shares_core=asked.device == HERE,
-                   calibrations=calibrations(folder) if asked.device == HERE else {})  # fmt: skip
+                   calibrations=calibrations(folder) if asked.device == HERE else {},
+                   device=None if measured else here)  # fmt: skip
 
 
 @functools.lru_cache(maxsize=32)

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from laconic.codecs import codec
 from laconic.exchange.chooser import Cost
 from laconic.planner.cost import Cost as ModelCost
+from laconic.planner.devices import Device
 from laconic.planner.exchanges import coded, messages, plain, sent_nbytes
 from laconic.planner.formulas import dram_joules
 from laconic.planner.pieces import buckets, ends_of_stages, limits
@@ -68,6 +69,7 @@ class Setting:
         speeds: of codecs, seconds a value.
         crowding: ranks that share a core.
         shares_core: whether codecs run on the core that computes.
+        device: what the times are estimated from, where they are.
     """
 
     work: Work
@@ -80,6 +82,7 @@ class Setting:
     crowding: float = 1.0
     shares_core: bool = True
     calibrations: Mapping[str, Calibration] = field(default_factory=dict)
+    device: Device | None = None
 
     def work_for(self, samples: float) -> float:
         """How many times the measured batch these samples are."""

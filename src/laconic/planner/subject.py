@@ -97,7 +97,7 @@ def _named(spec: str) -> Subject:
     if colon:
         made = import_own("model", spec)
         if isinstance(made, Workload):
-            return _of_workload(made)
+            return _of_workload(replace(made, name="".join(spec.split())))
         if not isinstance(made, nn.Module):
             raise BadInput(f"model '{spec}': the factory made a {type(made).__name__}, not an nn.Module or a Workload")
         return replace(_of_module(made), name=spec)

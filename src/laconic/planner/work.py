@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,12 +20,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from laconic.operators.cache import Cache
-from laconic.operators.timing import clock
+from laconic.operators.timing import Load
 from laconic.planner.cost import Cost, sum_of_outputs
 from laconic.planner.devices import Device
 from laconic.planner.subject import Subject
 
 _REPEATS = 7
+UNSTEADY = 0.2  # steps that differ by more were disturbed
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Work:
         optimizer_s: of the optimiser's step, for all parameters.
         spread: of a step's time, its standard deviation relative to the median.
         source: "measured here", or the device's name.
+        busy: others had the cores while it was measured, so that the times are unsure.
     """
 
     layers: tuple[LayerTime, ...]
@@ -56,6 +59,7 @@ class Work:
     optimizer_s: float
     spread: float
     source: str
+    busy: bool = False
 
     @property
     def forward_s(self) -> float:
@@ -83,19 +87,19 @@ def estimate(cost: Cost, device: Device, batch: float | None = None) -> Work:
         layers.append(LayerTime(layer.name, layer.kind, forward, backward, layer.parameters, nbytes))
     state = cost.optimizer_nbytes + 3 * cost.total("weight_nbytes")  # read gradient and weight, write weight
     optimizer_s = (state + cost.optimizer_nbytes) / device.bandwidth_Bps
-    return Work(tuple(layers), round(cost.batch * scale) or 1, optimizer_s, 0.03, device.name)
+    return Work(tuple(layers), round(cost.batch * scale) or 1, optimizer_s, 0.03, device.name, device.busy)
 
 
 def measure(chosen: Subject, cost: Cost, folder: Path | None, again: bool = False) -> Work:
-    """The times measured on this machine, or those that were measured here before."""
-    cache = Cache(folder, "planner")
-    key = key_of(cost)
-    found = None if again else cache.get(key, lambda entry: read_work(entry).seconds > 0)
+    """The times measured on this machine, or those that were measured here before; unsure ones are not kept."""
+    found = None if again else known(cost, folder)
     if found is None:
-        found = asdict(_measured(chosen, cost))
-        cache.put(key, found)
-        cache.save()
-    return read_work(found)
+        found = _measured(chosen, cost)
+        if not found.busy:
+            cache = Cache(folder, "planner")
+            cache.put(key_of(cost), asdict(found))
+            cache.save()
+    return found
 
 
 def known(cost: Cost, folder: Path | None) -> Work | None:
@@ -108,20 +112,24 @@ def key_of(cost: Cost) -> str:
     """The shapes that the times depend on."""
     shapes = [(each.kind, each.calls, each.parameters, each.output_shape, each.multiply_adds) for each in cost.layers]
     digest = hashlib.sha256(repr((shapes, cost.optimizer_nbytes)).encode()).hexdigest()[:16]
-    return f"step {cost.batch} {digest}"
+    return f"step {cost.batch} {digest} by processor time"
 
 
 def read_work(entry: dict[str, Any]) -> Work:
     """The reverse of `asdict`."""
     layers = tuple(LayerTime(**layer) for layer in entry["layers"])
-    return Work(layers, entry["batch"], entry["optimizer_s"], entry["spread"], entry["source"])
+    return Work(layers, entry["batch"], entry["optimizer_s"], entry["spread"], entry["source"],
+                entry.get("busy", False))  # fmt: skip
 
 
 class _Clock:
-    """Notes when each module begins and ends, forward and backward; a layer's time is without its children's."""
+    """Notes when each module begins and ends, forward and backward; a layer's time is without its children's.
+
+    The time is this thread's own, as in `devices`; autograd computes backward on the processor in the same thread.
+    """
 
     def __init__(self) -> None:
-        self._now = clock()
+        self._now = time.thread_time
         self.forward: dict[str, float] = {}
         self.begun: list[tuple[float, str]] = []
         self._stack: list[list[Any]] = []
@@ -178,7 +186,8 @@ def _measured(chosen: Subject, cost: Cost) -> Work:
     rule, loss_of = chosen.optimizer(model.parameters()), _losses(chosen, cost.batch)
     forward: dict[str, list[float]] = {}
     backward: dict[str, list[float]] = {}
-    optimizer, steps, now = [], [], clock()
+    optimizer, steps, now = [], [], time.thread_time
+    load = Load()
     for repeat in range(_REPEATS + 2):
         watch = _Clock()
         handles = watch.hook(model)
@@ -192,13 +201,14 @@ def _measured(chosen: Subject, cost: Cost) -> Work:
         for handle in handles:
             handle.remove()
         if repeat < 2:  # allocates, and compiles kernels
+            load = Load()
             continue
         optimizer.append(done - ended)
         steps.append(done - begun)
         for kept, found in ((forward, watch.forward), (backward, watch.backward(ended))):
             for name, seconds in found.items():
                 kept.setdefault(name, []).append(seconds)
-    root = type(model).__name__
+    root, busy = type(model).__name__, load.busy
 
     def median(kept: dict[str, list[float]], name: str) -> float:
         return statistics.median(kept.get("" if name == root else name, [0.0]))
@@ -217,4 +227,5 @@ def _measured(chosen: Subject, cost: Cost) -> Work:
         for each in layers
     ]  # fmt: skip
     spread = statistics.pstdev(steps) / statistics.median(steps)
-    return Work(tuple(layers), cost.batch, statistics.median(optimizer), spread, "measured here")
+    busy = busy or spread > UNSTEADY
+    return Work(tuple(layers), cost.batch, statistics.median(optimizer), spread, "measured here", busy)

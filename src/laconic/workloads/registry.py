@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from laconic import specs
-from laconic.errors import BadInput
+from laconic.errors import BadInput, near
 from laconic.registry import Registry, summary_of
 from laconic.workloads.workload import Workload
 
@@ -82,7 +82,8 @@ def import_own(what: str, spec: str) -> Any:
         raise BadInput(f"{where}: {text}") from error
     factory = getattr(found, name, None)
     if factory is None:
-        raise BadInput(f"{where}: module '{module}' has no '{name}'")
+        functions = [each for each, value in vars(found).items() if callable(value)]
+        raise BadInput(f"{where}: module '{module}' has no '{name}'{near(name, functions)}")
     if not callable(factory):
         kind = type(factory).__name__
         raise BadInput(f"{where}: '{name}' is a {kind}, not a function that makes a {what.capitalize()}")
