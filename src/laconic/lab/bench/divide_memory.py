@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from laconic.errors import BadInput
+from laconic.lab.bench.resident import begin_peak, peak_nbytes
 from laconic.lab.environment import environment
 from laconic.parallel.divide import divide
 from laconic.transports.launcher import run_local
@@ -63,7 +64,7 @@ def _train(spec: MemorySpec) -> dict[str, Any]:
     state, failed = 0, None
     with init() as world:
         divide(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), PLAN, world=world)(torch.ones(2, 8))  # warm
-        before = _resident()
+        before = begin_peak()
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (_size() + spec.limit_mb * MB + ROOM, hard))
         try:
@@ -83,20 +84,11 @@ def _train(spec: MemorySpec) -> dict[str, Any]:
             failed = f"out of memory: {str(error).splitlines()[0]}"
         finally:
             resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-        peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / MB
+        peak = (peak_nbytes() - before) / MB
     return {"losses": losses, "state_nbytes": state, "failed": failed, "peak_mb": peak}
-
-
-def _statm(field: int) -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[field]) * resource.getpagesize()
 
 
 def _size() -> int:
     """The address space of this process."""
-    return _statm(0)
-
-
-def _resident() -> int:
-    """What of it is in memory."""
-    return _statm(1)
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()

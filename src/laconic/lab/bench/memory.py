@@ -10,7 +10,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,12 +23,12 @@ from laconic.errors import BadInput
 from laconic.exchange.collectives import all_gather
 from laconic.exchange.hook import compress
 from laconic.exchange.job import Job
+from laconic.lab.bench.resident import STATUS, begin_peak, peak_nbytes
 from laconic.lab.environment import environment
 from laconic.transports.launcher import run_local
 from laconic.transports.world import init
 
 WAYS = ("ddp", "compress", "distribute")
-STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,7 @@ def measure(way: str, spec: str, width: int, layers: int, steps: int) -> dict[st
     dist.init_process_group("gloo")
     world = init()
     _load_kernels(spec)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = _resident("VmRSS")
+    before = begin_peak()
     model: nn.Module = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
     numel = sum(parameter.numel() for parameter in model.parameters())
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -83,7 +81,7 @@ def measure(way: str, spec: str, width: int, layers: int, steps: int) -> dict[st
         model(x).square().mean().backward()
         optimizer.step()
         times.append(time.perf_counter() - begun)
-    found = torch.tensor([_resident("VmHWM") - before, statistics.median(times[2:] or times)], dtype=torch.float64)
+    found = torch.tensor([peak_nbytes() - before, statistics.median(times[2:] or times)], dtype=torch.float64)
     most = all_gather(found, group=world).amax(0).tolist()
     if job is not None:
         job.close()
@@ -98,9 +96,3 @@ def _load_kernels(spec: str) -> None:
     payload = chosen.encode_feedback(x, torch.zeros_like(x))
     chosen.decode_add(payload, x)
     chosen.decode(payload, x.numel(), out=x)
-
-
-def _resident(field: str) -> int:
-    """A line of /proc/self/status in bytes."""
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(field))
-    return 1024 * int(line.split()[1])

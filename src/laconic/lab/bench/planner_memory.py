@@ -8,24 +8,15 @@ from __future__ import annotations
 
 import gc
 import json
-import resource
 import sys
 
 import torch
 
+from laconic.lab.bench.resident import begin_peak, peak_nbytes
 from laconic.planner.cost import sum_of_outputs
 from laconic.planner.subject import Subject, subject
 
 STEPS = 3
-
-
-def _resident_nbytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
-
-
-def _peak_nbytes() -> int:
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _train(chosen: Subject, batch: int, steps: int) -> None:
@@ -43,9 +34,9 @@ def measure(model: str, batch: int) -> int:
     chosen = subject(model)
     _train(chosen, 2, 1)
     gc.collect()
-    before = _resident_nbytes()
+    before = begin_peak()
     _train(chosen, batch, STEPS)
-    return _peak_nbytes() - before
+    return peak_nbytes() - before
 
 
 if __name__ == "__main__":

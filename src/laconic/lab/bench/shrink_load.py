@@ -7,7 +7,6 @@ process takes before the network is there is not counted: interpreter, torch, an
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import tempfile
 import time
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from laconic.lab.bench.resident import begin_peak, peak_nbytes
 from laconic.shrink.door import load_shrunk, shrink
 from laconic.workloads import models
 
@@ -30,11 +30,11 @@ def measure(path: str, network: str, sparse: Any, threads: int) -> dict[str, Any
     with torch.device("meta"):
         model = models.build(network)
     dense = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = begin_peak()
     start, worked = time.perf_counter(), time.process_time()
     load_shrunk(path, into=model, sparse=sparse)
     seconds, worked = time.perf_counter() - start, time.process_time() - worked
-    peak = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    peak = peak_nbytes() - before
     return {"network": network, "sparse": sparse, "threads": threads, "load_s": seconds, "load_cpu_s": worked,
             "dense_nbytes": dense, "peak_nbytes": peak, "peak_over_dense": peak / dense}  # fmt: skip
 
