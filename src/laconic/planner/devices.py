@@ -118,7 +118,8 @@ def _measured(threads: int) -> Device:
     large, small = torch.randn(768, 768), torch.randn(64, 64)
     values = torch.randn(8 << 20)
     peak = 768**3 / _best(lambda: large @ large)
-    call_s = max(1e-7, _best(lambda: small @ small) - 64**3 / peak)
+    # More than 0.1 ms is no call: the thread turned in circles while it waited for one that others had put aside.
+    call_s = min(1e-4, max(1e-7, _best(lambda: small @ small) - 64**3 / peak))
     bandwidth = 8.0 * values.numel() / _best(lambda: torch.add(values, 1.0, out=values))
     # Convolutions and backward passes reach about 0.7 of a large product's pace; see docs/plan.md.
     return Device(HERE, peak, bandwidth, 0.7, 64**3, call_s, f"measured, {threads} threads", load.busy)
