@@ -115,7 +115,7 @@ def show(record: Record, folder: Path, *, json: bool) -> None:
     if json:
         lint = [asdict(finding) for finding in record.lint]
         return echo_json({"results": results(record), "lint": lint, "report": report})
-    for line in (*table(record), *_unsteady(record)):
+    for line in (*table(record), *unsteady(record)):
         typer.echo(line)
     slow = {each.options["slow_worker"] for each in record.configurations if "slow_worker" in each.options}
     for sentence in sorted(slow):
@@ -148,13 +148,13 @@ def table(record: Record) -> list[str]:
     return lines
 
 
-def _unsteady(record: Record) -> list[str]:
+def unsteady(record: Record) -> list[str]:
     """A sentence where one configuration's steps took much longer with one seed than with another."""
     for row in summarise(record):
         if row.step is not None and row.step.high > UNSTEADY * row.step.low:
-            span = f"{words.seconds(row.step.low)} to {words.seconds(row.step.high)}"
-            why = "this machine had other work, so the speed-ups are unsure"
-            return [f"steps of {row.configuration.name} took {span} by seed: {why}"]
+            span = words.plain(f"{words.seconds(row.step.low)} to {words.seconds(row.step.high)}")
+            name = row.configuration.name
+            return [f"steps of {name} took {span} by seed: speed-ups are unsure; is the machine busy?"]
     return []
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from laconic.cli import main
 from laconic.cli.compare import table as terminal_table
+from laconic.cli.compare import unsteady
 from laconic.errors import BadInput, MissingExtra
 from laconic.lab.records import metrics
 from laconic.lab.records.record import Event, Record, Span
@@ -178,6 +179,14 @@ def test_who_is_quicker_but_misses_the_target_is_not_better(tmp_path: Path):
     assert "by 1 of 3 seeds" in row
     assert "better" not in row
     assert any("dynamic8" in line and line.endswith("target missed by 1 of 3 seeds") for line in terminal_table(record))
+
+
+def test_steps_that_differ_much_by_seed_are_told():
+    record = compare_record()
+    first, *others = (replace(trial, step_seconds_median=0.01) for trial in record.trials)
+    assert unsteady(replace(record, trials=[first, *others])) == []
+    (sentence,) = unsteady(replace(record, trials=[replace(first, step_seconds_median=0.02), *others]))
+    assert sentence.startswith(f"steps of {first.configuration} took 10.0 ms to 20.0 ms by seed")
 
 
 def test_the_words_on_the_target_line_stand_where_no_curve_crosses_them():
