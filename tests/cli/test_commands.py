@@ -40,6 +40,16 @@ def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:  # type: ign
         (["probe", "--engine", "pigeon"], "valid ones: gloo, mpi, nccl, zmq"),
         (["probe", "-n", "0"], "between 1 and 256"),
         (["bench", "collectives", "--numels", "many"], "expected numbers"),
+        *[
+            (["bench", *words.split()], f"{words.split()[-2]} must be at least 1, got {words.split()[-1]}")
+            for words in (
+                "planner --blocks 0", "planner --blocks -1", "divide --set pipeline --blocks 0", "divide --steps 0",
+                "memory --width 0", "memory --layers 0", "distributed --steps 0", "code --trees 0",
+                "shrink --seeds 0", "shrink --goals -1", "shrink --threads 0",
+                "search --evaluations 0", "search --repeats 0", "search --slow-repeats 0", "search --pairs 0",
+                "search --processes 0", "search --kills 0",
+            )
+        ],
     ],
 )
 def test_bad_input_is_one_sentence(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

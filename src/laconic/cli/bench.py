@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from laconic.cli.shared import Engine, Json, Ranks, echo_json, echo_table, progress_bar
+from laconic.cli.shared import Engine, Json, Ranks, count_option, echo_json, echo_table, progress_bar
 from laconic.errors import BadInput
 from laconic.lab.bench import approximation as approximation_lab
 from laconic.lab.bench import codec_speed
@@ -133,13 +133,11 @@ def _sizes(text: str) -> list[int]:
 def distributed(
     ranks: Ranks = 4,
     engine: Engine = None,
-    steps: Annotated[int, typer.Option(help="Steps of training for each exchange.")] = 10,
+    steps: Annotated[int, count_option("Steps of training for each exchange.")] = 10,
     seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0,
     json: Json = False,
 ) -> None:
     """Train on N ranks by every exchange; compare weights with one process alone, and bytes with those predicted."""
-    if steps < 1:
-        raise BadInput(f"--steps must be at least 1, got {steps}")
     record = run_job(ranks, engine, distributed_lab.measure, (steps, seed), timeout_s=600)
     if record is None:
         return
@@ -170,13 +168,11 @@ def _distributed_cells(row: dict[str, Any], unit: float) -> list[str]:
 def memory(
     codec: Annotated[list[str] | None, typer.Option(help="A codec spec; repeat it for more.")] = None,
     ranks: Ranks = 2,
-    width: Annotated[int, typer.Option(help="Inputs and outputs of each layer.")] = 4096,
-    layers: Annotated[int, typer.Option(help="Linear layers.")] = 3,
+    width: Annotated[int, count_option("Inputs and outputs of each layer.")] = 4096,
+    layers: Annotated[int, count_option("Linear layers.")] = 3,
     json: Json = False,
 ) -> None:
     """Measure the peak memory of a rank by DDP, compress and distribute, side by side."""
-    if width < 1 or layers < 1:
-        raise BadInput(f"--width and --layers must be at least 1, got {width} and {layers}")
     record = memory_lab.run(codec or ["dynamic8", "topk(0.01)"], width, layers, ranks)
     if json:
         return echo_json(record)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from laconic.cli.shared import Json, echo_json, echo_table
+from laconic.cli.shared import Json, count_option, echo_json, echo_table
 from laconic.errors import UnknownName
 from laconic.lab.bench import divide_memory, divide_pipeline
 from laconic.lab.bench.divide import SETS, DivideSpec, measure
@@ -25,8 +25,8 @@ def divide(
     batch: Annotated[int, typer.Option(help="Rows of dense layers; images of each host in the trick.")] = 128,
     width: Annotated[int, typer.Option(help="Of what two dense layers take and give.")] = 512,
     inner: Annotated[int, typer.Option(help="Of what lies between them.")] = 2048,
-    blocks: Annotated[int, typer.Option(help="Turns of each configuration; fewer than 5 decide nothing.")] = 5,
-    steps: Annotated[int, typer.Option(help="In a block.")] = 3,
+    blocks: Annotated[int, count_option("Turns of each configuration; fewer than 5 decide nothing.")] = 5,
+    steps: Annotated[int, count_option("In a block.")] = 3,
     pin: Annotated[bool, typer.Option(help="Give each host one core of this machine, in turn.")] = True,
     json: Json = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from laconic.cli.shared import Json, echo_json, echo_table
+from laconic.cli.shared import Json, count_option, echo_json, echo_table
 from laconic.errors import BadInput
 from laconic.lab.bench.planner import GROUPS, QUICK, bench
 from laconic.lab.report import words
@@ -18,7 +18,7 @@ def planner(
     quick: Annotated[bool, typer.Option("--quick", help="Two set-ups without emulated links, for a look.")] = False,
     only: Annotated[str, typer.Option(help="Only groups whose name contains this, such as 'mnist-lenet × 4'.")] = "",
     keep: Annotated[Path | None, typer.Option(help="Keep measurements here; those in it are not repeated.")] = None,
-    blocks: Annotated[int, typer.Option(help="Turns of each way.")] = 4,
+    blocks: Annotated[int, count_option("Turns of each way.")] = 4,
     memory: Annotated[bool, typer.Option(help="Measure the peak memory of five models, too.")] = True,
     json: Json = False,
 ) -> None:

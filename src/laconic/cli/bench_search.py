@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from laconic.cli.shared import Json, echo_json, echo_table
+from laconic.cli.shared import Json, count_option, echo_json, echo_table
 from laconic.search import bench
 
 STANDARD = bench.Asked()
@@ -16,13 +16,13 @@ def search(
     part: Annotated[list[str] | None, typer.Option(help=f"{', '.join(bench.PARTS)}; repeat it. Default: all.")] = None,
     method: Annotated[list[str] | None, typer.Option(help="On tables; repeat it for more. Default: all.")] = None,
     workload: Annotated[list[str] | None, typer.Option(help="Of real searches; repeat it for more.")] = None,
-    evaluations: Annotated[int, typer.Option(help="Of each search on a table.")] = STANDARD.evaluations,
-    repeats: Annotated[int, typer.Option(help="Searches of each method on a table.")] = STANDARD.repeats,
-    slow_repeats: Annotated[int, typer.Option(help="The same for Optuna's methods.")] = STANDARD.slow_repeats,
+    evaluations: Annotated[int, count_option("Of each search on a table.")] = STANDARD.evaluations,
+    repeats: Annotated[int, count_option("Searches of each method on a table.")] = STANDARD.repeats,
+    slow_repeats: Annotated[int, count_option("The same for Optuna's methods.")] = STANDARD.slow_repeats,
     seed: Annotated[int, typer.Option(help="Of the first search, the first pair, and the kills.")] = STANDARD.seed,
-    pairs: Annotated[int, typer.Option(help="Searches by pbt and by random.")] = STANDARD.pairs,
-    processes: Annotated[int, typer.Option(help="That share the searches on tables.")] = STANDARD.processes,
-    kills: Annotated[int, typer.Option(help="In all.")] = STANDARD.kills,
+    pairs: Annotated[int, count_option("Searches by pbt and by random.")] = STANDARD.pairs,
+    processes: Annotated[int, count_option("That share the searches on tables.")] = STANDARD.processes,
+    kills: Annotated[int, count_option("In all.")] = STANDARD.kills,
     json: Json = False,
 ) -> None:
     """Compare methods on NAS-Bench-201 and NAS-Bench-Macro, which are read from LACONIC_DATA; train; kill searches."""

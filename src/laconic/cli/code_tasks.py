@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from laconic.cli.code import Prelude, Standard
-from laconic.cli.shared import Json, echo_json, echo_table, progress_bar
+from laconic.cli.shared import Json, count_option, echo_json, echo_table, progress_bar
 from laconic.comprehension import analogies, archives, coarsening, corpus, device_mapping, poj, speed
 from laconic.comprehension import classify as classes
 from laconic.comprehension.embedding import Embedding
@@ -24,7 +24,7 @@ from laconic.lab.environment import environment
 
 Platform = Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated. Default: all.")]
 Seed = Annotated[int, typer.Option(help="Of the embedding and the classifiers.")]
-Trees = Annotated[int, typer.Option(help="Of each forest.")]
+Trees = Annotated[int, count_option("Of each forest.")]
 Cache = Annotated[
     Path | None, typer.Option(help="Keep compiled programs and predictions in this folder; go on from it.")
 ]
@@ -96,17 +96,14 @@ def code(
     json: Json = False,
 ) -> None:
     """Run the tasks on code, beside controls and published figures: the record of docs/code.md."""
+    fitting = _fitting(epochs, seed)
+    how = classes.Setting(folds, seed, trees, cache, methods=tuple(method or ()), fitting=fitting)
     run: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "analogies": lambda: _analogies(per_class, seed, cache),
         "skip-gram": speed.run,
-        "device mapping": lambda: device_mapping.run(
-            seed=seed, trees=trees, tell=_tell, fitting=_fitting(epochs, seed), cache=cache
-        ),
+        "device mapping": lambda: device_mapping.run(seed=seed, trees=trees, tell=_tell, fitting=fitting, cache=cache),
         "thread coarsening": lambda: coarsening.run(seed=seed, tell=_tell),
-        "classification": lambda: _classification(
-            per_class,
-            classes.Setting(folds, seed, trees, cache, methods=tuple(method or ()), fitting=_fitting(epochs, seed)),
-        ),
+        "classification": lambda: _classification(per_class, how),
     }
     results: list[dict[str, Any]] = []
     seconds: dict[str, float] = {}

@@ -13,9 +13,22 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from laconic.errors import BadInput
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Ranks = Annotated[int, typer.Option("-n", "--ranks", help="Local ranks; ignored under torchrun or mpiexec.")]
 Engine = Annotated[str | None, typer.Option(help="gloo, mpi or zmq.")]
+
+
+def count_option(what: str) -> Any:
+    """An option that counts something, which `what` says in its help; a number below 1 is refused."""
+    return typer.Option(help=what, callback=_at_least_one)
+
+
+def _at_least_one(option: typer.CallbackParam, value: int | None) -> int | None:
+    if value is not None and value < 1:
+        raise BadInput(f"{option.opts[-1]} must be at least 1, got {value}")
+    return value
 
 
 def echo_json(record: Any) -> None:
