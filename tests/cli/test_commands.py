@@ -50,6 +50,10 @@ def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:  # type: ign
                 "search --processes 0", "search --kills 0",
             )
         ],
+        (["bench", "divide", "--set", "pipeline", "--hosts", "2"], "--set pipeline takes no --hosts: it has its own"),
+        (["bench", "divide", "--set", "pipeline", "--no-pin"], "--set pipeline takes no --pin"),
+        (["bench", "divide", "--set", "memory", "--steps", "3"], "--set memory takes no --steps"),
+        (["bench", "divide", "--set", "trick", "--inner", "9"], "--set trick takes no --inner"),
     ],
 )
 def test_bad_input_is_one_sentence(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

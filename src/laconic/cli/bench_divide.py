@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from laconic.cli.shared import Json, count_option, echo_json, echo_table
-from laconic.errors import UnknownName
+from laconic.errors import BadInput, UnknownName
 from laconic.lab.bench import divide_memory, divide_pipeline
 from laconic.lab.bench.divide import SETS, DivideSpec, measure
 from laconic.lab.report import words
@@ -15,10 +15,17 @@ from laconic.lab.report import words
 HEADINGS = ("config", "step", "bound", "× bound", "sent", "predicted", "error")
 PIPELINE, MEMORY = "pipeline", "memory"
 ALL = (*SETS, PIPELINE, MEMORY)
+# What a set has of its own, and no option changes.
+FIXED = {
+    "trick": ("width", "inner"),
+    PIPELINE: ("hosts", "batch", "width", "inner", "pin"),
+    MEMORY: ("hosts", "link", "batch", "width", "inner", "blocks", "steps", "pin"),
+}
 Set = Annotated[str, typer.Option("--set", help=f"What is divided: {', '.join(ALL)}.")]
 
 
 def divide(
+    context: typer.Context,
     name: Set = "dense",
     hosts: Annotated[int, typer.Option(help="One process each.")] = 2,
     link: Annotated[str | None, typer.Option(help="Emulate links: 1gbit, 100mbit (root); else loopback.")] = None,
@@ -33,7 +40,10 @@ def divide(
     """Time steps of divided models in turn with torch's tensor parallel, pipelines or DistributedDataParallel."""
     if name not in ALL:
         raise UnknownName("set of divisions", name, ALL)
-    if name == PIPELINE:  # these two are of a size of their own
+    for option in FIXED.get(name, ()):
+        if (source := context.get_parameter_source(option)) is not None and source.name == "COMMANDLINE":
+            raise BadInput(f"--set {name} takes no --{option}: it has its own")
+    if name == PIPELINE:
         record = divide_pipeline.measure(divide_pipeline.PipelineSpec(link, blocks=blocks, steps=steps))
     elif name == MEMORY:
         record = divide_memory.measure(divide_memory.MemorySpec())
