@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 
 from laconic.errors import BadInput, PayloadError, RecordError
 from laconic.lab.records.fields import decode, encode
-from laconic.storage.files import replace
+from laconic.storage.files import replace, writing
 from laconic.storage.json_text import seal, unseal
 from laconic.workloads.description import Description
 
@@ -311,3 +311,20 @@ def make_id(workload: str, runs: str | os.PathLike[str], now: datetime | None = 
     stem = f"{(now or datetime.now(UTC)).strftime('%Y%m%d-%H%M%S')}-{workload}"
     taken = {path.name for path in Path(runs).glob(f"{stem}*")}
     return next(name for name in chain([stem], (f"{stem}-{n}" for n in count(2))) if name not in taken)
+
+
+def make_folder(workload: str, runs: str | os.PathLike[str]) -> Path:
+    """Make the folder of a new run, `runs`/<id>, which is this run's alone, even if others begin in the same second.
+
+    Raises:
+        BadInput: the workload's name cannot be part of a file name.
+        StorageError: it cannot be made.
+    """
+    while True:
+        folder = Path(runs) / make_id(workload, runs)
+        with writing(folder, "the runs before are intact"):
+            try:
+                folder.mkdir(parents=True)
+                return folder
+            except FileExistsError:  # another run took the name after `make_id` had looked
+                continue

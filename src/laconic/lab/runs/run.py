@@ -17,7 +17,7 @@ from laconic.errors import BadInput, StorageError
 from laconic.lab.environment import run_environment
 from laconic.lab.lint import lint
 from laconic.lab.records import interruptions
-from laconic.lab.records.record import FILE, Configuration, Record, make_id
+from laconic.lab.records.record import FILE, Configuration, Record, make_folder
 from laconic.lab.records.summary import make_claims
 from laconic.lab.report import write_report
 from laconic.lab.runs import stopping
@@ -54,9 +54,10 @@ class Run:
         elastic = any(each.kind == "elastic" for each in configurations)
         if elastic:
             check_size(described, workers.count)
+        folder = make_folder(workload.slug, spec.runs)
         record = Record(
             kind=kind,
-            id=make_id(workload.slug, spec.runs),
+            id=folder.name,
             created=interruptions.now(),
             command=spec.command,
             workload=described,
@@ -69,7 +70,7 @@ class Run:
             seeds=list(spec.seeds),
             slow=spec.slow,
         )
-        run = cls(spec.runs / record.id, record)
+        run = cls(folder, record)
         run.save()
         run._lead_latest_here()
         return run
