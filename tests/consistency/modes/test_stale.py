@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import time
 from typing import Any
@@ -13,7 +14,11 @@ from torch import nn
 import laconic
 from laconic.consistency.servers.clocks import Clocks, check_read
 from laconic.errors import StalenessError
+from laconic.exchange.collectives import barrier
+from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
+from laconic.transports.threads import run_threads
+from laconic.transports.world import World
 from tests.reference.downpour import stale_steps
 
 
@@ -163,3 +168,49 @@ def test_bound_zero_is_synchronous(ranks: list[list[dict[str, Any]]]) -> None:
         torch.testing.assert_close(decentral[rank]["end"], reference[0.5], rtol=1e-5, atol=1e-6)
         for ours, first in zip(decentral[rank]["bits"], decentral[0]["bits"], strict=True):
             assert torch.equal(ours, first)
+
+
+class _Counter(nn.Module):
+    """Its one weight goes down by 1/P of whatever gradient it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+
+
+def _counting(world: World, bound: int) -> Any:
+    model = _Counter()
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    spec = f"stale({bound}, central=false)"
+    return laconic.distribute(model, optimizer, consistency=spec, codec="none", world=world)
+
+
+def _step(job: Any, gradient: float) -> None:
+    job.model.w.grad = torch.tensor([gradient])
+    job.optimizer.step()
+
+
+def _resume_behind(transport: Transport) -> float:
+    """Rank 0 saves its first step with rank 1's second gradient in it, which rank 1 then computes again."""
+    world = World(transport)
+    job = _counting(world, bound=1)
+    while world.rank == 0 and not job._early:  # rank 1 has sent both
+        assert job._take_in(job._mesh, 10.0)
+    _step(job, 0.0)
+    saved = copy.deepcopy((job.model.state_dict(), job.optimizer.state_dict()))
+    _step(job, 2.0 * world.rank)
+    barrier(group=world)
+    job.close()
+    job = _counting(world, bound=1)
+    job.model.load_state_dict(saved[0])
+    job.optimizer.load_state_dict(saved[1])
+    for gradient in (2.0, 0.0):  # the second step once more, and one by whose end all of it has come
+        _step(job, gradient * world.rank)
+    barrier(group=world)
+    found = float(job.model.w.detach())
+    job.close()
+    return found
+
+
+def test_a_gradient_that_a_checkpoint_holds_is_not_counted_again() -> None:
+    assert run_threads(2, _resume_behind) == [-1.0, -1.0]

@@ -103,6 +103,9 @@ class StaleAgreement(ServedAgreement):
 class StalePeersAgreement(OwnWeights):
     """Stale at work, decentralised: every worker has a whole model, so that one which dies takes nothing along.
 
+    A checkpoint of one worker may hold gradients of another's later steps, which that one computes again after a
+    restart. So it holds the clocks too, and a gradient is counted only when its clock is new.
+
     Attributes:
         clocks: everyone's, as far as their gradients have come.
     """
@@ -194,6 +197,8 @@ class StalePeersAgreement(OwnWeights):
         worker = message.worker
         if message.kind == Kind.PUSH and message.clock > self.clock + self.bound:
             self._early.append(message)  # with bound 0 a step is made of its own gradients only
+        elif message.kind == Kind.PUSH and message.clock <= self.clocks.clocks.get(worker, 0):
+            return  # its sender went back to a checkpoint, and these weights have the same gradient from before
         elif message.kind == Kind.PUSH:
             numel = self.weights.values.numel()
             sum_of = self._arrived.setdefault(worker, torch.zeros(numel))
@@ -273,10 +278,12 @@ class StalePeersAgreement(OwnWeights):
 
     def state_dict(self) -> dict[str, Any]:
         arrived = {str(worker): values.clone() for worker, values in self._arrived.items()}
-        return {**super().state_dict(), "arrived": arrived}
+        clocks = [self.clocks.clocks.get(worker, self.clock) for worker in range(self.world.world_size)]
+        return {**super().state_dict(), "clocks": clocks, "arrived": arrived}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         super().check_state(state)
+        check_like(state, {"clocks": [0] * self.world.world_size}, "the state of stale")
         if not self.alone:
             self.coder.residuals.check_state(state["residuals"], {"0": self.weights.values.numel()})
         arrived = state.get("arrived", {})
@@ -284,4 +291,8 @@ class StalePeersAgreement(OwnWeights):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
+        known = dict(enumerate(state["clocks"]))
+        self.clock = known[self.world.rank]
+        self.clocks.clocks.update({worker: known[worker] for worker in self.clocks.clocks})
+        self._early.clear()  # of the training that is given up
         self._arrived = {int(worker): values.clone() for worker, values in state.get("arrived", {}).items()}
