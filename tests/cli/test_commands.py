@@ -44,7 +44,7 @@ def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:  # type: ign
             (["bench", *words.split()], f"{words.split()[-2]} must be at least 1, got {words.split()[-1]}")
             for words in (
                 "planner --blocks 0", "planner --blocks -1", "divide --set pipeline --blocks 0", "divide --steps 0",
-                "memory --width 0", "memory --layers 0", "distributed --steps 0", "code --trees 0",
+                "memory --width 0", "memory --layers 0", "memory --ranks 0", "distributed --steps 0", "code --trees 0",
                 "shrink --seeds 0", "shrink --goals -1", "shrink --threads 0",
                 "search --evaluations 0", "search --repeats 0", "search --slow-repeats 0", "search --pairs 0",
                 "search --processes 0", "search --kills 0",

@@ -167,7 +167,7 @@ def _distributed_cells(row: dict[str, Any], unit: float) -> list[str]:
 
 def memory(
     codec: Annotated[list[str] | None, typer.Option(help="A codec spec; repeat it for more.")] = None,
-    ranks: Ranks = 2,
+    ranks: Annotated[int, count_option("Local ranks.", "-n", "--ranks")] = 2,
     width: Annotated[int, count_option("Inputs and outputs of each layer.")] = 4096,
     layers: Annotated[int, count_option("Linear layers.")] = 3,
     json: Json = False,

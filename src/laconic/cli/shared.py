@@ -20,9 +20,9 @@ Ranks = Annotated[int, typer.Option("-n", "--ranks", help="Local ranks; ignored 
 Engine = Annotated[str | None, typer.Option(help="gloo, mpi or zmq.")]
 
 
-def count_option(what: str) -> Any:
+def count_option(what: str, *names: str) -> Any:
     """An option that counts something, which `what` says in its help; a number below 1 is refused."""
-    return typer.Option(help=what, callback=_at_least_one)
+    return typer.Option(*names, help=what, callback=_at_least_one)
 
 
 def _at_least_one(option: typer.CallbackParam, value: int | None) -> int | None:
