@@ -66,8 +66,8 @@ def test_compare_prints_the_json_it_promises(capsys: pytest.CaptureFixture[str],
     assert [row["config"] for row in body["results"]] == ["ddp", "compress:dynamic8", "distribute:dynamic8"]
     for row in body["results"]:
         assert set(row) == {
-            "config", "seeds", "test_accuracy", "seconds_to_target", "step_seconds_median", "sent_nbytes_per_step",
-            "wire_seconds_per_step",
+            "config", "seeds", "test_accuracy", "loss", "seconds_to_target", "step_seconds_median",
+            "sent_nbytes_per_step", "wire_seconds_per_step",
         }  # fmt: skip
         assert row["seeds"] == [0, 1]
         assert all(0.5 < accuracy <= 1 for accuracy in row["test_accuracy"])

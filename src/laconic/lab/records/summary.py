@@ -13,6 +13,7 @@ from typing import Any
 
 from laconic import statistics
 from laconic.errors import BadInput
+from laconic.lab.records.fields import encode
 from laconic.lab.records.record import Breakdown, Claim, Configuration, Record, Trial
 from laconic.schedules.link import Link
 from laconic.statistics import Median
@@ -157,12 +158,16 @@ def wire_bound(record: Record, row: Row) -> float | None:
 
 
 def results(record: Record) -> list[dict[str, Any]]:
-    """The "results" of `laconic compare --json`: per configuration, its seeds and figures."""
+    """The "results" of `laconic compare --json`: per configuration, its seeds and figures.
+
+    `test_accuracy`, `loss` (on the test data, at the end) and `seconds_to_target` have one value for each seed.
+    """
     return [
         {
             "config": row.configuration.name,
             "seeds": [trial.seed for trial in row.trials],
             "test_accuracy": [trial.test_accuracy for trial in row.trials],
+            "loss": encode([trial.test_loss for trial in row.trials]),
             "seconds_to_target": [trial.seconds_to_target for trial in row.trials],
             "step_seconds_median": _value(row.step),
             "sent_nbytes_per_step": _value(row.sent),
