@@ -12,14 +12,18 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
 from laconic.errors import BadInput
 from laconic.lab.records.metrics import read
 from laconic.lab.records.record import Record, Trial
+from laconic.lab.runs import trainer
 from laconic.lab.runs.spec import RunSpec, TrialSpec, configuration, split
 from laconic.lab.runs.train import resume, train
+from laconic.lab.runs.trainee import Parts
 from laconic.lab.runs.workers import Workers
 from laconic.transports.launcher import RankFailed
 from laconic.workloads import Changes
@@ -193,6 +197,28 @@ def test_stopped_on_request_and_resumed_with_a_broken_checkpoint(
     (told,) = done.record.interruptions
     assert "stopped on request" in told.what
     assert (told.step, told.lost) == (steps[-1], steps[-1] - steps[-2])
+
+
+def test_a_slow_worker_computes_longer_and_waits_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of 3 s, of which backward waits 2.5 s for the others."""
+    clock, computed, slept = iter([0.0, 3.0, 3.0]), iter([7.0, 7.5]), list[float]()
+    monkeypatch.setattr(trainer, "computed_s", lambda: next(computed))
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(perf_counter=lambda: next(clock), sleep=slept.append))
+    training = MagicMock(trial=TrialSpec("digits-mlp", configuration("ddp", 2), 0, slow=10.0))
+    training.world.rank, training.world.world_size, training.rows = 1, 2, []
+    training.trainee.part.return_value, training.trainee.train_on.return_value = (1, 2), (0.2, 0.7)
+    training.trainee.parts.return_value, training.sent.is_used = Parts(0.5, wait=2.5), False
+    trainer.RankTraining.take_step(training, 0, 0, 1)
+    assert slept == [9 * 0.5]
+    assert training.rows[0].seconds == 3.0
+
+
+def test_computing_is_time_on_a_core_and_in_the_queue_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(thread_time=lambda: 2.0))
+    monkeypatch.setattr(trainer, "QUEUED", tmp_path / "schedstat")
+    assert trainer.computed_s() == 2.0
+    trainer.QUEUED.write_text("2000000000 250000000 31\n")
+    assert trainer.computed_s() == 2.25
 
 
 def test_names_of_configurations() -> None:

@@ -45,6 +45,7 @@ CLOCK = Clock(
     across_ranks="the slowest rank's, from the end of a step to that of the next",
 )
 WARM_UP_STEPS = 2
+QUEUED = Path("/proc/thread-self/schedstat")  # nanoseconds on a core, nanoseconds in the queue for one, turns
 
 
 @dataclass(frozen=True)
@@ -106,13 +107,15 @@ class RankTraining(ABC):
     def take_step(self, epoch: int, step: int, share: int) -> None:
         """Train with one share of a step, and keep its figures."""
         task, trainee, place = self.prepared.task, self.trainee, (share, self.world.world_size)
+        slow = self.trial.slow if self.world.rank == self.world.world_size - 1 else 1.0
+        computed = computed_s() if slow > 1 else 0.0
         begun = time.perf_counter()
         task.begin_step(trainee.optimizer, epoch, step, *place)
         batch = task.batch(epoch, step, *trainee.part(*place))
         trainee.optimizer.zero_grad()
         forward, loss = trainee.train_on(task, batch)
-        if self.trial.slow > 1 and self.world.rank == self.world.world_size - 1:
-            time.sleep((self.trial.slow - 1) * (time.perf_counter() - begun))
+        if slow > 1:
+            time.sleep((slow - 1) * (computed_s() - computed))
         backward = time.perf_counter()
         trainee.optimizer.step()
         ended = time.perf_counter()
@@ -267,6 +270,15 @@ def begin_with(model: nn.Module, weights: dict[str, Tensor]) -> None:
 def _random_loss(model: nn.Module) -> Tensor:
     """A loss without data, whose gradients are random."""
     return torch.stack([(p * torch.randn_like(p)).sum() for p in model.parameters()]).sum()
+
+
+def computed_s() -> float:
+    """Seconds that this thread has spent on a core or queued for one: none in which it waited for another worker."""
+    try:
+        queued_ns = int(QUEUED.read_text().split()[1])
+    except (OSError, IndexError):  # not on this system: time in the queue is then left out
+        queued_ns = 0
+    return time.thread_time() + 1e-9 * queued_ns
 
 
 def weights_digest(model: nn.Module) -> bytes:
