@@ -13,6 +13,8 @@ import pytest
 from laconic import schedules, workloads
 from laconic.cli import codecs, known, main
 from laconic.cli.codecs import listed
+from laconic.codecs import names as codec_names
+from laconic.lab.runs.strategies import PEERS
 
 
 def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:  # type: ignore[type-arg]
@@ -159,6 +161,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--help"], 0), (["bench", "--help"], 0), (["--version"], 0), (["codecs"], 0), (["codecs", "--json"], 0),
         (["trian"], 2), (["train", "digits-mpl"], 2), (["compare", "digits-mpl", "-n", "2"], 2),
+        (["train", "digits-mlp", "-n", "2", "--codec", "dynamc8"], 2),
+        (["compare", "digits-mlp", "--configs", "ddp,topk(0.01)+qsdg(4)"], 2),
     ],
 )  # fmt: skip
 def test_lists_and_wrong_names_wait_for_no_import(
@@ -175,8 +179,24 @@ def test_lists_and_wrong_names_wait_for_no_import(
     assert told.stdout.endswith("loaded []\n")
 
 
-def test_the_workloads_in_the_source_are_those_of_the_registry() -> None:
-    assert sorted(set(known.workloads())) == workloads.names()
+def test_the_names_in_the_source_are_those_of_the_registries() -> None:
+    assert sorted(set(known.registered("workloads"))) == workloads.names()
+    assert sorted(set(known.registered("codecs"))) == codec_names()
+    assert set(known.peers()) == set(PEERS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ddp", "ddp-fp16,single", "auto", "dynamic8", "compress:none,distribute:dynamic8@local(8)",
+        "topk(16, bucket=512)+qsgd(4),feedback=false", "elastic:dynamic8", "divide:none/dynamic8@stages(micro=8)",
+        "divide:none@0=dense(output); 2=dense(input)", "none@x((1, 2), other, more)", "", ",", "nothing of this form",
+    ],
+)  # fmt: skip
+def test_what_is_no_wrong_name_is_left_to_the_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "laconic.workloads")
+    known.check(["compare", "digits-mlp", "--configs", name])
+    known.check(["train", "my.module:factory", "--codec", "my-own"])
 
 
 def test_the_kept_list_is_made_anew_when_it_is_damaged_or_the_codecs_have_changed(

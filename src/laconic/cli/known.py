@@ -1,7 +1,8 @@
-"""Workloads by name without importing torch, which takes seconds: a name that does not exist is refused at once.
+"""Workloads and codecs by name without importing torch, which takes seconds: an unknown name is refused at once.
 
-Caller: `laconic.cli.main`. The names are read from the source of `laconic.workloads`; a test compares them with its
-registry. One's own workload, module:factory, and one with arguments are left to the command.
+Caller: `laconic.cli.main`. The names are read from the source; a test compares them with the registries. One's own
+workload, module:factory, which may bring codecs, and one with arguments are left to the command; so are the options of
+codecs.
 """
 
 from __future__ import annotations
@@ -10,28 +11,55 @@ import ast
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from laconic.errors import UnknownName
 
-SOURCE = Path(__file__).parents[1] / "workloads"
+PACKAGE = Path(__file__).parents[1]
+OWN = ("single", "auto")  # neither codecs nor peers
+_PLAIN = re.compile(r"\s*(?:(?:compress|distribute|elastic):)?([\w+-]+)(?:@.*)?\s*")  # without arguments
 
 
 def check(words: Sequence[str]) -> None:
-    """Raise UnknownName where the workload that follows `train` or `compare` does not exist."""
+    """Raise UnknownName where the workload that follows `train` or `compare`, or a codec to train by, is unknown."""
     if "laconic.workloads" in sys.modules:  # the registry is there already, and may know others
         return
     if len(words) > 1 and words[0] in ("train", "compare") and re.fullmatch(r"\w[\w-]*", words[1]):
-        names = set(workloads())
+        names = set(registered("workloads"))
         if words[1] not in names:
             raise UnknownName("workload", words[1], names)
+        for option, value in pairwise(words):
+            if option in ("--codec", "--configs"):
+                _check_codecs(value)
 
 
-def workloads() -> Iterator[str]:
-    """The names in `Workload(name=…)` and `@register(…)`."""
-    for path in sorted(SOURCE.glob("*.py")):
+def _check_codecs(configurations: str) -> None:
+    """Refuse what `lab/runs/spec.py` refuses, by the same sentence; what is more than names is left to it."""
+    codecs, plain = set(registered("codecs")), re.sub(r"\([^()]*\)", "", configurations)
+    for part in plain.split(",") if "(" not in plain else ():
+        first, *others = found[1].split("+") if (found := _PLAIN.fullmatch(part)) else [""]
+        if first and first not in (valid := {*codecs, *peers(), *OWN}):
+            raise UnknownName("configuration", first, valid)
+        for other in others:
+            if other not in codecs:
+                raise UnknownName("codec", other, codecs)
+
+
+def registered(package: str) -> Iterator[str]:
+    """The names in `@register(…)` and `Workload(name=…)` of a package's files."""
+    for path in sorted((PACKAGE / package).glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 first = [*node.args, *(each.value for each in node.keywords if each.arg == "name")][:1]
                 if node.func.id in ("Workload", "register") and first and isinstance(first[0], ast.Constant):
                     yield str(first[0].value)
+
+
+def peers() -> Iterator[str]:
+    """The keys of `PEERS`, which are no codecs."""
+    source = (PACKAGE / "lab" / "runs" / "strategies.py").read_text(encoding="utf-8")
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            keys = [str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)]
+            yield from keys if ast.unparse(node.targets[0]) == "PEERS" else ()
