@@ -6,12 +6,14 @@ is compiled for the types that it is called with, so the codec is used as exchan
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-import time
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from laconic.codecs.base import Codec
@@ -24,9 +26,30 @@ _LONG_S = 2.0  # only reading from Numba's cache takes less
 
 def compile_planned(planned: Iterable[Codec]) -> None:
     """Compile the kernels of codecs that a training will use, and of `none`, through which small tensors then go."""
-    for codec in [each for each in planned if not each.exact]:
-        compile_kernels(codec)
-        compile_kernels(NoneCodec())
+    with _said_if_long():
+        for codec in [each for each in planned if not each.exact]:
+            compile_kernels(codec)
+            compile_kernels(NoneCodec())
+
+
+@contextlib.contextmanager
+def _said_if_long() -> Iterator[None]:
+    """Say that kernels are being compiled, while the block still lasts; where torch.distributed runs, on rank 0."""
+    if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
+        yield
+        return
+    timer = threading.Timer(_LONG_S, _say_once)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+@functools.cache
+def _say_once() -> None:
+    LOG.info("kernels are being compiled, which takes some seconds and is done once; `laconic warm` does it ahead")
 
 
 @functools.cache
@@ -34,11 +57,8 @@ def compile_kernels(codec: Codec) -> None:
     """Compile what a codec's methods call, or read it from Numba's cache; a matrix codec and a user's own have none."""
     if codec.kind == "matrix" or not type(codec).__module__.startswith("laconic."):
         return
-    begun = time.perf_counter()
     for numel in _NUMELS:
         use(codec, torch.randn(numel, generator=torch.Generator().manual_seed(numel)))
-    if (seconds := time.perf_counter() - begun) > _LONG_S:
-        LOG.info("the kernels of '%s' were compiled in %.1f s", codec, seconds)
 
 
 def use(codec: Codec, x: Tensor) -> None:
