@@ -214,3 +214,21 @@ def _resume_behind(transport: Transport) -> float:
 
 def test_a_gradient_that_a_checkpoint_holds_is_not_counted_again() -> None:
     assert run_threads(2, _resume_behind) == [-1.0, -1.0]
+
+
+def _finish_apart(transport: Transport) -> float:
+    """Rank 1 takes two steps more than rank 0 before `finish`; then both go on."""
+    world = World(transport)
+    job = _counting(world, bound=0)
+    for _ in range(1 + 2 * world.rank):
+        _step(job, 0.0)
+    job.finish()
+    _step(job, 1.0)
+    job.finish()
+    found = float(job.model.w.detach())
+    job.close()
+    return found
+
+
+def test_workers_that_took_unlike_numbers_of_steps_go_on_together_after_finish() -> None:
+    assert run_threads(2, _finish_apart, timeout_s=10) == [-1.0, -1.0]

@@ -263,10 +263,13 @@ class StalePeersAgreement(OwnWeights):
 
     def _ended(self) -> Tensor:
         """All that was sent before has come; what comes from now on belongs to training that goes on."""
-        self._arrived.clear()
-        self._early.clear()
         for worker in self.roll.lost:
             self.clocks.leave(worker)
+        for message in self._early:  # of one who took more steps: all go on from the fastest clock
+            if message.clock > self.clocks.clocks.get(message.worker, message.clock):
+                self.clocks.hear(message.worker, message.clock)
+        self._arrived.clear()
+        self._early.clear()
         self.clocks.resume()
         self.clock = max(self.clocks.clocks.values())
         return self.end.pack()
