@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 import time
@@ -193,6 +194,38 @@ def test_copies_of_edges_are_in_checkpoints_and_begin_anew_where_they_do_not_fit
         assert torch.equal(told[str(j)], heard[str(i)]), f"what {j} knows of {i} differs at both ends"
         if older not in (i, j):
             assert found[i]["after"]["tells"][str(j)] > found[i]["before"]["tells"][str(j)]
+
+
+def _unmerged(world: World) -> torch.Tensor:
+    """Rank 0 merges what a pair added and saves; rank 1 saves before it merges."""
+    spec, saved = "gossip(random, asynchronous=true)", None
+    for resumed in (False, True):
+        model = nn.Linear(20, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), 1.0)
+        agreement: Any = laconic.distribute(model, optimizer, consistency=spec, codec="none", world=world)
+        if resumed:
+            model.load_state_dict(saved[0])
+            optimizer.load_state_dict(saved[1])
+            laconic.barrier(group=world)
+            agreement.finish()
+            end = agreement.weights.values.clone()
+        else:
+            with torch.no_grad():
+                agreement.weights.values.copy_(_point(world.rank, 20))
+            for _ in range(2 - world.rank):
+                model.weight.grad = torch.zeros_like(model.weight)
+                optimizer.step()
+                agreement.pairs.rest(30.0)
+            laconic.barrier(group=world)  # nobody asks any more
+            saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+            laconic.barrier(group=world)
+        agreement.close()
+    return end
+
+
+def test_a_checkpoint_holds_what_a_pair_added_before_the_model_has_it() -> None:
+    for end in run_threads(2, lambda t: _unmerged(World(t))):
+        torch.testing.assert_close(end, (_point(0, 20) + _point(1, 20)) / 2)
 
 
 def _leaver(world: World) -> int:

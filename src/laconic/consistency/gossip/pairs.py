@@ -33,6 +33,7 @@ from laconic.consistency.servers.wire import unpack as unpack_note
 from laconic.consistency.side import open_mesh
 from laconic.errors import CollectiveTimeout, PeerLost
 from laconic.exchange.options import flat_codec
+from laconic.storage.form import check_like
 from laconic.transports.zeromq import ZmqTransport
 
 # What a message of a pair is for, in the lowest bits of its tag. The others count the messages of its edge so far: they
@@ -193,18 +194,21 @@ class _Pairs:
         self.mesh.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The copies of all edges."""
+        """The copies of all edges, and what pairs have added that the model has not yet."""
         with self._lock:
-            return self.edges.state_dict()
+            return {**self.edges.state_dict(), "gained": self._gained.clone()}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse, with BadInput, a state that cannot be loaded whole."""
         self.edges.check_state(state)
+        check_like(state, {"gained": self._gained}, "the state of gossip")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The reverse."""
         with self._lock:
             self.edges.load_state_dict(state)
+            self._gained.copy_(state["gained"])
+            self._known = False  # nobody is answered before the loaded model is published
 
     def _run(self) -> None:
         try:
