@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,28 @@ def test_an_asynchronous_centre_comes_as_near() -> None:
         assert torch.equal(each["end"], apart[0]["end"])
         assert sum(record.sent_nbytes for record in each["records"]) > 29 * 4 * SIZE  # 29 visits
     assert sum(record.staleness or 0 for each in apart for record in each["records"]) > 0
+
+
+def test_an_asynchronous_centre_goes_back_to_a_checkpoint() -> None:
+    def work(transport: Transport) -> torch.Tensor:
+        world, model = World(transport), nn.Linear(4, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        spec = "easgd(period=1, asynchronous=true)"
+        job = laconic.distribute(model, optimizer, consistency=spec, codec="none", world=world)
+        saved = copy.deepcopy(optimizer.state_dict())
+        for _ in range(2):
+            for _ in range(3):
+                model.weight.grad = torch.ones_like(model.weight)
+                optimizer.step()
+            laconic.barrier(group=world)
+            optimizer.load_state_dict(saved)
+            laconic.barrier(group=world)
+        job.finish()
+        job.close()
+        return model.weight.detach().clone()
+
+    ends = run_threads(2, work)
+    assert torch.equal(*ends)
 
 
 def test_wrong_use() -> None:

@@ -266,7 +266,7 @@ class Centre:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.served.load_state_dict(state)
-        self._added = int(state["added"])
+        self._added = max(self._added, int(state["added"]))  # the servers' clocks never go back
 
     def close(self) -> None:
         self.served.close()
