@@ -223,3 +223,17 @@ def test_ways_that_there_are_not_get_one_sentence(tmp_path: Path) -> None:
     ):
         with pytest.raises(BadInput, match=sentence):
             laconic.elastic(model, optimizer, laconic.Samples(4, 2), tmp_path, consistency=way)
+
+
+def test_a_state_of_another_mode_is_refused(tmp_path: Path) -> None:
+    def job(consistency: str) -> Any:
+        model, _, _ = problem()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        folder = tmp_path / consistency
+        return laconic.elastic(model, optimizer, laconic.Samples(SAMPLES, BATCH), folder, consistency=consistency)
+
+    with job("sync") as plain, job("block_momentum(4)") as blocks:
+        with pytest.raises(BadInput, match=r"'extra\.steps' is missing"):
+            blocks.load_state_dict(plain.state_dict())
+        plain.load_state_dict(plain.state_dict())
+        blocks.load_state_dict(blocks.state_dict())

@@ -246,7 +246,7 @@ class ElasticJob(Job):
         if group.view.number or group.step > 0:
             raise BadInput("an elastic job takes over a state before its first batch, on the worker that comes first")
         ledger = {"epoch": 0, "cursor": 0, "left": None}
-        check_like(state, {"step": 0, "ledger": ledger, "scheduler": None, "extra": {}, "residuals": {}})
+        check_like(state, {"step": 0, "ledger": ledger, "scheduler": None, "extra": replica.extra, "residuals": {}})
         if not self.is_first:
             return
         self._wire.load_state_dict(state["residuals"])
