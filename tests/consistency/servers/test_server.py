@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from laconic.consistency import build
 from laconic.consistency.modes.easgd import Centre
 from laconic.consistency.servers.clocks import Clocks
 from laconic.consistency.servers.desk import Desk, Serving
+from laconic.consistency.servers.server import Server
 from laconic.consistency.servers.shards import Layout, Shard, ShardOptimizer, changed_options, cut, plain_options
 from laconic.consistency.servers.wire import Kind, Message, unpack, weights_in
 from laconic.errors import BadInput, PayloadError, PeerLost
@@ -101,6 +104,35 @@ def test_a_copy_that_took_over_answers_only_what_another_copy_has_too() -> None:
     assert sent[-1][0] == 0
     assert sent[-1][1].kind == Kind.REPLY
     assert torch.equal(desk.shards[0].values, torch.ones(2))
+
+
+def _two_servers() -> tuple[list[Server], Callable[[int, Message], None]]:
+    """The servers beside two workers, without threads and sockets, and what delivers a message and all that follow."""
+    layout, serving, servers = Layout(2, servers=None, replicas=1, numel=4), Serving("async"), list[Server]()
+    on_the_way: list[tuple[int, int, Message]] = []
+    for me in (2, 3):
+        server, shards = object.__new__(Server), {n: serving.shard(layout, n, torch.zeros(2)) for n in (0, 1)}
+        server.shards, server.lock = shards, threading.Lock()
+        server._desk = Desk(me, layout, shards, serving, lambda to, note, me=me: on_the_way.append((me, to, note)))
+        servers.append(server)
+
+    def deliver(to: int, message: Message) -> None:
+        on_the_way.append((message.worker, to, message))
+        while on_the_way:
+            sender, to, message = on_the_way.pop(0)
+            if to >= 2:
+                servers[to - 2]._desk.take(sender, message)
+
+    return servers, deliver
+
+
+def test_a_state_saved_after_a_loss_holds_more_shards_than_its_server_has_to_begin_with() -> None:
+    (server, _), _ = _two_servers()
+    saved = {n: {"values": torch.ones(2), "version": 7} for n in "012"}
+    server.load_state_dict(saved)
+    assert [shard.version for shard in server.shards.values()] == [7, 7]
+    with pytest.raises(BadInput, match="the state holds shards"):
+        server.load_state_dict({"1": saved["1"], "2": saved["2"]})
 
 
 def _network(seed: int = 0) -> nn.Module:

@@ -72,18 +72,18 @@ class Server:
             return {str(number): shard.state_dict() for number, shard in self.shards.items()}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a state of other shards than this server's."""
-        if sorted(state) != sorted(map(str, self.shards)):
+        """Refuse a state without all of this server's shards; after a loss it has others' too, which they have."""
+        if not set(state).issuperset(map(str, self.shards)):
             raise BadInput(f"the state holds shards {sorted(state)}, this server {sorted(map(str, self.shards))}")
-        for number, saved in state.items():
-            self.shards[int(number)].check_state(saved)
+        for number, shard in self.shards.items():
+            shard.check_state(state[str(number)])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave, on every server, before training goes on."""
         self.check_state(state)
         with self.lock:
-            for number, saved in state.items():
-                self.shards[int(number)].load_state_dict(saved)
+            for number, shard in self.shards.items():
+                shard.load_state_dict(state[str(number)])
 
     def _run(self) -> None:
         torch.set_num_threads(self._threads)  # a thread begins with the number of cores
