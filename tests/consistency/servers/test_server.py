@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 import time
@@ -124,6 +125,19 @@ def _two_servers() -> tuple[list[Server], Callable[[int, Message], None]]:
                 servers[to - 2]._desk.take(sender, message)
 
     return servers, deliver
+
+
+def test_copies_that_were_saved_at_other_moments_are_given_anew_after_a_restart() -> None:
+    servers, deliver = _two_servers()
+    for server, updates in zip(servers, (5, 3), strict=True):
+        server.load_state_dict({n: {"values": torch.full((2,), float(updates)), "version": updates} for n in "01"})
+    push = Message(Kind.PUSH, 0, 0, payload=laconic.codec("none").encode(torch.ones(2)))
+    deliver(2, push)
+    deliver(3, dataclasses.replace(push, shard=1))
+    for number, updates in enumerate((6, 4)):  # as the shard's server had it, and the push
+        for server in servers:
+            assert server.shards[number].version == updates
+            assert torch.equal(server.shards[number].values, torch.full((2,), float(updates)))
 
 
 def test_a_state_saved_after_a_loss_holds_more_shards_than_its_server_has_to_begin_with() -> None:

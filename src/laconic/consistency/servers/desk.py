@@ -165,6 +165,11 @@ class Desk:
 
     # copies
 
+    def renew_copies(self) -> None:
+        """Shards came from a checkpoint, which each server wrote at another moment: copies are given out anew."""
+        for number in filter(self.serves, self.shards):
+            self._copies[number].clear()
+
     def _top_up(self, number: int) -> None:
         """Give the servers that come next a copy, where losses left fewer than there should be."""
         ring, copies = self.layout.ring(number), self._copies[number]

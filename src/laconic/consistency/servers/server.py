@@ -84,6 +84,7 @@ class Server:
         with self.lock:
             for number, shard in self.shards.items():
                 shard.load_state_dict(state[str(number)])
+            self._desk.renew_copies()
 
     def _run(self) -> None:
         torch.set_num_threads(self._threads)  # a thread begins with the number of cores
