@@ -22,7 +22,7 @@ from laconic.consistency.servers.clocks import Clocks
 from laconic.consistency.servers.desk import Desk, Serving
 from laconic.consistency.servers.server import Server
 from laconic.consistency.servers.shards import Layout, Shard, ShardOptimizer, changed_options, cut, plain_options
-from laconic.consistency.servers.wire import Kind, Message, unpack, weights_in
+from laconic.consistency.servers.wire import Kind, Message, settings, unpack, weights_in
 from laconic.errors import BadInput, PayloadError, PeerLost
 from laconic.transports.launcher import LocalJob, run_local
 from tests.reference.downpour import downpour
@@ -49,6 +49,12 @@ def test_messages_survive_the_wire_and_broken_ones_do_not() -> None:
             unpack(wrong)
     with pytest.raises(PayloadError, match="shard 3 has 404 bytes"):
         weights_in(again, 101)
+
+
+def test_options_of_many_groups_travel_with_a_push() -> None:
+    groups = {str(number): {"lr": 0.1 / (1 + number), "initial_lr": 0.1} for number in range(2000)}
+    push = Message(Kind.PUSH, 0, 0, text=json.dumps({"groups": groups}))
+    assert settings(unpack(push.pack()).text) == {"groups": groups}
 
 
 def test_layouts() -> None:

@@ -24,7 +24,7 @@ _HEADER = struct.Struct("<4sBBHIIQQqd")
 HEADER_NBYTES = _HEADER.size
 _MAGIC = b"LacS"
 _ALIGNMENT = 64  # of the payload, from the beginning of the message
-MAX_TEXT_NBYTES = 1 << 16
+MAX_TEXT_NBYTES = 1 << 24  # options of an optimiser with a group for every parameter of a large model are 100 kB
 
 
 class Kind(IntEnum):
