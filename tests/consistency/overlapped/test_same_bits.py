@@ -76,15 +76,20 @@ def _check(case: Case, found: list[dict[str, Any]]) -> None:
             assert HIDDEN in each["explained"], f"{case}: nothing was hidden, so nothing was compared"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.processes
-@pytest.mark.parametrize("case", LONG, ids=" ".join)
-@pytest.mark.parametrize(("size", "engine"), [(1, "gloo"), (2, "gloo"), (4, "gloo"), (2, "zmq"), (2, "mpi")])
-def test_at_length(size: int, engine: str, case: Case) -> None:
+@pytest.fixture(scope="module", params=[(1, "gloo"), (2, "gloo"), (4, "gloo"), (2, "zmq"), (2, "mpi")], ids=str)
+def at_length(request: pytest.FixtureRequest) -> tuple[int, list[dict[str, Any]]]:
+    size, engine = request.param
     if engine == "mpi":
         pytest.importorskip("mpi4py")
-    (found,) = run_job(size, engine, compare, ([case], 200), timeout_s=1100)
+    return size, run_job(size, engine, compare, (LONG, 200), timeout_s=2900)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.processes
+@pytest.mark.parametrize("number", range(len(LONG)), ids=[" ".join(case) for case in LONG])
+def test_at_length(number: int, at_length: tuple[int, list[dict[str, Any]]]) -> None:
+    size, case, found = at_length[0], LONG[number], at_length[1][number]
     if size == 1:
         assert not found["differs"], f"{case}: alone, training has other {found['differs']}"
     else:
