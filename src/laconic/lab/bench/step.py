@@ -193,8 +193,8 @@ class Steps:
             found.readiness.append(watch(trainee.module, trainee.optimizer, lambda: self.run(1)[0]))
         found.peak_rss_nbytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-    def time_kernels(self) -> None:
-        """Time the codecs of the last block by themselves; in the last turn, since it takes memory of its own."""
+    def _time_kernels(self) -> None:
+        """Time the codecs of the last block by themselves."""
         if self._chosen.kind == "peer":
             numel = sum(p.numel() for p in self.trainee.module.parameters())
             self._exchanged = [(PEERS[self._chosen.name].codec, "ring", numel)]
@@ -209,7 +209,8 @@ class Steps:
         return sum(self.trainee.payload(*named)[1] for named in self.trainee.module.named_parameters())
 
     def conclude(self) -> Measured:
-        """What is found after the last block, in no one's turn."""
+        """What is found after the last block, in a turn of its own: evaluating would disturb others' steps."""
+        self._time_kernels()
         self.trainee.finish()
         found = self.measured
         found.weights = weights_digest(self.trainee.module).hex()
@@ -238,7 +239,7 @@ def run_rank(spec: StepSpec, place: Place) -> Measured:
         with init(timeout_s=TIMEOUT_S) as world:
             task = Changes(batch=spec.batch).of(spec.workload).prepare(spec.seed, scaling="weak")
             steps = Steps(spec, place.chosen, task, world)
-            warm_up, *blocks = place.turns(spec.blocks)
+            warm_up, *blocks, last = place.turns(spec.blocks + 1)
             with turns.taken(warm_up):
                 steps.run(spec.warm_up or WARM_UP)
                 steps.block(1)
@@ -246,9 +247,8 @@ def run_rank(spec: StepSpec, place: Place) -> Measured:
             for turn in blocks:
                 with turns.taken(turn):
                     steps.block(spec.steps)
-                    if turn == blocks[-1]:
-                        steps.time_kernels()
-            return steps.conclude()
+            with turns.taken(last):
+                return steps.conclude()
     finally:
         dist.destroy_process_group()
 
