@@ -139,6 +139,18 @@ def test_a_transfer_takes_as_long_as_the_link_needs(link: str, hosts: int, sourc
     assert taken >= 0.8 * 4 * NUMEL * 8 / 100e6
 
 
+def congestion_control(host: str, port: int) -> str:
+    with socket.create_connection((host, port), timeout=10) as connection:
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
+@needs_root
+def test_tcp_is_the_same_on_every_machine() -> None:
+    with Cluster(hosts=1, link="unlimited") as cluster:
+        store = cluster.new_store()
+        assert cluster.run(congestion_control, (store.host, store.port), timeout_s=40) == ["cubic"]
+
+
 @needs_root
 def test_hosts_of_one_site_do_not_feel_the_link_between_sites() -> None:
     with Cluster(hosts=3, link="unlimited,1mbit") as cluster:
