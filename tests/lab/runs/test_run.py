@@ -28,6 +28,8 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("")
-    with pytest.raises(StorageError, match="cannot be written: Not a directory; the runs before are intact"):
-        _begin(tmp_path / "runs")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "an unmounted disk")
+    for runs in ("file", "link"):
+        with pytest.raises(StorageError, match="cannot be written: File exists; the runs before are intact"):
+            _begin(tmp_path / runs)

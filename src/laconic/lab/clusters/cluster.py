@@ -288,10 +288,10 @@ def _check_machine() -> None:
 def _congestion_control() -> str:
     """What decides how fast TCP sends: Linux's usual one, whatever this machine's is.
 
-    By BBR, some machines' default, exchanges with pauses between them take up to 15 % longer, and vary more.
+    With BBR, some machines' default, exchanges with pauses between them take up to 15 % longer, and vary more.
     """
-    known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
-    return "cubic" if "cubic" in known else "reno"  # every kernel has it
+    known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+    return "cubic" if known.exists() and "cubic" in known.read_text().split() else "reno"  # every kernel has it
 
 
 def _limit(descriptor: int, interface: str, rate_bps: float | None) -> None:

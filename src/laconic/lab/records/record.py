@@ -323,8 +323,9 @@ def make_folder(workload: str, runs: str | os.PathLike[str]) -> Path:
     while True:
         folder = Path(runs) / make_id(workload, runs)
         with writing(folder, "the runs before are intact"):
+            folder.parent.mkdir(parents=True, exist_ok=True)
             try:
-                folder.mkdir(parents=True)
+                folder.mkdir()
                 return folder
             except FileExistsError:  # another run took the name after `make_id` had looked
                 continue
