@@ -96,7 +96,7 @@ NETWORKS = {
     "lenet-5": Network(
         "mnist-lenet", 4, 1, 1, 1.0, 0.1, (Goal(0.05, 4, 10, bit_price=2), Goal(0.018, 4, 3, bit_price=2)), shifts=1,
     ),
-    "cifar-cnn": Network("cifar-cnn", 12, 1, 1, 1.0, 0.1, (Goal(0.1, 4, 8, bit_price=2),)),
+    "cifar-cnn": Network("cifar-cnn", 4, 1, 1, 1.0, 0.1, (Goal(0.1, 4, 4, bit_price=2),)),
     "digits-mlp": Network("digits-mlp", 10, 2, 4, 0.5, 0.5, (Goal(0.15, 4, 4), Goal(0.08, 3, 4))),
 }  # fmt: skip
 
