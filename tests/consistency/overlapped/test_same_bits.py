@@ -76,7 +76,10 @@ def _check(case: Case, found: list[dict[str, Any]]) -> None:
             assert HIDDEN in each["explained"], f"{case}: nothing was hidden, so nothing was compared"
 
 
-@pytest.fixture(scope="module", params=[(1, "gloo"), (2, "gloo"), (4, "gloo"), (2, "zmq"), (2, "mpi")], ids=str)
+ENGINES = [(1, "gloo"), (2, "gloo"), (4, "gloo"), (2, "zmq"), (2, "mpi")]
+
+
+@pytest.fixture(scope="module", params=ENGINES, ids="{0[1]}-{0[0]}".format)
 def at_length(request: pytest.FixtureRequest) -> tuple[int, list[dict[str, Any]]]:
     size, engine = request.param
     if engine == "mpi":
