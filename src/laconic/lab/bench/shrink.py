@@ -94,7 +94,8 @@ NETWORKS = {
         "mnist-300-100", 12, 2, 3, 0.5, 0.5, (Goal(0.06, 4, 4), Goal(0.03, 3, 4), Goal(0.018, 3, 4)), shifts=1,
     ),
     "lenet-5": Network(
-        "mnist-lenet", 4, 1, 1, 1.0, 0.1, (Goal(0.05, 4, 10, bit_price=2), Goal(0.018, 4, 3, bit_price=2)), shifts=1,
+        "mnist-lenet", 4, 1, 1, 1.0, 0.1,
+        (Goal(0.05, 4, 10, bit_price=2), Goal(0.018, 4, 3, bit_price=2), Goal(0.009, 4, 4, bit_price=2)), shifts=1,
     ),
     "cifar-cnn": Network("cifar-cnn", 4, 1, 1, 1.0, 0.1, (Goal(0.1, 4, 4, bit_price=2),)),
     "digits-mlp": Network("digits-mlp", 10, 2, 4, 0.5, 0.5, (Goal(0.15, 4, 4), Goal(0.08, 3, 4))),
