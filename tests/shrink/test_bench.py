@@ -22,7 +22,7 @@ from laconic.workloads import get, models
 
 
 def test_networks_and_coders_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = lab.Network("digits-mlp", 3, 1, 1, 0.5, 0.5, (lab.Goal(0.2, 4, 1), lab.Goal(0.1, 3, 1)))
+    quick = lab.Network("digits-mlp", 3, 1, 1, 0.5, (lab.Goal(0.2, 4, 1), lab.Goal(0.1, 3, 1)))
     monkeypatch.setitem(lab.NETWORKS, "digits-mlp", quick)
     words = ["--part", "networks", "--network", "digits-mlp", "--seeds", "1", "--json"]
     with pytest.raises(SystemExit):
@@ -57,7 +57,7 @@ def test_drawn_symbols_have_the_published_densities() -> None:
 
 
 def test_a_benchmark_goes_on_where_it_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = lab.Network("digits-mlp", 2, 2, 1, 0.5, 0.5, (lab.Goal(0.2, 4, 1),))
+    quick = lab.Network("digits-mlp", 2, 2, 1, 0.5, (lab.Goal(0.2, 4, 1),))
     monkeypatch.setitem(lab.NETWORKS, "digits-mlp", quick)
 
     def rows(folder: Path | None) -> list[dict[str, object]]:

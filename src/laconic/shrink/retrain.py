@@ -2,8 +2,11 @@
 
 Callers: the pipeline, users. A constrained weight is computed from what the optimiser holds: a pruned one from the
 weight times its mask, a shared one from its values. So no step, momentum or decay can bring a pruned weight back; the
-gradient of a value is the sum of its weights' gradients; and under `laconic.distribute` workers exchange a codebook of
+gradient of a value is the mean of its weights' gradients; and under `laconic.distribute` workers exchange a codebook of
 a few values instead of a matrix.
+
+A step by the mean moves a value as far as its weights would have moved together, so the rate that suits weights suits
+values too. By the sum, a step is as many times larger as there are weights, and diverges at that rate.
 """
 
 from __future__ import annotations
@@ -37,19 +40,18 @@ class _Masked(nn.Module):
 
 
 class _Gather(torch.autograd.Function):
-    """values[symbols]; the gradient of a value is the sum over its weights, of zero none."""
+    """values[symbols]; the gradient of a value is the mean over its weights, of zero none."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, symbols: Tensor) -> Tensor:
-        ctx.save_for_backward(symbols)
-        ctx.count = values.numel()
+    def forward(ctx: Any, values: Tensor, symbols: Tensor, counts: Tensor) -> Tensor:
+        ctx.save_for_backward(symbols, counts)
         return torch.cat([values.new_zeros(1), values])[symbols]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (symbols,) = ctx.saved_tensors
-        sums = torch.bincount(symbols.reshape(-1), gradients[0].reshape(-1), minlength=ctx.count + 1)
-        return sums[1:].to(gradients[0].dtype), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        symbols, counts = ctx.saved_tensors
+        sums = torch.bincount(symbols.reshape(-1), gradients[0].reshape(-1), minlength=len(counts))
+        return (sums / counts)[1:].to(gradients[0].dtype), None, None
 
 
 class _FewValues(nn.Module):
@@ -58,10 +60,12 @@ class _FewValues(nn.Module):
     def __init__(self, shared: Shared) -> None:
         super().__init__()
         self.register_buffer("symbols", torch.from_numpy(shared.symbols.astype(np.int64)))
+        counts = np.bincount(shared.symbols.reshape(-1), minlength=len(shared.values))
+        self.register_buffer("counts", torch.from_numpy(np.maximum(counts, 1)))
         self.start = torch.from_numpy(shared.values[1:].copy())
 
     def forward(self, values: Tensor) -> Tensor:
-        result: Tensor = _Gather.apply(values, self.symbols)  # type: ignore[no-untyped-call]
+        result: Tensor = _Gather.apply(values, self.symbols, self.counts)  # type: ignore[no-untyped-call]
         return result
 
     def right_inverse(self, weight: Tensor) -> Tensor:

@@ -66,8 +66,7 @@ class Network:
         epochs: of the first training.
         rounds: of pruning, before each goal.
         tuning: epochs of tuning values.
-        rate: that a retraining starts with, over the workload's.
-        tuning_rate: that tuning starts with, likewise.
+        rate: that a retraining starts with, over the workload's; tuning starts with all of it.
         goals: from the largest file to the smallest; each goes on from the one before.
         shifts: pixels by which images are shifted in training, dense or pruned; 0 leaves the workload's inputs.
     """
@@ -77,7 +76,6 @@ class Network:
     rounds: int
     tuning: int
     rate: float
-    tuning_rate: float
     goals: tuple[Goal, ...]
     shifts: int = 0
 
@@ -91,14 +89,16 @@ class Network:
 
 NETWORKS = {
     "lenet-300-100": Network(
-        "mnist-300-100", 12, 2, 3, 0.5, 0.5, (Goal(0.06, 4, 4), Goal(0.03, 3, 4), Goal(0.018, 3, 4)), shifts=1,
+        "mnist-300-100", 12, 2, 3, 0.5, (Goal(0.06, 4, 4), Goal(0.03, 3, 4), Goal(0.018, 3, 4)), shifts=1,
     ),
     "lenet-5": Network(
-        "mnist-lenet", 4, 1, 1, 1.0, 0.1,
+        "mnist-lenet", 4, 1, 1, 1.0,
         (Goal(0.05, 4, 10, bit_price=2), Goal(0.018, 4, 3, bit_price=2), Goal(0.009, 4, 4, bit_price=2)), shifts=1,
     ),
-    "cifar-cnn": Network("cifar-cnn", 4, 1, 1, 1.0, 0.1, (Goal(0.1, 4, 4, bit_price=2),)),
-    "digits-mlp": Network("digits-mlp", 10, 2, 4, 0.5, 0.5, (Goal(0.15, 4, 4), Goal(0.08, 3, 4))),
+    "cifar-cnn": Network(
+        "cifar-cnn", 24, 1, 2, 1.0, (Goal(0.2, 5, 24, bit_price=1), Goal(0.08, 4, 24, bit_price=2)),
+    ),
+    "digits-mlp": Network("digits-mlp", 10, 2, 4, 0.5, (Goal(0.15, 4, 4), Goal(0.08, 3, 4))),
 }  # fmt: skip
 
 
@@ -156,7 +156,7 @@ class _Training:
                 model.load_state_dict(kept["state"])
                 masks = kept["masks"]
             before = goal.density
-            memory = Memory(self._folder, repr((*key, of.tuning, of.tuning_rate, goal)))
+            memory = Memory(self._folder, repr((*key, of.tuning, goal)))
             parts, error = memory.recall_parts(f"shared-{calls}", partial(self._share, model, masks, goal))
             shrunk = Shrunk(model, parts, Plan(density=goal.density, bits=goal.bits), dense_error, error)
             row = self._row(shrunk, goal, dense_wrong) | {"start_errors": self._starts(model, masks, goal)}
@@ -176,7 +176,7 @@ class _Training:
 
     def _share(self, model: nn.Module, masks: Mapping[str, Tensor], goal: Goal) -> tuple[dict[str, Part], float]:
         small = deepcopy(model)
-        train = TaskTraining(self.task, self.network.tuning, self.network.tuning_rate)
+        train = TaskTraining(self.task, self.network.tuning, rate=1.0)
         parts = goal.plan().share_values(small, masks, train)
         return parts, self.judge(small)
 
