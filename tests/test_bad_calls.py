@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import torch
 from torch import nn
 
 import laconic
+from laconic.consistency.churn.options import ElasticOptions
 from laconic.errors import BadInput
+from laconic.shrink.plan import Plan
 
 
 def _distribute(dtype: torch.dtype = torch.float32, **options: Any) -> Any:
@@ -38,9 +41,21 @@ CALLS: dict[str, tuple[Callable[[Path], object], str]] = {
     "message_nbytes": (lambda folder: _distribute(message_nbytes=-1), "bytes from 0, got -1"),
     "overlap": (lambda folder: _distribute(overlap="x"), "overlap must be True, False or None, got 'x'"),
     "feedback": (lambda folder: _distribute(feedback="x"), "feedback must be"),
+    "mode": (lambda folder: _distribute(consistency="sync(x)"), "drop_slowest is a whole number, got 'x'"),
     "world": (lambda folder: _distribute(world=3), r"what laconic\.init\(\) returns, got int"),
     "complex": (lambda folder: _distribute(torch.complex64), "parameter 'weight' is complex"),
     "exempt": (lambda folder: _distribute(exempt=3), "exempt is a list of names"),
+    "samples of text": (lambda folder: laconic.Samples("90", batch=9), "dataset_size is a whole number, got '90'"),
+    "half a worker": (lambda folder: ElasticOptions(workers=1.5), "elastic: workers is a whole number, got 1.5"),
+    "no number": (lambda folder: ElasticOptions(silence_s=math.nan), "silence_s is a number, got nan"),
+    "no patience": (lambda folder: ElasticOptions(patience_s=0), "patience_s > 0"),
+    "algorithm": (lambda folder: ElasticOptions(algorithm=None), "algorithm is a word, got None"),
+    "algorithm of a sum": (lambda folder: _distribute(algorithm=2), "unknown compressed all-reduce algorithm '2'"),
+    "small": (lambda folder: laconic.Exemptions(smaller_than="1k"), "smaller_than is a whole number, got '1k'"),
+    "ranks": (lambda folder: laconic.Asked(ranks="4"), "plan: ranks is a whole number, got '4'"),
+    "memory": (lambda folder: laconic.Asked(4, memory_nbytes=1.5), "memory_nbytes is a whole number or None, got 1.5"),
+    "link": (lambda folder: laconic.Link("50us", 1e-9), "link: latency_s is a number, got '50us'"),
+    "rounds": (lambda folder: Plan(rounds="4"), "shrink: rounds is a whole number, got '4'"),
     "no rank": (lambda folder: laconic.run_threads(0, lambda transport: 0), "1 rank or more"),
     "no work": (lambda folder: laconic.run_threads(2, None), "a function of a transport"),
 }  # fmt: skip

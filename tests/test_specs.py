@@ -87,6 +87,7 @@ def test_the_text_of_what_was_built_builds_it_again(spec: str) -> None:
         ("called(true)", "depth is a whole number, got True"),
         ("called(1, rate=fast)", "rate is a number, got 'fast'"),
         ("called(1, word=2)", "word is a word, got 2"),
+        ("called(1, rate=nan)", "rate is a number, got nan"),
     ],
 )
 def test_what_cannot_be_read_gets_one_sentence(spec: str, sentence: str) -> None:

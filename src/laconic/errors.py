@@ -71,7 +71,7 @@ class UnknownName(BadInput):
 
     def __init__(self, what: str, name: str, valid: Iterable[str]) -> None:
         names = sorted(valid)
-        hint = near(name, names)
+        hint = near(str(name), names)
         super().__init__(f"unknown {what} '{name}'{hint}{' The' if hint else '; the'} valid ones: {', '.join(names)}")
         self.name = name
         self.valid = names

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import re
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from laconic.errors import BadInput, UnknownName
@@ -26,9 +27,13 @@ T = TypeVar("T")
 _SPEC = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(?:\((.*)\))?\s*", re.DOTALL)
 _PIECE = re.compile(r"'[^']*'|\"[^\"]*\"|[()\[\],]|[^()\[\],'\"]+|.")  # quoted text, a bracket, a comma, anything else
 _WORDS: dict[str, bool | None] = {"true": True, "false": False, "none": None}
-_KINDS: dict[Any, tuple[Any, str]] = {
-    int: (int, "a whole number"), float: (int | float, "a number"), str: (str, "a word"),
-}  # fmt: skip
+_KINDS: dict[Any, tuple[Any, Any, str]] = {  # by annotation: what is taken, what of it is refused, in words
+    int: (int, bool, "a whole number"),
+    float: (int | float, bool, "a number"),
+    str: (str, (), "a word"),
+    bool: (bool, (), "True or False"),
+}
+_KINDS |= {kind | None: (taken | None, refused, f"{words} or None") for kind, (taken, refused, words) in _KINDS.items()}
 
 
 def build(registry: Registry[type[T]] | Registry[Callable[..., T]], spec: str) -> T:
@@ -71,8 +76,9 @@ def call(what: str, spec: str, builder: Callable[..., T]) -> T:
             return built
         inspect.signature(builder).bind(**values)
     except TypeError as error:
+        check_kinds(f"{what} '{spec}'", builder, values)
         raise BadInput(f"{what} '{spec}': {error}; its options: {listed}") from error
-    _check_kinds(what, spec, builder, values)
+    check_kinds(f"{what} '{spec}'", builder, values)
     return builder(**values)
 
 
@@ -98,6 +104,36 @@ def split(what: str, spec: str) -> tuple[str, list[tuple[str | None, Any]]]:
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             raise BadInput(f"{what} spec '{spec}': the argument '{item.strip()}' cannot be read") from None
     return match[1], arguments
+
+
+def check_kinds(what: str, annotated: Callable[..., Any], values: Mapping[str, Any]) -> None:
+    """Refuse a value where an annotation asks for an int, float, str or bool and it is none; NaN is not a number.
+
+    Callers: `call`, and dataclasses that users make themselves, before they compare what they were given.
+
+    Args:
+        what: what begins the sentence.
+        annotated: a function or a dataclass; its other annotations are not looked at.
+
+    >>> def train(epochs: int) -> None: ...
+    >>> check_kinds("train", train, {"epochs": "4"})
+    Traceback (most recent call last):
+    ...
+    laconic.errors.BadInput: train: epochs is a whole number, got '4'
+    """
+    hints = _hints(annotated)
+    for key, value in values.items():
+        wanted = _KINDS.get(hints.get(key))
+        if wanted and (not isinstance(value, wanted[0]) or isinstance(value, wanted[1]) or value != value):
+            raise BadInput(f"{what}: {key} is {wanted[2]}, got {value!r}")
+
+
+@functools.cache
+def _hints(annotated: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(annotated)
+    except NameError:  # a user's function, with names that only type checkers import
+        return {}
 
 
 def spec_of(built: Any, shown: Collection[str] = ()) -> str:
@@ -142,15 +178,3 @@ def _value(text: str) -> Any:
     if re.search(r"[\s()\[\]{}*'\"=]", text) or not text:
         raise ValueError
     return text
-
-
-def _check_kinds(what: str, spec: str, builder: Callable[..., Any], values: dict[str, Any]) -> None:
-    """Refuse what a function's annotations do not allow, before it fails in the midst of its work."""
-    try:
-        hints = typing.get_type_hints(builder)
-    except NameError:  # a user's function, with names that only type checkers import
-        return
-    for key, value in values.items():
-        wanted = _KINDS.get(hints.get(key, object))
-        if wanted and (not isinstance(value, wanted[0]) or isinstance(value, bool)):
-            raise BadInput(f"{what} '{spec}': {key} is {wanted[1]}, got {value!r}")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from laconic.errors import BadInput
 from laconic.exchange.parts import PartName
+from laconic.specs import check_kinds
 
 ALIGNED = 4096  # values: sections of a buffer begin at multiples, where blocks of codecs and vectors of kernels do too
 FEW_NBYTES = 1 << 16  # of all exempt gradients together: a message of less costs mostly its latency
@@ -42,6 +43,7 @@ class Exemptions:
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_kinds("exempt", Exemptions, vars(self))
         for pattern in self.names:
             try:
                 re.compile(pattern)

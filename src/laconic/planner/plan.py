@@ -27,6 +27,7 @@ from laconic.planner.strategy import Strategy
 from laconic.planner.subject import Subject, subject
 from laconic.planner.work import LayerTime, estimate, known
 from laconic.schedules.link import Link
+from laconic.specs import check_kinds
 from laconic.storage.files import cache_folder
 from laconic.storage.json_text import seal, unseal
 
@@ -135,6 +136,7 @@ class Asked:
     per_host: int = 1
 
     def __post_init__(self) -> None:
+        check_kinds("plan", Asked, vars(self))
         if not 1 <= self.ranks <= 1 << 20:
             raise BadInput(f"-n is from 1 to 1,048,576, got {self.ranks}")
         if self.quality not in QUALITIES:

@@ -13,6 +13,7 @@ import numpy as np
 from laconic.errors import BadInput
 from laconic.quantities import parse_quantity
 from laconic.schedules.schedule import Schedule
+from laconic.specs import check_kinds
 
 _TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _BIT_UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
@@ -46,6 +47,7 @@ class Link:
     reduce_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
+        check_kinds("link", Link, vars(self))
         for field in fields(self):
             value = getattr(self, field.name)
             if not (value >= 0.0 and value < float("inf")):

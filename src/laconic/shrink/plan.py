@@ -17,6 +17,7 @@ from laconic.shrink import prune, retrain
 from laconic.shrink.parts import Part, Shared, Whole, uniform
 from laconic.shrink.share import build, share
 from laconic.shrink.training import Train
+from laconic.specs import check_kinds
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Plan:
     bit_price: float = 0.0
 
     def __post_init__(self) -> None:
+        check_kinds("shrink", Plan, vars(self))
         if self.rounds < 1:
             raise BadInput(f"pruning takes 1 round or more, got {self.rounds}")
         if self.small_bits != 32 and not 2 <= self.small_bits <= 8:

@@ -10,6 +10,7 @@ from typing import Any
 from laconic.consistency.churn.wire import MAX_MEMBERS
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.auto import coded_names
+from laconic.specs import check_kinds
 from laconic.workloads.order import SampleLedger
 
 
@@ -27,6 +28,7 @@ class Samples:
     seed: int = 0  # of the order
 
     def __post_init__(self) -> None:
+        check_kinds("elastic", Samples, vars(self))
         if self.epochs < 0:
             raise BadInput(f"elastic needs epochs ≥ 0, got {self.epochs}")
         self.ledger()  # refuses the rest
@@ -59,9 +61,10 @@ class ElasticOptions:
     algorithm: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.workers < 1 or self.drop_slowest < 0 or self.silence_s <= 0 or self.outage_s < 0:
-            text = f"{self.workers}, {self.drop_slowest}, {self.silence_s} and {self.outage_s}"
-            wanted = "workers ≥ 1, drop_slowest ≥ 0, silence_s > 0 and outage_s ≥ 0"
+        check_kinds("elastic", ElasticOptions, vars(self))
+        if self.workers < 1 or self.drop_slowest < 0 or min(self.patience_s, self.silence_s) <= 0 or self.outage_s < 0:
+            text = f"{self.workers}, {self.drop_slowest}, {self.patience_s}, {self.silence_s} and {self.outage_s}"
+            wanted = "workers ≥ 1, drop_slowest ≥ 0, patience_s > 0, silence_s > 0 and outage_s ≥ 0"
             raise BadInput(f"elastic needs {wanted}, got {text}")
         if self.algorithm not in coded_names():
             raise UnknownName("algorithm", self.algorithm, coded_names())
