@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import laconic.search
-from laconic.errors import BadInput, LaconicError, RecordError, UnknownName
+from laconic.errors import BadInput, LaconicError, RecordError, StorageError, UnknownName
 from laconic.lab.runs.stopping import only_one
 from laconic.search import ledger
 from laconic.search.bench import kills
@@ -108,6 +108,25 @@ def test_a_missing_objective_space_storage_or_record_is_one_sentence(tmp_path: P
     ):  # fmt: skip
         with pytest.raises(kind, match=said):
             call()
+
+
+def test_a_search_that_is_stopped_while_its_processes_start_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(module: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as starting, pytest.raises(KeyboardInterrupt):
+        starting.setattr("laconic.search.pool.start_fork_server", stopped)
+        laconic.search(score, CHOICES, "random", 3, parallel=1, folder=tmp_path / "run")
+    found = laconic.search.load(tmp_path / "run")
+    assert (found.spec.trials, len(found.history)) == (3, 0)
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="cannot be written: Not a directory; no search was touched"):
+        laconic.search(score, CHOICES, "random", 3, folder=tmp_path / "file" / "run")
 
 
 def test_a_point_that_failed_is_known_before_and_after_a_resume(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import BadInput
-from laconic.lab.records.record import make_id
+from laconic.lab.records.record import make_folder
 from laconic.lab.runs.stopping import only_one
 from laconic.search.evolved import NOISE, EvolvedObjective
 from laconic.search.history import History, Seen
@@ -28,6 +28,7 @@ from laconic.search.spaces import SPACES
 from laconic.search.spec import FILE, SearchSpec
 from laconic.search.tables import TABLES, Table
 from laconic.search.training import WorkloadObjective, space_of
+from laconic.storage.files import folder_of, writing
 
 
 @dataclass(frozen=True)
@@ -133,9 +134,9 @@ def search(
     elif isinstance(called, EvolvedObjective):
         called.check(space)
         options = {"maximize": False, **options}
-    folder = Path(options.pop("folder", "") or _new_folder(name))
-    spec = SearchSpec.of(name, space, {**options, "method": method, "trials": trials, "folder": folder})
-    return run(spec, called, note)
+    folder = options.pop("folder", "")
+    spec = SearchSpec.of(name, space, {**options, "method": method, "trials": trials})
+    return run(replace(spec, folder=folder_of(folder) if folder else _new_folder(name)), called, note)
 
 
 def resume(folder: Path, objective: Callable[..., float] | None = None, trials: int | None = None,
@@ -179,18 +180,19 @@ def run(spec: SearchSpec, objective: Objective, note: Note = lambda trial, spec:
     from laconic.search.ledger import opened
 
     objective = suited(objective, spec.method)
-    spec.folder.mkdir(parents=True, exist_ok=True)
+    with writing(spec.folder, "no search was touched"):
+        spec.folder.mkdir(parents=True, exist_ok=True)
     # a workload starts ranks of its own
     ranks = 1 if isinstance(objective, WorkloadObjective) else spec.workers
     with contextlib.ExitStack() as stack:
         if not spec.storage:
             stack.enter_context(only_one(spec.folder))
         _check_same(spec)
+        pool = Pool(objective, spec.parallel, ranks, spec.limit_s)
         ledger = stack.enter_context(opened(spec.address, spec.folder.name, spec.space, spec.sign))
-        loop = Loop(spec, ledger, note)
-        pool = stack.enter_context(Pool(objective, spec.parallel, ranks, spec.limit_s))
-        spec.save()
-        return Result(spec, loop.run(pool))
+        spec.save()  # before processes are started, which takes seconds: whoever is interrupted then can resume
+        stack.enter_context(pool)
+        return Result(spec, Loop(spec, ledger, note).run(pool))
 
 
 def _check_same(spec: SearchSpec) -> None:
@@ -265,8 +267,7 @@ def _workload() -> type:
 
 
 def _new_folder(name: str) -> Path:
-    runs = Path("runs")
-    return runs / make_id("search-" + "".join(c if c.isalnum() else "-" for c in name).strip("-"), runs)
+    return make_folder("search-" + "".join(c if c.isalnum() else "-" for c in name).strip("-"), "runs")
 
 
 __all__ = ["ABANDONED", "Result", "load", "resolve", "resume", "run", "search"]

@@ -20,6 +20,7 @@ from laconic.errors import BadInput, PayloadError, RecordError, UnknownName
 from laconic.search.methods import build as build_method
 from laconic.search.rules import build as build_rule
 from laconic.search.space import Space
+from laconic.specs import check_kinds
 from laconic.storage.files import replace as replace_file
 from laconic.storage.json_text import seal, unseal
 
@@ -69,11 +70,11 @@ class SearchSpec:
     command: str = ""
 
     def __post_init__(self) -> None:
+        check_kinds("search", SearchSpec, vars(self))
         limits = {"trials": 1, "parallel": 0, "workers": 1, "retries": 0, "give_up": 1, "seed": 0}
         for name, least in limits.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise BadInput(f"{name} is a whole number from {least} on, got {value!r}")
+            if (value := getattr(self, name)) < least:
+                raise BadInput(f"{name} is a whole number from {least} on, got {value}")
         if self.limit_s is not None and not (self.limit_s > 0 and math.isfinite(self.limit_s)):
             raise BadInput(f"limit_s is above 0, got {self.limit_s}")
         if self.workers > 1 and not self.parallel:
@@ -117,7 +118,6 @@ class SearchSpec:
 
     def save(self) -> None:
         """Write it into the folder."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         replace_file(self.folder / FILE, seal(self.to_json(), indent=1) + "\n")
 
     @classmethod
