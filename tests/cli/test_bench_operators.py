@@ -61,7 +61,7 @@ def test_the_ladder(capsys, monkeypatch):
     [
         (("--set", "vgg17"), "unknown set of layers 'vgg17'"),
         (("--layer", "conv9"), "unknown layer of vgg16 'conv9'"),
-        (("--batch", "0"), "threads, turns and batch are 1 or more"),
+        (("--batch", "0"), "--batch must be at least 1, got 0"),
         (("--policy", "halves"), "unknown micro-batching policy"),
         (("--tolerance", "1e-15"), "no method meets a tolerance of 1e-15"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import stat
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from laconic import schedules, workloads
 from laconic.cli import codecs, known, main
 from laconic.cli.codecs import listed
+from laconic.codecs import get as codec_class
 from laconic.codecs import names as codec_names
 from laconic.lab.runs.strategies import PEERS
 
@@ -45,13 +47,35 @@ def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:  # type: ign
         *[
             (["bench", *words.split()], f"{words.split()[-2]} must be at least 1, got {words.split()[-1]}")
             for words in (
-                "planner --blocks 0", "planner --blocks -1", "divide --set pipeline --blocks 0", "divide --steps 0",
+                "operators --batch 0", "operators --batch 2 --batch -1", "operators --threads 0",
+                "operators --turns -1", "planner --blocks 0", "planner --blocks -1", "divide --set pipeline --blocks 0",
+                "divide --steps 0",
                 "memory --width 0", "memory --layers 0", "memory --ranks 0", "distributed --steps 0", "code --trees 0",
                 "shrink --seeds 0", "shrink --goals -1", "shrink --threads 0",
                 "search --evaluations 0", "search --repeats 0", "search --slow-repeats 0", "search --pairs 0",
                 "search --processes 0", "search --kills 0",
             )
         ],
+        *[
+            (words.split(), f"{words.split()[-2]} must be at least 0, got {words.split()[-1]}")
+            for words in (
+                "bench operators --workspace-mib -1", "bench distributed --seed -1", "bench step --seed -1",
+                "bench search --seed -1", "bench shrink --first -1", "bench code --networks -1",
+                "code coarsen --seed -1", "shrink digits-mlp -o x.lac --seed -1",
+                "shrink digits-mlp -o x.lac --budget nan", "train digits-mlp --tuning-runs -1",
+            )
+        ],
+        *[
+            (words.split(), f"{words.split()[-2]} must be above 0 and ")
+            for words in (
+                "bench operators --tolerance nan", "bench operators --budget 0.0", "bench operators --budget inf",
+                "bench collectives --seconds -1.0", "bench collectives --seconds inf", "bench shrink --scale 2.0",
+                "cost digits-mlp --rate nan",
+            )
+        ],
+        (["demo", "--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["search", "digits-mlp", "--epochs", "-1"], "--epochs must be at least 1, got -1"),
+        (["search", "digits-mlp", "--repeats", "0"], "--repeats must be at least 1, got 0"),
         (["bench", "divide", "--set", "pipeline", "--hosts", "2"], "--set pipeline takes no --hosts: it has its own"),
         (["bench", "divide", "--set", "pipeline", "--no-pin"], "--set pipeline takes no --pin"),
         (["bench", "divide", "--set", "memory", "--steps", "3"], "--set memory takes no --steps"),
@@ -163,6 +187,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["trian"], 2), (["train", "digits-mpl"], 2), (["compare", "digits-mpl", "-n", "2"], 2),
         (["train", "digits-mlp", "-n", "2", "--codec", "dynamc8"], 2),
         (["compare", "digits-mlp", "--configs", "ddp,topk(0.01)+qsdg(4)"], 2),
+        (["train", "digits-mlp", "--codec", "topk(0.01, buckt=64)+qsgd(4)"], 2),
+        (["compare", "digits-mlp", "--configs", "ddp,distribute:topk(0.01)+qsgd(bitz=4)@local(8)"], 2),
     ],
 )  # fmt: skip
 def test_lists_and_wrong_names_wait_for_no_import(
@@ -183,6 +209,8 @@ def test_the_names_in_the_source_are_those_of_the_registries() -> None:
     assert sorted(set(known.registered("workloads"))) == workloads.names()
     assert sorted(set(known.registered("codecs"))) == codec_names()
     assert set(known.peers()) == set(PEERS)
+    found = {name: set(options) for name, options in known.options().items()}
+    assert found == {name: set(inspect.signature(codec_class(name)).parameters) for name in codec_names()}
 
 
 @pytest.mark.parametrize(
@@ -190,7 +218,8 @@ def test_the_names_in_the_source_are_those_of_the_registries() -> None:
     [
         "ddp", "ddp-fp16,single", "auto", "dynamic8", "compress:none,distribute:dynamic8@local(8)",
         "topk(16, bucket=512)+qsgd(4),feedback=false", "elastic:dynamic8", "divide:none/dynamic8@stages(micro=8)",
-        "divide:none@0=dense(output); 2=dense(input)", "none@x((1, 2), other, more)", "", ",", "nothing of this form",
+        "divide:none@0=dense(output); 2=dense(input)", "none@ natural(rank=8)",
+        "none@x((1, 2), other, more)", "", ",", "nothing of this form",
     ],
 )  # fmt: skip
 def test_what_is_no_wrong_name_is_left_to_the_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

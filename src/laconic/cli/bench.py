@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from laconic.cli.shared import Engine, Json, Ranks, count_option, echo_json, echo_table, progress_bar
+from laconic.cli.shared import Engine, Json, Ranks, amount_option, count_option, echo_json, echo_table, progress_bar
 from laconic.errors import BadInput
 from laconic.lab.bench import approximation as approximation_lab
 from laconic.lab.bench import codec_speed
@@ -88,15 +88,13 @@ def collectives(
     ranks: Ranks = 4,
     engine: Engine = None,
     numels: Annotated[str | None, typer.Option(help="Sizes, e.g. 100,1e4,1e6; default 1e2 to 1e7.")] = None,
-    seconds: Annotated[float, typer.Option(help="Time to spend on each size.")] = 4.0,
+    seconds: Annotated[float, amount_option("Time to spend on each size.")] = 4.0,
     quick_probe: Annotated[bool, typer.Option("--quick-probe", help="Let auto know only what a short probe tells.")] = (
         False
     ),
     json: Json = False,
 ) -> None:
     """Measure every all-reduce algorithm and the engine's own, and judge what auto picks from a fresh probe."""
-    if not seconds > 0:
-        raise BadInput(f"--seconds must be above zero, got {seconds}")
     sizes = list(collectives_lab.NUMELS) if numels is None else _sizes(numels)
     record = run_job(ranks, engine, collectives_lab.measure, (sizes, seconds, quick_probe), timeout_s=3600)
     if record is None:
@@ -134,7 +132,7 @@ def distributed(
     ranks: Ranks = 4,
     engine: Engine = None,
     steps: Annotated[int, count_option("Steps of training for each exchange.")] = 10,
-    seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0,
+    seed: Annotated[int, count_option("Of weights and data order.", least=0)] = 0,
     json: Json = False,
 ) -> None:
     """Train on N ranks by every exchange; compare weights with one process alone, and bytes with those predicted."""

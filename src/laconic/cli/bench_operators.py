@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from laconic.errors import BadInput
+from laconic.cli.shared import amount_option, count_option
 from laconic.lab.bench import operator_sets
 from laconic.lab.bench.operators import Result, geometric_means, measure, record, validate
 from laconic.operators.ladder import Rung, ladder
@@ -18,15 +18,15 @@ from laconic.operators.search import Limits
 def operators(
     set_: Annotated[str, typer.Option("--set", help=f"Layers: {', '.join(operator_sets.names())} or all.")] = "vgg16",
     layer: Annotated[str, typer.Option(help="Only layers with this in their names.")] = "",
-    batch: Annotated[list[int] | None, typer.Option(help="Samples; may be repeated. Default: 1.")] = None,
-    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
+    batch: Annotated[list[int] | None, count_option("Samples; may be repeated. Default: 1.")] = None,
+    threads: Annotated[int, count_option("Of torch.")] = 1,
     method: Annotated[list[str] | None, typer.Option(help="Only these methods, beside torch's own.")] = None,
-    tolerance: Annotated[float, typer.Option(help="Largest relative error.")] = 1e-5,
-    workspace_mib: Annotated[int, typer.Option(help="Most memory of a method, in MiB.")] = 64,
+    tolerance: Annotated[float, amount_option("Largest relative error.")] = 1e-5,
+    workspace_mib: Annotated[int, count_option("Most memory of a method, in MiB.", least=0)] = 64,
     policy: Annotated[str, typer.Option(help="Of micro-batching: undivided, powers or all.")] = "powers",
     train: Annotated[bool, typer.Option("--train", help="Gradients too; weights change every step.")] = False,
-    turns: Annotated[int, typer.Option(help="Of each timing.")] = 21,
-    budget: Annotated[float, typer.Option(help="Seconds of each timing, at most.")] = 20.0,
+    turns: Annotated[int, count_option("Of each timing.")] = 21,
+    budget: Annotated[float, amount_option("Seconds of each timing, at most.")] = 20.0,
     ladder_: Annotated[bool, typer.Option("--ladder", help="One layer, from three loops to Winograd.")] = False,
     validate_: Annotated[bool, typer.Option("--validate", help="Errors of all methods, no times.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -34,8 +34,6 @@ def operators(
     """Time convolutions by the quickest admitted method beside torch's own, in turns."""
     import torch
 
-    if threads < 1 or turns < 1 or any(n < 1 for n in batch or []):
-        raise BadInput("threads, turns and batch are 1 or more")
     torch.set_num_threads(threads)
     sets = operator_sets.names() if set_ == "all" else [set_]
     if ladder_:

@@ -19,7 +19,7 @@ def search(
     evaluations: Annotated[int, count_option("Of each search on a table.")] = STANDARD.evaluations,
     repeats: Annotated[int, count_option("Searches of each method on a table.")] = STANDARD.repeats,
     slow_repeats: Annotated[int, count_option("The same for Optuna's methods.")] = STANDARD.slow_repeats,
-    seed: Annotated[int, typer.Option(help="Of the first search, the first pair, and the kills.")] = STANDARD.seed,
+    seed: Annotated[int, count_option("Of the first search, the first pair, and the kills.", least=0)] = STANDARD.seed,
     pairs: Annotated[int, count_option("Searches by pbt and by random.")] = STANDARD.pairs,
     processes: Annotated[int, count_option("That share the searches on tables.")] = STANDARD.processes,
     kills: Annotated[int, count_option("In all.")] = STANDARD.kills,

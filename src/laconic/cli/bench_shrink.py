@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from laconic.cli.shared import Json, count_option, echo_json, echo_table
+from laconic.cli.shared import Json, amount_option, count_option, echo_json, echo_table
 from laconic.errors import UnknownName
 from laconic.lab.bench import shrink as lab
 from laconic.lab.bench import shrink_coders, shrink_running, shrink_vgg16
@@ -25,10 +25,10 @@ def shrink(
     part: Annotated[list[str] | None, typer.Option(help=f"{', '.join(PARTS)}; repeat it. Default: all.")] = None,
     network: Annotated[list[str] | None, typer.Option(help=f"{', '.join(lab.NETWORKS)}; default: LeNets.")] = None,
     seeds: Annotated[int, count_option("Trainings of each network.")] = 5,
-    first: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    first: Annotated[int, count_option("The first seed.", least=0)] = 0,
     goals: Annotated[int | None, count_option("The first so many files of each network; default: all.")] = None,
     threads: Annotated[int, count_option("Of torch and the coders.")] = 1,
-    scale: Annotated[float, typer.Option(help="Share of VGG-16's rows.")] = 1.0,
+    scale: Annotated[float, amount_option("Share of VGG-16's rows.", most=1)] = 1.0,
     folder: Annotated[Path | None, typer.Option(help="Keeps what was trained; it goes on there.")] = None,
     json: Json = False,
 ) -> None:

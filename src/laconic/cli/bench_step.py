@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from laconic.cli.shared import Json, echo_json, echo_table
+from laconic.cli.shared import Json, count_option, echo_json, echo_table
 from laconic.lab.bench.step import StepSpec, measure
 from laconic.lab.report import words
 from laconic.lab.runs.spec import split
@@ -28,7 +28,7 @@ def step(
     blocks: Annotated[int, typer.Option(help="Turns of each configuration; fewer than 5 decide nothing.")] = 5,
     steps: Annotated[int, typer.Option(help="Counted in a block.")] = 5,
     warm_up: Annotated[int | None, typer.Option(help="Steps before the first block; 3, or 20 with auto.")] = None,
-    seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0,
+    seed: Annotated[int, count_option("Of weights and data order.", least=0)] = 0,
     pin: Annotated[bool, typer.Option(help="Give each host one core of this machine, in turn.")] = True,
     json: Json = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from laconic.cli.shared import Json, Ranks, echo_json, echo_table, progress_bar
+from laconic.cli.shared import Json, Ranks, count_option, echo_json, echo_table, progress_bar
 from laconic.comprehension import analogies as questions
 from laconic.comprehension import archives, chart, embedding, making
 from laconic.comprehension import graph as graphs
@@ -53,7 +53,7 @@ def embed(
     dim: Annotated[int, typer.Option(help="Numbers of a vector.")] = 200,
     epochs: Annotated[int, typer.Option(help="Passes over the pairs.")] = 5,
     threshold: Annotated[float, typer.Option(help="Statements more frequent than this lose pairs; 0 keeps all.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    seed: Annotated[int, count_option("Of everything that is drawn.", least=0)] = 0,
     prelude: Prelude = None,
     standard: Standard = "",
     cache: Annotated[Path | None, typer.Option(help="Keep programs and epochs in this folder; go on from it.")] = None,

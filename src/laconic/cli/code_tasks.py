@@ -23,12 +23,12 @@ from laconic.errors import UnknownName
 from laconic.lab.environment import environment
 
 Platform = Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated. Default: all.")]
-Seed = Annotated[int, typer.Option(help="Of the embedding and the classifiers.")]
+Seed = Annotated[int, count_option("Of the embedding and the classifiers.", least=0)]
 Trees = Annotated[int, count_option("Of each forest.")]
 Cache = Annotated[
     Path | None, typer.Option(help="Keep compiled programs and predictions in this folder; go on from it.")
 ]
-Epochs = Annotated[int, typer.Option("--networks", help="Train the networks, too, for so many epochs.")]
+Epochs = Annotated[int, count_option("Train the networks, too, for so many epochs.", "--networks", least=0)]
 TASKS = ("analogies", "skip-gram", "device mapping", "thread coarsening", "classification")
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from laconic.cli import run_options as options
-from laconic.cli.shared import Json, echo_json
+from laconic.cli.shared import Json, count_option, echo_json
 from laconic.consistency import names as mode_names
 from laconic.errors import BadInput
 from laconic.lab.clusters.cluster import Cluster
@@ -81,8 +81,8 @@ def compare(
 
 def demo(
     workers: options.TrialWorkers = DEMO_WORKERS,
-    seeds: Annotated[int, typer.Option(help="Trials of each configuration.")] = 3,
-    epochs: Annotated[int, typer.Option(help="Epochs of each trial.")] = DEMO_EPOCHS,
+    seeds: Annotated[int, count_option("Trials of each configuration.")] = 3,
+    epochs: Annotated[int, count_option("Epochs of each trial.")] = DEMO_EPOCHS,
     runs: options.Runs = options.RUNS,
     json: Json = False,
 ) -> None:

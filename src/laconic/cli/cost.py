@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from laconic.cli.shared import Json, echo_json, echo_table
-from laconic.errors import BadInput
+from laconic.cli.shared import Json, amount_option, echo_json, echo_table
 from laconic.lab.report import words
 from laconic.planner import published
 from laconic.planner.cost import Cost, LayerCost
@@ -34,13 +33,11 @@ def cost(
     evaluate: Annotated[bool, typer.Option("--eval", help="In evaluation mode, without gradients.")] = False,
     methods: Annotated[bool, typer.Option("--methods", help="W and D of convolutions by each method.")] = False,
     beside: Annotated[bool, typer.Option("--published", help="Beside what was published (VGG-16).")] = False,
-    rate: Annotated[float, typer.Option(help="Samples a second, for the power of memory.")] = 20.0,
+    rate: Annotated[float, amount_option("Samples a second, for the power of memory.")] = 20.0,
     json: Json = False,
 ) -> None:
     """Count parameters, bytes, work, depth, memory and energy of a model; nothing is computed or downloaded."""
     shape = None if input_shape is None else parse_shape(input_shape)
-    if rate <= 0:
-        raise BadInput(f"--rate is above 0, got {rate:g}")
     found = count(model, batch, shape, input_type, optimizer, train=not evaluate)
     if json:
         return echo_json(found.to_dict())

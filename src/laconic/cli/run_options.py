@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from laconic.cli.shared import count_option
 from laconic.errors import BadInput
 from laconic.planner.plan import Plan
 from laconic.workloads import names
@@ -17,16 +18,16 @@ RUNS = Path("runs")
 WorkloadName = Annotated[str | None, typer.Argument(help=f"One of {', '.join(names())}; or your own, module:factory.")]
 Link = Annotated[str | None, typer.Option(help="Emulate links of this speed: 1gbit, 100mbit (root).")]
 Hosts = Annotated[int | None, typer.Option(help="Emulated hosts; default: one a worker.")]
-Epochs = Annotated[int | None, typer.Option(help="Default: the workload's.")]
+Epochs = Annotated[int | None, count_option("Default: the workload's.")]
 LearningRate = Annotated[float | None, typer.Option(help="At the start. Default: the workload's.")]
 Batch = Annotated[int | None, typer.Option(help="Samples a step, of all workers. Default: the workload's.")]
 BatchSchedule = Annotated[
     str | None, typer.Option(help="grow: let the batch grow instead of the rate fall; grow(2048): up to 2048 samples.")
 ]
-TuningRuns = Annotated[int | None, typer.Option(help="How many runs it took to choose these settings.")]
+TuningRuns = Annotated[int | None, count_option("How many runs it took to choose these settings.", least=0)]
 Resume = Annotated[Path | None, typer.Option(help="Go on with this run, runs/<id>; other options are its own.")]
 Runs = Annotated[Path, typer.Option(help="Where runs are kept.")]
-TrialWorkers = Annotated[int, typer.Option("-n", "--workers", help="Workers of each trial.")]
+TrialWorkers = Annotated[int, count_option("Workers of each trial.", "-n", "--workers")]
 
 
 def named(workload: str | None) -> str:

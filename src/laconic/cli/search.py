@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from laconic.cli import run_options as options
-from laconic.cli.shared import Json, echo_json
+from laconic.cli.shared import Json, count_option, echo_json
 from laconic.lab.runs.progress import say
 from laconic.search import api
 from laconic.search.history import Seen
@@ -37,7 +37,7 @@ def search(
     codec: Annotated[str, typer.Option(help="What is sent, where the space does not say.")] = "none",
     link: options.Link = None,
     limit: Annotated[float | None, typer.Option(help="Seconds after which a trial has failed.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Searches, each with the next seed; reported as a mean.")] = 1,
+    repeats: Annotated[int, count_option("Searches, each with the next seed; reported as a mean.")] = 1,
     retrain: Annotated[int, typer.Option(help="Train the best and the default with so many new seeds.")] = 0,
     resume: Annotated[Path | None, typer.Option(help="Go on with this search, runs/<id>.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Default: runs/<time>-search-<objective>.")] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,15 +21,25 @@ Ranks = Annotated[int, typer.Option("-n", "--ranks", help="Local ranks; ignored 
 Engine = Annotated[str | None, typer.Option(help="gloo, mpi or zmq.")]
 
 
-def count_option(what: str, *names: str) -> Any:
-    """An option that counts something, which `what` says in its help; a number below 1 is refused."""
-    return typer.Option(*names, help=what, callback=_at_least_one)
+def count_option(what: str, *names: str, least: int = 1) -> Any:
+    """An option from `least` on, which `what` explains in its help: a count, or with 0 a seed; repeated, each value."""
+    return _checked(what, names, lambda value: value >= least, f"at least {least}")
 
 
-def _at_least_one(option: typer.CallbackParam, value: int | None) -> int | None:
-    if value is not None and value < 1:
-        raise BadInput(f"{option.opts[-1]} must be at least 1, got {value}")
-    return value
+def amount_option(what: str, *names: str, most: float = math.inf) -> Any:
+    """An option that measures something: above 0, finite, and no more than `most`."""
+    limit = "finite" if math.isinf(most) else f"at most {most:g}"
+    return _checked(what, names, lambda value: 0 < value <= most and math.isfinite(value), f"above 0 and {limit}")
+
+
+def _checked(what: str, names: Sequence[str], holds: Callable[[float], bool], rule: str) -> Any:
+    def check(option: typer.CallbackParam, given: Any) -> Any:
+        for value in given if isinstance(given, list) else [given]:
+            if value is not None and not holds(value):
+                raise BadInput(f"{option.opts[-1]} must be {rule}, got {value}")
+        return given
+
+    return typer.Option(*names, help=what, callback=check)
 
 
 def echo_json(record: Any) -> None:

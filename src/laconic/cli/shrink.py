@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 from torch import Tensor, nn
 
-from laconic.cli.shared import Json, echo_json, echo_table
+from laconic.cli.shared import Json, count_option, echo_json, echo_table
 from laconic.errors import BadInput, MissingExtra
 from laconic.shrink import file
 from laconic.shrink.door import encode_exactly, shrink_state
@@ -33,14 +33,14 @@ def shrink(
     output: Annotated[Path, typer.Option("-o", "--output", help="The .lac file.")],
     density: Annotated[float | None, typer.Option(help="Share of weights to keep; default: searched, or all.")] = None,
     bits: Annotated[int | None, typer.Option(help="Of shared values; default: searched, or 6.")] = None,
-    budget: Annotated[float, typer.Option(help="How much a workload's error may rise: 0.001 is 0.1 points.")] = 0.0,
+    budget: Annotated[float, count_option("How much a workload's error may rise: 0.001 is 0.1 points.", least=0)] = 0.0,
     share: Annotated[str, typer.Option(help="kmeans, uniform, ternary, binary; none keeps every bit.")] = "kmeans",
     bit_price: Annotated[float, typer.Option(help="Above 0, values that are further off but take fewer bits.")] = 0.0,
     scope: Annotated[str, typer.Option(help="How one density is divided: lamp, global, layer.")] = "lamp",
     structured: Annotated[bool, typer.Option("--structured", help="Prune whole rows, such as filters.")] = False,
     rounds: Annotated[int, typer.Option(help="Of pruning and retraining a workload.")] = 4,
-    epochs: Annotated[int | None, typer.Option(help="Of each retraining.")] = None,
-    seed: Annotated[int, typer.Option(help="Of a workload.")] = 0,
+    epochs: Annotated[int | None, count_option("Of each retraining.")] = None,
+    seed: Annotated[int, count_option("Of a workload.", least=0)] = 0,
     folder: Annotated[Path | None, typer.Option(help="Keeps what was trained and found; it goes on there.")] = None,
     json: Json = False,
 ) -> None:
