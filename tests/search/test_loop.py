@@ -116,8 +116,8 @@ def test_a_search_that_is_stopped_while_its_processes_start_can_be_resumed(
     def stopped(module: str) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as starting, pytest.raises(KeyboardInterrupt):
-        starting.setattr("laconic.search.pool.start_fork_server", stopped)
+    monkeypatch.setattr("laconic.search.pool.start_fork_server", stopped)
+    with pytest.raises(KeyboardInterrupt):
         laconic.search(score, CHOICES, "random", 3, parallel=1, folder=tmp_path / "run")
     found = laconic.search.load(tmp_path / "run")
     assert (found.spec.trials, len(found.history)) == (3, 0)
