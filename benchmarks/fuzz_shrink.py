@@ -10,6 +10,7 @@ shapes their headers say, within a second and within the limit on memory.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import resource
 import struct
@@ -31,9 +32,10 @@ from laconic.shrink import file
 from laconic.shrink.parts import Part, Shared, Whole, uniform
 
 MOST_NBYTES = 1 << 24
+FIELDS = [field.name for field in dataclasses.fields(file.Entry)]
 ODD: tuple[Any, ...] = (
     -1, 0, 1, 255, 256, 1 << 16, 1 << 31, 1 << 40, 1 << 63, 1 << 70, 2.5, 1e300, "x", "", None, True, [], [0], [-1],
-    [1 << 30, 1 << 30], [[1]], {"a": 1}, "raw", "exact", "shared", "even", "f2", "f4", "int64",
+    [1 << 30, 1 << 30], [0, 1 << 61], [[1]], {"a": 1}, "raw", "exact", "shared", "even", "f2", "f4", "int64",
 )  # fmt: skip
 
 
@@ -137,11 +139,13 @@ class Fuzzer:
         return with_header(self.good, change, payloads)
 
     def _forged(self) -> bytes:
+        """A field that lies, or one more than a coding has; the payloads are where they were, or where they belong."""
+
         def change(header: Any) -> None:
             row = header["tensors"][self.rng.integers(len(header["tensors"]))]
-            row[list(row)[self.rng.integers(len(row))]] = ODD[self.rng.integers(len(ODD))]
+            row[FIELDS[self.rng.integers(len(FIELDS))]] = ODD[self.rng.integers(len(ODD))]
 
-        return with_header(self.good, change)  # the payloads stay: forged sizes and places must be noticed
+        return with_header(self.good, change, self.payloads if self.rng.integers(2) else None)
 
     def _read(self, data: bytes) -> file.Reader:
         self.path.write_bytes(data)

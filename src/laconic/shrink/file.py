@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from laconic.errors import BadInput, PayloadError
 from laconic.kernels import Array
@@ -97,6 +98,8 @@ def dumps(parts: Mapping[str, Part], about: Mapping[str, Any] | None = None) -> 
     """The bytes of a file."""
     payloads, rows = [], []
     for name, part in parts.items():
+        if isinstance(part, Whole):
+            check(name, part.tensor)
         fields, payload = _payload(part)
         rows.append({"name": name, **fields, "nbytes": len(payload), "crc32": zlib.crc32(payload)})
         payloads.append((fields["coding"], payload))
@@ -109,8 +112,18 @@ def dumps(parts: Mapping[str, Part], about: Mapping[str, Any] | None = None) -> 
         at += gap + len(payload)
     rest = b"".join(body)
     start = struct.pack("<8sIII", MAGIC, VERSION, len(stored), len(text))
-    check = zlib.crc32(stored, zlib.crc32(start))
-    return start + struct.pack("<I", check) + hashlib.blake2b(rest, digest_size=8).digest() + rest
+    crc32 = zlib.crc32(stored, zlib.crc32(start))
+    return start + struct.pack("<I", crc32) + hashlib.blake2b(rest, digest_size=8).digest() + rest
+
+
+def check(name: object, tensor: object) -> None:
+    """Raise BadInput unless a file can hold a tensor of that name."""
+    if not isinstance(name, str) or not isinstance(tensor, Tensor) or is_lazy(tensor):
+        raise BadInput(f"a .lac file holds tensors by name, and {name!r} is {type(tensor).__name__}")
+    if tensor.is_meta or tensor.layout != torch.strided:
+        raise BadInput(f"a .lac file holds dense tensors; '{name}' is sparse or has no values yet")
+    if str(tensor.dtype).removeprefix("torch.") not in DTYPES:
+        raise BadInput(f"a .lac file cannot hold '{name}' of {tensor.dtype}; it can hold {', '.join(DTYPES)}")
 
 
 def _payload(part: Part) -> tuple[dict[str, Any], bytes]:
@@ -129,10 +142,7 @@ def _payload(part: Part) -> tuple[dict[str, Any], bytes]:
             book = struct.pack("<fB", part.step, part.offset)
         return fields | more, book + b"".join(coded)
     tensor = part.tensor.detach().cpu().contiguous()
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise BadInput(f"a .lac file cannot hold a tensor of {tensor.dtype}; it can hold {', '.join(DTYPES)}")
-    fields = {"shape": list(tensor.shape), "dtype": name, "coding": "raw"}
+    fields = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch."), "coding": "raw"}
     raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
     if part.exact and len(raw) > ALIGNMENT:
         pieces, lengths = exact.encode(tensor)
@@ -180,7 +190,8 @@ class Reader:
             return Whole(self.tensor(name), exact=entry.coding == "exact")
         values, offset, step = self._values(entry)
         symbols = np.empty(chunks.matrix_shape(entry.shape), np.uint8)
-        chunks.decode(self._chunks(entry), symbols, entry.levels, masked=entry.coding == "shared")
+        with self._naming(name):
+            chunks.decode(self._chunks(entry), symbols, entry.levels, masked=entry.coding == "shared")
         symbols = symbols.reshape(entry.shape)
         if step is None:
             return Shared(symbols, values)
@@ -317,6 +328,8 @@ def _entry(row: Any) -> Entry:
     """One tensor of the header, checked in itself."""
     try:
         entry = Entry(**{**row, "shape": tuple(row["shape"]), "chunks": tuple(row.get("chunks", ())), "at": 0})
+        if not isinstance(entry.values, str):
+            raise ValueError(f"values of {entry.values!r}")
         whole = [*entry.shape, entry.nbytes, entry.crc32, entry.levels]
         lists = entry.chunks if entry.coding == "exact" else [entry.chunks]
         lengths = [length for each in lists for length in each]
@@ -330,7 +343,8 @@ def _entry(row: Any) -> Entry:
 
 def _check_sizes(entry: Entry, lists: Any, coded: int) -> None:
     """Raise ValueError unless shape, chunks and payload fit each other."""
-    if not isinstance(entry.name, str) or entry.dtype not in DTYPES or entry.numel >= 1 << 48:
+    numel = math.prod(max(1, size) for size in entry.shape)  # a shape with a 0 must not overflow either
+    if not isinstance(entry.name, str) or entry.dtype not in DTYPES or numel >= 1 << 48:
         raise ValueError(f"tensor {entry.name!r} of dtype {entry.dtype!r} and shape {entry.shape} cannot be held")
     if entry.coding == "raw":
         fits = entry.nbytes == entry.dense_nbytes and not coded
