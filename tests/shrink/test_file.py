@@ -122,8 +122,13 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         file.Reader(_saved(tmp_path, good), most_nbytes=1000)
     with pytest.raises(PayloadError, match="cannot be read"):
         file.Reader(tmp_path / "none.lac")
-    with pytest.raises(BadInput, match="complex64"):
-        file.dumps({"x": Whole(torch.zeros(2, dtype=torch.complex64))})
+    unfit: dict[Any, Any] = {"x": torch.zeros(2, dtype=torch.complex64), 0: torch.zeros(2), "y": 3,
+                             "z": torch.eye(2).to_sparse(), "w": torch.empty(2, device="meta")}  # fmt: skip
+    for (name, tensor), words in zip(
+        unfit.items(), ("complex64", "0 is Tensor", "int", "sparse", "no values"), strict=True
+    ):
+        with pytest.raises(BadInput, match=words):
+            file.dumps({name: Whole(tensor)})
 
 
 @pytest.mark.alone
@@ -136,6 +141,8 @@ def test_loading_takes_little_more_than_the_model(tmp_path: Path) -> None:
     symbols = np.zeros((4000, 4000), np.uint8)
     symbols[::7, ::3] = 2
     file.write(tmp_path / "a.lac", {"0.weight": Shared(symbols, np.array([0, 1, 2], np.float32))})
+    full = np.full((4000, 4000), 2, np.uint8)
+    file.write(tmp_path / "full.lac", {"0.weight": Shared(full, np.array([0, 1, 2], np.float32))})
     script = f"""
 import hashlib, resource, torch, laconic
 from benchmarks.fuzz_shrink import sample_parts
@@ -157,6 +164,7 @@ del model
 model = nn.Sequential(nn.Linear(4000, 4000, bias=False))
 before = peak()
 laconic.load_shrunk({str(tmp_path / "a.lac")!r}, into=model, sparse="never")
+laconic.load_shrunk({str(tmp_path / "full.lac")!r}, into=model)
 print(peak() - before)
 """
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
@@ -167,6 +175,21 @@ print(peak() - before)
     assert digest == hashlib.sha256(file.dumps(sample_parts())).hexdigest()
     assert int(sparse) < 0.6 * 64e6
     assert int(dense) < 0.15 * 64e6
+
+
+@pytest.mark.parametrize("field", [{"shape": [0, 1 << 61]}, {"values": []}, {"values": None}])
+@pytest.mark.parametrize("name", ["exact", "empty", "fc.weight"])
+def test_headers_that_lie_are_refused(name: str, field: dict[str, Any], tmp_path: Path) -> None:
+    """Where all checksums fit and every payload is where the header says."""
+    data = file.dumps(sample_parts())
+    entries = file.Reader(_saved(tmp_path, data)).entries
+    payloads = [data[entry.at : entry.at + entry.nbytes] for entry in entries.values()]
+
+    def change(header: Any) -> None:
+        header["tensors"][list(entries).index(name)] |= field
+
+    with pytest.raises(PayloadError, match="made by something else"):
+        file.Reader(_saved(tmp_path, with_header(data, change, payloads)))
 
 
 def test_nothing_large_is_allocated_for_a_forged_shape(tmp_path: Path) -> None:

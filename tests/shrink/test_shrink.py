@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import prune as torch_prune
 
 import laconic
-from laconic.errors import BadInput, BudgetMissed, UnknownName
+from laconic.errors import BadInput, BudgetMissed, StorageError, UnknownName
 from laconic.shrink import Plan, factorise, file, prune, retrain, running
 from laconic.shrink.parts import Shared
 from laconic.shrink.share import METHODS, _cuts, build, share
@@ -50,7 +52,9 @@ def test_bad_plans_are_refused() -> None:
     for plan, words in ((lambda: Plan(density=0.0), "density"), (lambda: Plan(density={"nothing": 0.5}), "nothing"),
                         (lambda: Plan(density=0.5, scope="here"), "lamp"), (lambda: Plan(bits=12), "bits"),
                         (lambda: Plan(share="kmean"), "kmeans"), (lambda: Plan(rounds=0), "round"),
-                        (lambda: Plan(small_bits=1), "small_bits"), (lambda: Plan(bit_price=-1), "price")):  # fmt: skip
+                        (lambda: Plan(small_bits=1), "small_bits"), (lambda: Plan(bit_price=-1), "price"),
+                        (lambda: Plan(density="0.5"), "density"), (lambda: Plan(bits=2.5), "bits"),
+                        (lambda: Plan(share="ternary", bits=4), "no bits")):  # fmt: skip
         with pytest.raises((BadInput, UnknownName), match=words):
             laconic.shrink(model, plan=plan())
     with pytest.raises(BadInput, match="budget"):
@@ -67,6 +71,51 @@ def test_a_bad_plan_fails_when_it_is_made() -> None:
             Plan(**options)
     with pytest.raises(UnknownName, match="nothing"):
         laconic.shrink(nn.Linear(3, 3), train=lambda model: pytest.fail("trained"), plan=Plan(bits={"nothing": 3}))
+
+
+def test_what_cannot_be_shrunk_is_said_before_training() -> None:
+    class Counting(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"count": 1}
+
+    pruned = nn.Linear(3, 3)
+    torch_prune.random_unstructured(pruned, "weight", 0.5)
+    cases: list[tuple[Any, str]] = [
+        (nn.Linear(3, 3).state_dict(), "torch.nn.Module, got OrderedDict"), (nn.Linear(3, 3).bfloat16(), r"float\(\)"),
+        (nn.Linear(3, 3, device="meta"), "no values"), (nn.LazyLinear(3), "'weight' is UninitializedParameter"),
+        (Counting(3, 3), "'_extra_state' is dict"), (nn.Linear(3, 3, dtype=torch.complex64), "complex64"),
+        (pruned, "prune.remove"),
+    ]  # fmt: skip
+    for model, words in cases:
+        with pytest.raises(BadInput, match=words):
+            laconic.shrink(model, train=lambda model: pytest.fail("trained"), plan=Plan(density=0.5))
+    exact = laconic.shrink(nn.Linear(3, 3).bfloat16(), plan=Plan(share="none"))
+    assert exact.parts["weight"].dense().dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("evaluate", [0.5, lambda model: None, lambda model: torch.ones(2), lambda model: "low"])
+def test_an_error_is_one_number(evaluate: Any) -> None:
+    with pytest.raises(BadInput, match="evaluate"):
+        laconic.shrink(nn.Linear(3, 3), None, evaluate)
+
+
+def test_a_spec_has_its_own_bits() -> None:
+    model = nn.Linear(40, 30)
+    assert len(laconic.shrink(model, plan=Plan(share="kmeans(2)")).parts["weight"].dense().unique()) == 4
+    assert Plan(share="kmeans(2)", bits=3).bits == 3
+    trained: list[int] = []
+    plan = Plan(share="ternary", density=0.5, rounds=1)
+    with pytest.raises(BudgetMissed):
+        laconic.shrink(model, lambda model: trained.append(1), lambda model: float(len(trained)), plan=plan)
+    assert len(trained) == 2  # pruned, then shared: there are no bits to search for
+
+
+def test_a_folder_that_cannot_be_is_said_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="cannot be written"):
+        laconic.shrink(
+            nn.Linear(3, 3), lambda model: pytest.fail("trained"), lambda model: 0.1, folder=tmp_path / "file"
+        )
 
 
 def test_a_model_without_matrices_is_only_coded() -> None:
@@ -201,6 +250,22 @@ def test_a_rate_that_suits_weights_suits_values() -> None:
     assert losses[-1] <= losses[0]
 
 
+def test_gradients_of_before_do_not_count() -> None:
+    """Those of the given model, or of weights whose shape was another while they were trained."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(6, 4), torch.randn(3, 6)
+    model(x).square().sum().backward()
+
+    def train(model: nn.Module) -> None:
+        model(x).square().sum().backward()
+        torch.optim.SGD(model.parameters(), 0.01).step()
+
+    small = laconic.shrink(model, train, plan=Plan(bits=2))
+    assert all(p.grad is None or p.grad.shape == p.shape for p in small.model.parameters())
+    model.zero_grad()
+    assert file.dumps(laconic.shrink(model, train, plan=Plan(bits=2)).parts) == file.dumps(small.parts)
+
+
 class _Tied(nn.Module):
     """As language models are: the table of words is the last layer's weight, too."""
 
@@ -237,6 +302,12 @@ def test_tied_weights_are_pruned_and_shared_together(tmp_path: Path) -> None:
     small.save(tmp_path / "a.lac")
     loaded = laconic.load_shrunk(tmp_path / "a.lac", into=_Tied(), sparse="never")
     assert torch.equal(loaded(x), small.model(x))
+    with torch.device("meta"):
+        empty = _Tied()
+    loaded = laconic.load_shrunk(tmp_path / "a.lac", into=empty, sparse="never")
+    assert torch.equal(loaded(x), small.model(x))
+    assert loaded.head.weight is loaded.words.weight
+    assert loaded.again.weight is loaded.gain.weight
 
 
 def test_parameters_keep_their_order() -> None:
@@ -399,6 +470,10 @@ def test_a_model_that_does_not_fit_is_told_how(tmp_path: Path) -> None:
     laconic.shrink(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))).save(tmp_path / "a.lac")
     with pytest.raises(BadInput, match=r"0\.weight is \(3, 4\) in the file and \(3, 5\).*only in the file: 1\.bias"):
         laconic.load_shrunk(tmp_path / "a.lac", into=nn.Sequential(nn.Linear(5, 3)))
+    with pytest.raises(BadInput, match="got dict"):
+        laconic.load_shrunk(tmp_path / "a.lac", into={})  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="batch"):
+        laconic.load_shrunk(tmp_path / "a.lac", into=nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), batch=-1)
 
 
 def test_norms_and_convolutions_ship(tmp_path: Path) -> None:
@@ -445,6 +520,37 @@ def test_chains_stay_transposed() -> None:
     torch.testing.assert_close(model(x), wanted)
     torch.testing.assert_close(model(x[:1]), wanted[:1])
     assert model(x[:0]).shape == wanted[:0].shape
+
+
+class _Residual(nn.Sequential):
+    """Its `forward` needs what is between its layers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self[0](x)
+        return hidden + self[2](self[1](hidden))  # type: ignore[no-any-return]
+
+
+def test_a_sequence_with_a_way_of_its_own_is_no_chain() -> None:
+    torch.manual_seed(0)
+    model, x = _Residual(nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 20)), torch.randn(3, 20)
+    for layer in (model[0], model[2]):
+        layer.weight.data.mul_(torch.rand_like(layer.weight) < 0.2)
+    wanted = model(x)
+    assert running.make_sparse(model, set(prune.weights(model)), measured=False) == ["0", "2"]
+    torch.testing.assert_close(model(x), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_model_keeps_its_dtype(dtype: torch.dtype, device: str, tmp_path: Path) -> None:
+    """There are no sparse products of half precision, nor is one of float64 measured."""
+    build = lambda: nn.Sequential(nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 20))  # noqa: E731
+    small = laconic.shrink(build(), plan=Plan(density=0.1, bits=3))
+    small.save(tmp_path / "a.lac")
+    x = torch.randn(3, 20)
+    for sparse in ("never", "auto", "always"):
+        loaded = laconic.load_shrunk(tmp_path / "a.lac", into=build().to(device, dtype), sparse=sparse)
+        torch.testing.assert_close(loaded(x.to(dtype)), small.model(x).to(dtype), rtol=0.05, atol=0.05)
 
 
 def test_a_model_without_memory_is_filled(tmp_path: Path) -> None:
@@ -508,3 +614,16 @@ def test_low_rank_layers() -> None:
     torch.testing.assert_close(model(x), wanted, rtol=1e-2, atol=1e-1)
     with pytest.raises(BadInput, match="energy"):
         factorise(model, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_low_rank_layers_keep_their_dtype(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Conv2d(16, 16, 3), nn.Flatten(), nn.Linear(16, 32), nn.Linear(32, 0)).to(dtype)
+    assert [each.name for each in factorise(model, 0.1)] == ["0", "2"]
+    assert model(torch.randn(2, 16, 3, 3, dtype=dtype)).shape == (2, 0)
+    assert {p.dtype for p in model.parameters()} == {dtype}
+    layer = nn.Linear(32, 32, dtype=dtype)
+    assert factorise(nn.Sequential(layer, nn.ReLU(), layer), 0.1) == []
+    nn.init.constant_(model[2][0].weight, float("nan"))
+    with pytest.raises(BadInput, match="NaN"):
+        factorise(model)

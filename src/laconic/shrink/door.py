@@ -9,7 +9,6 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -102,11 +101,11 @@ def shrink(
     >>> small.report().reduction_factor > 3
     True
     """
-    if not budget >= 0:
-        raise BadInput(f"budget is how much the error may rise, 0 or more, got {budget}")
+    check_budget(budget)
+    _check_model(model)
     trainer, judge = resolve(train, evaluate)
     plan = plan or Plan()
-    plan.check_names(model)
+    plan.check(model)
     before = judge(model) if judge else None
     if before is not None and not math.isfinite(before):
         raise BadInput(f"the error of the model as it is given is {before}; there is nothing to compare with")
@@ -115,7 +114,7 @@ def shrink(
         best = search.best(model, plan, before)
         small, parts, plan, after = model_of(model, best.parts), best.parts, best.plan, best.error
     else:
-        small = deepcopy(model)
+        small = retrain.copy_of(model)
         trainer = Steps(progress, plan.rounds + 1).reporting(trainer)
         parts, after = plan.share_values(small, plan.prune(small, trainer), trainer), None
         small.eval()
@@ -126,14 +125,33 @@ def shrink(
     return shrunk
 
 
+def check_budget(budget: float) -> None:
+    """Raise BadInput unless it can be a budget."""
+    if not budget >= 0:
+        raise BadInput(f"budget is how much the error may rise, 0 or more, got {budget}")
+
+
+def _check_model(model: object) -> None:
+    """Raise BadInput unless all of a model can be copied, computed with here and written to a file."""
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"a model is a torch.nn.Module, got {type(model).__name__}")
+    for name, tensor in model.state_dict().items():
+        file.check(name, tensor)
+        if tensor.device.type != "cpu":
+            raise BadInput(f"a model is shrunk on the CPU, and '{name}' is on {tensor.device}: model.cpu() moves it")
+
+
 def shrink_state(state: Mapping[str, Tensor], plan: Plan) -> dict[str, Part]:
     """Prune, share and code a state_dict whose model is not known: matrices by the plan, all else without loss."""
     holder = nn.ParameterDict({str(i): nn.Parameter(t, requires_grad=False) for i, t in enumerate(state.values())
                                if t.dim() > 1 and t.dtype == torch.float32})  # fmt: skip
+    for name, tensor in state.items():
+        file.check(name, tensor)
+    plan.check_dtypes(state)
     names = {str(i): name for i, name in enumerate(state)}
     if isinstance(plan.density, Mapping) or isinstance(plan.bits, Mapping):
         raise BadInput("a file of weights takes one density and one number of bits")
-    small = deepcopy(holder)
+    small = retrain.copy_of(holder)
     parts = plan.share_values(small, plan.prune(small, None), None)
     found = {names[key]: part for key, part in parts.items()}
     return {name: found.get(name, Whole(tensor)) for name, tensor in state.items()}
@@ -173,16 +191,22 @@ def load_shrunk(
     """
     if sparse not in ("auto", "always", "never"):
         raise BadInput(f"sparse is 'auto', 'always' or 'never', got {sparse!r}")
+    if batch < 1:
+        raise BadInput(f"batch is 1 sample or more, got {batch}")
     reader = file.Reader(path)
     if into is None:
         return {name: reader.tensor(name) for name in reader.entries}
-    state = into.state_dict()
-    _check_fit(path, reader, state)
+    if not isinstance(into, nn.Module):
+        raise BadInput(f"into is a torch.nn.Module, got {type(into).__name__}")
+    _check_fit(path, reader, into.state_dict())
     few = {name for name, entry in reader.entries.items() if entry.coding == "shared"} if sparse != "never" else set()
-    late = running.on_meta(into, few)
+    first = {other: name for name, others in retrain.tied(into).items() for other in others}
+    late = running.on_meta(into, few - first.keys() - set(first.values()))
     with torch.no_grad():
-        for name, tensor in state.items():
-            if name not in late:
+        for name, tensor in into.state_dict().items():
+            if tensor.is_meta and name in first:
+                retrain.tie(into, name, first[name])
+            elif name not in late:
                 _fill(into, name, tensor, reader)
     running.make_sparse(into, few, batch=batch, measured=sparse == "auto", reader=reader)
     return into
@@ -192,7 +216,7 @@ def _fill(model: nn.Module, name: str, tensor: Tensor, reader: file.Reader) -> N
     """Give one of a model's tensors its values, in place; on the device "meta" it has none, and is replaced."""
     if tensor.is_meta:
         owner, attribute = retrain.owner(model, name)
-        owner.load_state_dict({attribute: reader.tensor(name)}, strict=False, assign=True)
+        owner.load_state_dict({attribute: reader.tensor(name).to(tensor.dtype)}, strict=False, assign=True)
         return
     is_plain = tensor.device.type == "cpu" and tensor.is_contiguous()
     if is_plain and str(tensor.dtype) == f"torch.{reader.entries[name].dtype}":

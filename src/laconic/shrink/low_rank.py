@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.errors import BadInput
+from laconic.shrink.retrain import tied
 from laconic.shrink.running import reaches_inside
 
 
@@ -37,7 +38,8 @@ def factorise(model: nn.Module, energy: float = 0.95) -> list[Factored]:
         energy: the share of Σ w² that is kept in each dimension, above 0 and at most 1.
 
     Returns:
-        What was replaced; layers that would grow are left, and so are those within torch's own, such as attention.
+        What was replaced; layers that would grow are left, and so are those within torch's own, such as attention,
+        and those whose weight is used elsewhere, too.
 
     >>> thin = nn.Sequential(nn.Linear(64, 4, bias=False), nn.Linear(4, 64))
     >>> wide = nn.Sequential(nn.Linear(64, 64))
@@ -52,12 +54,15 @@ def factorise(model: nn.Module, energy: float = 0.95) -> list[Factored]:
     if not 0 < energy <= 1:
         raise BadInput(f"energy is above 0 and at most 1, got {energy}")
     found = []
+    elsewhere = {name for first, others in tied(model).items() for name in (first, *others)}
     for name, layer in list(model.named_modules()):
-        if reaches_inside(model.get_submodule(name.rpartition(".")[0])):
+        if reaches_inside(model.get_submodule(name.rpartition(".")[0])) or f"{name}.weight" in elsewhere:
+            continue
+        if not isinstance(layer, nn.Linear | nn.Conv2d) or not layer.weight.numel():
             continue
         if isinstance(layer, nn.Linear):
             thin, ranks = _linear(layer, energy)
-        elif isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.padding_mode == "zeros":
+        elif layer.groups == 1 and layer.padding_mode == "zeros":
             thin, ranks = _convolution(layer, energy)
         else:
             continue
@@ -82,18 +87,18 @@ def _rank(values: Tensor, energy: float) -> int:
 
 
 def _linear(layer: nn.Linear, energy: float) -> tuple[nn.Sequential, tuple[int, ...]]:
-    u, s, v = torch.linalg.svd(layer.weight, full_matrices=False)
+    u, s, v = torch.linalg.svd(_wide(layer.weight), full_matrices=False)
     r = _rank(s, energy)
     first, last = nn.Linear(layer.in_features, r, bias=False), nn.Linear(r, layer.out_features, layer.bias is not None)
     first.weight.copy_(v[:r] * s[:r, None].sqrt())
     last.weight.copy_(u[:, :r] * s[:r].sqrt())
     if layer.bias is not None:
         last.bias.copy_(layer.bias)
-    return nn.Sequential(first, last), (r,)
+    return nn.Sequential(first, last).to(layer.weight), (r,)
 
 
 def _convolution(layer: nn.Conv2d, energy: float) -> tuple[nn.Sequential, tuple[int, ...]]:
-    weight = layer.weight
+    weight = _wide(layer.weight)
     outputs, so, _ = torch.linalg.svd(weight.flatten(1), full_matrices=False)
     inputs, si, _ = torch.linalg.svd(weight.transpose(0, 1).flatten(1), full_matrices=False)
     ro, ri = _rank(so, energy), _rank(si, energy)
@@ -107,7 +112,14 @@ def _convolution(layer: nn.Conv2d, energy: float) -> tuple[nn.Sequential, tuple[
     last.weight.copy_(u[:, :, None, None])
     if layer.bias is not None and last.bias is not None:
         last.bias.copy_(layer.bias)
-    return nn.Sequential(first, middle, last), (ri, ro)
+    return nn.Sequential(first, middle, last).to(layer.weight), (ri, ro)
+
+
+def _wide(weight: Tensor) -> Tensor:
+    """A weight as singular values are computed: in float32 at least."""
+    if not bool(weight.isfinite().all()):
+        raise BadInput("a weight is NaN or infinite; factorise a model that has been trained to the end")
+    return weight.to(torch.promote_types(weight.dtype, torch.float32))
 
 
 def _product(thin: nn.Sequential) -> Tensor:

@@ -13,19 +13,25 @@ from typing import Any
 from laconic.errors import PayloadError
 from laconic.shrink.file import Reader, write
 from laconic.shrink.parts import Part
-from laconic.storage import tree
+from laconic.storage import files, tree
 
 
 class Memory:
     """Results by name, in a folder; without one they are computed each time.
 
     Args:
-        folder: is made when something is kept.
+        folder: is made where it is not there.
         key: says what results are for; those of another key are computed anew.
+
+    Raises:
+        StorageError: there is no such folder, and it cannot be made.
     """
 
     def __init__(self, folder: Path | None, key: str) -> None:
         self._folder, self._key = folder, key
+        if folder is not None:
+            with files.writing(folder):  # rather now than after the first training
+                folder.mkdir(parents=True, exist_ok=True)
 
     def recall(self, name: str, compute: Callable[[], Any]) -> Any:
         """What `compute` returned when it was last asked for under this name, a tree of values and tensors."""

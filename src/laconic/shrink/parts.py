@@ -88,7 +88,9 @@ def half(values: Array) -> Array:
 
 
 def uniform(tensor: Tensor, bits: int) -> Part:
-    """Biases and other small tensors in evenly spaced values, some of which is zero; whole where that is no saving.
+    """Biases and other small tensors in evenly spaced values, one of which is zero.
+
+    What is empty, not finite or not float32 stays whole, and so does everything for 32 bits.
 
     >>> uniform(torch.tensor([0.75, 0.0]), 2).dense().tolist()
     [0.75, 0.0]

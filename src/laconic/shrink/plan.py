@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from laconic.errors import BadInput
 from laconic.shrink import prune, retrain
 from laconic.shrink.parts import Part, Shared, Whole, uniform
-from laconic.shrink.share import build, share
+from laconic.shrink.share import bits_in, build, share
 from laconic.shrink.training import Train
 from laconic.specs import check_kinds
 
@@ -25,9 +25,10 @@ class Plan:
     """How a model is shrunk; frozen.
 
     Attributes:
-        density: the share of weights that is kept, of all or by name; None searches for it, where the model can be
-            retrained and judged, and prunes nothing elsewhere.
-        bits: of the values that are left, for all weights or by name; None searches, or takes 6 without a judge.
+        density: the share of weights that is kept, of all or by name (the others keep all); None searches for it,
+            where the model can be retrained and judged, and prunes nothing elsewhere.
+        bits: of the values that are left, for all weights or by name (the others have 6); None takes those of the
+            spec, such as "kmeans(4)", or else searches; without a judge, 6.
         share: how values are shared, a spec such as "kmeans" or "ternary"; "none" keeps the weights as they are.
         scope: how one density is divided among weights: "lamp", "global" or "layer".
         structured: prune whole rows, such as filters.
@@ -50,19 +51,42 @@ class Plan:
         check_kinds("shrink", Plan, vars(self))
         if self.rounds < 1:
             raise BadInput(f"pruning takes 1 round or more, got {self.rounds}")
-        if self.small_bits != 32 and not 2 <= self.small_bits <= 8:
+        if self.small_bits not in (*range(2, 9), 32):
             raise BadInput(f"small_bits is 2 to 8, or 32 for biases as they are, got {self.small_bits}")
         if not 0 <= self.bit_price < math.inf:
             raise BadInput(f"bit_price is 0 or more, got {self.bit_price}")
         prune.check(1.0 if self.density is None else self.density, self.scope)
+        if self.bits is None:
+            object.__setattr__(self, "bits", None if self.share == "none" else bits_in(self.share))
+        elif not self._has_bits:
+            raise BadInput(f"share '{self.share}' leaves no bits to choose; leave them out")
         for bits in self.bits.values() if isinstance(self.bits, Mapping) else [self.bits]:
             if self.share != "none":
                 build(self.share, bits)
 
-    def check_names(self, model: nn.Module) -> None:
-        """Raise UnknownName where densities or bits are given for a weight that the model does not have."""
+    @property
+    def _has_bits(self) -> bool:
+        return self.share != "none" and hasattr(build(self.share), "bits")
+
+    @property
+    def searches_bits(self) -> bool:
+        """Whether bits are left open, and there are any to choose."""
+        return self.bits is None and self._has_bits
+
+    def check(self, model: nn.Module) -> None:
+        """Raise BadInput unless this can be done to the model: its weights are float32, and those named are there."""
+        self.check_dtypes(dict(model.named_parameters()))
         for given in (self.density, self.bits):
             prune.check_names(prune.weights(model), given)
+
+    def check_dtypes(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise BadInput where weights would be left as they are for their dtype."""
+        if self.share == "none" and self.density is None:
+            return
+        for name, tensor in tensors.items():
+            if tensor.dim() > 1 and tensor.is_floating_point() and tensor.dtype != torch.float32:
+                text = f"weights are pruned and shared in float32, and '{name}' is {tensor.dtype}"
+                raise BadInput(f"{text}: take model.float(), or share 'none', which codes them without loss")
 
     def bits_of(self, name: str) -> int | None:
         """The bits of a weight, where they are given."""

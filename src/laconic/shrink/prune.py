@@ -6,6 +6,7 @@ Callers: the pipeline, users. A mask is a bool tensor of a weight's shape, True 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,8 @@ def magnitude(
     Sparsity for the Magnitude-based Pruning, ICLR 2021 (lamp); Li et al., Pruning Filters for Efficient ConvNets, 2017.
 
     Raises:
-        BadInput: a density outside (0, 1], or one for a weight that is not there.
+        BadInput: a density outside (0, 1].
+        UnknownName: no such scope, or a density for a weight that is not there.
     """
     check(density, scope)
     check_names(tensors, density)
@@ -78,8 +80,8 @@ def check(density: Density, scope: str) -> None:
     if scope not in SCOPES:
         raise UnknownName("scope of pruning", scope, SCOPES)
     for share in density.values() if isinstance(density, Mapping) else [density]:
-        if not 0 < share <= 1:
-            raise BadInput(f"a density is above 0 and at most 1, got {share}")
+        if not isinstance(share, Real) or not 0 < share <= 1:
+            raise BadInput(f"a density is a number above 0 and at most 1, got {share!r}")
 
 
 def check_names(tensors: Mapping[str, Tensor], given: object) -> None:
@@ -101,7 +103,7 @@ def _spread(mask: Tensor, tensor: Tensor) -> Tensor:
 
 
 def _largest(sizes: Tensor, share: float) -> Tensor:
-    """True for the largest ⌈share · n⌉; of equal ones the first."""
+    """True for the largest share · n, rounded, and 1 at least; of equal ones the first."""
     flat = sizes.reshape(-1)
     kept = torch.zeros(flat.numel(), dtype=torch.bool)
     kept[flat.argsort(descending=True, stable=True)[: max(1, round(share * flat.numel()))]] = True

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from laconic.errors import BadInput
 from laconic.shrink.parts import Shared, half
 
 
@@ -112,6 +114,21 @@ def load(model: nn.Module, parts: Mapping[str, Any]) -> None:
         state[name].copy_(part.dense())
 
 
+def copy_of(model: nn.Module) -> nn.Module:
+    """A copy of a model, without its gradients.
+
+    Raises:
+        BadInput: torch cannot copy it, as where some weights are computed from others by a hook.
+    """
+    try:
+        copied = deepcopy(model)
+    except RuntimeError as error:
+        cure = "first make pruning and norms of torch.nn.utils permanent (prune.remove, remove_weight_norm)"
+        raise BadInput(f"the model cannot be copied: {cure}") from error
+    copied.zero_grad()
+    return copied
+
+
 @contextlib.contextmanager
 def _constrained(model: nn.Module, ways: Mapping[str, nn.Module]) -> Iterator[None]:
     others = tied(model)
@@ -129,11 +146,13 @@ def _constrained(model: nn.Module, ways: Mapping[str, nn.Module]) -> Iterator[No
 def _parametrised(module: nn.Module, attribute: str, way: nn.Module) -> Iterator[None]:
     """Let a parameter be computed in a way while the block lasts."""
     order = list(module._parameters)
+    getattr(module, attribute).grad = None  # torch keeps the gradient where the shape changes
     parametrize.register_parametrization(module, attribute, way)
     try:
         yield
     finally:
         parametrize.remove_parametrizations(module, attribute)
+        getattr(module, attribute).grad = None
         _reorder(module, order)  # torch puts what was constrained behind the others
 
 
@@ -169,6 +188,12 @@ def tied(model: nn.Module) -> dict[str, list[str]]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         places.setdefault(parameter, []).append(name)
     return {names[0]: names[1:] for names in places.values() if len(names) > 1}
+
+
+def tie(model: nn.Module, name: str, to: str) -> None:
+    """Let a parameter be another one."""
+    (module, attribute), (other, source) = owner(model, name), owner(model, to)
+    setattr(module, attribute, getattr(other, source))
 
 
 def owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -8,9 +8,9 @@ layer that is not in memory yet is read from the file some rows at a time, and n
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ _ELEMENTWISE = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.GELU, n
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 WORTH_IT = 1.1  # how much quicker a layer must be: less is noise
 _DENSEST = 0.4  # above it a sparse product has never been quicker
-_SAMPLE = 1 << 23  # weights of a layer that a measurement makes dense, where the layer is not: beyond all caches
+_SAMPLE = 1 << 23  # weights of a layer that are counted and measured, its first rows: beyond all caches
 
 Rows = Callable[[int, int], Tensor]
 
@@ -38,15 +38,23 @@ def compressed(rows: Rows, shape: tuple[int, int]) -> Tensor:
     [[0.0, 2.0], [3.0, 0.0]]
     """
     height, _ = chunks.tile_shape(*shape)  # so that no chunk of a file is decoded twice
+    ends, columns, values, count = [torch.zeros(1, dtype=torch.int32)], [], [], 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch calls its sparse layout a beta
-        pieces = [rows(top, min(top + height, shape[0])).to_sparse_csr() for top in range(0, shape[0], height)]
-        starts = itertools.accumulate((piece.values().numel() for piece in pieces), initial=0)
-        ends = [piece.crow_indices()[1:] + start for piece, start in zip(pieces, starts, strict=False)]
-        crow = torch.cat([torch.zeros(1, dtype=torch.int32), *[each.int() for each in ends]])
-        columns = torch.cat([piece.col_indices().int() for piece in pieces])
-        values = torch.cat([piece.values() for piece in pieces])
-        return torch.sparse_csr_tensor(crow, columns, values, size=shape)
+        for top in range(0, shape[0], height):
+            piece = rows(top, min(top + height, shape[0])).to_sparse_csr()
+            ends.append((piece.crow_indices()[1:] + count).int())
+            columns.append(piece.col_indices().int())
+            values.append(piece.values())
+            count += values[-1].numel()
+        return torch.sparse_csr_tensor(_joined(ends), _joined(columns), _joined(values), size=shape)
+
+
+def _joined(pieces: list[Tensor]) -> Tensor:
+    """One tensor of many, which are given up: so no more than one of a matrix's three is in memory twice."""
+    joined = torch.cat(pieces)
+    pieces.clear()
+    return joined
 
 
 class SparseLinear(nn.Module):
@@ -110,13 +118,13 @@ def make_sparse(
             continue
         for child, layer in list(parent.named_children()):
             name = f"{path}.{child}" if path else child
-            if type(layer) is nn.Linear and f"{name}.weight" in names:
+            if _can_be_sparse(layer, f"{name}.weight", names):
                 sparse = _chosen(layer, f"{name}.weight", batch, measured, reader)
                 if sparse is not None:
                     setattr(parent, child, sparse)
                     changed.append(name)
-        if isinstance(parent, nn.Sequential):
-            _join(parent)
+        if isinstance(parent, nn.Sequential) and type(parent).forward is nn.Sequential.forward:
+            _join(parent)  # another `forward` may need what is between
     return changed
 
 
@@ -124,8 +132,15 @@ def on_meta(model: nn.Module, names: set[str]) -> set[str]:
     """Of these weights those of fully connected layers that are on the device "meta": `make_sparse` reads them."""
     parents = [(path, parent) for path, parent in model.named_modules() if not reaches_inside(parent)]
     return {name for path, parent in parents for child, layer in parent.named_children()
-            if type(layer) is nn.Linear and layer.weight.is_meta
-            and (name := f"{path}.{child}.weight".lstrip(".")) in names}  # fmt: skip
+            if _can_be_sparse(layer, name := f"{path}.{child}.weight".lstrip("."), names)
+            and model.get_parameter(name).is_meta}  # fmt: skip
+
+
+def _can_be_sparse(layer: nn.Module, name: str, names: set[str]) -> TypeGuard[nn.Linear]:
+    """Whether a weight is among `names`, and one that sparse products take: of a plain layer, on the CPU, float32."""
+    if type(layer) is not nn.Linear or name not in names:
+        return False
+    return layer.weight.dtype == torch.float32 and layer.weight.device.type in ("cpu", "meta")
 
 
 def reaches_inside(parent: nn.Module) -> bool:
@@ -136,14 +151,12 @@ def reaches_inside(parent: nn.Module) -> bool:
 def _chosen(layer: nn.Linear, name: str, batch: int, measured: bool, reader: Reader | None) -> SparseChain | None:
     """The layer with few weights, or None where it is not quicker; the layer then has its weight."""
     rows: Rows = lambda start, stop: layer.weight.detach()[start:stop]  # noqa: E731
-    shape, sample = (layer.out_features, layer.in_features), layer.out_features
     if layer.weight.is_meta and reader is not None:
         rows = lambda start, stop: reader.rows(name, start, stop)  # noqa: E731
-        sample = min(sample, -(-_SAMPLE // layer.in_features))
-    sparse = SparseChain([SparseLinear(compressed(rows, shape), layer.bias)])
-    density = sparse.steps[0].weight.values().numel() / max(1, layer.weight.numel())  # type: ignore[operator]
-    if density <= _DENSEST and (not measured or _is_quicker(rows(0, sample), batch)):
-        return sparse
+    sample = rows(0, min(layer.out_features, -(-_SAMPLE // max(1, layer.in_features))))
+    if 0 < sample.numel() * _DENSEST >= int(sample.count_nonzero()) and (not measured or _is_quicker(sample, batch)):
+        shape = (layer.out_features, layer.in_features)
+        return SparseChain([SparseLinear(compressed(rows, shape), layer.bias)])
     if layer.weight.is_meta and reader is not None:
         layer.load_state_dict({"weight": reader.tensor(name)}, strict=False, assign=True)
     return None

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -70,12 +69,12 @@ class Search:
         names = list(prune.weights(model))
         searched = plan.density is None and self.train is not None
         trainings = plan.rounds * (len(TOLERANCES).bit_length() if searched else 1) + 1 if self.train else 0
-        self._step.total = trainings + len(names) * (searched + (plan.bits is None))
+        self._step.total = trainings + len(names) * (searched + plan.searches_bits)
         plans = self._densities(model, plan, dense_error, memory) if searched else [plan]
         missed: list[Candidate] = []
         for each in plans:
             pruned = memory.recall(_name("pruned", each.density), partial(self._prune, model, each))
-            for more in range(MORE_BITS + 1 if plan.bits is None and plan.share != "none" else 1):
+            for more in range(MORE_BITS + 1 if plan.searches_bits else 1):
                 found = self._share(model, pruned, each, more, memory)
                 if found.error <= self.limit:
                     return found
@@ -114,7 +113,7 @@ class Search:
 
     def _prune(self, model: nn.Module, plan: Plan) -> dict[str, Any]:
         """The state of the model, pruned and retrained, its masks and its error."""
-        small = deepcopy(model)
+        small = retrain.copy_of(model)
         masks = plan.prune(small, self.train)
         small.eval()
         error = self.evaluate(small)
@@ -123,12 +122,12 @@ class Search:
 
     def _share(self, model: nn.Module, pruned: Mapping[str, Any], plan: Plan, more: int, memory: Memory) -> Candidate:
         """A pruned model with shared and tuned values, `more` bits a weight beyond what each needs alone."""
-        small = deepcopy(model)
+        small = retrain.copy_of(model)
         small.load_state_dict(pruned["state"])
         masks: dict[str, Tensor] = pruned["masks"]
-        if plan.bits is None and plan.share != "none":
+        if plan.searches_bits:
             bits = {name: min(BITS[-1], more + memory.recall(_name("bits", name, plan.density), partial(
-                self._fewest, small, name, masks, plan.share))) for name in prune.weights(small)}  # fmt: skip
+                self._fewest, small, name, masks, plan))) for name in prune.weights(small)}  # fmt: skip
             plan = replace(plan, bits=bits)
 
         def compute() -> tuple[dict[str, Part], float]:
@@ -141,13 +140,13 @@ class Search:
         return Candidate(parts, plan, error)
 
     @torch.no_grad()
-    def _fewest(self, model: nn.Module, name: str, masks: Mapping[str, Tensor], method: str) -> int:
+    def _fewest(self, model: nn.Module, name: str, masks: Mapping[str, Tensor], plan: Plan) -> int:
         """The fewest bits with which, of one weight alone and not tuned, the error is within the limit."""
         weight = prune.weights(model)[name]
         before, mask = weight.clone(), masks.get(name, torch.ones_like(weight, dtype=torch.bool))
         try:
             for bits in BITS:
-                weight.copy_(share(before, build(method, bits), mask).dense())
+                weight.copy_(share(before, build(plan.share, bits), mask, plan.bit_price).dense())
                 if bits == BITS[-1] or self.evaluate(model) <= self.limit:
                     break
         finally:
@@ -158,7 +157,7 @@ class Search:
 
 def model_of(model: nn.Module, parts: Mapping[str, Part]) -> nn.Module:
     """A copy of the model with the tensors of parts, for inference."""
-    small = deepcopy(model)
+    small = retrain.copy_of(model)
     retrain.load(small, parts)
     return small.eval()
 

@@ -45,6 +45,16 @@ def build(spec: str, bits: int | None = None) -> Method:
     return replace(method, bits=bits) if bits is not None and hasattr(method, "bits") else method  # type: ignore[type-var]
 
 
+def bits_in(spec: str) -> int | None:
+    """The bits that a spec names, None where it leaves them open.
+
+    >>> bits_in("kmeans(4)"), bits_in("kmeans(start=random)"), bits_in("ternary")
+    (4, None, None)
+    """
+    named = any(key in (None, "bits") for key, _ in specs.split(METHODS.what, spec)[1])  # the first argument is bits
+    return getattr(build(spec), "bits", None) if named else None
+
+
 def share(weight: Tensor, method: Method, mask: Tensor | None = None, bit_price: float = 0.0) -> Shared:
     """A weight with few values; pruned where the mask says so.
 
@@ -91,8 +101,8 @@ class KMeans:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.bits <= 8:
-            raise BadInput(f"kmeans takes 1 to 8 bits, got {self.bits}")
+        if self.bits not in range(1, 9):
+            raise BadInput(f"kmeans takes 1 to 8 bits, got {self.bits!r}")
         if self.start not in STARTS:
             raise UnknownName("start of kmeans", self.start, STARTS)
 
@@ -132,8 +142,8 @@ class Uniform:
     bits: int = 5
 
     def __post_init__(self) -> None:
-        if not 2 <= self.bits <= 8:
-            raise BadInput(f"uniform takes 2 to 8 bits, got {self.bits}")
+        if self.bits not in range(2, 9):
+            raise BadInput(f"uniform takes 2 to 8 bits, got {self.bits!r}")
 
     def values(self, kept: Array) -> tuple[Array, Array]:
         """The multiples that occur."""

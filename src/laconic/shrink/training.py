@@ -112,10 +112,14 @@ def _judged(evaluate: Evaluate, model: nn.Module) -> float:
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        error = float(evaluate(model))
+        found = evaluate(model)
     finally:
         for module in training:
             module.training = True
+    try:
+        error = float(found)
+    except (TypeError, ValueError, RuntimeError):
+        raise BadInput(f"evaluate gives a model's error, one number, and gave {found!r}") from None
     return math.inf if math.isnan(error) else error
 
 
@@ -132,4 +136,6 @@ def _resolved(
         return train, evaluate or error_of(train.task)
     if train is not None and not callable(train):
         raise BadInput(f"train is a function of a model, a workload or its name, got {type(train).__name__}")
+    if evaluate is not None and not callable(evaluate):
+        raise BadInput(f"evaluate is a function of a model, got {type(evaluate).__name__}")
     return train, evaluate
