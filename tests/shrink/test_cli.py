@@ -11,6 +11,7 @@ from torch import nn
 
 import laconic
 from laconic.cli import main
+from laconic.shrink.training import TaskTraining
 
 
 def _run(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -36,6 +37,47 @@ def test_a_file_of_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert torch.equal(laconic.load_shrunk(out)["1.weight"], model[1].weight)
 
 
+def test_weights_are_pruned_and_kept_to_the_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = nn.Linear(40, 30).state_dict()
+    torch.save(state, tmp_path / "a.pt")
+    _run(capsys, "shrink", tmp_path / "a.pt", "-o", tmp_path / "a.lac", "--share", "none", "--density", 0.2)
+    weight = laconic.load_shrunk(tmp_path / "a.lac")["weight"]
+    assert weight.count_nonzero() == 240
+    assert torch.equal(weight, state["weight"] * (weight != 0))
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("--epochs", "0"), "--epochs"), (("--share", "ternary", "--bits", "4"), "no bits"), (("--bits", "16"), "1 to 8"),
+    (("--density", "0"), "density"), (("--budget", "-1"), "budget"), (("-o", "."), "folder"),
+    (("-o", f"{__file__}/a"), "within a file"),
+])  # fmt: skip
+def test_bad_options_end_in_one_sentence(
+    words: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before anything is trained."""
+    monkeypatch.setattr(TaskTraining, "__call__", lambda self, model: pytest.fail("trained"))
+    with pytest.raises(SystemExit) as ended:
+        main(["shrink", "digits-mlp", "-o", str(tmp_path / "a.lac"), *words])
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2
+    assert said in error
+    assert not (tmp_path / "a.lac").exists()
+
+
+def test_half_precision_is_only_coded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rather than left as it is without a word."""
+    torch.save(nn.Linear(40, 30).bfloat16().state_dict(), tmp_path / "a.pt")
+    with pytest.raises(SystemExit) as ended:
+        main(["shrink", str(tmp_path / "a.pt"), "-o", str(tmp_path / "a.lac"), "--bits", "3"])
+    assert ended.value.code == 2
+    assert "'weight' is torch.bfloat16" in capsys.readouterr().err
+    _run(capsys, "shrink", tmp_path / "a.pt", "-o", tmp_path / "a.lac", "--share", "none")
+
+
 def test_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--density", 0.2, "--bits", 4, "--budget", 0.2, "--epochs", 1, "--rounds", 1, "--json")
     found = json.loads(_run(capsys, "shrink", "digits-mlp", "-o", tmp_path / "a.lac", *words))
@@ -59,18 +101,39 @@ def test_a_budget_that_nothing_meets_writes_nothing(tmp_path: Path, capsys: pyte
     assert kept == ["pruned", "shared", "trained.state"]
 
 
-@pytest.mark.parametrize("name", ["none.pt", "junk.pt", "list.pt", "none.lac", "junk.safetensors"])
+@pytest.mark.parametrize("name", ["none.pt", "junk.pt", "list.pt", "none.lac", "junk.safetensors", "keys.pt", "cut.pt",
+                                  "empty.pt", "sparse.pt", "code.pt"])  # fmt: skip
 def test_bad_files_end_in_one_sentence(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / name
     if name.startswith("junk"):
         path.write_bytes(b"not weights at all")
-    if name.startswith("list"):
-        torch.save([1, 2], path)
+    saved = {"list.pt": [1, 2], "keys.pt": {0: torch.ones(2)}, "cut.pt": {"w": torch.ones(50, 50)},
+             "sparse.pt": {"w": torch.eye(3).to_sparse()}, "code.pt": nn.Linear(2, 2)}  # fmt: skip
+    if name in saved:
+        torch.save(saved[name], path)
+    if name.startswith("cut"):
+        path.write_bytes(path.read_bytes()[:5000])
+    if name.startswith("empty"):
+        path.touch()
     with pytest.raises(SystemExit) as ended:
         main(["inspect", str(path)] if path.suffix == ".lac" else ["shrink", str(path), "-o", str(tmp_path / "x.lac")])
     assert ended.value.code == 2
-    assert name in capsys.readouterr().err
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert name in said or name == "sparse.pt"
+    assert not said.rstrip().endswith(":")
+    assert "weights_only" not in said  # torch's advice to run what is in the file
     assert not (tmp_path / "x.lac").exists()
+
+
+def test_names_are_shown_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal, too, where brackets could be markup."""
+    torch.save({"[red]": torch.ones(2), "[/x]": torch.ones(2)}, tmp_path / "a.pt")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    shown = _run(capsys, "shrink", tmp_path / "a.pt", "-o", tmp_path / "a.lac")
+    assert "[red]" in shown
+    assert "[/x]" in shown
 
 
 def test_weights_alone_cannot_be_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

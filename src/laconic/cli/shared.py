@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from laconic.errors import BadInput
 
@@ -65,7 +66,7 @@ def echo_table(
         is_left = position == 0 or heading in left
         table.add_column(heading, justify="left" if is_left else "right", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # not as markup: a name from a file may have brackets
     Console().print(table)
 
 

@@ -14,7 +14,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import Progress as Bar
-from torch import Tensor, nn
+from torch import Tensor
 
 from laconic.cli.shared import Json, count_option, echo_json, echo_table
 from laconic.errors import BadInput, MissingExtra
@@ -46,14 +46,17 @@ def shrink(
 ) -> None:
     """Prune, share and code a model: a file of weights as it is, a workload with training between."""
     plan = Plan(density, bits, share, scope, structured, rounds, bit_price=bit_price)
+    if output.is_dir() or any(parent.is_file() for parent in output.parents):
+        raise BadInput(f"{output} cannot be written: it is a folder, or within a file")
     path = Path(model)
     if path.suffix in (".pt", ".pth", ".bin", ".safetensors"):
         if budget or epochs or folder:
             text = f"{path} holds weights alone, which are neither trained nor judged"
             raise BadInput(f"{text}: --budget, --epochs and --folder are for workloads")
         state = _state(path)
-        file.write(output, encode_exactly(state) if share == "none" else shrink_state(state, plan))
-        if share != "none":
+        is_exact = share == "none" and density is None
+        file.write(output, encode_exactly(state) if is_exact else shrink_state(state, plan))
+        if not is_exact:
             typer.echo("shrunk without training or a test: compare the model's accuracy before you ship it", err=True)
     else:
         task = get(model).prepare(seed)
@@ -75,21 +78,23 @@ def inspect(path: Annotated[Path, typer.Argument(help="A .lac file.")], json: Js
 def _state(path: Path) -> dict[str, Tensor]:
     """The tensors of a file of weights; nothing in it is run."""
     try:
+        path.open("rb").close()
         if path.suffix == ".safetensors":
-            try:
-                from safetensors.torch import load_file
-            except ImportError as error:
-                raise MissingExtra("safetensors", "shrink") from error
+            from safetensors.torch import load_file
+
             return dict(load_file(path))
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
-        raise BadInput(f"{path} cannot be read: {error}") from error
+    except ImportError as error:
+        raise MissingExtra("safetensors", "shrink") from error
     except Exception as error:  # pickle's and safetensors' own errors share no base; torch advises to run what is there
+        if isinstance(error, OSError) and error.filename is not None:
+            raise BadInput(f"{path} cannot be read: {error.strerror}") from error
         raise BadInput(
             f"{path} holds more than tensors, or is damaged: write it by torch.save(model.state_dict(), …)"
         ) from error
-    found = found.state_dict() if isinstance(found, nn.Module) else found
-    if not isinstance(found, dict) or not found or not all(isinstance(each, Tensor) for each in found.values()):
+    if not isinstance(found, dict) or not found or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in found.items()
+    ):
         raise BadInput(f"{path} is not a state_dict, tensors by name; save model.state_dict()")
     return found
 
@@ -110,7 +115,7 @@ def _progress() -> Iterator[Progress]:
         task = bar.add_task("shrinking", total=1.0)
 
         def say(line: str, share: float) -> None:
-            bar.console.print(line, highlight=False)
+            bar.console.print(line, highlight=False, markup=False)
             bar.update(task, completed=share)
 
         yield say

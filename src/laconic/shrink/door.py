@@ -101,7 +101,8 @@ def shrink(
     >>> small.report().reduction_factor > 3
     True
     """
-    check_budget(budget)
+    if not budget >= 0:
+        raise BadInput(f"budget is how much the error may rise, 0 or more, got {budget}")
     _check_model(model)
     trainer, judge = resolve(train, evaluate)
     plan = plan or Plan()
@@ -123,12 +124,6 @@ def shrink(
         text = f"the error rose by {after - before:.4g}, more than the budget of {budget:.4g}"
         raise BudgetMissed(f"{text}; give a larger budget, density or number of bits, or train for longer", shrunk)
     return shrunk
-
-
-def check_budget(budget: float) -> None:
-    """Raise BadInput unless it can be a budget."""
-    if not budget >= 0:
-        raise BadInput(f"budget is how much the error may rise, 0 or more, got {budget}")
 
 
 def _check_model(model: object) -> None:
