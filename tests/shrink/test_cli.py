@@ -44,6 +44,10 @@ def test_weights_are_pruned_and_kept_to_the_bit(tmp_path: Path, capsys: pytest.C
     weight = laconic.load_shrunk(tmp_path / "a.lac")["weight"]
     assert weight.count_nonzero() == 240
     assert torch.equal(weight, state["weight"] * (weight != 0))
+    with pytest.raises(SystemExit) as ended:  # rather than lose what cannot be had again
+        main(["shrink", str(tmp_path / "a.pt"), "-o", str(tmp_path / "a.pt")])
+    assert ended.value.code == 2
+    assert torch.equal(torch.load(tmp_path / "a.pt", weights_only=True)["weight"], state["weight"])
 
 
 @pytest.mark.parametrize(("words", "said"), [

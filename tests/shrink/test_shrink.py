@@ -519,6 +519,7 @@ def test_chains_stay_transposed() -> None:
     assert isinstance(model[1], running.SparseChain)
     torch.testing.assert_close(model(x), wanted)
     torch.testing.assert_close(model(x[:1]), wanted[:1])
+    torch.testing.assert_close(deepcopy(model)(x), wanted)
     assert model(x[:0]).shape == wanted[:0].shape
 
 

@@ -53,6 +53,8 @@ def shrink(
         if budget or epochs or folder:
             text = f"{path} holds weights alone, which are neither trained nor judged"
             raise BadInput(f"{text}: --budget, --epochs and --folder are for workloads")
+        if output.resolve() == path.resolve():
+            raise BadInput(f"{path} is the model itself; name another file to write")
         state = _state(path)
         is_exact = share == "none" and density is None
         file.write(output, encode_exactly(state) if is_exact else shrink_state(state, plan))

@@ -118,7 +118,7 @@ def _convolution(layer: nn.Conv2d, energy: float) -> tuple[nn.Sequential, tuple[
 def _wide(weight: Tensor) -> Tensor:
     """A weight as singular values are computed: in float32 at least."""
     if not bool(weight.isfinite().all()):
-        raise BadInput("a weight is NaN or infinite; factorise a model that has been trained to the end")
+        raise BadInput("a weight is NaN or infinite: training has diverged; train the model at a lower rate")
     return weight.to(torch.promote_types(weight.dtype, torch.float32))
 
 

@@ -8,9 +8,11 @@ layer that is not in memory yet is read from the file some rows at a time, and n
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeGuard
+from copy import deepcopy
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +25,7 @@ _ELEMENTWISE = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.GELU, n
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 WORTH_IT = 1.1  # how much quicker a layer must be: less is noise
 _DENSEST = 0.4  # above it a sparse product has never been quicker
-_SAMPLE = 1 << 23  # weights of a layer that are counted and measured, its first rows: beyond all caches
+_SAMPLE = 1 << 23  # weights of a layer that are measured, its first rows: beyond all caches
 
 Rows = Callable[[int, int], Tensor]
 
@@ -67,6 +69,9 @@ class SparseLinear(nn.Module):
         self.register_buffer("weight", weight)
         self.bias = bias
         self.out_features, self.in_features = weight.shape
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SparseLinear:  # torch does not copy compressed rows by itself
+        return SparseLinear(self.weight.clone(), deepcopy(self.bias, memo))
 
     def forward(self, columns: Tensor) -> Tensor:
         found = self.weight @ columns
@@ -138,7 +143,7 @@ def on_meta(model: nn.Module, names: set[str]) -> set[str]:
 
 def _can_be_sparse(layer: nn.Module, name: str, names: set[str]) -> TypeGuard[nn.Linear]:
     """Whether a weight is among `names`, and one that sparse products take: of a plain layer, on the CPU, float32."""
-    if type(layer) is not nn.Linear or name not in names:
+    if type(layer) is not nn.Linear or name not in names or not layer.weight.numel():
         return False
     return layer.weight.dtype == torch.float32 and layer.weight.device.type in ("cpu", "meta")
 
@@ -148,17 +153,26 @@ def reaches_inside(parent: nn.Module) -> bool:
     return not isinstance(parent, _CONTAINERS) and type(parent).__module__.startswith("torch.nn.")
 
 
+class _TooDense(Exception):
+    """Too many weights are left for a sparse product."""
+
+
 def _chosen(layer: nn.Linear, name: str, batch: int, measured: bool, reader: Reader | None) -> SparseChain | None:
     """The layer with few weights, or None where it is not quicker; the layer then has its weight."""
-    rows: Rows = lambda start, stop: layer.weight.detach()[start:stop]  # noqa: E731
-    if layer.weight.is_meta and reader is not None:
-        rows = lambda start, stop: reader.rows(name, start, stop)  # noqa: E731
-    sample = rows(0, min(layer.out_features, -(-_SAMPLE // max(1, layer.in_features))))
-    if 0 < sample.numel() * _DENSEST >= int(sample.count_nonzero()) and (not measured or _is_quicker(sample, batch)):
-        shape = (layer.out_features, layer.in_features)
-        return SparseChain([SparseLinear(compressed(rows, shape), layer.bias)])
-    if layer.weight.is_meta and reader is not None:
-        layer.load_state_dict({"weight": reader.tensor(name)}, strict=False, assign=True)
+    late = reader if layer.weight.is_meta else None
+    shape = (layer.out_features, layer.in_features)
+
+    def rows(start: int, stop: int) -> Tensor:
+        found = late.rows(name, start, stop) if late else layer.weight.detach()[start:stop]
+        if start == 0 and int(found.count_nonzero()) > _DENSEST * found.numel():  # before any of it is compressed
+            raise _TooDense
+        return found
+
+    with contextlib.suppress(_TooDense):
+        if not measured or _is_quicker(rows(0, min(shape[0], -(-_SAMPLE // shape[1]))), batch):
+            return SparseChain([SparseLinear(compressed(rows, shape), layer.bias)])
+    if late:
+        layer.load_state_dict({"weight": late.tensor(name)}, strict=False, assign=True)
     return None
 
 

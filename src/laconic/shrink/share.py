@@ -68,7 +68,7 @@ def share(weight: Tensor, method: Method, mask: Tensor | None = None, bit_price:
     dense = weight.detach().float().numpy()
     kept = mask.numpy() if mask is not None else np.ones(dense.shape, bool)
     if not np.isfinite(dense).all():
-        raise BadInput("a weight is NaN or infinite; shrink a model that has been trained to the end")
+        raise BadInput("a weight is NaN or infinite: training has diverged; train the model at a lower rate")
     symbols = np.zeros(dense.shape, np.uint8)
     values, numbers = method.values(dense[kept]) if kept.any() else (np.zeros(0, np.float32), np.zeros(0, np.int64))
     if bit_price and values.size:
