@@ -147,3 +147,10 @@ def test_weights_alone_cannot_be_judged(tmp_path: Path, capsys: pytest.CaptureFi
     assert ended.value.code == 2
     assert "--budget" in capsys.readouterr().err
     assert not (tmp_path / "a.lac").exists()
+
+
+def test_a_budget_in_percent_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["shrink", "digits-mlp", "-o", str(tmp_path / "a.lac"), "--budget", "5"])
+    assert ended.value.code == 2
+    assert "0.01 is a point of accuracy" in capsys.readouterr().err

@@ -459,6 +459,28 @@ def test_judging_does_not_change_the_model() -> None:
     assert all(module.training for module in model.modules())
 
 
+def test_an_accuracy_is_no_error() -> None:
+    model, x = nn.Linear(64, 4), torch.randn(50, 64)
+    wanted = model(x).argmax(1)
+
+    def accuracy(model: nn.Module) -> float:
+        return float((model(x).argmax(1) == wanted).float().mean())
+
+    with pytest.raises(BadInput, match=r"it fell from 1 to .* is it an accuracy"):
+        laconic.shrink(model, lambda model: None, accuracy, 0.1)
+    assert laconic.shrink(model, lambda model: None, lambda model: 1 - accuracy(model), 0.1).error <= 0.1  # type: ignore[operator]
+
+
+def test_a_report_counts_the_weights_that_are_kept(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 10))
+    some = laconic.shrink(model, plan=Plan(density={"0.weight": 0.1}, bits=3), evaluate=lambda model: 0.25, budget=1.0)
+    assert some.report().density == pytest.approx((60 + 300) / 900)
+    assert str(some).endswith("error 0.25, dense 0.25")
+    exact = laconic.shrink(model, plan=Plan(density=0.1, share="none"))
+    assert exact.report().density == pytest.approx(0.1, abs=0.002)
+    assert "error" not in str(exact)
+
+
 def test_what_a_search_has_judged_is_not_trained_again() -> None:
     """Also without a folder: densities are found by trying, here the same ones by every tolerance."""
     trained: list[int] = []

@@ -61,7 +61,10 @@ def shrink(
         if not is_exact:
             typer.echo("shrunk without training or a test: compare the model's accuracy before you ship it", err=True)
     else:
-        task = get(model).prepare(seed)
+        workload = get(model)
+        if workload.objective.higher_is_better and budget >= 1:
+            raise BadInput(f"--budget {budget:g} allows any error: 0.01 is a point of {workload.objective.metric}")
+        task = workload.prepare(seed)
         with _progress() as say:
             say("training", 0.0)
             memory = Memory(folder, f"{model}, seed {seed}, {epochs} epochs")
@@ -129,3 +132,5 @@ def _show(found: Report, json: bool) -> None:
         sizes = {"dense_nbytes": found.dense_nbytes, "file_nbytes": found.file_nbytes, "density": found.density}
         return echo_json({**sizes, "reduction_factor": found.reduction_factor, "about": found.about, "tensors": rows})
     echo_table(HEADINGS, found.table())
+    if found.errors:
+        typer.echo(found.errors)

@@ -26,9 +26,9 @@ from laconic.shrink.training import Evaluate, Progress, Steps, Train, resolve
 from laconic.workloads import Task, Workload
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Shrunk:
-    """A shrunk model.
+    """A shrunk model; printed, it is its report.
 
     Attributes:
         model: with the very weights that the file gives back.
@@ -59,6 +59,9 @@ class Shrunk:
         with tempfile.TemporaryDirectory() as folder:
             self.save(Path(folder) / "model.lac")
             return report(file.Reader(Path(folder) / "model.lac"))
+
+    def __str__(self) -> str:
+        return str(self.report())
 
 
 def shrink(

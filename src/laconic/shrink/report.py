@@ -24,11 +24,12 @@ class Row:
     Attributes:
         name: of the tensor.
         weights: its elements.
-        kept: the share that is not pruned.
+        kept: the share of weights that are not zero; 1 for all but matrices, filters and the like.
         weight_bits: coded bits of a kept weight's value, codebook included.
         index_bits: coded bits of its place.
         nbytes: of its payload in the file.
         dense_nbytes: of the tensor.
+        is_weight: it has two dimensions or more, unlike biases.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Row:
     index_bits: float
     nbytes: int
     dense_nbytes: int
+    is_weight: bool
 
     @property
     def reduction_factor(self) -> float:
@@ -71,9 +73,17 @@ class Report:
 
     @property
     def density(self) -> float:
-        """The share of weights that are kept, over the tensors of shared values; 1 where there are none."""
-        shared = [row for row in self.rows if row.index_bits > 0 or row.kept < 1]
-        return sum(r.kept * r.weights for r in shared) / sum(r.weights for r in shared) if shared else 1.0
+        """The share of weights that are kept, biases and the like left out; 1 where there are no weights."""
+        weights = [row for row in self.rows if row.is_weight]
+        return sum(r.kept * r.weights for r in weights) / max(1, sum(r.weights for r in weights)) if weights else 1.0
+
+    @property
+    def errors(self) -> str:
+        """The error and that of the dense model, where they were judged."""
+        error, dense = self.about.get("error"), self.about.get("dense_error")
+        if not isinstance(error, int | float) or not isinstance(dense, int | float):
+            return ""  # a file may say anything of itself
+        return f"error {error:.4g}, dense {dense:.4g}"
 
     def table(self) -> list[list[str]]:
         """The rows as text, then the whole file."""
@@ -89,13 +99,14 @@ class Report:
         lines = [list(HEADINGS), *self.table()]
         widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]
         padded = [[line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in lines]
-        return "\n".join("  ".join(line) for line in padded)
+        return "\n".join(["  ".join(line) for line in padded] + [self.errors] * bool(self.errors))
 
 
 def report(reader: Reader) -> Report:
-    """Tabulate a file. Cost: each pruned tensor is decoded, and its places are coded once more by themselves."""
+    """Tabulate a file. Cost: weights are decoded, and the places of pruned ones are coded once more alone."""
     rows = []
     for name, entry in reader.entries.items():
+        is_weight = len(entry.shape) > 1
         kept, weight_bits, index_bits = 1.0, 8 * entry.nbytes / max(1, entry.numel), 0.0
         if entry.coding == "shared":
             part = reader.part(name)
@@ -105,5 +116,7 @@ def report(reader: Reader) -> Report:
             index_nbytes = sum(map(len, chunks.encode(places, 1)))
             kept, index_bits = part.density, 8 * index_nbytes / nonzero
             weight_bits = 8 * (entry.nbytes - index_nbytes) / nonzero
-        rows.append(Row(name, entry.numel, kept, weight_bits, index_bits, entry.nbytes, entry.dense_nbytes))
+        elif is_weight and entry.numel:
+            kept = int(reader.tensor(name).count_nonzero()) / entry.numel
+        rows.append(Row(name, entry.numel, kept, weight_bits, index_bits, entry.nbytes, entry.dense_nbytes, is_weight))
     return Report(tuple(rows), reader.nbytes, reader.about)

@@ -10,6 +10,7 @@ tuned result is beyond the budget, every layer gets another bit, and after `MORE
 from __future__ import annotations
 
 import hashlib
+import statistics
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from laconic.errors import BadInput
 from laconic.shrink import prune, retrain
 from laconic.shrink.memory import Memory
 from laconic.shrink.parts import Part
@@ -85,6 +87,7 @@ class Search:
         """Plans with densities by name: first the least within the limit when retrained, then gentler ones."""
         scan = {name: memory.recall(_name("scan", name), partial(self._scan, model, plan, name))
                 for name in prune.weights(model)}  # fmt: skip
+        _check_rises(dense_error, [errors[-1] for errors in scan.values()])
         plans = [replace(plan, density=_within(scan, dense_error, tolerance)) for tolerance in TOLERANCES]
         low, high = 0, len(plans) - 1
         while low <= high:
@@ -160,6 +163,13 @@ def model_of(model: nn.Module, parts: Mapping[str, Part]) -> nn.Module:
     small = retrain.copy_of(model)
     retrain.load(small, parts)
     return small.eval()
+
+
+def _check_rises(dense_error: float, pruned: list[float]) -> None:
+    """Raise BadInput where what is judged falls, and by much, when layers lose almost all of their weights."""
+    if pruned and statistics.fmean(pruned) < 0.8 * dense_error:
+        fell = f"{dense_error:.4g} to {statistics.fmean(pruned):.4g}"
+        raise BadInput(f"evaluate gives an error, which rises as weights go; it fell from {fell}: is it an accuracy?")
 
 
 def _within(scan: Mapping[str, list[float]], dense: float, tolerance: float) -> dict[str, float]:
