@@ -34,7 +34,7 @@ def shrink(
     density: Annotated[float | None, typer.Option(help="Share of weights to keep; default: searched, or all.")] = None,
     bits: Annotated[int | None, typer.Option(help="Of shared values; default: searched, or 6.")] = None,
     budget: Annotated[float, count_option("How much a workload's error may rise: 0.001 is 0.1 points.", least=0)] = 0.0,
-    share: Annotated[str, typer.Option(help="kmeans, uniform, ternary, binary; none keeps every bit.")] = "kmeans",
+    share: Annotated[str, typer.Option(help="kmeans, uniform, ternary, binary; none leaves weights alone.")] = "kmeans",
     bit_price: Annotated[float, typer.Option(help="Above 0, values that are further off but take fewer bits.")] = 0.0,
     scope: Annotated[str, typer.Option(help="How one density is divided: lamp, global, layer.")] = "lamp",
     structured: Annotated[bool, typer.Option("--structured", help="Prune whole rows, such as filters.")] = False,
