@@ -469,6 +469,7 @@ def test_an_accuracy_is_no_error() -> None:
     with pytest.raises(BadInput, match=r"it fell from 1 to .* is it an accuracy"):
         laconic.shrink(model, lambda model: None, accuracy, 0.1)
     assert laconic.shrink(model, lambda model: None, lambda model: 1 - accuracy(model), 0.1).error <= 0.1  # type: ignore[operator]
+    assert laconic.shrink(model, lambda model: None, lambda model: -accuracy(model), 0.1).error <= -0.9  # type: ignore[operator]
 
 
 def test_a_report_counts_the_weights_that_are_kept(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def model_of(model: nn.Module, parts: Mapping[str, Part]) -> nn.Module:
 
 def _check_rises(dense_error: float, pruned: list[float]) -> None:
     """Raise BadInput where what is judged falls, and by much, when layers lose almost all of their weights."""
-    if pruned and statistics.fmean(pruned) < 0.8 * dense_error:
+    if pruned and dense_error > 0 and statistics.fmean(pruned) < 0.8 * dense_error:  # some errors are below zero
         fell = f"{dense_error:.4g} to {statistics.fmean(pruned):.4g}"
         raise BadInput(f"evaluate gives an error, which rises as weights go; it fell from {fell}: is it an accuracy?")
 
