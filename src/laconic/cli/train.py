@@ -14,6 +14,7 @@ from laconic.lab.records.summary import results
 from laconic.lab.report import words
 from laconic.lab.runs.progress import say
 from laconic.lab.runs.spec import RunSpec, with_mode
+from laconic.lab.runs.train import Finished
 from laconic.lab.runs.train import resume as go_on
 from laconic.lab.runs.train import train as start
 from laconic.workloads import Changes
@@ -60,8 +61,12 @@ def train(
             Changes(epochs, learning_rate, batch, batch_schedule=batch_schedule),
             tuning_runs=tuning_runs, runs=runs, command=options.command(),
         ))  # fmt: skip
-    if done is None:
-        return
+    if done is not None:
+        _show(done, json)
+
+
+def _show(done: Finished, json: bool) -> None:
+    """Say how a training ended: stopped on the way, or with a model."""
     if not done.record.finished:
         lost = done.record.interruptions[-1].lost
         back = f", {lost} of them after the last checkpoint" if lost else ""

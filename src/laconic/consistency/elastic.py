@@ -64,6 +64,13 @@ def parts_of(
     return work, Coded(codec, replica.coded_numel, replica.numel, rule)
 
 
+def terms_of(way: Way, codec: Codec, options: ElasticOptions) -> str:
+    """What all members must have in common beside model, optimiser and data; nothing for what is usual."""
+    terms = ("" if way == Sync() else f", by {way}") + ("" if codec.exact else f", through {codec}")
+    terms += f", without the {options.drop_slowest} slowest" if options.drop_slowest else ""
+    return terms + (f", exchanged by {options.algorithm}" if options.algorithm != "auto" else "")
+
+
 def ruled(way: Robust) -> Rule:
     """A robust rule over all members that have samples; the samples of each count alike."""
 
@@ -140,9 +147,6 @@ def elastic(
         raise BadInput("codec 'auto' chooses for all-reduces, which elastic does not use; name a codec")
     way, built = way_for(consistency, given.workers), flat_codec(DEFAULT_CODEC if codec is None else codec)
     compile_planned([built])
-    terms = ("" if way == Sync() else f", by {way}") + ("" if built.exact else f", through {built}")
-    terms += f", without the {given.drop_slowest} slowest" if given.drop_slowest else ""
-    terms += f", exchanged by {given.algorithm}" if given.algorithm != "auto" else ""
-    exempt = None if built.exact else Exemptions()
+    exempt, terms = None if built.exact else Exemptions(), terms_of(way, built, given)
     replica = Replica(model, optimizer, data.ledger(), scheduler, exempt=exempt, terms=terms)
     return ElasticJob(replica, parts_of(way, built, replica, given), Meeting(meeting), given, data.epochs)
