@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import sys
@@ -116,6 +117,39 @@ def test_a_straggler_is_not_waited_for_and_ends_with_the_same_weights() -> None:
         assert torch.equal(found["weights"], results[0]["weights"])
     alone = run_local(3, _backup, (0, 20, 0.0), timeout_s=100)
     assert not torch.equal(alone[0]["weights"], results[0]["weights"]), "the straggler's gradients were left out"
+
+
+def _gone_back() -> torch.Tensor:
+    """Rank 1 has still to apply three means when both go back to the beginning, and train on other values."""
+    with laconic.init(timeout_s=60) as world:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        job = laconic.distribute(model, optimizer, consistency="sync(drop_slowest=1)", world=world)
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+
+        def train(value: float, steps: int, pause_s: float = 0.0) -> None:
+            for _ in range(steps):
+                time.sleep(pause_s)
+                optimizer.zero_grad()
+                model(torch.full((2, 4), value)).mean().backward()
+                optimizer.step()
+
+        train(1.0, 5 if world.rank == 0 else 0)
+        laconic.barrier()
+        train(1.0, 2 if world.rank == 1 else 0)
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        laconic.barrier()
+        train(2.0, 5, 0.1 if world.rank == 0 else 0.0)
+        job.finish()
+        weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+        job.close()
+        return weights
+
+
+def test_means_of_a_training_that_was_given_up_are_not_applied() -> None:
+    first, second = run_local(2, _gone_back, timeout_s=100)
+    assert torch.equal(first, second)
 
 
 def _late(steps: int, pause_s: float) -> int:

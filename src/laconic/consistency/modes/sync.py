@@ -225,7 +225,8 @@ class BackupAgreement(OwnWeights):
         super().__init__(setup)
         self._needed = max(1, self.world.world_size - drop_slowest)
         self._gradients: dict[int, Message] = {}
-        self._means: dict[int, Tensor] = {}  # by step
+        self._means: dict[tuple[int, int], Tensor] = {}  # by view and step
+        self._view = 0  # states loaded so far: what was sent before the last is of a training that was given up
         self._finished: set[int] = set()
         self._done = False
         self._mesh = open_mesh(self.world)
@@ -252,24 +253,28 @@ class BackupAgreement(OwnWeights):
         self._gradients.clear()
         message = blank(4 * self.weights.values.numel())
         weighted_mean([(1, parts[rank]) for rank in sorted(parts)], values_of(message))
-        address(message, Kind.MEAN, 0, self.step)
+        address(message, Kind.MEAN, *self._now)
         for peer in self._mesh.peers:
             self._tell(peer, message)
         return values_of(message).clone()  # a copy: the message is on its way
 
+    @property
+    def _now(self) -> tuple[int, int]:
+        return self._view, self.step
+
     def _came(self) -> dict[int, Tensor]:
         """The gradients of this step, by rank."""
-        return {r: m.body.view(torch.float32) for r, m in self._gradients.items() if m.step == self.step}
+        return {r: m.body.view(torch.float32) for r, m in self._gradients.items() if (m.view, m.step) == self._now}
 
     def _contribute(self, own: Tensor) -> Tensor:
         """The other ranks' part; a mean that is there already was made without this rank."""
         self._drain()
-        if self.step in self._means:
-            self._tell(0, pack(Kind.HELD, 0, self.step))  # late, and on its way
+        if self._now in self._means:
+            self._tell(0, pack(Kind.HELD, *self._now))  # late, and on its way
         else:
-            self._tell(0, address(own, Kind.GRADIENT, 0, self.step))
-        self._wait(lambda: self.step in self._means)
-        return self._means.pop(self.step)
+            self._tell(0, address(own, Kind.GRADIENT, *self._now))
+        self._wait(lambda: self._now in self._means)
+        return self._means.pop(self._now)
 
     def _drain(self) -> None:
         while self._take_in(0.0):
@@ -288,7 +293,7 @@ class BackupAgreement(OwnWeights):
         if message.kind is Kind.GRADIENT and whole:
             self._gradients[message.sender] = message
         elif message.kind is Kind.MEAN and whole:
-            self._means[message.step] = message.body.view(torch.float32)
+            self._means[message.view, message.step] = message.body.view(torch.float32)
         elif message.kind is Kind.FINISH:
             self._finished.add(message.sender)
         elif message.kind is Kind.DONE:
@@ -317,6 +322,11 @@ class BackupAgreement(OwnWeights):
             return came
 
         wait(mesh, done, take_in, lambda: (None, f"{where}: not enough gradients in {mesh.timeout_s:g} s"))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._view += 1  # all ranks load
+        self._means = {key: mean for key, mean in self._means.items() if key[0] >= self._view}
 
     def finish(self) -> None:
         """Wait until the slowest has applied every step too: as long as it goes on, and rank 0 says so."""
