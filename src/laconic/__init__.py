@@ -102,7 +102,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'laconic' has no attribute '{name}'")
     is_module = _homes()[name] == "laconic"
     module = importlib.import_module(f"laconic.{name}" if is_module else _homes()[name])
-    value = module if is_module else getattr(module, name)
+    # A package of that name comes first: calling `laconic.shrink` is calling the function.
+    value = sys.modules.get(f"laconic.{name}") or getattr(module, name)
     globals()[name] = value
     return value
 

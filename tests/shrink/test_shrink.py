@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,14 @@ def task() -> Task:
     found = get("digits-mlp").prepare(seed=0)
     TaskTraining(found, 6, 1.0)(found.model)
     return found
+
+
+def test_the_package_is_the_function() -> None:
+    """What `help` and an editor show of `laconic.shrink`; what is in the package is found there, too."""
+    found = laconic.__getattr__("shrink")
+    assert list(inspect.signature(found).parameters)[:4] == ["model", "train", "evaluate", "budget"]
+    assert "how much the error may rise" in (inspect.getdoc(found) or "")
+    assert found.Plan is Plan
 
 
 # Prune.

@@ -16,13 +16,13 @@ Callers: users, through `laconic.shrink` and `laconic.load_shrunk`; `laconic shr
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
 from typing import Any
 
 from laconic.shrink import share
-from laconic.shrink.door import Shrunk, encode_exactly, load_shrunk
-from laconic.shrink.door import shrink as _shrink
+from laconic.shrink.door import Shrunk, encode_exactly, load_shrunk, shrink
 from laconic.shrink.file import Reader, write
 from laconic.shrink.low_rank import factorise
 from laconic.shrink.plan import Plan
@@ -31,12 +31,14 @@ from laconic.shrink.report import report
 from laconic.shrink.retrain import masked, shared
 
 __all__ = ["Plan", "Reader", "Shrunk", "encode_exactly", "factorise", "load_shrunk", "magnitude", "masked", "report",
-           "share", "shared", "write"]  # fmt: skip
+           "share", "shared", "shrink", "write"]  # fmt: skip
 
 
 class _Callable(types.ModuleType):
     def __call__(self, *arguments: Any, **options: Any) -> Shrunk:
-        return _shrink(*arguments, **options)
+        return shrink(*arguments, **options)
 
 
 sys.modules[__name__].__class__ = _Callable
+__signature__ = inspect.signature(shrink)
+__doc__ = f"{inspect.getdoc(shrink)}\n\nThe package\n-----------\n{__doc__}"

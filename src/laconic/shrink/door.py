@@ -94,13 +94,13 @@ def shrink(
     Raises:
         BudgetMissed: nothing is within the budget; `nearest` is what came nearest.
 
-    >>> model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    >>> small = shrink(model, plan=Plan(bits=4))
+    >>> import laconic, torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    >>> small = laconic.shrink(model, plan=laconic.shrink.Plan(bits=4))
     >>> small.report().reduction_factor > 5
     True
 
-    >>> model = nn.Linear(64, 10)
-    >>> small = shrink(model)  # without training: weights share values and are coded
+    >>> small = laconic.shrink(model)  # without training: weights share values and are coded
     >>> small.report().reduction_factor > 3
     True
     """
