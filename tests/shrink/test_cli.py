@@ -53,7 +53,7 @@ def test_weights_are_pruned_and_kept_to_the_bit(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(("words", "said"), [
     (("--epochs", "0"), "--epochs"), (("--share", "ternary", "--bits", "4"), "no bits"), (("--bits", "16"), "1 to 8"),
     (("--density", "0"), "density"), (("--budget", "-1"), "budget"), (("-o", "."), "folder"),
-    (("-o", f"{__file__}/a"), "within a file"),
+    (("-o", f"{__file__}/a"), "within a file"), (("--share", "kmean"), "kmeans, none, ternary"),
 ])  # fmt: skip
 def test_bad_options_end_in_one_sentence(
     words: tuple[str, ...],
@@ -125,8 +125,54 @@ def test_bad_files_end_in_one_sentence(name: str, tmp_path: Path, capsys: pytest
     said = capsys.readouterr().err.splitlines()[-1]
     assert name in said or name == "sparse.pt"
     assert not said.rstrip().endswith(":")
+    assert ("torch.save" in said) == (name in ("junk.pt", "cut.pt", "empty.pt", "code.pt"))
     assert "weights_only" not in said  # torch's advice to run what is in the file
     assert not (tmp_path / "x.lac").exists()
+
+
+def test_an_entry_of_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"model": nn.Linear(9, 5).state_dict(), "epoch": 3}, tmp_path / "a.pt")
+    words = ["shrink", str(tmp_path / "a.pt"), "-o", str(tmp_path / "a.lac")]
+    for more, said in (([], "--key model"), (["--key", "modle"], "did you mean 'model'")):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, *more])
+        assert ended.value.code == 2
+        assert said in capsys.readouterr().err
+    _run(capsys, *words, "--key", "model")
+    assert sorted(laconic.load_shrunk(tmp_path / "a.lac")) == ["bias", "weight"]
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "digits-mlp.lac", "."])
+def test_what_is_neither_weights_nor_a_workload(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(SystemExit) as ended:
+        main(["shrink", name, "-o", "a.lac"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert f"{name} is neither a file of weights (.pt" in said
+    assert ("did you mean 'digits-mlp'" in said) == name.startswith("digits")
+
+
+@pytest.mark.parametrize(("more", "said"), [([], "--folder"), (["--folder", "kept"], "goes on from what kept keeps")])
+def test_an_interruption_says_how_to_go_on(
+    more: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(self: TaskTraining, model: nn.Module) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(TaskTraining, "__call__", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(["shrink", "digits-mlp", "-o", "a.lac", *more])
+    assert ended.value.code == 130
+    assert said in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_names_are_shown_as_they_are(

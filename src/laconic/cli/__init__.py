@@ -65,7 +65,7 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
     "warm": "laconic.cli.warm:warm",
 }
 HELP = {
-    "laconic": "Laconic trains PyTorch models over networks slower than the model.",
+    "laconic": "Laconic trains PyTorch models over networks slower than the model, and shrinks them to ship.",
     "code": "Programs as data: flow graphs of LLVM IR, embeddings of statements, and tasks on both.",
     "bench": "Measure codecs, collectives, networks and training steps on this machine, and check that they are right.",
 }

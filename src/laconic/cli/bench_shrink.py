@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from laconic.lab.bench import shrink as lab
 from laconic.lab.bench import shrink_coders, shrink_running, shrink_vgg16
 from laconic.lab.bench.shrink_paper import BESIDE, PAPER, beside
 from laconic.shrink.file import Reader
-from laconic.shrink.report import report
+from laconic.shrink.report import HEADINGS, Report, report
 
 PARTS = ("networks", "running", "vgg16")
 
@@ -67,7 +68,7 @@ def _compared(name: str, seed: int, made: list[lab.Made], *, quiet: bool) -> lis
         of = f"{name}, seed {seed}, {each.row['density']:.1%} kept"
         found += [{"symbols_of": of, **row} for row in rows]
         if not quiet:
-            echo_table(BESIDE, beside(each.shrunk.report(), name))
+            _echo_layers(each.shrunk.report(), name)
             errors = ", ".join(f"{start} {100 * error:.2f} %" for start, error in each.row["start_errors"].items())
             typer.echo(f"error after sharing, by the start of k-means, before tuning: {errors}")
     if not quiet and name in PAPER:
@@ -91,7 +92,7 @@ def _vgg16(
         if scale == 1.0:
             loading = [{"file": of, **wrote, **row} for row in shrink_vgg16.loaded(path, threads)]
         if not quiet and spread:
-            echo_table(BESIDE, beside(report(Reader(path)), "vgg16"))
+            _echo_layers(report(Reader(path)), "vgg16")
     shrink_coders.whole_files(parts, coded)
     return [{"symbols_of": of, **row} for row in coded], loading
 
@@ -100,28 +101,40 @@ def _show(
     summary: list[dict[str, Any]], coded: list[dict[str, Any]], loading: list[dict[str, Any]], ran: list[dict[str, Any]]
 ) -> None:
     """All that is not printed layer by layer."""
-    echo_table(
+    _echo(
         ["network", "kept", "seeds", "ratio", "dense error", "error", "rise", "95 % bound", "no loss"],
         [[row["network"], f"{row['goal_density']:.1%}", str(row["seeds"]), f"{row['ratio']:.1f}×",
           *[f"{100 * row[key]:.2f} %" for key in ("dense_error", "shrunk_error", "rise")],
           "" if row["rise_upper_95"] is None else f"{100 * row['rise_upper_95']:.2f} %", str(row["no_loss"] or "")]
          for row in summary],
     )  # fmt: skip
-    echo_table(
+    _echo(
         ["symbols of", "coder", "bytes", "whole file", "encode Msym/s", "decode Msym/s"],
         [[row["symbols_of"], row["coder"], f"{row['nbytes']:,}", f"{row['file_nbytes']:,}" if "file_nbytes" in row
           else "", f"{row['encode_msym_s']:.1f}", f"{row['decode_msym_s']:.1f}"] for row in coded], left=["coder"],
     )  # fmt: skip
-    echo_table(
+    _echo(
         ["file", "sparse", "bytes", "encode s", "load s", "threads", "peak over dense"],
         [[row["file"], row["sparse"], f"{row['file_nbytes']:,}", f"{row['encode_s']:.2f}", f"{row['load_s']:.2f}",
           str(row["threads"]), f"{row['peak_over_dense']:.2f}"] for row in loading], left=["sparse"],
     )  # fmt: skip
     ways = ("dense", "laconic", "torch.sparse")
-    echo_table(
+    _echo(
         ["size", "samples", *[f"{name} ms" for name in ways], "speed-up"],
         [[str(row["size"]), str(row["batch"]), *[f"{row[f'{name}_ms']:.3f}" for name in ways], f"{row['speedup']:.2f}"]
          for row in ran],
     )  # fmt: skip
     if ran:
         typer.echo(f"geometric mean of speed-ups: {statistics.geometric_mean(row['speedup'] for row in ran):.2f}")
+
+
+def _echo(headings: list[str], rows: list[list[str]], left: Sequence[str] = ()) -> None:
+    """A table, unless it has no rows: its part was not asked for."""
+    if rows:
+        echo_table(headings, rows, left=left)
+
+
+def _echo_layers(found: Report, network: str) -> None:
+    """A network's table, with the paper's columns where the paper has the network."""
+    known = network in PAPER
+    echo_table(BESIDE if known else HEADINGS, beside(found, network) if known else found.table())

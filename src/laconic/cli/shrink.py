@@ -17,7 +17,7 @@ from rich.progress import Progress as Bar
 from torch import Tensor
 
 from laconic.cli.shared import Json, count_option, echo_json, echo_table
-from laconic.errors import BadInput, MissingExtra
+from laconic.errors import BadInput, MissingExtra, UnknownName, near
 from laconic.shrink import file
 from laconic.shrink.door import encode_exactly, shrink_state
 from laconic.shrink.door import shrink as shrink_model
@@ -25,7 +25,9 @@ from laconic.shrink.memory import Memory
 from laconic.shrink.plan import Plan
 from laconic.shrink.report import HEADINGS, Report, report
 from laconic.shrink.training import Progress, TaskTraining
-from laconic.workloads import Task, get
+from laconic.workloads import Task, get, names
+
+SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")  # of files of weights
 
 
 def shrink(
@@ -41,6 +43,7 @@ def shrink(
     rounds: Annotated[int, typer.Option(help="Of pruning and retraining a workload.")] = 4,
     epochs: Annotated[int | None, count_option("Of each retraining.")] = None,
     seed: Annotated[int, count_option("Of a workload.", least=0)] = 0,
+    key: Annotated[str | None, typer.Option(help="Where a checkpoint holds more: the entry of the state_dict.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Keeps what was trained and found; it goes on there.")] = None,
     json: Json = False,
 ) -> None:
@@ -49,23 +52,26 @@ def shrink(
     if output.is_dir() or any(parent.is_file() for parent in output.parents):
         raise BadInput(f"{output} cannot be written: it is a folder, or within a file")
     path = Path(model)
-    if path.suffix in (".pt", ".pth", ".bin", ".safetensors"):
+    if path.suffix in SUFFIXES:
         if budget or epochs or folder:
             text = f"{path} holds weights alone, which are neither trained nor judged"
             raise BadInput(f"{text}: --budget, --epochs and --folder are for workloads")
         if output.resolve() == path.resolve():
             raise BadInput(f"{path} is the model itself; name another file to write")
-        state = _state(path)
+        state = _state(path, key)
         is_exact = share == "none" and density is None
         file.write(output, encode_exactly(state) if is_exact else shrink_state(state, plan))
         if not is_exact:
             typer.echo("shrunk without training or a test: compare the model's accuracy before you ship it", err=True)
     else:
+        if set(model) & set("./") and not set(model) & set("(:"):  # a path rather than the spec of a workload
+            known = f"a file of weights ({', '.join(SUFFIXES)}) nor a workload{near(model, names())}"
+            raise BadInput(f"{path} is neither {known}")
         workload = get(model)
         if workload.objective.higher_is_better and budget >= 1:
             raise BadInput(f"--budget {budget:g} allows any error: 0.01 is a point of {workload.objective.metric}")
         task = workload.prepare(seed)
-        with _progress() as say:
+        with _resumable(folder), _progress() as say:
             say("training", 0.0)
             memory = Memory(folder, f"{model}, seed {seed}, {epochs} epochs")
             task.model.load_state_dict(memory.recall("trained", partial(_trained, task, epochs)))
@@ -80,28 +86,56 @@ def inspect(path: Annotated[Path, typer.Argument(help="A .lac file.")], json: Js
     _show(report(file.Reader(path)), json)
 
 
-def _state(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file of weights; nothing in it is run."""
+@contextmanager
+def _resumable(folder: Path | None) -> Iterator[None]:
+    """Say after Ctrl-C what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = f"; the same command goes on from what {folder} keeps" if folder else "; with --folder it could go on"
+        typer.echo(f"stopped, nothing was written{kept}", err=True)
+        raise typer.Exit(130) from None
+
+
+def _state(path: Path, key: str | None) -> dict[str, Tensor]:
+    """The tensors of a file of weights, or of an entry of a checkpoint; nothing in it is run."""
     try:
         path.open("rb").close()
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
+            if key is not None:
+                raise BadInput(f"{path} holds tensors by name: --key is for checkpoints of torch.save")
             return dict(load_file(path))
         found = torch.load(path, map_location="cpu", weights_only=True)
     except ImportError as error:
         raise MissingExtra("safetensors", "shrink") from error
+    except BadInput:
+        raise
     except Exception as error:  # pickle's and safetensors' own errors share no base; torch advises to run what is there
         if isinstance(error, OSError) and error.filename is not None:
             raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+        if path.suffix == ".safetensors":
+            raise BadInput(f"{path} is damaged, or no file of safetensors") from error
         raise BadInput(
             f"{path} holds more than tensors, or is damaged: write it by torch.save(model.state_dict(), …)"
         ) from error
-    if not isinstance(found, dict) or not found or not all(
+    inner = [name for name, value in found.items() if _is_state(value)] if isinstance(found, dict) else []
+    if key is not None:
+        if key not in inner:
+            raise UnknownName(f"state_dict in {path}", key, map(str, inner))
+        return dict(found[key])
+    if not _is_state(found):
+        held = "; choose one in it: --key " + ", --key ".join(map(str, inner)) if inner else ""
+        raise BadInput(f"{path} is not a state_dict, tensors by name{held or '; save model.state_dict()'}")
+    return dict(found)
+
+
+def _is_state(found: object) -> bool:
+    """Whether something is tensors by name."""
+    return isinstance(found, dict) and bool(found) and all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in found.items()
-    ):
-        raise BadInput(f"{path} is not a state_dict, tensors by name; save model.state_dict()")
-    return found
+    )  # fmt: skip
 
 
 def _trained(task: Task, epochs: int | None) -> dict[str, Tensor]:

@@ -41,6 +41,9 @@ def build(spec: str, bits: int | None = None) -> Method:
     >>> build("kmeans", 4)
     KMeans(bits=4, start='linear', rounds=50, seed=0)
     """
+    name, _ = specs.split(METHODS.what, spec)
+    if name not in METHODS.names():  # a plan may also share none
+        raise UnknownName(METHODS.what, name, [*METHODS.names(), "none"])
     method: Method = specs.build(METHODS, spec)
     return replace(method, bits=bits) if bits is not None and hasattr(method, "bits") else method  # type: ignore[type-var]
 
