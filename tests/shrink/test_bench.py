@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.cli import main
+from laconic.cli import bench_shrink, main
 from laconic.lab.bench import shrink as lab
 from laconic.lab.bench import shrink_coders, shrink_vgg16
 from laconic.lab.bench.shrink_paper import BESIDE, PAPER, beside
@@ -36,6 +36,13 @@ def test_networks_and_coders_as_json(capsys: pytest.CaptureFixture[str], monkeyp
     assert [row["no_loss"] for row in found["summary"]] == [None, None]  # of one seed nothing is known
     coders = {row["coder"]: row["nbytes"] for row in found["coders"] if "10.0% kept" in row["symbols_of"]}
     assert coders["laconic"] < coders["han"]
+
+
+def test_parts_that_were_not_asked_for_have_no_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    bench_shrink._show([], [], [], [])
+    assert not capsys.readouterr().out
+    bench_shrink._echo_layers(laconic.shrink(nn.Linear(9, 5)).report(), "not of the paper")
+    assert "paper" not in capsys.readouterr().out
 
 
 def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
