@@ -41,7 +41,7 @@ def shrink(
     scope: Annotated[str, typer.Option(help="How one density is divided: lamp, global, layer.")] = "lamp",
     structured: Annotated[bool, typer.Option("--structured", help="Prune whole rows, such as filters.")] = False,
     rounds: Annotated[int, typer.Option(help="Of pruning and retraining a workload.")] = 4,
-    epochs: Annotated[int | None, count_option("Of each retraining.")] = None,
+    epochs: Annotated[int | None, count_option("Of training and each retraining; default: the workload's.")] = None,
     seed: Annotated[int, count_option("Of a workload.", least=0)] = 0,
     key: Annotated[str | None, typer.Option(help="Where a checkpoint holds more: the entry of the state_dict.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Keeps what was trained and found; it goes on there.")] = None,
