@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from laconic.transports import world
+
 # The first example of a codec compiles its kernels, which takes seconds: no deadline per example.
 settings.register_profile("same", deadline=None, derandomize=True, database=None)
 settings.register_profile("random", deadline=None, derandomize=False, database=None, print_blob=True)
@@ -25,9 +27,12 @@ def _same_chance() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test that closed its world does not refuse one to the next test."""
+def _new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The next test is as in a process of its own, whether this one closed its world or left it open."""
     monkeypatch.setattr("laconic.transports.world._was_closed", False)
+    yield
+    if world._current is not None:
+        world._current.close()
 
 
 @pytest.fixture

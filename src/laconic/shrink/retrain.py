@@ -83,7 +83,7 @@ def masked(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[nn.Module]
     ...     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     ...     model(torch.ones(1, 2)).sum().backward()
     ...     optimizer.step()
-    >>> float(model.weight[0, 1])
+    >>> float(model.weight.detach()[0, 1])
     0.0
     """
     with _constrained(model, {name: _Masked(mask) for name, mask in masks.items()}):
