@@ -20,11 +20,12 @@ from laconic.shrink.file import Reader
 from laconic.shrink.report import HEADINGS, Report, report
 
 PARTS = ("networks", "running", "vgg16")
+NETWORKS = ", ".join(lab.NETWORKS)
 
 
 def shrink(
     part: Annotated[list[str] | None, typer.Option(help=f"{', '.join(PARTS)}; repeat it. Default: all.")] = None,
-    network: Annotated[list[str] | None, typer.Option(help=f"{', '.join(lab.NETWORKS)}; default: LeNets.")] = None,
+    network: Annotated[list[str] | None, typer.Option(help=f"{NETWORKS}; default: all but digits-mlp.")] = None,
     seeds: Annotated[int, count_option("Trainings of each network.")] = 5,
     first: Annotated[int, count_option("The first seed.", least=0)] = 0,
     goals: Annotated[int | None, count_option("The first so many files of each network; default: all.")] = None,
@@ -42,7 +43,7 @@ def shrink(
     results: list[dict[str, Any]] = []
     coded: list[dict[str, Any]] = []
     loading: list[dict[str, Any]] = []
-    for name in (network or ["lenet-300-100", "lenet-5"]) if "networks" in chosen else ():
+    for name in (network or lab.STANDARD) if "networks" in chosen else ():
         for seed in range(first, first + seeds):
             made = list(lab.train_and_shrink(name, seed, lambda line: typer.echo(line, err=True), folder, goals))
             results += [each.row for each in made]

@@ -100,6 +100,7 @@ NETWORKS = {
     ),
     "digits-mlp": Network("digits-mlp", 10, 2, 4, 0.5, (Goal(0.15, 4, 4), Goal(0.08, 3, 4))),
 }  # fmt: skip
+STANDARD = ("lenet-300-100", "lenet-5", "cifar-cnn")  # digits-mlp is for a look at what the benchmark does
 
 
 @dataclass(frozen=True, eq=False)
