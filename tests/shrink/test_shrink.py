@@ -481,7 +481,7 @@ def test_an_accuracy_is_no_error() -> None:
     assert laconic.shrink(model, lambda model: None, lambda model: -accuracy(model), 0.1).error <= -0.9  # type: ignore[operator]
 
 
-def test_a_report_counts_the_weights_that_are_kept(tmp_path: Path) -> None:
+def test_a_report_counts_the_weights_that_are_kept() -> None:
     model = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 10))
     some = laconic.shrink(model, plan=Plan(density={"0.weight": 0.1}, bits=3), evaluate=lambda model: 0.25, budget=1.0)
     assert some.report().density == pytest.approx((60 + 300) / 900)

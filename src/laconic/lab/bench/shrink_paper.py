@@ -61,12 +61,12 @@ PAPER = {
 
 
 def beside(report: Report, network: str) -> list[list[str]]:
-    """Our table of a network with the paper's numbers at the end of each line; empty where it has none."""
-    published = PAPER.get(network)
-    layers = iter(published.layers if published else ())
+    """Our table of a network that the paper has, with the paper's numbers at the end of its lines."""
+    published = PAPER[network]
+    layers = iter(published.layers)
     lines = []
     for row, cells in zip(report.rows, report.table(), strict=False):
         layer = next(layers, None) if row.name.endswith("weight") else None
         lines.append(cells + (layer.cells() if layer else [""] * 4))
     header, whole = report.table()[-2:]
-    return [*lines, header + [""] * 4, whole + (published.whole.cells() if published else [""] * 4)]
+    return [*lines, header + [""] * 4, whole + published.whole.cells()]
