@@ -121,7 +121,6 @@ def test_importing_is_cheap() -> None:
     assert done.stdout.split() == ["set()", "False"]
 
 
-# Limits of size.
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -133,43 +132,6 @@ def _functions(tree: ast.AST) -> list[tuple[ast.ClassDef | None, Function]]:
     """Every function of a file, with the class whose method it is."""
     methods = {id(f): c for c in ast.walk(tree) if isinstance(c, ast.ClassDef) for f in c.body}
     return [(methods.get(id(f)), f) for f in ast.walk(tree) if isinstance(f, Function)]
-
-
-def _parameters(function: Function, method: bool) -> int:
-    arguments = function.args
-    return len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs) - method
-
-
-def _is_kernel(function: Function) -> bool:
-    """Numba compiles it."""
-    return any("jit" in ast.unparse(decorator) for decorator in function.decorator_list)
-
-
-def _is_static(function: Function) -> bool:
-    return any(ast.unparse(decorator) == "staticmethod" for decorator in function.decorator_list)
-
-
-@pytest.mark.parametrize("path", _modules(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_files_classes_and_signatures_are_small(path: Path) -> None:
-    """A file has at most 400 lines, a class 20 methods, a constructor 8 parameters, another function 7.
-
-    A record's constructor is written by `dataclass` and counts for nothing; kernels take their arrays one by one, and a
-    command its options.
-    """
-    text, found = path.read_text(), {}
-    where, tree = str(path.relative_to(SOURCE)), ast.parse(text)
-    if len(text.splitlines()) > 400:
-        found[f"lines of {path.name}"] = where
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef) and sum(isinstance(f, Function) for f in node.body) > 20:
-            found[f"methods of {node.name}"] = where
-    for owner, function in _functions(tree):
-        most = 8 if function.name == "__init__" else 7
-        if _is_kernel(function) or where.startswith("cli/"):
-            continue
-        if _parameters(function, owner is not None and not _is_static(function)) > most:
-            found[f"parameters of {owner.name if owner and most == 8 else function.name}"] = where
-    _assert_none(found)
 
 
 def _module_names() -> dict[str, Path]:

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 import laconic
 from laconic import schedules
 from laconic.errors import BadInput, PayloadError, UnknownName
-from laconic.exchange import coded as coded_module
-from laconic.exchange.coded import CodedExchange
-from laconic.exchange.message import Channel, MessagePool, pack, unpack
+from laconic.exchange import coded_plan
+from laconic.exchange.coded import Channel, CodedExchange, MessagePool, pack, unpack
 from laconic.exchange.residuals import Residual, mode_for
 from laconic.transports.base import Transport
 from laconic.transports.threads import run_threads
@@ -53,7 +52,7 @@ def test_all_ranks_end_with_the_same_bits(form: str, world_size: int, numel: int
         torch.testing.assert_close(exact.buffer, torch.stack(xs).sum(0)[:3])
         return coded.buffer
 
-    with mock.patch.object(coded_module, "SEGMENT_NBYTES", segment):
+    with mock.patch.object(coded_plan, "SEGMENT_NBYTES", segment):
         results = run_threads(world_size, work, timeout_s=90.0)
     assert all(torch.equal(result, results[0]) for result in results)
     if spec == "none":
@@ -84,7 +83,7 @@ def test_exchanges_one_after_the_other_share_the_memory_of_their_messages(form: 
 def test_a_long_channel_takes_the_memory_of_one_segment(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten segments of 1000 values: the messages of each are in the memory of those of the one before."""
     codec = laconic.codec("dynamic8")
-    monkeypatch.setattr(coded_module, "SEGMENT_NBYTES", codec.max_nbytes(1000))
+    monkeypatch.setattr(coded_plan, "SEGMENT_NBYTES", codec.max_nbytes(1000))
 
     def most(numel: int) -> int:
         def work(transport: Transport) -> int:
@@ -118,7 +117,7 @@ def test_feedback_sends_in_the_end_what_was_left_out(
     form: str, spec: str, segment: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Σ sent + everything owed by all ranks = Σ inputs: nothing is lost on any leg."""
-    monkeypatch.setattr(coded_module, "SEGMENT_NBYTES", segment)
+    monkeypatch.setattr(coded_plan, "SEGMENT_NBYTES", segment)
     xs, steps, codec = _values(4, 400), 8, laconic.codec(spec)
 
     def work(transport: Transport) -> tuple[torch.Tensor, torch.Tensor]:

@@ -25,9 +25,8 @@ from laconic.exchange.options import Options, PlannedCodec
 from laconic.exchange.ownership import owned
 from laconic.exchange.residuals import Residuals, merge_state_dicts
 from laconic.exchange.state import CompressionState
-from laconic.transports.base import Transport
+from laconic.transports.base import Transport, finish
 from laconic.transports.launcher import run_local
-from laconic.transports.rounds import finish
 from laconic.transports.threads import run_threads
 from reference import dgc as reference
 

@@ -15,8 +15,7 @@ import torch
 import laconic
 from laconic import codecs, schedules
 from laconic.codecs import Codec
-from laconic.exchange.coded import CodedExchange
-from laconic.exchange.message import Channel
+from laconic.exchange.coded import Channel, CodedExchange
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads

@@ -17,16 +17,15 @@ import laconic
 from laconic.codecs.factors import Factors
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.auto import Route
+from laconic.exchange.coded import max_nbytes
 from laconic.exchange.job import LayerForm
 from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.matrices.factors import FactorsBucket
 from laconic.exchange.matrices.linear_watch import LinearWatch
-from laconic.exchange.message import max_nbytes
 from laconic.exchange.residuals import Residuals
-from laconic.transports.base import Transport
+from laconic.transports.base import Transport, finish
 from laconic.transports.faults import Faulty
 from laconic.transports.launcher import run_local
-from laconic.transports.rounds import finish
 from laconic.transports.threads import run_threads
 from tests.reference.codec_factors import weight_gradient
 

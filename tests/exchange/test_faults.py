@@ -15,9 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.errors import CollectiveTimeout, LaconicError, PayloadError
-from laconic.exchange.coded import reduce_scatter_coded
+from laconic.exchange.coded import Channel, reduce_scatter_coded
 from laconic.exchange.hook import hook
-from laconic.exchange.message import Channel
 from laconic.transports.base import Transport
 from laconic.transports.faults import Faulty, Message
 from laconic.transports.launcher import LocalJob

@@ -14,9 +14,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 import laconic
 from laconic.errors import BadInput
-from laconic.exchange.coded import reduce_scatter_coded
+from laconic.exchange.coded import Channel, reduce_scatter_coded
 from laconic.exchange.fsdp import ShardedCompression
-from laconic.exchange.message import Channel
 from laconic.exchange.residuals import Residual, merge_state_dicts
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local
@@ -44,9 +43,9 @@ def test_the_owner_gets_the_sum_of_what_was_sent(spec: str, world_size: int) -> 
 
     for rank, result in enumerate(run_threads(world_size, work)):
         expected = _rows(world_size, 900, rank)[rank]
-        for peer in [(rank + hop) % world_size for hop in range(1, world_size)]:
+        for peer in [(rank - hop) % world_size for hop in range(1, world_size)]:
             row = _rows(world_size, 900, peer)[rank]
-            coder.decode_add(coder.encode(row, step=(5 * world_size + peer) * world_size + rank), expected)
+            coder.decode_add(coder.encode(row, step=5 * world_size + peer), expected)
         assert torch.equal(result, expected)
 
 

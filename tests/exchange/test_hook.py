@@ -24,10 +24,9 @@ from laconic.exchange.residuals import Residuals, merge_state_dicts
 from laconic.exchange.state import CompressionState
 from laconic.exchange.thread import ExchangeThread
 from laconic.schedules.link import Link
-from laconic.transports.base import Transport
+from laconic.transports.base import Transport, finish
 from laconic.transports.launcher import run_local
 from laconic.transports.profile import Profile
-from laconic.transports.rounds import finish
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
 

@@ -14,15 +14,14 @@ import laconic
 from laconic.codecs.powersgd import PowerSGD
 from laconic.errors import BadInput
 from laconic.exchange.auto import Route
+from laconic.exchange.coded import max_nbytes
 from laconic.exchange.job import wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.matrices.low_rank import LowRankBucket
-from laconic.exchange.message import max_nbytes
 from laconic.exchange.residuals import Residuals, merge_state_dicts
 from laconic.exchange.state import CompressionState
-from laconic.transports.base import Transport
+from laconic.transports.base import Transport, finish
 from laconic.transports.launcher import run_local
-from laconic.transports.rounds import finish
 from laconic.transports.threads import run_threads
 from tests.reference.codec_powersgd import approximate
 

@@ -14,8 +14,7 @@ from laconic.exchange.auto import Route
 from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.matrices import Matrices
 from laconic.exchange.residuals import Residuals
-from laconic.transports.base import Transport
-from laconic.transports.rounds import finish
+from laconic.transports.base import Transport, finish
 from laconic.transports.threads import run_threads
 
 SHAPES = {"fc": (40, 32), "fc.bias": (40,), "conv": (16, 8, 3, 3), "head": (12, 48)}

@@ -14,8 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.errors import BadInput
 from laconic.exchange.auto import GUESS, cheapest_coded
-from laconic.exchange.coded import CodedExchange
-from laconic.exchange.message import Channel
+from laconic.exchange.coded import Channel, CodedExchange
 from laconic.exchange.residuals import Residual
 from laconic.exchange.sparse_choice import SPARSE
 from laconic.exchange.sparse_exchange import SparseExchange

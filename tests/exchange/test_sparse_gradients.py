@@ -17,9 +17,8 @@ from laconic.exchange.layout import FlatGradients
 from laconic.exchange.options import Options
 from laconic.exchange.sparse_gradient import SparseGradient
 from laconic.exchange.state import CompressionState
-from laconic.transports.base import Transport
+from laconic.transports.base import Transport, finish
 from laconic.transports.launcher import run_local
-from laconic.transports.rounds import finish
 from laconic.transports.threads import run_threads
 
 ROWS = 300

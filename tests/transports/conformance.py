@@ -8,9 +8,8 @@ import torch
 
 from laconic import schedules
 from laconic.errors import BadInput
-from laconic.transports.base import Incoming, Outgoing, Transport
+from laconic.transports.base import Incoming, Outgoing, Transport, drive, finish
 from laconic.transports.executor import run
-from laconic.transports.rounds import drive, finish
 from laconic.transports.world import World
 
 NUMELS = (0, 1, 5, 1000, 70_001)

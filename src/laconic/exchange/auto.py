@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from laconic.exchange.coded import GATHER, CodedExchange
-from laconic.exchange.message import Channel, MessagePool
+from laconic.exchange.coded import Channel, CodedExchange, MessagePool
+from laconic.exchange.coded_plan import GATHER
 from laconic.exchange.sparse_choice import MERGE_S, SPARSE, UNPACK_S, cheapest_sparse
 from laconic.exchange.sparse_exchange import SparseExchange, counts, is_sparse
 from laconic.schedules import registry

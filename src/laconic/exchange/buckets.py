@@ -19,19 +19,17 @@ from torch import Tensor
 from laconic.codecs import Codec, codec
 from laconic.errors import BadInput
 from laconic.exchange.auto import GUESS, Route, cheapest_coded, plan_coded
-from laconic.exchange.coded import CodedExchange
+from laconic.exchange.coded import Channel, CodedExchange, Feeds, MessagePool
 from laconic.exchange.dgc import Masking, MomentumCorrection
 from laconic.exchange.job import LayerForm, wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.matrices import Matrices, MatrixBucket
-from laconic.exchange.message import Channel, Feeds, MessagePool
 from laconic.exchange.residuals import Residuals, SideBySide
 from laconic.exchange.sparse_choice import SPARSE
 from laconic.exchange.sparse_exchange import SparseExchange
 from laconic.schedules.registry import build
-from laconic.transports.base import Timings, Transport
+from laconic.transports.base import Pausing, Timings, Transport
 from laconic.transports.executor import agree, run
-from laconic.transports.rounds import Pausing
 
 MAX_VIEWS = 8  # more runs of compressible parameters than this are copied into one channel
 FEW = 1 / 64  # exempt parameters up to this share of a bucket are blanked out rather than gone around

@@ -23,8 +23,8 @@ from laconic.codecs import Codec, codec
 from laconic.codecs.compiling import compile_planned
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.auto import cheapest_coded, profile_of
-from laconic.exchange.coded import GATHER
-from laconic.exchange.message import Channel
+from laconic.exchange.coded import Channel
+from laconic.exchange.coded_plan import GATHER
 from laconic.exchange.options import CodecChoice, CodecPlan, PlannedCodec
 from laconic.exchange.sparse_choice import SPARSE, cheapest_sparse
 from laconic.exchange.sparse_exchange import counts

@@ -8,40 +8,204 @@ Callers: `collectives.all_reduce(codec=…)`, bucket groups and `fsdp.py`.
     butterfly     one encoding a level; both partners add decoded values, so they agree
     gather        one encoding: every rank sends its whole payload to every other, in one round, and all add up all of
                   them in order of rank. (P−1) payloads a rank: for few ranks or very small payloads (top-k)
-    scatter       reduce-scatter: one encoding, straight to the owner of each chunk, who adds it to its own part, which
-                  is never encoded. (P−1)/P of the payload a rank
 
-What is sent and received in every round is worked out once (`pieces.py`). A step encodes into its messages and decodes
-out of them; their memory is borrowed for the round, or until payloads were passed on. A long channel goes segment by
-segment, so that messages take little memory beside its residual. A piece that holds NaN or infinity travels as poison
-(see `message.py`) and becomes NaN everywhere, as it would in float32, instead of an error on one rank alone.
+and a reduce-scatter: one encoding, straight to the owner of each chunk, who adds it to its own part, which is never
+encoded. (P−1)/P of the payload a rank.
+
+What is sent and received in every round is worked out once (`coded_plan.py`). A step encodes into its messages and
+decodes out of them. Their memory is borrowed for the round, or until payloads were passed on. A long channel goes
+segment by segment, so that messages take little memory beside its residual.
+
+A message is a row of uint32 lengths, one a piece, then the pieces' payloads, which begin at multiples of 16 bytes. The
+length POISON stands for a piece that held NaN or infinity and has no payload: it becomes NaN everywhere, as it would in
+float32, instead of an error on one rank alone.
 """
 
 from __future__ import annotations
 
 import functools
+import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from laconic.codecs import Codec, codec
+from laconic.codecs import Codec
 from laconic.codecs.selector import Sparse
-from laconic.errors import PayloadError
-from laconic.exchange.message import Channel, MessagePool, Writer, decode, detail, max_nbytes, unpack
-from laconic.exchange.pieces import CodedStep, Encoding, Parcel, Piece, Program, coded_program, held_after, in_segments
-from laconic.schedules.registry import build
-from laconic.transports.base import Call, Incoming, Outgoing, Timings, Transport
-from laconic.transports.rounds import Pausing, Steps, drive, finish
+from laconic.errors import NonFiniteError, PayloadError
+from laconic.exchange.coded_plan import EXACT, Encoding, Part, Piece, PlannedRound, plan_rounds
+from laconic.exchange.residuals import Site
+from laconic.transports.base import Call, Incoming, Outgoing, Pausing, Steps, Timings, Transport, drive, finish
 
-GATHER, SCATTER = "gather", "scatter"
-_EXACT = codec("none")
-_IDLE = CodedStep()
 _CPU = torch.device("cpu")
-SMALL = 1 / 16  # of all values, times the world size: an exact channel up to this is sent whole
-SEGMENT_NBYTES = 4 << 20  # of payload: what is under way at once, up to four exchanges of this, sent and received
+
+POISON = 0xFFFFFFFF
+ALIGN = 16
+
+
+def aligned(nbytes: int) -> int:
+    """`nbytes` rounded up, so that what follows is aligned."""
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+def head_nbytes(pieces: int) -> int:
+    """The room the lengths of `pieces` pieces take."""
+    return aligned(4 * pieces)
+
+
+def max_nbytes(sizes: Sequence[int]) -> int:
+    """The most a message takes whose payloads take at most these bytes."""
+    return head_nbytes(len(sizes)) + sum(map(aligned, sizes))
+
+
+class MessagePool:
+    """Memory for messages, lent for as long as they are on their way: as much as ever was in use at once.
+
+    >>> pool = MessagePool()
+    >>> first = pool.lend(100)
+    >>> pool.take_back([first])
+    >>> pool.lend(80) is first, pool.lend(80) is first
+    (True, False)
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Tensor] = []
+
+    def lend(self, nbytes: int) -> Tensor:
+        """The smallest free block of `nbytes` to twice as many, or a new one of zeros: gaps in messages are sent."""
+        sizes = [(block.numel(), place) for place, block in enumerate(self._free)]
+        fitting = [each for each in sizes if nbytes <= each[0] <= 2 * nbytes]
+        return self._free.pop(min(fitting)[1]) if fitting else torch.zeros(nbytes, dtype=torch.uint8)
+
+    def take_back(self, blocks: Sequence[Tensor]) -> None:
+        """Nobody reads or writes these blocks any more."""
+        self._free += blocks
+
+
+class Writer:
+    """One message of payloads of at most these sizes, filled piece by piece, again and again.
+
+    >>> writer = Writer([4, 4])
+    >>> writer.begin(torch.zeros(writer.nbytes, dtype=torch.uint8))
+    >>> _ = writer.room().fill_(7)
+    >>> writer.add(writer.room()[:3]), writer.add(None)
+    (None, None)
+    >>> unpack(writer.finish(), 2)
+    ([tensor([7, 7, 7], dtype=torch.uint8), None], 32)
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.nbytes = max_nbytes(sizes)
+        self._count = len(sizes)
+        self._memory = torch.empty(0)
+        self._at = 0
+        self._lengths: list[int] = []
+
+    def begin(self, memory: Tensor) -> None:
+        """Write into `memory`, of at least `nbytes`, from now on."""
+        self._memory = memory
+        self._at = head_nbytes(self._count)
+        self._lengths = []
+
+    def room(self) -> Tensor:
+        """Where the next payload goes: encode into it."""
+        return self._memory[self._at :]
+
+    def add(self, payload: Tensor | None) -> None:
+        """The next piece: what was encoded into `room()`, a payload from elsewhere (copied), or None for poison."""
+        if payload is None:
+            self._lengths.append(POISON)
+            return
+        length = payload.numel()
+        if payload.data_ptr() != self._memory.data_ptr() + self._at:
+            self._memory[self._at : self._at + length] = payload
+        self._lengths.append(length)
+        self._at += aligned(length)
+
+    def finish(self) -> Tensor:
+        """The whole message, a view of the memory."""
+        struct.pack_into(f"<{self._count}I", self._memory.numpy().data, 0, *self._lengths)
+        return self._memory[: self._at]
+
+
+def pack(payloads: Sequence[Tensor | None]) -> Tensor:
+    """A message of these payloads in memory of its own."""
+    writer = Writer([0 if payload is None else payload.numel() for payload in payloads])
+    writer.begin(torch.zeros(writer.nbytes, dtype=torch.uint8))
+    for payload in payloads:
+        writer.add(payload)
+    return writer.finish()
+
+
+def unpack(data: Tensor, count: int) -> tuple[list[Tensor | None], int]:
+    """The payloads in a message (None: poisoned), and the bytes it took."""
+    at, size = head_nbytes(count), data.numel()
+    if size < at:
+        raise PayloadError(f"a message of {size} bytes has no room for {count} lengths")
+    found: list[Tensor | None] = []
+    for length in struct.unpack_from(f"<{count}I", data.numpy().data):
+        if length == POISON:
+            found.append(None)
+            continue
+        if at + length > size:
+            raise PayloadError(f"a piece of {length} bytes does not fit a message of {size}")
+        found.append(data[at : at + length])
+        at += aligned(length)
+    return found, at
+
+
+class Feeds(Protocol):
+    """A `Residual`, or what wraps one."""
+
+    def encode(self, codec: Codec, x: Tensor, site: Site, *, step: int, out: Tensor, copies: int = 1) -> Tensor: ...
+
+    def carry(self, x: Tensor) -> Tensor: ...
+
+
+@dataclass
+class Channel:
+    """A float32 buffer, its codec, and its residual; None feeds nothing back."""
+
+    buffer: Tensor
+    codec: Codec
+    residual: Feeds | None = None
+
+    def carry(self) -> None:
+        """Add to the buffer what a former schedule, world or codec left to be sent."""
+        if self.residual is not None:
+            self.residual.carry(self.buffer)
+
+    def encode(self, values: Tensor, site: Site, draws: int, room: Tensor, copies: int = 1) -> Tensor | None:
+        """The payload of `values`, a part of the buffer, in `room`; None (poison) where they hold NaN or infinity.
+
+        The residual of `site` is added, and keeps what the codec leaves out; `copies` ranks encode the same values.
+        """
+        try:
+            if self.residual is None:
+                return self.codec.encode(values, step=draws, out=room)
+            return self.residual.encode(self.codec, values, site, step=draws, out=room, copies=copies)
+        except NonFiniteError:
+            return None
+
+
+def decode(coder: Codec, payload: Tensor | None, values: Tensor, *, add: bool, divisor: int = 1) -> None:
+    """Add a payload to `values`, or put it, divided, in their place; poison makes them NaN."""
+    if payload is None:
+        values.fill_(float("nan"))
+    elif add:
+        coder.decode_add(payload, values)
+    elif divisor != 1:
+        coder.decode_mean([payload], divisor, values)
+    else:
+        coder.decode(payload, values.numel(), out=values)
+
+
+def detail(channels: Sequence[Channel]) -> str:
+    """What ranks compare of the channels they exchange."""
+    return " and ".join(f"{channel.buffer.numel()} through {channel.codec}" for channel in channels)
 
 
 def reduce_scatter_coded(channels: Sequence[Channel], transport: Transport, *, step: int = 0) -> Timings:
@@ -50,51 +214,38 @@ def reduce_scatter_coded(channels: Sequence[Channel], transport: Transport, *, s
     The buffers are P × n float32, with residuals over P·n values or none; all channels share one message a peer.
     """
     flat = [replace(channel, buffer=channel.buffer.view(-1)) for channel in channels]
-    return CodedExchange(flat, transport, algorithm=SCATTER).run(step * transport.world_size + transport.rank)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A piece of a channel within a message; `encoding` is None where a payload from an earlier round is passed on."""
-
-    channel: int
-    piece: Piece
-    coder: Codec
-    add: bool
-    encoding: Encoding | None = None
-
-    @property
-    def max_nbytes(self) -> int:
-        return self.coder.max_nbytes(self.piece.stop - self.piece.start)
-
-
-@dataclass(frozen=True)
-class _Message:
-    """One message and whom it goes to: peers that get the same pieces get the same bytes."""
-
-    peers: tuple[int, ...]
-    parts: tuple[_Part, ...]
-    writer: Writer
+    return CodedExchange(flat, transport, algorithm="direct", collective="reduce_scatter").run(step)
 
 
 @dataclass(frozen=True)
 class _Round:
-    messages: tuple[_Message, ...]
-    recvs: tuple[Incoming, ...]  # without memory
-    arrivals: tuple[tuple[_Part, ...], ...]  # what each of recvs holds
+    """A planned round with the writers of its messages and the sizes of its receives, which have no memory yet."""
+
+    planned: PlannedRound
+    writers: tuple[Writer, ...]
+    recvs: tuple[Incoming, ...]
+    whole: tuple[Part, ...]  # what this rank sends of whole channels
+
+    @classmethod
+    def of(cls, planned: PlannedRound, whole: frozenset[int]) -> _Round:
+        writers = tuple(Writer([part.max_nbytes for part in parts]) for _, parts in planned.sends)
+        sizes = [(peer, max_nbytes([part.max_nbytes for part in parts])) for peer, parts in planned.recvs]
+        recvs = tuple(Incoming(peer, nbytes, torch.uint8, _CPU, at_most=True) for peer, nbytes in sizes)
+        own = {part.channel: part for _, parts in planned.sends for part in parts if part.channel in whole}
+        return cls(planned, writers, recvs, tuple(own.values()))
 
     @property
     def nbytes(self) -> list[int]:
         """The memory of each message, sent and received."""
-        return [*(message.writer.nbytes for message in self.messages), *(incoming.numel for incoming in self.recvs)]
+        return [*(writer.nbytes for writer in self.writers), *(incoming.numel for incoming in self.recvs)]
 
 
 class CodedExchange:
-    """The plan of a compressed all-reduce of these channels, kept from step to step.
+    """A compressed all-reduce or reduce-scatter of these channels, whose plan is kept from step to step.
 
     Args:
         channels: what is summed; their buffers may be replaced by others of the same length before every `run`.
-        algorithm: gather, scatter, or any all-reduce algorithm.
+        algorithm: gather, or any algorithm of the collective.
         hosts: the host of each rank, to leave messages inside a host in float32; None compresses all.
         divisor: what the sums are divided by, for means.
         pool: the messages' memory, shared with exchanges that are not under way at the same time.
@@ -106,6 +257,7 @@ class CodedExchange:
         transport: Transport,
         *,
         algorithm: str,
+        collective: str = "all_reduce",
         hosts: tuple[int, ...] | None = None,
         divisor: int = 1,
         pool: MessagePool | None = None,
@@ -114,85 +266,17 @@ class CodedExchange:
         self.transport = transport
         self.algorithm = algorithm
         self.divisor = divisor
-        self.numel = sum(channel.buffer.numel() for channel in channels)
-        self.detail = detail(self.channels)
-        self.whole = self._whole_channels()
-        programs, count = self._programs(hosts)
-        planned = [[program.get(number, _IDLE) for program in programs] for number in range(count)]
-        self.rounds = [self._plan(steps) for steps in planned]
-        self._held = held_after(planned)
+        numels = [channel.buffer.numel() for channel in channels]
+        coders = [channel.codec for channel in channels]
+        plan = plan_rounds(numels, coders, (transport.rank, transport.world_size), collective, algorithm, hosts)
+        self.rounds = [_Round.of(planned, plan.whole) for planned in plan.rounds]
+        self.whole, self._held = plan.whole, plan.held
+        self._claim = (collective, algorithm, sum(numels), "float32", detail(self.channels), len(self.rounds))
         # By direct every slice ends as what a payload decodes to, on all ranks: it is divided there, in the same pass.
         self._last_divisor = divisor if algorithm == "direct" and hosts is None and transport.world_size > 1 else 1
         self._pool = pool or MessagePool()
         self._payloads: dict[tuple[int, Piece], Tensor | None] = {}  # of this run; None: poisoned
         self._gathered: dict[int, dict[int, Tensor | None]] = {i: {} for i in self.whole}  # by channel and rank
-
-    def _whole_channels(self) -> set[int]:
-        """The channels that go whole to everyone: all of `gather`, of `direct` the small exact ones, to spare calls."""
-        if self.algorithm == GATHER:
-            return set(range(len(self.channels)))
-        if self.algorithm != "direct" or self.transport.world_size == 1:
-            return set()
-        few = self.numel * SMALL / self.transport.world_size
-        numels = [channel.buffer.numel() if channel.codec == _EXACT else 0 for channel in self.channels]
-        return {i for i, numel in enumerate(numels) if 0 < numel <= few}
-
-    def _programs(self, hosts: tuple[int, ...] | None) -> tuple[list[Program], int]:
-        """What this rank does for each channel, by round, and how many rounds there are."""
-        size, rank = self.transport.world_size, self.transport.rank
-        if self.algorithm == SCATTER:
-            return [_to_owners(channel.buffer.numel(), rank, size) for channel in self.channels], 1
-        parameters = {"hosts": hosts} if self.algorithm == "hierarchical" and hosts is not None else {}
-
-        def program(index: int, numel: int) -> tuple[Program, int]:
-            if self.algorithm == GATHER:
-                return _to_all(numel, rank, size, exact=False), 1
-            schedule = build("all_reduce", self.algorithm, size, numel, **parameters)
-            if index in self.whole:
-                return _to_all(numel, rank, size, exact=True), schedule.rounds
-            return coded_program(schedule, rank, hosts), schedule.rounds
-
-        found = [
-            in_segments(channel.buffer.numel(), _segments(channel), functools.partial(program, index))
-            for index, channel in enumerate(self.channels)
-        ]
-        return [each for each, _ in found], max((rounds for _, rounds in found), default=0)
-
-    def _plan(self, steps: list[CodedStep]) -> _Round:
-        """One round of all channels."""
-        fresh = [{encoding.piece: encoding for encoding in step.encodings} for step in steps]
-        peers: dict[tuple[_Part, ...], list[int]] = {}
-        for peer, parcels in _by_peer([step.sends for step in steps]):
-            peers.setdefault(self._parts(parcels, fresh), []).append(peer)
-        if not peers and any(fresh):  # a rank alone gathers what it has encoded itself
-            alone = [(i, Parcel(self.transport.rank, (piece,), True)) for i, row in enumerate(fresh) for piece in row]
-            peers[self._parts(alone, fresh)] = []
-        messages = [
-            _Message(tuple(to), parts, Writer([part.max_nbytes for part in parts])) for parts, to in peers.items()
-        ]
-        recvs, arrivals = [], []
-        for peer, parcels in _by_peer([step.recvs for step in steps]):
-            parts = self._parts(parcels)
-            most = max_nbytes([part.max_nbytes for part in parts])
-            recvs.append(Incoming(peer, most, torch.uint8, _CPU, at_most=True))
-            arrivals.append(parts)
-        return _Round(tuple(messages), tuple(recvs), tuple(arrivals))
-
-    def _parts(
-        self, parcels: list[tuple[int, Parcel]], fresh: Sequence[dict[Piece, Encoding]] = ()
-    ) -> tuple[_Part, ...]:
-        """What one message holds; `fresh` are the encodings of its round, by channel, where it is sent."""
-        return tuple(
-            _Part(
-                channel,
-                piece,
-                _EXACT if piece.exact else self.channels[channel].codec,
-                parcel.add,
-                fresh[channel].get(piece) if fresh else None,
-            )
-            for channel, parcel in parcels
-            for piece in parcel.pieces
-        )
 
     def run(self, step: int = 0) -> Timings:
         """Sum the channels' buffers over all ranks; draws of stochastic codecs differ by step, rank and round."""
@@ -200,9 +284,7 @@ class CodedExchange:
 
     def steps(self, step: int = 0) -> Steps:
         """As `run`, pausing whenever there is nothing to do but wait."""
-        done = ("reduce_scatter", "direct") if self.algorithm == SCATTER else ("all_reduce", self.algorithm)
-        claim = (*done, self.numel, "float32", self.detail, len(self.rounds))
-        with self.transport.call(*claim) as call:
+        with self.transport.call(*self._claim) as call:
             yield from self.steps_in(call, step)
         return call.timings
 
@@ -217,7 +299,7 @@ class CodedExchange:
         self._payloads.clear()
         lent: list[Tensor] = []
         for number, round_ in enumerate(self.rounds):
-            if round_.messages or round_.recvs:
+            if round_.writers or round_.recvs:
                 draws = (step * len(self.rounds) + number) * self.transport.world_size
                 blocks = [self._pool.lend(nbytes) for nbytes in round_.nbytes]
                 recvs = self._borrow(round_, blocks)
@@ -237,36 +319,30 @@ class CodedExchange:
 
     def _borrow(self, round_: _Round, blocks: Sequence[Tensor]) -> list[Incoming]:
         """Let a round's messages be in these blocks; returns its receives."""
-        count = len(round_.messages)
-        for message, block in zip(round_.messages, blocks, strict=False):
-            message.writer.begin(block)
-        pairs = zip(round_.recvs, blocks[count:], strict=True)
+        for writer, block in zip(round_.writers, blocks, strict=False):
+            writer.begin(block)
+        pairs = zip(round_.recvs, blocks[len(round_.writers) :], strict=True)
         return [Incoming(r.peer, r.numel, r.dtype, r.device, block[: r.numel], r.at_most) for r, block in pairs]
 
     def _written(self, round_: _Round, number: int, draws: int) -> Iterator[list[Outgoing]]:
         """The messages of a round, encoded one after the other."""
         encoded: set[tuple[int, Piece]] = set()
-        for message in round_.messages:
-            data = self._write(message, number, draws, encoded)
-            yield [Outgoing(peer, data) for peer in message.peers]
+        for (peers, parts), writer in zip(round_.planned.sends, round_.writers, strict=True):
+            for part in parts:  # encoded where it lies; a payload of another message or round is copied
+                key = (part.channel, part.piece)
+                if part.encoding is not None and key not in encoded:
+                    self._payloads[key] = self._encode(part, part.encoding, number, draws, writer.room())
+                    encoded.add(key)
+                writer.add(self._payloads[key])
+            data = writer.finish()
+            yield [Outgoing(peer, data) for peer in peers]
 
-    def _write(self, message: _Message, number: int, draws: int, encoded: set[tuple[int, Piece]]) -> Tensor:
-        """Encode the pieces of a message, each where it lies; those that another message or round had are copied."""
-        writer = message.writer
-        for part in message.parts:
-            key = (part.channel, part.piece)
-            if part.encoding is not None and key not in encoded:
-                self._payloads[key] = self._encode(part, part.encoding, number, draws, writer.room())
-                encoded.add(key)
-            writer.add(self._payloads[key])
-        return writer.finish()
-
-    def _encode(self, part: _Part, encoding: Encoding, number: int, draws: int, room: Tensor) -> Tensor | None:
+    def _encode(self, part: Part, encoding: Encoding, number: int, draws: int, room: Tensor) -> Tensor | None:
         channel, piece = self.channels[part.channel], part.piece
         values = channel.buffer[piece.start : piece.stop]
         draws += encoding.stream
         if piece.exact:
-            payload: Tensor | None = _EXACT.encode(values, step=draws, out=room)
+            payload: Tensor | None = EXACT.encode(values, step=draws, out=room)
         else:
             site = (number, piece.start, piece.stop)
             payload = channel.encode(values, site, draws, room, encoding.copies)
@@ -276,7 +352,7 @@ class CodedExchange:
 
     def _take(self, round_: _Round, number: int, recvs: Sequence[Incoming], index: int, data: Tensor) -> int:
         """Decode what came into its slices; payloads that a later round may pass on are kept."""
-        incoming, parts = recvs[index], round_.arrivals[index]
+        incoming, parts = recvs[index], round_.planned.recvs[index][1]
         payloads, nbytes = unpack(data, len(parts))
         for part, payload in zip(parts, payloads, strict=True):
             piece = part.piece
@@ -292,9 +368,8 @@ class CodedExchange:
     def _add_whole(self, call: Call, number: int, round_: _Round) -> None:
         """Average what everyone sent of the whole channels, in order of rank: the same bits everywhere."""
         begun = time.perf_counter()
-        own = {part.channel: part for message in round_.messages for part in message.parts}
-        for index in self.whole & own.keys():
-            part, came = own[index], self._gathered[index]
+        for part in round_.whole:
+            index, came = part.channel, self._gathered[part.channel]
             came[self.transport.rank] = self._payloads[index, part.piece]
             payloads = [came[rank] for rank in range(self.transport.world_size)]
             values = self.channels[index].buffer[part.piece.start : part.piece.stop]
@@ -326,13 +401,6 @@ def _kept(incoming: Incoming, payload: Tensor | None, data: Tensor) -> Tensor | 
     return payload if payload is None or ours else payload.clone()
 
 
-def _segments(channel: Channel) -> int:
-    """In how many segments a channel goes; a selection is among all of its values, and small."""
-    if isinstance(channel.codec, Sparse):
-        return 1
-    return max(1, -(-channel.codec.max_nbytes(channel.buffer.numel()) // SEGMENT_NBYTES))
-
-
 def _check(call: Call, round: int, rank: int, coder: Codec, payload: Tensor | None, numel: int) -> None:
     """Raise an error that names this rank if it has sent a bad payload."""
     try:
@@ -342,31 +410,3 @@ def _check(call: Call, round: int, rank: int, coder: Codec, payload: Tensor | No
         raise call.bad_payload(round, rank, error) from error
 
 
-def _to_all(numel: int, rank: int, world_size: int, *, exact: bool) -> Program:
-    """A channel that is sent whole to everyone in the first round."""
-    piece = Piece(0, numel, exact)
-    others = [(rank + hop) % world_size for hop in range(1, world_size)]
-    parcels = tuple(Parcel(peer, (piece,), True) for peer in others)
-    return {0: CodedStep((Encoding(piece, False, rank),), parcels, parcels)}
-
-
-def _to_owners(numel: int, rank: int, world_size: int) -> Program:
-    """A channel of P chunks, each sent to its owner alone."""
-    chunk = numel // world_size
-    others = [(rank + hop) % world_size for hop in range(1, world_size)]
-    pieces = {peer: Piece(peer * chunk, (peer + 1) * chunk, False) for peer in others}
-    mine = Piece(rank * chunk, (rank + 1) * chunk, False)
-    sends = tuple(Parcel(peer, (piece,), True) for peer, piece in pieces.items())
-    recvs = tuple(Parcel(peer, (mine,), True) for peer in pieces)
-    return {0: CodedStep(tuple(Encoding(piece, False, peer) for peer, piece in pieces.items()), sends, recvs)}
-
-
-def _by_peer(parcels: Iterable[tuple[Parcel, ...]]) -> list[tuple[int, list[tuple[int, Parcel]]]]:
-    """The parcels of all channels that go to, or come from, each peer: the k-th of every channel in one message."""
-    groups: dict[tuple[int, int], list[tuple[int, Parcel]]] = {}
-    for channel, row in enumerate(parcels):
-        seen: dict[int, int] = {}
-        for parcel in row:
-            turn = seen[parcel.peer] = seen.get(parcel.peer, -1) + 1
-            groups.setdefault((turn, parcel.peer), []).append((channel, parcel))
-    return [(peer, parts) for (_, peer), parts in groups.items()]

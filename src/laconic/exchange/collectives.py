@@ -17,7 +17,7 @@ from laconic.codecs import Codec
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange import auto
 from laconic.exchange.auto import GUESS, cheapest_coded, coded_names, plan_coded
-from laconic.exchange.message import Channel
+from laconic.exchange.coded import Channel
 from laconic.exchange.options import flat_codec
 from laconic.schedules import registry
 from laconic.schedules.schedule import bounds

@@ -21,11 +21,10 @@ from torch import Tensor, nn
 
 from laconic.codecs import Codec, codec
 from laconic.errors import BadInput
-from laconic.exchange.coded import reduce_scatter_coded
+from laconic.exchange.coded import Channel, reduce_scatter_coded
 from laconic.exchange.collectives import world_of
 from laconic.exchange.job import BucketRecord, Job, bucket_table, keep
 from laconic.exchange.layout import Exemptions
-from laconic.exchange.message import Channel
 from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options, PlannedCodec
 from laconic.exchange.ownership import check_owner, owned
 from laconic.exchange.residuals import Residual, Residuals

@@ -27,7 +27,7 @@ from laconic.exchange.former import FormerBuckets
 from laconic.exchange.layout import Gradients
 from laconic.exchange.options import CodecChoice
 from laconic.exchange.thread import ThreadShare
-from laconic.transports.rounds import Pausing
+from laconic.transports.base import Pausing
 from laconic.transports.world import World
 
 _log = logging.getLogger("laconic.exchange")

@@ -30,9 +30,8 @@ from laconic.schedules import registry
 from laconic.schedules.butterfly import core_size
 from laconic.schedules.link import Link
 from laconic.schedules.schedule import bounds
-from laconic.transports.base import Call, Incoming, Outgoing, Timings, Transport
+from laconic.transports.base import Call, Incoming, Outgoing, Pausing, Timings, Transport, drive, finish
 from laconic.transports.executor import agree, run, run_native
-from laconic.transports.rounds import Pausing, drive, finish
 
 __all__ = ["SparseStream", "choose", "predicted", "sparse_all_reduce", "sparse_steps"]
 

@@ -18,12 +18,11 @@ import torch
 
 from laconic.codecs.selector import Sparse
 from laconic.errors import BadInput
-from laconic.exchange.message import Channel
+from laconic.exchange.coded import Channel
 from laconic.exchange.sparse import Memory, SparseStream, sparse_steps
 from laconic.exchange.sparse_choice import SPARSE
 from laconic.exchange.sparse_stream import Array
-from laconic.transports.base import Timings, Transport
-from laconic.transports.rounds import Steps, finish
+from laconic.transports.base import Steps, Timings, Transport, finish
 
 
 def is_sparse(channels: Sequence[Channel]) -> bool:

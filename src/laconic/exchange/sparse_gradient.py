@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from laconic.exchange.sparse import Memory, SparseStream, sparse_steps
-from laconic.transports.base import Timings, Transport
-from laconic.transports.rounds import Pausing
+from laconic.transports.base import Pausing, Timings, Transport
 
 
 class SparseGradient:

@@ -33,8 +33,7 @@ from laconic.exchange.sparse_gradient import SparseGradient
 from laconic.exchange.streamed import Streamed, why_whole
 from laconic.exchange.thread import depth_of, interleave
 from laconic.storage.form import check_like, check_named
-from laconic.transports.base import Timings
-from laconic.transports.rounds import Pausing
+from laconic.transports.base import Pausing, Timings
 from laconic.transports.world import World, current
 
 

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from laconic.errors import LaconicError
-from laconic.transports.base import Transport
-from laconic.transports.rounds import Pause, Pausing
+from laconic.transports.base import Pause, Pausing, Transport
 
 Work = Callable[[], Pausing[Any]]
 EXCHANGE_THREAD = "laconic-exchange"

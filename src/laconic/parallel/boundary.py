@@ -20,8 +20,7 @@ from torch import Tensor
 
 from laconic.codecs import Codec, codec
 from laconic.errors import BadInput, NonFiniteError, TransportError
-from laconic.transports.base import Call, Incoming, Outgoing, Posted, Transport, members_of
-from laconic.transports.rounds import Pausing, drive, finish
+from laconic.transports.base import Call, Incoming, Outgoing, Pausing, Posted, Transport, drive, finish, members_of
 from laconic.transports.world import World
 
 GENTLE = "dynamic8"  # for gradients where activations take fewer bits

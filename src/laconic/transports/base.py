@@ -1,6 +1,9 @@
-"""What an engine must do to run a schedule: post the messages of one round, and wait for them with a time-out.
+"""What an engine must do to run a schedule, and the one driver that runs rounds on every engine.
 
-Callers: `rounds.py` drives every engine through this interface.
+Callers: `executor.run` for schedules, and every exchange of payloads. An engine posts the messages of a round; `drive`
+alone waits for them, counts them, and takes what comes in order. A round is a generator that pauses once, where it can
+only wait, so that a thread can keep several exchanges under way: one is encoded while another is on the wire. Where an
+engine lets another thread wait, the round yields what to wait for. `finish` runs one without pauses.
 
 Invariants: a posted slice is not copied by us; every wait ends within `timeout_s` in data or a TransportError that
 names rank, round and peer; bytes and messages are counted per peer; one thread uses one transport.
@@ -8,13 +11,15 @@ names rank, round and peer; bytes and messages are counted per peer; one thread 
 
 from __future__ import annotations
 
+import time
 import weakref
 import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -205,7 +210,7 @@ class Transport(ABC):
 
     @abstractmethod
     def post(self, call: Call, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
-        """Start messages of one round of a call. Only `rounds.drive` calls this, and counts."""
+        """Start messages of one round of a call. Only `drive` calls this, and counts."""
 
     @abstractmethod
     def close(self) -> None:
@@ -309,3 +314,103 @@ class Arena:
             self._blocks[incoming.device] = block
         self._used = -(-last // 64) * 64
         return block[first:last].view(incoming.dtype)
+
+
+# Rounds.
+T = TypeVar("T")
+Pause = Callable[[], None] | None  # waits for what a piece of work waits for
+Pausing = Generator[Pause, None, T]  # work that pauses where it can only wait, and returns T
+Steps = Pausing[Timings]
+Take = Callable[[int, Tensor], int | None]
+
+
+def drive(
+    call: Call,
+    number: int,
+    sends: Sequence[Outgoing],
+    recvs: Sequence[Incoming],
+    take: Take,
+    later: Iterable[Sequence[Outgoing]] | None = None,
+) -> Pausing[None]:
+    """Run round `number` of a call; what happens here counts in the transport's counters and the call's timings.
+
+    Args:
+        sends: messages that are ready.
+        recvs: what comes, in the order in which it is taken.
+        take: called with an index of `recvs` and its data. Returns how many bytes the message took, where the receive
+            had room for more (`at_most`), or None for all of them.
+        later: batches of further messages, encoded as they are asked for. On engines that interleave, a batch leaves
+            while the next is encoded.
+
+    Raises:
+        PayloadError: `take` could not read a message; names rank, round and peer.
+        PeerLost, Mismatch, CollectiveTimeout: as the engine has it.
+    """
+    timings, counters = call.timings, call.transport.counters
+    posts = _post(call, number, sends, recvs, later)
+    arrivals = posts[0]
+    yield arrivals.waiter() if recvs else None
+    now = time.perf_counter()
+    for index, incoming in enumerate(recvs):
+        data = arrivals.received(index)
+        arrived = time.perf_counter()
+        try:
+            nbytes = take(index, data)
+        except PayloadError as error:
+            raise call.bad_payload(number, incoming.peer, error) from error
+        counters.count_received(incoming.peer, data.nbytes if nbytes is None else nbytes)
+        timings.wait_s += arrived - now
+        now = time.perf_counter()
+        timings.decode_s += now - arrived
+    for posted in posts:
+        posted.sent()
+    timings.wait_s += time.perf_counter() - now
+    counters.rounds += 1
+
+
+def _post(
+    call: Call,
+    number: int,
+    sends: Sequence[Outgoing],
+    recvs: Sequence[Incoming],
+    later: Iterable[Sequence[Outgoing]] | None,
+) -> list[Posted]:
+    """Start all messages; the receives are in the first of what is returned, and are posted before anything waits."""
+    transport, timings = call.transport, call.timings
+    now = time.perf_counter()
+    if later is not None and not transport.interleaves:
+        sends, later = [*sends, *chain.from_iterable(later)], None
+        encoded = time.perf_counter()
+        timings.encode_s += encoded - now
+        now = encoded
+    posts = [transport.post(call, sends, recvs, number)]
+    _count(call, sends)
+    posted = time.perf_counter()
+    timings.wait_s += posted - now
+    for batch in later or ():
+        encoded = time.perf_counter()
+        posts.append(transport.post(call, batch, (), number))
+        _count(call, batch)
+        timings.encode_s += encoded - posted
+        posted = time.perf_counter()
+        timings.wait_s += posted - encoded
+    return posts
+
+
+def _count(call: Call, sends: Sequence[Outgoing]) -> None:
+    timings, counters = call.timings, call.transport.counters
+    for send in sends:
+        nbytes = send.data.nbytes
+        counters.count_sent(send.peer, nbytes)
+        timings.sent_nbytes += nbytes
+        timings.messages += 1
+
+
+def finish(steps: Pausing[T]) -> T:
+    """Run pausing work to its end, without pauses."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            result: T = done.value
+            return result

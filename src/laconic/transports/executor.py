@@ -16,8 +16,7 @@ from torch import Tensor
 from laconic.errors import BadInput, UnknownName
 from laconic.schedules.registry import build
 from laconic.schedules.schedule import Recv, Schedule, Send
-from laconic.transports.base import Call, Incoming, Outgoing, Transport
-from laconic.transports.rounds import drive, finish
+from laconic.transports.base import Call, Incoming, Outgoing, Transport, drive, finish
 
 TEXT_NBYTES = 256
 _COMBINE: dict[str, Callable[[Tensor, Tensor], Any]] = {

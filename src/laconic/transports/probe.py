@@ -31,10 +31,9 @@ from torch import Tensor
 
 from laconic import schedules
 from laconic.schedules import Link
-from laconic.transports.base import Incoming, Outgoing, Transport
+from laconic.transports.base import Incoming, Outgoing, Transport, drive, finish
 from laconic.transports.executor import gather_texts, run, run_native
 from laconic.transports.profile import Profile, Residual
-from laconic.transports.rounds import drive, finish
 
 Floats = npt.NDArray[np.float64]
 

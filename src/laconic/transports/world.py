@@ -18,11 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laconic.errors import BadInput, LaconicError, UnknownName
-from laconic.transports.base import DEFAULT_TIMEOUT_S, Call, Incoming, Outgoing, Transport, await_jobs
+from laconic.transports.base import DEFAULT_TIMEOUT_S, Call, Incoming, Outgoing, Transport, await_jobs, drive, finish
 from laconic.transports.executor import agree
 from laconic.transports.profile import Profile
 from laconic.transports.rendezvous import LauncherWatch, Place, find_place, watch_launcher
-from laconic.transports.rounds import drive, finish
 
 _current: World | None = None
 _was_closed = False  # the default world, by its owner, and no other was made since

@@ -14,7 +14,7 @@ from torch import Tensor
 from laconic.codecs import Codec
 from laconic.consistency.churn.wire import HEADER_NBYTES, MAX_MEMBERS, Collected, Occasion, Offer, Rule, Unreadable
 from laconic.errors import NonFiniteError, PayloadError
-from laconic.exchange.message import aligned
+from laconic.exchange.coded import aligned
 from laconic.exchange.residuals import Residuals
 from laconic.storage.form import check_named
 

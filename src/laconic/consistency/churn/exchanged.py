@@ -16,13 +16,11 @@ from laconic.codecs import Codec, codec
 from laconic.consistency.churn.coded import NAME, load_kernels
 from laconic.consistency.churn.wire import Occasion, Wire
 from laconic.exchange.auto import GUESS, cheapest_coded, plan_coded
-from laconic.exchange.coded import CodedExchange
-from laconic.exchange.message import Channel
+from laconic.exchange.coded import Channel, CodedExchange
 from laconic.exchange.residuals import Residuals, SideBySide
 from laconic.exchange.sparse_exchange import SparseExchange
 from laconic.storage.form import check_named
-from laconic.transports.base import Transport
-from laconic.transports.rounds import finish
+from laconic.transports.base import Transport, finish
 
 _EXACT = codec("none")
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from laconic.codecs import Codec
 from laconic.errors import BadInput, NonFiniteError
-from laconic.exchange.message import max_nbytes, pack, unpack
+from laconic.exchange.coded import max_nbytes, pack, unpack
 from laconic.storage.form import check_like
 
 EVERYONE = -1  # the key of the copy that all neighbours share where each is told the same at every step

@@ -17,10 +17,9 @@ from laconic.consistency.gossip.graphs import acquaintances, neighbours
 from laconic.consistency.gossip.pairs import PairsAgreement
 from laconic.consistency.one_sided import NO_CODEC, WindowPairs
 from laconic.errors import BadInput, PayloadError
-from laconic.exchange.message import unpack
+from laconic.exchange.coded import unpack
 from laconic.exchange.options import PlannedCodec
-from laconic.transports.base import Incoming, Outgoing
-from laconic.transports.rounds import drive, finish
+from laconic.transports.base import Incoming, Outgoing, drive, finish
 
 
 @register("gossip")

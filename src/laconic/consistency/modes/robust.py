@@ -22,9 +22,9 @@ from laconic.consistency.churn.coded import NAME, CodedVector
 from laconic.consistency.robust import rules
 from laconic.consistency.robust.kernels import finite_rows
 from laconic.errors import BadInput, PayloadError
+from laconic.exchange.coded import max_nbytes, pack, unpack
 from laconic.exchange.collectives import all_gather
 from laconic.exchange.layout import FlatGradients
-from laconic.exchange.message import max_nbytes, pack, unpack
 from laconic.exchange.options import PlannedCodec
 from laconic.exchange.residuals import Residuals
 from laconic.storage.form import check_like

@@ -23,7 +23,7 @@ from laconic.exchange.collectives import broadcast
 from laconic.exchange.layout import FlatBuffer, FlatGradients, Gradients, lies_in, write
 from laconic.exchange.state import CompressionState
 from laconic.exchange.thread import EXCHANGE_THREAD, ThreadShare
-from laconic.transports.rounds import Pausing
+from laconic.transports.base import Pausing
 
 _log = logging.getLogger("laconic.consistency")
 SEEN = 5  # steps whose times the order of buckets is chosen by

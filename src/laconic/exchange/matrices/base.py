@@ -15,15 +15,13 @@ from torch import Tensor, nn
 
 from laconic.codecs import Codec, codec
 from laconic.exchange.auto import GUESS, Route, cheapest_coded
-from laconic.exchange.coded import CodedExchange
+from laconic.exchange.coded import Channel, CodedExchange
 from laconic.exchange.job import LayerForm
 from laconic.exchange.layout import BucketInfo
-from laconic.exchange.message import Channel
 from laconic.exchange.residuals import Residuals
 from laconic.registry import Registry
 from laconic.storage.form import check_like, check_named
-from laconic.transports.base import Timings
-from laconic.transports.rounds import Pausing
+from laconic.transports.base import Pausing, Timings
 
 
 class ExactSum:

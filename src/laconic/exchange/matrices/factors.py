@@ -23,15 +23,14 @@ from laconic.codecs import Codec, codec
 from laconic.codecs.factors import Factors
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.auto import GUESS, Route
+from laconic.exchange.coded import max_nbytes, pack, unpack
 from laconic.exchange.job import LayerForm, wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.matrices.base import ExactSum, MatrixBucket, MatrixMethod, register
 from laconic.exchange.matrices.linear_watch import Linear, LinearWatch
-from laconic.exchange.message import max_nbytes, pack, unpack
 from laconic.exchange.residuals import Residuals
 from laconic.schedules.link import Link
-from laconic.transports.base import Call, Incoming, Outgoing, Timings
-from laconic.transports.rounds import Pausing, drive
+from laconic.transports.base import Call, Incoming, Outgoing, Pausing, Timings, drive
 
 _EXACT = codec("none")
 _EPS = torch.finfo(torch.float32).eps

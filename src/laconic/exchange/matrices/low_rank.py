@@ -32,8 +32,7 @@ from laconic.exchange.job import LayerForm, wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.matrices.base import ExactSum, MatrixBucket, MatrixMethod, register
 from laconic.exchange.residuals import Residuals
-from laconic.transports.base import Timings
-from laconic.transports.rounds import Pausing
+from laconic.transports.base import Pausing, Timings
 
 
 @register("powersgd")

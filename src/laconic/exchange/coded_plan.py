@@ -1,28 +1,39 @@
-"""Which slices of a schedule are encoded where: the plan of a compressed collective.
+"""Which slices of a schedule are encoded where, and what each message holds: the plan of a compressed collective.
 
-Callers: `coded.py`. In the adding half of a schedule every send encodes what the sender holds. In the copying half a
-slice is encoded once, by its owner, and then travels as the same bytes: a rank that passes it on forwards the payload,
-and the owner itself adopts what the payload decodes to. So all ranks end with the same bits.
+Caller: `coded.py`, which plans once and runs every step. In the adding half of a schedule every send encodes what the
+sender holds. In the copying half a slice is encoded once, by its owner, and then travels as the same bytes: a rank that
+passes it on forwards the payload, and the owner itself adopts what the payload decodes to. So all ranks end with the
+same bits.
 
 Sums that several ranks have computed alike (after a butterfly) cannot be encoded by one of them alone; they are passed
 on in float32.
 
 A *piece* is a slice with one payload. Pieces are worked out for all ranks at once from the message table, so that
 sender and receiver agree on them without a word.
+
+Whole channels are the one exchange that is no schedule: their payloads are added in the order of ranks once all are
+there, and a schedule says what is added as it arrives.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from laconic.codecs import Codec, codec
+from laconic.codecs.selector import Sparse
 from laconic.errors import ScheduleError
+from laconic.schedules.registry import build
 from laconic.schedules.schedule import Schedule
 
+GATHER = "gather"  # every rank sends its whole payload to every other
+EXACT = codec("none")
+SMALL = 1 / 16  # of all values, times the world size: an exact channel up to this is sent whole
+SEGMENT_NBYTES = 4 << 20  # of payload: what is under way at once, up to four exchanges of this, sent and received
 Slice = tuple[int, int]
 
 
@@ -191,3 +202,135 @@ def _tiles(held: set[Piece], start: int, stop: int, exact: bool) -> tuple[tuple[
             pieces.append(Piece(a, b, exact))
         at = b
     return tuple(pieces), fresh
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a channel within a message; `encoding` is None where a payload from an earlier round is passed on."""
+
+    channel: int
+    piece: Piece
+    coder: Codec
+    add: bool
+    encoding: Encoding | None = None
+
+    @property
+    def max_nbytes(self) -> int:
+        return self.coder.max_nbytes(self.piece.stop - self.piece.start)
+
+
+@dataclass(frozen=True)
+class PlannedRound:
+    """The messages of one round of this rank: what peers are sent (the same bytes where it is the same), what comes."""
+
+    sends: tuple[tuple[tuple[int, ...], tuple[Part, ...]], ...]
+    recvs: tuple[tuple[int, tuple[Part, ...]], ...]
+
+
+@dataclass(frozen=True)
+class CodedPlan:
+    """One rank's rounds.
+
+    Attributes:
+        held: the rounds after which a payload is still to be passed on.
+        whole: the channels that go whole to everyone, in the first round of each of their segments.
+    """
+
+    rounds: tuple[PlannedRound, ...]
+    held: frozenset[int]
+    whole: frozenset[int]
+
+
+def plan_rounds(
+    numels: Sequence[int],
+    coders: Sequence[Codec],
+    place: tuple[int, int],
+    collective: str,
+    algorithm: str,
+    hosts: tuple[int, ...] | None,
+) -> CodedPlan:
+    """The rounds of channels with these lengths and codecs, on the rank and of the world size that `place` names."""
+    rank, size = place
+    whole = _whole_channels(numels, coders, algorithm, size) if collective == "all_reduce" else frozenset()
+    parameters = {"hosts": hosts} if algorithm == "hierarchical" and hosts is not None else {}
+
+    def program(index: int, numel: int) -> tuple[Program, int]:
+        if algorithm == GATHER:
+            return _to_all(numel, rank, size, exact=False), 1
+        schedule = build(collective, algorithm, size, numel, **parameters)
+        if index in whole:
+            return _to_all(numel, rank, size, exact=True), schedule.rounds
+        return coded_program(schedule, rank, hosts), schedule.rounds
+
+    found = [
+        in_segments(numel, _segments(coder, numel) if collective == "all_reduce" else 1, functools.partial(program, i))
+        for i, (numel, coder) in enumerate(zip(numels, coders, strict=True))
+    ]
+    count = max((rounds for _, rounds in found), default=0)
+    steps = [[each.get(number, CodedStep()) for each, _ in found] for number in range(count)]
+    return CodedPlan(tuple(_planned(each, coders, rank) for each in steps), frozenset(held_after(steps)), whole)
+
+
+def _whole_channels(numels: Sequence[int], coders: Sequence[Codec], algorithm: str, size: int) -> frozenset[int]:
+    """The channels that go whole to everyone: all of `gather`, of `direct` the small exact ones, to spare calls."""
+    if algorithm == GATHER:
+        return frozenset(range(len(numels)))
+    if algorithm != "direct" or size == 1:
+        return frozenset()
+    few = sum(numels) * SMALL / size
+    exact = (i for i, coder in enumerate(coders) if coder == EXACT)
+    return frozenset(i for i in exact if 0 < numels[i] <= few)
+
+
+def _segments(coder: Codec, numel: int) -> int:
+    """In how many segments a channel goes; a selection is among all of its values, and small."""
+    return 1 if isinstance(coder, Sparse) else max(1, -(-coder.max_nbytes(numel) // SEGMENT_NBYTES))
+
+
+def _to_all(numel: int, rank: int, world_size: int, *, exact: bool) -> Program:
+    """A channel that is sent whole to everyone in the first round."""
+    piece = Piece(0, numel, exact)
+    others = [(rank + hop) % world_size for hop in range(1, world_size)]
+    parcels = tuple(Parcel(peer, (piece,), True) for peer in others)
+    return {0: CodedStep((Encoding(piece, False, rank),), parcels, parcels)}
+
+
+def _planned(steps: Sequence[CodedStep], coders: Sequence[Codec], rank: int) -> PlannedRound:
+    """One round of all channels."""
+    fresh = [{encoding.piece: encoding for encoding in step.encodings} for step in steps]
+    peers: dict[tuple[Part, ...], list[int]] = {}
+    for peer, parcels in _by_peer([step.sends for step in steps]):
+        peers.setdefault(_parts(parcels, coders, fresh), []).append(peer)
+    if not peers and any(fresh):  # a rank alone gathers what it has encoded itself
+        alone = [(i, Parcel(rank, (piece,), True)) for i, row in enumerate(fresh) for piece in row]
+        peers[_parts(alone, coders, fresh)] = []
+    recvs = [(peer, _parts(parcels, coders)) for peer, parcels in _by_peer([step.recvs for step in steps])]
+    return PlannedRound(tuple((tuple(to), parts) for parts, to in peers.items()), tuple(recvs))
+
+
+def _parts(
+    parcels: Sequence[tuple[int, Parcel]], coders: Sequence[Codec], fresh: Sequence[dict[Piece, Encoding]] = ()
+) -> tuple[Part, ...]:
+    """What one message holds; `fresh` are the encodings of its round, by channel, where it is sent."""
+    return tuple(
+        Part(
+            channel,
+            piece,
+            EXACT if piece.exact else coders[channel],
+            parcel.add,
+            fresh[channel].get(piece) if fresh else None,
+        )
+        for channel, parcel in parcels
+        for piece in parcel.pieces
+    )
+
+
+def _by_peer(parcels: Iterable[tuple[Parcel, ...]]) -> list[tuple[int, list[tuple[int, Parcel]]]]:
+    """The parcels of all channels that go to, or come from, each peer: the k-th of every channel in one message."""
+    groups: dict[tuple[int, int], list[tuple[int, Parcel]]] = {}
+    for channel, row in enumerate(parcels):
+        seen: dict[int, int] = {}
+        for parcel in row:
+            turn = seen[parcel.peer] = seen.get(parcel.peer, -1) + 1
+            groups.setdefault((turn, parcel.peer), []).append((channel, parcel))
+    return [(peer, parts) for (_, peer), parts in groups.items()]
