@@ -30,14 +30,23 @@ def smoke() -> None:
     small = laconic.shrink(torch.nn.Linear(64, 10))
     small.save("small.lac")
     assert set(laconic.load_shrunk("small.lac")) == {"weight", "bias"}
+    program = Path("sum.ll")
+    program.write_text("define i32 @sum(i32 %x, i32 %y) {\n  %s = add nsw i32 %x, %y\n  ret i32 %s\n}\n")
+    _ended(["code", "graph", str(program)])
+    assert Path("sum.svg").is_file()
     if "train" in sys.argv:
-        try:
-            main(["train", "digits-mlp", "-n", "2", "--epochs", "1"])
-        except SystemExit as end:
-            if end.code:
-                raise
+        _ended(["train", "digits-mlp", "-n", "2", "--epochs", "1"])
         assert Path("runs/latest/report.html").is_file()
     print("smoke: ok")
+
+
+def _ended(words: list[str]) -> None:
+    """Run a command, which must end well."""
+    try:
+        main(words)
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 if __name__ == "__main__":

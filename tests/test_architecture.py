@@ -36,7 +36,6 @@ FLOORS = {
     "planner": 5,
     "lab": 6,
     "search": 7,
-    "comprehension": 7,
     "ahead": 7.5,
     "cli": 8,
     "__init__": 8,
@@ -85,6 +84,21 @@ def test_imports_point_down(path: Path) -> None:
             assert own in ("cli", "__main__"), f"{own} imports names of the top package"
         else:
             assert other == own or FLOORS[other] < FLOORS[own], f"{own} imports {other}, which is not below it"
+
+
+@pytest.mark.parametrize("path", [*_modules(), *sorted((SOURCE.parent / "laconic_code").rglob("*.py"))], ids=str)
+def test_the_library_knows_neither_its_applications_nor_benchmarks(path: Path) -> None:
+    """`laconic_code` may import `laconic`, `benchmarks` both; never the other way round."""
+    above = {"benchmarks", "laconic_code"} - set(path.relative_to(SOURCE.parent).parts)
+    assert not above & _roots(path)
+
+
+def _roots(path: Path) -> set[str]:
+    """The packages that a file imports, by their first word."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}
 
 
 @pytest.mark.parametrize("path", sorted((SOURCE.parents[1] / "tests" / "reference").glob("*.py")), ids=lambda p: p.name)

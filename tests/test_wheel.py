@@ -24,7 +24,9 @@ OTHERS = ["/usr/bin/python3.11", "/usr/bin/python3.12", "/usr/bin/python3.13", "
 LIGHT = """
 import sys
 from laconic.cli import main
-for words, end in ((["--help"], 0), (["--version"], 0), (["codecs"], 0), (["trian"], 2), (["bench", "--help"], 0)):
+ends = {"--help": 0, "--version": 0, "codecs": 0, "trian": 2, "bench --help": 0, "code --help": 0}
+for line, end in ends.items():
+    words = line.split()
     try:
         main(words)
     except SystemExit as ended:

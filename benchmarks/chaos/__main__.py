@@ -25,7 +25,6 @@ from benchmarks.chaos.faults import all_faults
 from benchmarks.chaos.judge import FAILURES, HUNG, LOST, SKIPPED, Verdict
 from benchmarks.chaos.scenario import ENGINES, READER, Scenario, scenarios
 from benchmarks.chaos.stage import Failed, Fault, Skipped, Stage, without_codec_if_refused
-
 from laconic.transports.launcher import start_fork_server
 
 LONGEST_S = 40.0  # what a scenario may still take when the time is nearly up, unless others of its engine took longer

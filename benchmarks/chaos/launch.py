@@ -20,7 +20,6 @@ from typing import Any
 
 from benchmarks.chaos import program
 from benchmarks.chaos.program import Task, values_of
-
 from laconic.lab.clusters.cluster import Cluster
 from laconic.transports.launcher import LocalJob
 from laconic.transports.mpi_launcher import find_mpiexec

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.chaos.readers import KINDS
-
 from laconic import codecs, consistency
 from laconic.consistency.elastic import way_for
 from laconic.errors import BadInput

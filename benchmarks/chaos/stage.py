@@ -19,7 +19,6 @@ from benchmarks.chaos.launch import START_S, Ending, Running
 from benchmarks.chaos.program import Task
 from benchmarks.chaos.promises import Promise
 from benchmarks.chaos.scenario import Scenario
-
 from laconic.lab.clusters.cluster import Cluster
 
 GRACE_S = 10.0  # beyond the time-out: farewells linger for 5 s, and a busy machine doubles what is left

@@ -21,7 +21,6 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless t
 # The public names, once: type checkers read them here, and so does `_homes`.
 if TYPE_CHECKING:
     from laconic import codecs as codecs
-    from laconic import comprehension as comprehension
     from laconic import consistency as consistency
     from laconic import errors as errors
     from laconic import operators as operators

@@ -1,12 +1,14 @@
 """Compile every kernel ahead, so that no training waits for it: for images of machines, and before a measurement.
 
 Caller: `laconic warm`. A kernel is compiled for the types it is called with, so each is called as its users do, on a
-few values. What is compiled stays in Numba's cache, see `kernels.py`.
+few values. Applications of the library add functions that call theirs by entry points of the group `laconic.kernels`.
+What is compiled stays in Numba's cache, see `kernels.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 
 import numpy as np
 import torch
@@ -14,7 +16,6 @@ import torch
 from laconic import codecs, operators
 from laconic.codecs.compiling import compile_kernels, use
 from laconic.codecs.powersgd import PowerSGD
-from laconic.comprehension import skipgram
 from laconic.consistency.robust import rules
 from laconic.exchange.dgc import accelerate
 from laconic.exchange.sparse import sparse_all_reduce
@@ -64,8 +65,9 @@ def compile_all() -> Iterator[str]:
     yield "coder of shrunk models"
     simulate(ring(2, 4), Link(latency_s=1e-6, s_per_byte=1e-9))
     yield "simulator"
-    skipgram.train(np.array([[0, 1], [1, 0]], dtype=np.int32), 2, skipgram.Training(dim=4, epochs=1))
-    yield "skip-gram"
+    for entry in entry_points(group="laconic.kernels"):
+        entry.load()()
+        yield entry.name
 
 
 def _specs() -> list[str]:

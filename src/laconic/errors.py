@@ -88,8 +88,8 @@ class MissingExtra(LaconicError, ImportError):
     "mpi4py is not installed; run: pip install 'laconic[mpi]'"
     """
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed; run: pip install 'laconic[{extra}]'")
+    def __init__(self, package: str, extra: str, distribution: str = "laconic") -> None:
+        super().__init__(f"{package} is not installed; run: pip install '{distribution}[{extra}]'")
 
 
 class PayloadError(LaconicError, ValueError):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from benchmarks.chaos import program
-
 from laconic.consistency.averaging import OwnWeights
 from laconic.consistency.base import REGISTRY, Agreement, Mode, Setup
 from laconic.errors import PeerLost

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from benchmarks.chaos import __main__ as chaos
 from benchmarks.chaos import readers, table
 from benchmarks.chaos.faults import all_faults
@@ -17,7 +18,6 @@ from benchmarks.chaos.launch import Ending
 from benchmarks.chaos.promises import EITHER, END, GO_ON, Promise, in_words, of_loss
 from benchmarks.chaos.scenario import ENGINES, Scenario, modes_of, scenarios
 from benchmarks.chaos.stage import Stage
-
 from laconic import consistency
 from laconic.consistency.base import REGISTRY
 from tests.chaos import planted

@@ -30,6 +30,7 @@ def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:  # type: ign
     ("words", "says"),
     [
         (["nothing"], "valid ones: bench, code, codecs"),
+        (["code", "nothing"], "valid ones: analogies, classify, coarsen, embed, graph, map"),
         (["bench", "nothing"], "valid ones: approximation"),
         (["schedule", "rign"], "did you mean 'ring'"),
         (["schedule", "ring", "--hosts", "2"], "unknown parameter of all_reduce by ring 'hosts'"),
@@ -50,7 +51,7 @@ def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:  # type: ign
                 "operators --batch 0", "operators --batch 2 --batch -1", "operators --threads 0",
                 "operators --turns -1", "planner --blocks 0", "planner --blocks -1", "divide --set pipeline --blocks 0",
                 "divide --steps 0",
-                "memory --width 0", "memory --layers 0", "memory --ranks 0", "distributed --steps 0", "code --trees 0",
+                "memory --width 0", "memory --layers 0", "memory --ranks 0", "distributed --steps 0",
                 "shrink --seeds 0", "shrink --goals -1", "shrink --threads 0",
                 "search --evaluations 0", "search --repeats 0", "search --slow-repeats 0", "search --pairs 0",
                 "search --processes 0", "search --kills 0",
@@ -60,7 +61,7 @@ def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:  # type: ign
             (words.split(), f"{words.split()[-2]} must be at least 0, got {words.split()[-1]}")
             for words in (
                 "bench operators --workspace-mib -1", "bench distributed --seed -1", "bench step --seed -1",
-                "bench search --seed -1", "bench shrink --first -1", "bench code --networks -1",
+                "bench search --seed -1", "bench shrink --first -1",
                 "code coarsen --seed -1", "shrink digits-mlp -o x.lac --seed -1",
                 "shrink digits-mlp -o x.lac --budget nan", "train digits-mlp --tuning-runs -1",
             )

@@ -12,6 +12,7 @@ import typer.main
 from click import Command
 
 from laconic import cli
+from laconic.cli.groups import CommandGroup
 from tests.docs.pages import PAGES, blocks
 
 # `$ laconic …`, `python -m laconic …`, `VARIABLE=value laconic …`; `laconic -m …` of torchrun is not one
@@ -28,7 +29,7 @@ LINES = [
 @functools.cache
 def command(*names: str) -> Command:
     """`laconic NAME` or `laconic GROUP NAME`, as the user calls it."""
-    found = typer.main.get_command(cli._group("laconic", cli.COMMANDS, list(names)))
+    found = typer.main.get_command(cli._group("laconic", cli.HELP, cli._table(list(names)), list(names)))
     for name in names:
         found = found.commands[name]  # type: ignore[attr-defined]
     return found
@@ -36,7 +37,7 @@ def command(*names: str) -> Command:
 
 def named(words: list[str]) -> int:
     """How many words name the command."""
-    return 2 if isinstance(cli.COMMANDS.get(words[0]), dict) and len(words) > 1 else 1
+    return 2 if isinstance(cli._table(words).get(words[0]), CommandGroup) and len(words) > 1 else 1
 
 
 def test_there_are_commands_to_look_at() -> None:

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from benchmarks.fuzz_shrink import Fuzzer, sample_parts, with_header
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import laconic
+from benchmarks.fuzz_shrink import Fuzzer, sample_parts, with_header
 from laconic.errors import BadInput, LaconicError, PayloadError
 from laconic.shrink import file
 from laconic.shrink.coder import chunks

@@ -9,7 +9,6 @@ from benchmarks.chaos.judge import Verdict, judge
 from benchmarks.chaos.promises import of_loss, of_pause
 from benchmarks.chaos.scenario import Scenario
 from benchmarks.chaos.stage import Stage
-
 from laconic.errors import BadInput
 from laconic.lab.clusters.cluster import Cluster
 

@@ -14,7 +14,6 @@ from benchmarks.chaos.launch import START_S
 from benchmarks.chaos.promises import EITHER, END, Promise, of_pause
 from benchmarks.chaos.scenario import ENGINES, READER, Scenario
 from benchmarks.chaos.stage import Stage
-
 from laconic.transports.launcher import LocalJob
 
 READER_S = 90.0

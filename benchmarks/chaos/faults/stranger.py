@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import zmq
+
 from benchmarks.chaos.judge import WRONG, Verdict, judge
 from benchmarks.chaos.launch import Running
 from benchmarks.chaos.promises import of_pause

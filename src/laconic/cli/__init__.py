@@ -12,6 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -19,32 +20,27 @@ import typer
 
 from laconic import __version__
 from laconic.cli import known
+from laconic.cli.groups import CommandGroup, added
 from laconic.errors import LaconicError, UnknownName
 
-COMMANDS: Mapping[str, str | Mapping[str, str]] = {
-    "bench": {
-        "approximation": "laconic.cli.bench:approximation",
-        "code": "laconic.cli.code_tasks:code",
-        "codecs": "laconic.cli.bench:codecs",
-        "collectives": "laconic.cli.bench:collectives",
-        "distributed": "laconic.cli.bench:distributed",
-        "divide": "laconic.cli.bench_divide:divide",
-        "memory": "laconic.cli.bench:memory",
-        "networks": "laconic.cli.bench:networks",
-        "operators": "laconic.cli.bench_operators:operators",
-        "planner": "laconic.cli.bench_planner:planner",
-        "shrink": "laconic.cli.bench_shrink:shrink",
-        "search": "laconic.cli.bench_search:search",
-        "step": "laconic.cli.bench_step:step",
-    },
-    "code": {
-        "analogies": "laconic.cli.code:analogies",
-        "classify": "laconic.cli.code_tasks:classify",
-        "coarsen": "laconic.cli.code_tasks:coarsen",
-        "embed": "laconic.cli.code:embed",
-        "graph": "laconic.cli.code:graph",
-        "map": "laconic.cli.code_tasks:map_",
-    },
+COMMANDS: Mapping[str, str | CommandGroup] = {
+    "bench": CommandGroup(
+        "Measure codecs, collectives, networks and training steps on this machine, and check that they are right.",
+        {
+            "approximation": "laconic.cli.bench:approximation",
+            "codecs": "laconic.cli.bench:codecs",
+            "collectives": "laconic.cli.bench:collectives",
+            "distributed": "laconic.cli.bench:distributed",
+            "divide": "laconic.cli.bench_divide:divide",
+            "memory": "laconic.cli.bench:memory",
+            "networks": "laconic.cli.bench:networks",
+            "operators": "laconic.cli.bench_operators:operators",
+            "planner": "laconic.cli.bench_planner:planner",
+            "shrink": "laconic.cli.bench_shrink:shrink",
+            "search": "laconic.cli.bench_search:search",
+            "step": "laconic.cli.bench_step:step",
+        },
+    ),
     "codecs": "laconic.cli.codecs:codecs",
     "compare": "laconic.cli.compare:compare",
     "cost": "laconic.cli.cost:cost",
@@ -64,11 +60,7 @@ COMMANDS: Mapping[str, str | Mapping[str, str]] = {
     "train": "laconic.cli.train:train",
     "warm": "laconic.cli.warm:warm",
 }
-HELP = {
-    "laconic": "Laconic trains PyTorch models over networks slower than the model, and shrinks them to ship.",
-    "code": "Programs as data: flow graphs of LLVM IR, embeddings of statements, and tasks on both.",
-    "bench": "Measure codecs, collectives, networks and training steps on this machine, and check that they are right.",
-}
+HELP = "Laconic trains PyTorch models over networks slower than the model, and shrinks them to ship."
 # What follows the script is the script's own.
 SETTINGS = {"run": {"allow_interspersed_args": False}}
 
@@ -82,7 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
     warnings.formatwarning = lambda message, *_args, **_options: f"laconic: {message}\n"
     try:
         known.check(words)
-        _group("laconic", COMMANDS, words)(args=words, prog_name="laconic")
+        _group("laconic", HELP, _table(words), words)(args=words, prog_name="laconic")
     except LaconicError as error:
         typer.echo(f"laconic: {error}", err=True)
         sys.exit(2)
@@ -90,9 +82,16 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(130)
 
 
-def _group(name: str, table: Mapping[str, str | Mapping[str, str]], words: list[str]) -> typer.Typer:
+def _table(words: list[str]) -> Mapping[str, str | CommandGroup]:
+    """Our commands; with those of other packages where they may be asked for."""
+    if words and words[0] in COMMANDS:
+        return COMMANDS
+    return dict(sorted({**added(words[0] if words else None), **COMMANDS}.items()))
+
+
+def _group(name: str, text: str, table: Mapping[str, str | CommandGroup], words: list[str]) -> typer.Typer:
     """The command of `table` that `words` name, or what the list says of all of them."""
-    group = typer.Typer(name=name, help=HELP[name], add_completion=False, no_args_is_help=True, rich_markup_mode=None,
+    group = typer.Typer(name=name, help=text, add_completion=False, no_args_is_help=True, rich_markup_mode=None,
                         pretty_exceptions_enable=False)  # fmt: skip
     group.callback()(_laconic if name == "laconic" else _nothing)
     if words and not words[0].startswith("-") and words[0] not in table:
@@ -104,7 +103,7 @@ def _group(name: str, table: Mapping[str, str | Mapping[str, str]], words: list[
             function = _function(entry) if called else _listed(entry)
             group.command(command, context_settings=SETTINGS.get(command))(function)
         else:
-            group.add_typer(_group(command, entry, words[1:]), name=command)
+            group.add_typer(_group(command, entry.help, entry.commands, words[1:] if called else []), name=command)
     return group
 
 
@@ -116,12 +115,14 @@ def _function(entry: str) -> Callable[..., None]:
 def _listed(entry: str) -> Callable[..., None]:
     """A stand-in with the command's description, for lists: importing all commands takes seconds."""
     module, name = entry.split(":")
-    source = Path(__file__).with_name(module.rpartition(".")[2] + ".py").read_text(encoding="utf-8")
+    found = find_spec(module)
+    source = Path(found.origin).read_text(encoding="utf-8") if found and found.origin else ""
 
     def listed() -> None: ...
 
     defined = (each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef) and each.name == name)
-    listed.__doc__ = ast.get_docstring(next(defined))
+    for each in defined:
+        listed.__doc__ = ast.get_docstring(each)
     return listed
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import bench_8bit_paper as paper
 
+from benchmarks import bench_8bit_paper as paper
 from laconic.errors import BadInput
 from laconic.workloads.inputs import Pixels, ShiftedPixels
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from benchmarks import bench_topk_assumption as bench
 from benchmarks.chart_topk_assumption import smoothed
-
 from laconic.workloads import Changes
 
 
