@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from laconic import schedules
 from laconic.codecs import Codec, codec
-from laconic.exchange import auto, message
+from laconic.exchange import auto, coded
 from laconic.exchange.collectives import all_gather, all_reduce
 from laconic.schedules.schedule import bounds
 from laconic.transports.world import World, init
@@ -103,7 +103,7 @@ def predicted(spec: str, algorithm: str, world_size: int, rank: int, numel: int)
 
 
 def _message_nbytes(chosen: Codec, numel: int) -> int:
-    return message.max_nbytes([chosen.max_nbytes(numel)])
+    return coded.max_nbytes([chosen.max_nbytes(numel)])
 
 
 def _check(world: World, task: Task, steps: int, spec: str, algorithm: str, oracle: Tensor) -> Row:
