@@ -7,12 +7,14 @@ torch.amp.GradScaler all workers of a mode in lockstep skip a step that overflow
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Protocol
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 
 from laconic.errors import BadInput
 from laconic.exchange.collectives import all_reduce
@@ -45,6 +47,19 @@ class Stepping(Protocol):
     def load_state_dict(self, state: Mapping[str, Any], /) -> None: ...
 
 
+class _ToGradScaler:
+    """True to torch's GradScaler, and what it was to everyone else: Lightning refuses to clip where it is true."""
+
+    def __init__(self, own: object) -> None:
+        self._own = own
+
+    def __bool__(self) -> bool:
+        return bool(self._own) or sys._getframe(1).f_globals.get("__name__") == GradScaler.__module__
+
+    def __reduce__(self) -> Any:
+        return bool, (bool(self._own),)
+
+
 class StepHooks:
     """The hooks on one optimiser, from now on until the job is closed."""
 
@@ -63,7 +78,7 @@ class StepHooks:
             job.resources.callback(handle.remove)
         if lockstep and not job.alone:
             own = vars(self.optimizer).get(_SCALES, False)
-            setattr(self.optimizer, _SCALES, True)
+            setattr(self.optimizer, _SCALES, _ToGradScaler(own))
             job.resources.callback(setattr, self.optimizer, _SCALES, own)
 
     # steps
