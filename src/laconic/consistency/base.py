@@ -9,6 +9,7 @@ To add a mode, add one file with one `@register` class to `modes/`; the conforma
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,7 @@ from torch import nn
 from laconic import specs
 from laconic.consistency.hooks import StepHooks
 from laconic.errors import BadInput
-from laconic.exchange.job import Job, StepRecord
+from laconic.exchange.job import Job, StepRecord, beside_ddp
 from laconic.exchange.options import CodecPlan, Options
 from laconic.exchange.ownership import check_owner, owned
 from laconic.registry import Registry
@@ -86,6 +87,11 @@ class Mode(ABC):
         """No worker begins a step before rank 0 has begun the one so many before it; None: nothing sees to that."""
         return None
 
+    @property
+    def shares_buffers(self) -> bool:
+        """Whether a DDP model goes on broadcasting rank 0's buffers before each forward, in which nobody may miss."""
+        return False
+
     def outlives(self, rank: int, world_size: int) -> bool:
         """Whether the others go on to one model when this rank is lost; without, each raises an error that names it."""
         return False
@@ -129,12 +135,14 @@ class Agreement(Job):
         records: one StepRecord per step, the last `KEPT`.
         parts: what has a state of its own, by the name under which that is saved.
         resources: what `close` gives back, the last first.
+        given: the model and the optimiser that the user gave, which may be wrapped.
     """
 
     KEPT: ClassVar[int] = 10_000
 
     def __init__(self, setup: Setup) -> None:
         self.model, self.optimizer, self.world = setup.model, setup.optimizer, setup.world
+        self.given: tuple[nn.Module, Any] = self.model, self.optimizer
         self.alone = setup.world.world_size == 1
         self.step = 0
         self.records: list[StepRecord] = []
@@ -151,8 +159,7 @@ class Agreement(Job):
         self.resources.callback(vars(self.optimizer).pop, INSTALLED, None)
 
     def __iter__(self) -> Iterator[Any]:
-        yield self.model
-        yield self.optimizer
+        return iter(self.given)
 
     def before_step(self) -> None:
         """Do what comes before the inner optimiser's own step."""
@@ -168,6 +175,13 @@ class Agreement(Job):
     def closures(self) -> bool:
         """Whether `step(closure)` makes sense: workers agree in `evaluated`."""
         return False
+
+    def explain(self) -> str:
+        if not self.records:
+            return super().explain()
+        trained = sum(p.numel() for group in self.optimizer.param_groups for p in group["params"])
+        sent_nbytes = int(statistics.median(record.sent_nbytes for record in self.records[-100:]))
+        return f"{beside_ddp(sent_nbytes, trained, self.world.world_size)}\n\n{super().explain()}"
 
     def predictor(self) -> nn.Module:
         """What predicts after `finish`: the model, or what a mode made of several."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -9,7 +10,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.consistency.base import INSTALLED, Agreement, Mode, Setup, build
+from laconic.consistency.silenced_ddp import SilencedModels
 from laconic.errors import BadInput
+from laconic.exchange.hook import is_compressed
 from laconic.exchange.likeness import check_alike, terms_of
 from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options
 from laconic.transports.world import World, current
@@ -41,8 +44,8 @@ def distribute(
     torch.amp.GradScaler, workers in lockstep all skip a step that overflowed on any of them; each has its own scale.
 
     Args:
-        model: a module. A DistributedDataParallel one is used as before, but leaves all communication to the job.
-        optimizer: any optimiser of the model's parameters.
+        model: a module. A DistributedDataParallel one is used as before, but leaves its gradients to the job.
+        optimizer: any optimiser of the model's parameters, or what wraps one, as Accelerate does.
         codec: a spec such as "topk(0.01)", {first step: spec}, or a function of the step. None: `DEFAULT_CODEC`, where
             the mode sends anything through a codec.
         consistency: when workers agree: a spec such as "sync" or "local(8)"; see `laconic.consistency.names()`.
@@ -64,40 +67,46 @@ def distribute(
     >>> model(torch.ones(4)).sum().backward()
     >>> optimizer.step()
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    inner = _unwrapped(optimizer)
+    if not isinstance(inner, torch.optim.Optimizer):
         raise BadInput(f"distribute takes a model and its torch optimiser, got {type(optimizer).__name__}")
     if plan is not None:
         if codec is not None or consistency != "sync":
             raise BadInput("a plan says codec and consistency: leave these two out, or the plan")
         codec, consistency = plan.distribute["codec"], plan.distribute["consistency"]
     mode = consistency if isinstance(consistency, Mode) else build(str(consistency))
-    if hasattr(optimizer, INSTALLED):
+    if hasattr(inner, INSTALLED):
         raise BadInput("this optimiser is distributed already")
+    _refuse_others(model)
     if mode.no_codec and codec is not None and str(codec) != "none":
         raise BadInput(f"'{mode}' takes no codec: {mode.no_codec}; leave codec='{codec}' out")
     own = {name: options.pop(name) for name in mode.own_options if name in options}
     given = Options.of({**options, "world": world or current()}, "distribute")
     given.refuse(f"consistency '{mode.name}'", (*mode.options, *mode.own_options))
     sent = "none" if mode.no_codec else DEFAULT_CODEC if codec is None else codec
-    ddp = model if isinstance(model, DistributedDataParallel) else None
-    module = model if ddp is None else ddp.module
+    module = model.module if isinstance(model, DistributedDataParallel) else model
     here = given.world or current()
     check_alike("distribute", terms_of(module.named_parameters(), sent, given, consistency=mode, **own), here.transport)
-    job = mode.install(Setup(module, optimizer, here, sent, given, own))
+    job = mode.install(Setup(module, inner, here, sent, given, own))
+    job.given = model, optimizer
     job.attach(mode)
-    if ddp is not None:
-        _silence(ddp, job)
+    silenced = SilencedModels(model, getattr(job, "no_sync", nullcontext), buffers=mode.shares_buffers)
+    job.resources.callback(silenced.close)
     return job
 
 
-def _silence(ddp: DistributedDataParallel, job: Agreement) -> None:
-    """Let DDP average nothing as long as the job lasts; `ddp.no_sync()` is the job's, where it has one."""
+def _unwrapped(optimizer: Any) -> Any:
+    """The optimiser that takes the steps, which Accelerate and others wrap in one of their own."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer
 
-    def restore() -> None:
-        ddp.require_backward_grad_sync = True
-        vars(ddp).pop("no_sync", None)
 
-    ddp.require_backward_grad_sync = False
-    if (no_sync := getattr(job, "no_sync", None)) is not None:
-        ddp.no_sync = no_sync  # type: ignore[method-assign]
-    job.resources.callback(restore)
+def _refuse_others(model: nn.Module) -> None:
+    """Refuse models whose gradients are averaged, or whose weights are divided, by somebody else."""
+    for module in model.modules():
+        if is_compressed(module):
+            raise BadInput("this model is compressed already; take compress or distribute, not both")
+    if any(hasattr(p, "device_mesh") or hasattr(p, "_sharded_size") for p in model.parameters()):  # FSDP2, FSDP1
+        text = "laconic.compress(model, codec) compresses what fully_shard sends"
+        raise BadInput(f"distribute takes a model that every rank has whole, and this one is sharded; {text}")

@@ -129,6 +129,11 @@ def _compress_ddp(model: DistributedDataParallel, codec: CodecPlan | None, optio
     return state
 
 
+def is_compressed(model: nn.Module) -> bool:
+    """Whether `compress` was called on it."""
+    return model in _compressed
+
+
 def _check_alike(model: nn.Module, codec: CodecPlan | None, options: Options, world: World) -> None:
     """Make sure that all ranks compress the same model in the same way."""
     terms = terms_of(model.named_parameters(), DEFAULT_CODEC if codec is None else codec, options)

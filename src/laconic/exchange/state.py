@@ -23,7 +23,16 @@ from laconic.exchange.buckets import Buckets
 from laconic.exchange.chooser import AutoCodec, choice_for
 from laconic.exchange.dgc import correction_for, refuse_second_momentum
 from laconic.exchange.former import FormerBuckets, check_buckets
-from laconic.exchange.job import BucketRecord, Job, LayerForm, bucket_table, keep, layer_table, wire_nbytes
+from laconic.exchange.job import (
+    BucketRecord,
+    Job,
+    LayerForm,
+    bucket_table,
+    keep,
+    last_step_beside_ddp,
+    layer_table,
+    wire_nbytes,
+)
 from laconic.exchange.layout import Gradients, Parameters
 from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options
 from laconic.exchange.overlap import Overlap
@@ -225,13 +234,17 @@ class CompressionState(Job):
             self.step = last.step + 1
             self.buckets.matrices.end_of_step()
 
-    def explain(self) -> str:
-        """How the gradients travel, by bucket, why where the codec is "auto", and by layer for matrix codecs."""
+    def explain(self, hidden: str = "") -> str:
+        """How the gradients travel, by bucket, why where the codec is "auto", and by layer for matrix codecs.
+
+        `hidden`: what whoever drives the exchange hides of it.
+        """
+        total = last_step_beside_ddp(list(self.records), self.world.world_size)
         choice = "" if self.auto is None else self.auto.table()
         buckets = bucket_table(list(self.records), self.world.rank, self.world.world_size)
         whole = f"gradients are sent in DDP's buckets: {self._why_whole}" if self._why_whole else ""
         sent = "gradients are sent as backward makes them" if self.streamed is not None else whole
-        return "\n\n".join(part for part in (sent, choice, buckets, layer_table(self.layers)) if part)
+        return "\n\n".join(part for part in (total, hidden, sent, choice, buckets, layer_table(self.layers)) if part)
 
     def state_dict(self) -> dict[str, Any]:
         """The step, this rank's residuals and its momentum, by parameter name, and which parameters share a bucket.

@@ -16,7 +16,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from laconic.consistency.averaging import OwnWeights, exchange_of, start_alike, trained_parameters
+from laconic.consistency.averaging import (
+    Buffers,
+    OwnWeights,
+    exchange_of,
+    send_buffers,
+    start_alike,
+    trained_parameters,
+)
 from laconic.consistency.base import EXCHANGE_OPTIONS, Agreement, Mode, Setup, register
 from laconic.consistency.churn.wire import Kind, Message, address, blank, pack, unpack, values_of, weighted_mean
 from laconic.consistency.overlapped.stream import Stream
@@ -115,6 +122,10 @@ class Sync(Mode):
     def lead(self) -> int:
         return 2  # the exchange of a step may end in the forward of the next
 
+    @property
+    def shares_buffers(self) -> bool:
+        return not self.drop_slowest
+
     def outlives(self, rank: int, world_size: int) -> bool:
         return self.drop_slowest > 0 and rank != 0  # which sums
 
@@ -179,11 +190,15 @@ class SyncAgreement(ExchangedGradients):
             self.stream.settle()
 
     def finish(self) -> None:
+        """Bring all weights up to date; buffers become rank 0's, as in DDP."""
         self.settle_weights()
+        if not self.alone:
+            with self.agreeing():
+                send_buffers(self.model, self.world)
+            self.settle_finish()
 
     def explain(self) -> str:
-        hidden = "" if self.stream is None else f"{self.stream.explain()}\n\n"
-        return hidden + super().explain()
+        return self.state.explain("" if self.stream is None else self.stream.explain())
 
     def state_dict(self) -> dict[str, Any]:
         if self.stream is not None:
@@ -297,6 +312,7 @@ class BackupAgreement(OwnWeights):
         elif message.kind is Kind.FINISH:
             self._finished.add(message.sender)
         elif message.kind is Kind.DONE:
+            Buffers(self.model).load(message.body)
             self._done = True
         for peer in self._finished & set(self._mesh.peers):
             self._tell(peer, pack(Kind.BUSY, 0, self.step))
@@ -329,7 +345,7 @@ class BackupAgreement(OwnWeights):
         self._means = {key: mean for key, mean in self._means.items() if key[0] >= self._view}
 
     def finish(self) -> None:
-        """Wait until the slowest has applied every step too: as long as it goes on, and rank 0 says so."""
+        """Wait until the slowest has applied every step too, as long as it goes on; buffers become rank 0's."""
         if self.world.rank:
             self._tell(0, pack(Kind.FINISH, 0, self.step))
             self._wait(lambda: self._done)
@@ -337,5 +353,5 @@ class BackupAgreement(OwnWeights):
             return
         self._wait(lambda: self._finished >= set(self._mesh.peers), finishing=True)
         for peer in self._mesh.peers:
-            self._tell(peer, pack(Kind.DONE, 0, self.step))
+            self._tell(peer, pack(Kind.DONE, 0, self.step, body=Buffers(self.model).pack()))
         self._finished.clear()

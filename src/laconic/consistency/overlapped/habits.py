@@ -25,7 +25,7 @@ class Habits:
         called: the loop communicated between backward and a step.
         kept: gradients were not None when backward began.
         apart: numbers of buckets with weights that are used otherwise than through their modules.
-        holding: backward runs in `no_sync` now.
+        holding: in how many `no_sync` backward runs now.
         made: how often each parameter's gradient was made in this step, by id.
     """
 
@@ -33,7 +33,8 @@ class Habits:
         self._model, self._optimizer, self._state = model, optimizer, state
         self.why_not = self.why_late = f"the first {WATCHED} steps are watched"
         self.steps = 0
-        self.changed = self.called = self.kept = self.holding = False
+        self.changed = self.called = self.kept = False
+        self.holding = 0
         self._closures = False
         self.apart: set[int] = set()
         self.made: dict[int, int] = {}
@@ -43,7 +44,7 @@ class Habits:
     def note_made(self, key: int) -> bool:
         """A gradient was made; whether it is whole: no further backward is expected before the step."""
         self.made[key] = self.made.get(key, 0) + 1
-        self._held = self._held or self.holding
+        self._held = self._held or self.holding > 0
         return not self.holding and (self._held or self.made[key] == self._most.get(key))
 
     def end_step(self, buckets: int) -> None:

@@ -105,11 +105,11 @@ class Stream:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Gradients that are made inside are not the last of their step; one may lie in another."""
-        outside, self._habits.holding = self._habits.holding, True
+        self._habits.holding += 1
         try:
             yield
         finally:
-            self._habits.holding = outside
+            self._habits.holding -= 1
 
     # step
 

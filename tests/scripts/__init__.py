@@ -1,0 +1,1 @@
+"""Training scripts as people have them, under DDP, `compress` and `distribute`."""
