@@ -143,13 +143,14 @@ def spec_of(built: Any, shown: Collection[str] = ()) -> str:
         shown: fields that are not left out.
     """
     parts = []
-    for position, field in enumerate(f for f in dataclasses.fields(built) if f.init):
+    made = sorted((f for f in dataclasses.fields(built) if f.init), key=lambda f: bool(f.kw_only))
+    for position, field in enumerate(made):
         value = getattr(built, field.name)
         is_default = value == field.default and not (isinstance(value, bool) ^ isinstance(field.default, bool))
         if is_default and field.name not in shown:
             continue
         text = str(value).lower() if value is None or isinstance(value, bool) else str(value)
-        parts.append(text if position == 0 else f"{field.name}={text}")
+        parts.append(text if position == 0 and not field.kw_only else f"{field.name}={text}")
     return f"{built.name}({', '.join(parts)})" if parts else str(built.name)
 
 

@@ -50,6 +50,21 @@ def fails(trial: Trial) -> float:
     return [math.nan, "text", None, score(trial)][kind - 1]  # type: ignore[return-value]
 
 
+class Unwilling:
+    """Cannot be a float, and cannot be sent."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("on purpose")
+
+    def __reduce__(self) -> str:
+        raise TypeError("on purpose")
+
+
+def strange(trial: Trial) -> float:
+    """Returns what no float can hold, what cannot be sent to another process, or a value."""
+    return [10**400, lambda: None, Unwilling(), 1.0][trial.params["b"]]  # type: ignore[return-value]
+
+
 def curve(trial: Trial) -> float:
     """Rises to the trial's own level over twenty steps."""
     value = 0.0

@@ -9,7 +9,7 @@ import pytest
 import laconic.search
 from laconic.errors import BadInput
 from laconic.search import Space
-from laconic.search.methods import build, names
+from laconic.search.samplers import build, names
 from tests.search.objectives import CHOICES, MIXED, fails, score
 
 SLOW_TO_ASK = {"gp"}  # a model is fitted for each trial

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.trial import TrialState
 
 import laconic.search
 from laconic.errors import BadInput, LaconicError, RecordError, StorageError, UnknownName
 from laconic.lab.runs.stopping import only_one
-from laconic.search import ledger
+from laconic.search import owners
 from laconic.search.bench import kills
 from laconic.search.bench.database import Server, postgres, why_absent
 from laconic.search.bench.kills import kill_tests
 from laconic.search.spec import SearchSpec
+from laconic.search.storage import opened_study
 from laconic.search.trial import Trial
-from tests.search.objectives import CHOICES, MIXED, curve, dies_at_first, inherits, lines, on_ranks, score
+from tests.search.objectives import CHOICES, MIXED, curve, dies_at_first, inherits, lines, on_ranks, score, strange
 
 ROOT = Path(__file__).parents[2]
 
@@ -210,7 +214,7 @@ def test_two_processes_that_share_a_search_try_no_point_twice(tmp_path: Path, mo
 
 def test_a_process_says_that_it_lives_while_it_evaluates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or another machine would take a long trial back, and its result would be lost."""
-    monkeypatch.setattr(ledger, "BEAT_S", 0.02)
+    monkeypatch.setattr(owners, "BEAT_S", 0.02)
     journal, beats = tmp_path / "shared.log", []
 
     def evaluated(trial: Trial) -> float:
@@ -225,18 +229,23 @@ def test_a_process_says_that_it_lives_while_it_evaluates(tmp_path: Path, monkeyp
     assert beats[0] >= 2
 
 
-def test_a_report_of_a_trial_that_was_taken_back_is_left_out(tmp_path: Path) -> None:
-    space = laconic.search.Space.read(CHOICES)
-    proposal = laconic.search.Proposal({"a": "x", "b": 1, "c": "p"})
-    one, other = (ledger.Ledger(f"journal://{tmp_path}/shared.log", "run", space, 1.0) for _ in range(2))
-    trial = one.begin(proposal)
-    history = laconic.search.History()
-    other.load(history)
-    other.end(replace(history.trials[0], state="failed", why="gone"))
-    one.report(trial, 1, 0.5)
-    other.load(again := laconic.search.History())
-    assert again.trials[0].state == "failed"
-    assert not again.trials[0].reports
+def test_a_trial_that_another_process_took_back_is_not_done_here_either(tmp_path: Path) -> None:
+    """Its reports and its value come too late, and it is asked to end; what is noted and returned is what is kept."""
+    address, noted, answers = f"journal://{tmp_path}/shared.log", [], []
+
+    def evaluated(trial: Trial) -> float:
+        if not answers:
+            with opened_study(address, "run", True) as other:
+                other.tell(trial.number, state=TrialState.FAIL)
+            answers.append(trial.report(0.5, 1))
+        return 1.0
+
+    found = laconic.search(evaluated, CHOICES, "random", 1, storage=address, retries=0, folder=tmp_path / "run",
+                           note=lambda trial, spec: noted.append(trial))  # fmt: skip
+    assert answers == [True]
+    assert [trial.state for trial in noted] == ["failed"]
+    for history in (found.history, laconic.search.load(tmp_path / "run").history):
+        assert [(trial.state, trial.reports) for trial in history.trials.values()] == [("failed", {})]
 
 
 def test_a_torn_line_of_the_journal_is_cut_off(tmp_path: Path) -> None:
@@ -244,6 +253,94 @@ def test_a_torn_line_of_the_journal_is_cut_off(tmp_path: Path) -> None:
     with (tmp_path / "run" / "journal.log").open("ab") as file:
         file.write(b'{"op_code": 4, "wor')
     assert len(laconic.search.resume(tmp_path / "run", score, trials=8).history) == 8
+
+
+def test_a_line_that_a_killed_process_tore_spoils_no_line_of_those_who_go_on(tmp_path: Path) -> None:
+    def evaluated(trial: Trial) -> float:
+        with (tmp_path / "run" / "journal.log").open("ab") as file:
+            file.write(b'{"op_code": 4, "wor')
+        return 1.0
+
+    laconic.search(evaluated, CHOICES, "random", 3, folder=tmp_path / "run")
+    assert len(laconic.search.load(tmp_path / "run").history.ended) == 3
+
+
+def test_a_damaged_journal_is_said_to_be_damaged(tmp_path: Path) -> None:
+    laconic.search(score, CHOICES, "random", 3, folder=tmp_path / "run")
+    journal = tmp_path / "run" / "journal.log"
+    whole = journal.read_bytes().splitlines(keepends=True)
+    for line in (whole[2][:9] + b"\x80" + whole[2][9:], b"[]\n", b'{"op_code": 4, "worker_id": "x"}\n'):
+        journal.write_bytes(b"".join([*whole[:2], line, *whole[3:]]))
+        with pytest.raises(RecordError, match=r"journal.log is damaged in line 3 .*: put a copy of it back"):
+            laconic.search.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize("after", [None, "", "another"])
+def test_a_journal_that_is_deleted_under_way_is_one_sentence(after: str | None, tmp_path: Path) -> None:
+    def evaluated(trial: Trial) -> float:
+        if trial.number == 2:
+            (tmp_path / "run" / "journal.log").unlink()
+            if after is not None:
+                (tmp_path / "run" / "journal.log").write_text(after)
+        return 1.0
+
+    with pytest.raises(StorageError, match="was deleted or replaced while the search used it"):
+        laconic.search(evaluated, CHOICES, "random", 5, folder=tmp_path / "run")
+
+
+@pytest.mark.timeout(60)
+def test_a_lock_that_cannot_be_had_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with opened_study(str(tmp_path / "journal.log"), "run", True) as study:
+        with monkeypatch.context() as patched:
+            patched.setattr(fcntl, "flock", refused)
+            with pytest.raises(StorageError, match="No locks available"):
+                study.set_user_attr("first", 1)
+        study.set_user_attr("second", 2)
+        assert study.user_attrs == {"second": 2}
+
+
+def test_a_study_that_looks_the_other_way_is_refused(tmp_path: Path) -> None:
+    storage = f"journal://{tmp_path}/shared.log"
+    laconic.search(score, CHOICES, "random", 2, storage=storage, folder=tmp_path / "one" / "run")
+    with pytest.raises(BadInput, match="does not minimize: name another folder"):
+        laconic.search(score, CHOICES, "random", 2, storage=storage, folder=tmp_path / "two" / "run", maximize=False)
+
+
+@pytest.mark.processes
+def test_what_no_float_holds_and_no_pipe_takes_fails_its_trial_alone(tmp_path: Path) -> None:
+    found = laconic.search(strange, "b = int(0, 3)", "grid", 4, parallel=1, retries=0, folder=tmp_path / "run")
+    assert [trial.why for trial in found.history.trials.values()] == [
+        "the objective returned a number that no float can hold", "the objective returned function, not a number",
+        "the objective returned Unwilling, not a number", None,
+    ]  # fmt: skip
+    here = laconic.search(lambda trial: 10**400, CHOICES, "random", 2, retries=0, folder=tmp_path / "here")
+    assert [trial.state for trial in here.history.trials.values()] == ["failed"] * 2
+
+
+@pytest.mark.processes
+def test_a_long_temporary_folder_does_not_keep_processes_from_starting(tmp_path: Path) -> None:
+    """The path of a fork server's socket would be too long."""
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    code = ("import sys, laconic.search; from tests.search.objectives import CHOICES, score\n"
+            "if __name__ == '__main__':\n"
+            "    found = laconic.search(score, CHOICES, 'random', 2, parallel=1, retries=0, folder=sys.argv[1])\n"
+            "    sys.exit(found.best is None)\n")  # fmt: skip
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    environment = {**os.environ, "TMPDIR": str(long), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    ended = subprocess.run([sys.executable, script, tmp_path / "run"], env=environment, timeout=200, check=False,
+                           capture_output=True, text=True)  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_the_door_loads_no_more_than_it_needs() -> None:
+    code = "import sys, laconic; laconic.search; print(sum(name.split('.')[0] == 'laconic' for name in sys.modules))"
+    loaded = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, cwd=ROOT).stdout)
+    assert loaded <= 110
 
 
 @pytest.fixture
@@ -293,7 +390,7 @@ def test_optunas_proxy_serves_a_search(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     journal = tmp_path / "served.log"
-    code = ("from optuna.storages import run_grpc_proxy_server; from laconic.search.ledger import open_storage;"
+    code = ("from optuna.storages import run_grpc_proxy_server; from laconic.search.storage import open_storage;"
             f"run_grpc_proxy_server(open_storage({str(journal)!r}), host='127.0.0.1', port={port})")  # fmt: skip
     server = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stderr=subprocess.DEVNULL)
     try:

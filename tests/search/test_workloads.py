@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from optuna.pruners import BasePruner
+from optuna.study import Study
+from optuna.trial import FrozenTrial
 
 import laconic.search
 from laconic.cli import main
 from laconic.errors import BadInput, UnknownName
 from laconic.lab.records.record import Record
 from laconic.lab.runs.trainer import begin_with
-from laconic.search.methods import build
+from laconic.search import pruners
 from laconic.search.report import page
 from laconic.search.retrain import retrain
+from laconic.search.samplers import build
 from laconic.search.spaces import CONVOLUTIONS
 from laconic.search.training import WorkloadObjective, changed, space_of, value_of
+from laconic.search.trial import Task, Trial
 from laconic.storage.checkpoints import CheckpointFiles
 from laconic.workloads import models, names
 
@@ -136,3 +142,39 @@ def test_repeats_and_failures_are_on_the_page(tmp_path: Path) -> None:
     assert json.dumps(found.to_json())
     with pytest.raises(BadInput, match="once or more"):
         laconic.search.api.repeat(found, 0)
+
+
+@pytest.fixture
+def hasty() -> Iterator[str]:
+    """A rule that stops every trial at its first report."""
+
+    class Hasty(BasePruner):
+        def prune(self, study: Study, trial: FrozenTrial) -> bool:
+            return True
+
+    pruners.register("hasty")(Hasty)
+    yield "hasty"
+    del pruners.REGISTRY._entries["hasty"]
+
+
+@pytest.mark.processes
+def test_a_training_is_stopped_at_the_evaluation_that_the_rule_judged(hasty: str, tmp_path: Path) -> None:
+    """Rank 0 waits for the answer: where it stops does not depend on who is quicker."""
+    found = laconic.search("digits-mlp", None, "random", 1, rule=hasty, folder=tmp_path / "run", options={"epochs": 3})
+    (trial,) = found.history.trials.values()
+    assert trial.state == "stopped"
+    assert list(trial.reports) == [1]
+    assert trial.score == trial.reports[1]
+    record = Record.load(tmp_path / "run" / "trials" / "latest")
+    assert record.trials[0].test_accuracy == trial.score
+
+
+@pytest.mark.processes
+def test_an_error_in_what_judges_a_training_fails_its_trial(tmp_path: Path) -> None:
+    def answer(value: float, step: int) -> bool:
+        raise RuntimeError("on purpose")
+
+    objective = WorkloadObjective("digits-mlp", epochs=3)
+    task = Task(0, {"learning_rate": 0.1}, None, 0, str(tmp_path))
+    with pytest.raises(RuntimeError, match="on purpose"):
+        objective(Trial(task, answer))

@@ -12,11 +12,11 @@ from laconic.cli.shared import Json, count_option, echo_json
 from laconic.lab.runs.progress import say
 from laconic.search import api
 from laconic.search.history import Seen
-from laconic.search.methods import names
+from laconic.search.pruners import REGISTRY as RULES
 from laconic.search.report import write_report
 from laconic.search.retrain import check as check_retrain
 from laconic.search.retrain import retrain as train_again
-from laconic.search.rules import REGISTRY as RULES
+from laconic.search.samplers import names
 from laconic.search.spaces import SPACES
 from laconic.search.spec import SearchSpec
 from laconic.search.tables import TABLES

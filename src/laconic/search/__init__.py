@@ -14,7 +14,8 @@ from typing import Any
 
 from laconic.search.api import Result, load, resume, search
 from laconic.search.history import History, Proposal, Seen
-from laconic.search.space import Choice, Float, Int, Space
+from laconic.search.parameters import Choice, Float, Int
+from laconic.search.space import Space
 from laconic.search.trial import Trial
 
 __all__ = [

@@ -16,18 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import BadInput
-from laconic.lab.records.record import make_folder
 from laconic.lab.runs.stopping import only_one
-from laconic.search.evolved import NOISE, EvolvedObjective
-from laconic.search.history import History, Seen
-from laconic.search.loop import ABANDONED, Loop, Note
-from laconic.search.methods import build as build_method
-from laconic.search.pool import Objective, Pool
+from laconic.search import samplers
+from laconic.search.history import History, Seen, history_of
+from laconic.search.optimize import ABANDONED, Note, Optimization
+from laconic.search.pool import Pool
 from laconic.search.space import Point, Space
 from laconic.search.spaces import SPACES
 from laconic.search.spec import FILE, SearchSpec
-from laconic.search.tables import TABLES, Table
-from laconic.search.training import WorkloadObjective, space_of
+from laconic.search.storage import opened_study
+from laconic.search.tables import TABLES
+from laconic.search.trial import NamedObjective, Objective
 from laconic.storage.files import folder_of, writing
 
 
@@ -128,12 +127,8 @@ def search(
     called, name = resolve(objective, options)
     called = suited(called, method)
     space = Space.read(_own_space(called) if space is None else SPACES.get(str(space), space))
-    if isinstance(called, WorkloadObjective):
-        called.check(space)
-        options = {"maximize": called.maximize(space), "parallel": 1, **options}
-    elif isinstance(called, EvolvedObjective):
-        called.check(space)
-        options = {"maximize": False, **options}
+    if isinstance(called, NamedObjective):
+        options = {**called.settings(space), **options}
     folder = options.pop("folder", "")
     spec = SearchSpec.of(name, space, {**options, "method": method, "trials": trials})
     return run(replace(spec, folder=folder_of(folder) if folder else _new_folder(name)), called, note)
@@ -154,21 +149,15 @@ def resume(folder: Path, objective: Callable[..., float] | None = None, trials: 
 
 
 def _own_space(objective: Objective) -> Space:
-    if isinstance(objective, WorkloadObjective):
-        return space_of(objective.workload)
-    if isinstance(objective, EvolvedObjective):
-        return NOISE
-    if isinstance(objective, Table):
-        return objective.space
-    raise BadInput("name a space: only workloads and tables have one of their own")
+    own = getattr(objective, "space", None)
+    if not isinstance(own, Space):
+        raise BadInput("name a space: only workloads and tables have one of their own")
+    return own
 
 
 def suited(objective: Objective, method: str) -> Objective:
     """The objective as a method needs it: a workload's trials go on from others, or are evaluated without training."""
-    chosen = build_method(method)
-    if not isinstance(objective, WorkloadObjective) or not chosen.inherits:
-        return objective
-    return replace(objective, inherits=True) if chosen.trains else EvolvedObjective(objective.workload)
+    return objective.suited(samplers.build(method)) if isinstance(objective, NamedObjective) else objective
 
 
 def run(spec: SearchSpec, objective: Objective, note: Note = lambda trial, spec: None) -> Result:
@@ -177,22 +166,19 @@ def run(spec: SearchSpec, objective: Objective, note: Note = lambda trial, spec:
     Raises:
         BadInput: the folder holds another search, or one that is still running.
     """
-    from laconic.search.ledger import opened
-
     objective = suited(objective, spec.method)
     with writing(spec.folder, "no search was touched"):
         spec.folder.mkdir(parents=True, exist_ok=True)
-    # a workload starts ranks of its own
-    ranks = 1 if isinstance(objective, WorkloadObjective) else spec.workers
+    ranks = 1 if isinstance(objective, NamedObjective) and objective.starts_ranks else spec.workers
     with contextlib.ExitStack() as stack:
         if not spec.storage:
             stack.enter_context(only_one(spec.folder))
         _check_same(spec)
         pool = Pool(objective, spec.parallel, ranks, spec.limit_s)
-        ledger = stack.enter_context(opened(spec.address, spec.folder.name, spec.space, spec.sign))
+        study = stack.enter_context(opened_study(spec.address, spec.study, spec.maximize))
         spec.save()  # before processes are started, which takes seconds: whoever is interrupted then can resume
         stack.enter_context(pool)
-        return Result(spec, Loop(spec, ledger, note).run(pool))
+        return Result(spec, Optimization(study, spec, note).run(pool))
 
 
 def _check_same(spec: SearchSpec) -> None:
@@ -227,12 +213,9 @@ def repeat(found: Result, repeats: int, note: Note = lambda trial, spec: None) -
 
 def load(folder: Path) -> Result:
     """The search in a folder, as far as it has come."""
-    from laconic.search.ledger import opened
-
-    spec, history = SearchSpec.load(folder), History()
-    with opened(spec.address, spec.folder.name, spec.space, spec.sign) as ledger:
-        ledger.load(history)
-    return Result(spec, history)
+    spec = SearchSpec.load(folder)
+    with opened_study(spec.address, spec.study, spec.maximize) as study:
+        return Result(spec, history_of(study))
 
 
 def resolve(objective: str | Callable[..., float], options: Mapping[str, Any]) -> tuple[Any, str]:
@@ -253,6 +236,8 @@ def resolve(objective: str | Callable[..., float], options: Mapping[str, Any]) -
             raise BadInput(f"the objective '{objective}' cannot be imported: {error}") from error
         if getattr(found, "__annotations__", {}).get("return") not in ("Workload", _workload()):
             return found, objective
+    from laconic.search.training import WorkloadObjective
+
     given = {"workers": options.get("workers", 1), **dict(options.get("options", {}))}
     try:
         return WorkloadObjective(objective, **given), objective
@@ -267,6 +252,8 @@ def _workload() -> type:
 
 
 def _new_folder(name: str) -> Path:
+    from laconic.lab.records.record import make_folder
+
     return make_folder("search-" + "".join(c if c.isalnum() else "-" for c in name).strip("-"), "runs")
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 
 from laconic.errors import BadInput
 from laconic.lab.runs.trainer import begin_with
-from laconic.search.space import Float, Space
-from laconic.search.trial import Trial
+from laconic.search.parameters import Float
+from laconic.search.space import Space
+from laconic.search.trial import NamedObjective, Trial
 from laconic.workloads import get
 from laconic.workloads.workload import Task
 
@@ -22,7 +24,7 @@ NOISE = Space({"noise": Float(0.003, 0.3, log=True)})
 
 
 @dataclass(frozen=True)
-class EvolvedObjective:
+class EvolvedObjective(NamedObjective):
     """The loss of a workload's network after noise was added to its parent's weights; lower is better.
 
     Attributes:
@@ -31,14 +33,14 @@ class EvolvedObjective:
 
     workload: str
 
-    def check(self, space: Space) -> None:
-        """Refuse parameters that nothing reads.
+    @property
+    def space(self) -> Space:
+        return NOISE
 
-        Raises:
-            BadInput: the space is not that of the noise.
-        """
+    def settings(self, space: Space) -> dict[str, Any]:
         if list(space.parameters) != ["noise"] or not isinstance(space.parameters["noise"], Float):
             raise BadInput("without gradients there is one parameter, the noise: --space 'noise = log(0.003, 0.3)'")
+        return {"maximize": False}
 
     @torch.no_grad()
     def __call__(self, trial: Trial) -> float:

@@ -8,6 +8,7 @@ search, however that ends.
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 import os
 import pickle
@@ -19,10 +20,9 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Literal
 
 from laconic.errors import BadInput
-from laconic.search.trial import Task, Trial, shared_answer
-from laconic.transports.launcher import LocalJob, RankFailed, ending, start_fork_server
+from laconic.search.trial import Objective, Task, Trial, shared_answer
+from laconic.transports.launcher import LocalJob, RankFailed, ending, process_context, start_fork_server
 
-Objective = Callable[[Trial], float]
 LONGEST_S = 20 * 86400.0  # of a trial without a limit
 RELAY_S = 60.0  # how long the last answer to ranks that are gone is waited for
 _log = logging.getLogger("laconic.search")
@@ -64,7 +64,7 @@ class Pool:
 
     def __enter__(self) -> Pool:
         if self.count:
-            start_fork_server("laconic.search.pool")
+            start_fork_server(__name__)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -99,7 +99,7 @@ class Pool:
             return
         by_pipe = {seat.pipe: number for number, seat in self._seats.items()}
         for pipe in wait(list(by_pipe), timeout_s):
-            number = by_pipe[pipe]  # type: ignore[index]
+            number = by_pipe[pipe]
             seat = self._seats[number]
             message = seat.receive(number)
             if message.kind != "report":
@@ -120,7 +120,7 @@ class _Seat:
     """One process that serves trials."""
 
     def __init__(self, objective: Objective, ranks: int) -> None:
-        context = multiprocessing.get_context("forkserver")
+        context = process_context(__name__)
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, objective, ranks, dict(os.environ)), daemon=False)
         self.process.start()
@@ -169,12 +169,12 @@ def _serve(pipe: Connection, objective: Objective, ranks: int, environment: dict
         pipe.send(Message("report", task.number, value, step))
         return bool(pipe.recv())
 
-    while True:
-        try:
+    try:
+        while True:
             task: Task = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(_evaluate(objective, task, ask) if ranks == 1 else _evaluate_on(ranks, objective, task, ask))
+            pipe.send(_evaluate(objective, task, ask) if ranks == 1 else _evaluate_on(ranks, objective, task, ask))
+    except (EOFError, OSError):
+        return  # nobody listens any more: the search has ended
 
 
 def _end_with(sentinel: int) -> None:
@@ -185,17 +185,30 @@ def _end_with(sentinel: int) -> None:
 def _evaluate(objective: Objective, task: Task, ask: Callable[[float, int], bool]) -> Message:
     trial = Trial(task, ask)
     try:
-        value = objective(trial)
+        return _ended(trial, objective(trial))
     except Exception as error:
         _log.info("trial %d failed", task.number, exc_info=True)
         first = (str(error).strip() or "no message").splitlines()[0]
         return Message("failed", task.number, f"{type(error).__name__}: {first}", samples=trial.samples)
-    return Message("done", task.number, value, stopped=trial.is_stopped, samples=trial.samples)
+
+
+def _ended(trial: Trial, value: Any) -> Message:
+    """What an objective returned, if it is a number: whatever else it is might not even reach another process."""
+    try:
+        number = float(value)
+        why = "" if math.isfinite(number) else f"the objective returned {number}"
+    except OverflowError:
+        why = "the objective returned a number that no float can hold"
+    except (TypeError, ValueError, RuntimeError):
+        why = f"the objective returned {type(value).__name__}, not a number"
+    if why:
+        return Message("failed", trial.number, why, samples=trial.samples)
+    return Message("done", trial.number, number, stopped=trial.is_stopped, samples=trial.samples)
 
 
 def _evaluate_on(ranks: int, objective: Objective, task: Task, ask: Callable[[float, int], bool]) -> Message:
     """Evaluate on several ranks of one job; the value is rank 0's."""
-    ours, theirs = multiprocessing.get_context("forkserver").Pipe()
+    ours, theirs = process_context(__name__).Pipe()
     relay = threading.Thread(target=_relay, args=(ours, ask), daemon=True)
     relay.start()
     job: LocalJob[Message] = LocalJob(ranks, _evaluate_rank, (objective, task, theirs))
@@ -223,5 +236,4 @@ def _evaluate_rank(objective: Objective, task: Task, pipe: Connection) -> Messag
         return bool(pipe.recv())
 
     trial = Trial(task, shared_answer(ask, task.number))
-    value = objective(trial)
-    return Message("done", task.number, value, stopped=trial.is_stopped, samples=trial.samples)
+    return _ended(trial, objective(trial))

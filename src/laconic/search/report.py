@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import warnings
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -16,7 +17,8 @@ from laconic.lab.report.charts import NARROW, WIDE, Axis, Pair, Series, Size, cu
 from laconic.lab.report.page import document
 from laconic.search.api import Result
 from laconic.search.history import Seen, score_of
-from laconic.search.space import Choice, Parameter
+from laconic.search.parameters import Choice, Parameter
+from laconic.search.storage import opened_study
 from laconic.statistics import mean_interval
 from laconic.storage.files import replace
 
@@ -144,15 +146,16 @@ def _ends(each: Parameter) -> list[tuple[float, str]]:
 
 def importance(found: Result) -> dict[str, float]:
     """The share of each parameter in what makes the best trials differ, by PED-ANOVA; {} with too few trials."""
+    from optuna.exceptions import ExperimentalWarning
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
-
-    from laconic.search.methods.tpe import mirror_of
 
     done = [trial for trial in found.history.ended if trial.state == "done"]
     if len(done) < 4 or len({trial.score for trial in done}) < 2:
         return {}
-    study = mirror_of(found.spec.space, found.history).study
-    shares = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
+    spec = found.spec
+    with opened_study(spec.address, spec.study, spec.maximize) as study, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        shares = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
     return {name: share for name, share in shares.items() if math.isfinite(share)}
 
 

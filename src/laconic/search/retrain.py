@@ -16,7 +16,7 @@ from typing import Any
 from laconic.errors import BadInput
 from laconic.lab.report import FILE
 from laconic.search.api import Result, resolve
-from laconic.search.methods import build
+from laconic.search.samplers import build
 from laconic.search.space import Point
 from laconic.search.training import WorkloadObjective, train, value_of
 from laconic.storage.tree import write_file

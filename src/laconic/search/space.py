@@ -5,7 +5,8 @@
     low = 0.001                         period = int(1, 16) when mode = local({period})
     high = 1.0
 
-Callers: methods, which draw points and move them; the loop, which checks that what a method proposes is in the space.
+Callers: samplers, which draw points and move them; the search, which checks that what a sampler proposes is in the
+space. Optuna's distributions have no way to move a value, and no condition under which a parameter is there.
 A point holds the parameters that are active: one with `when` is there only where an earlier choice has one of the named
 values. Invariant: every point that `draw`, `at` or `moved` gives is `checked`.
 """
@@ -25,147 +26,10 @@ import numpy as np
 
 from laconic import specs
 from laconic.errors import BadInput
-from laconic.registry import Registry
+from laconic.search.parameters import KINDS, Choice, Float, Int, Parameter, Value, times
 
 Point = dict[str, Any]
-Value = str | int | float | bool
-KINDS: Registry[type[Parameter]] = Registry("kind of parameter")
 MOST_POINTS = 1_000_000  # a grid of more is refused
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One parameter; a value is a place in [0, 1) to the methods that only know numbers."""
-
-    @property
-    def count(self) -> int | None:
-        """How many values it has; None for a continuous one."""
-        raise NotImplementedError
-
-    def at(self, place: float) -> Value:
-        """The value at a place in [0, 1)."""
-        raise NotImplementedError
-
-    def place(self, value: Value) -> float:
-        """The reverse of `at`: the middle of the places that give this value."""
-        raise NotImplementedError
-
-    def has(self, value: Any) -> bool:
-        """Whether it is one of the values."""
-        raise NotImplementedError
-
-    def draw(self, chance: np.random.Generator) -> Value:
-        """A value by chance, each place being as likely."""
-        return self.at(float(chance.random()))
-
-    def moved(self, value: Value, chance: np.random.Generator, far: float = 0.2) -> Value:
-        """Another value: near by where values have an order, any other where they have none."""
-        if self.count == 1:
-            return value
-        place = self.place(value)
-        for _ in range(64):
-            other = self.at(min(max(place + far * float(chance.standard_normal()), 0.0), 1 - 1e-12))
-            if other != value:
-                return other
-        return self.draw(chance)
-
-
-@KINDS.register("float")
-@dataclass(frozen=True)
-class Float(Parameter):
-    """A number from `low` to `high`; with `log` each factor is as likely."""
-
-    low: float
-    high: float
-    log: bool = False
-
-    def __post_init__(self) -> None:
-        _check_range(self, self.log)
-
-    count = None
-
-    def at(self, place: float) -> float:
-        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
-        value = low + place * (high - low)
-        return float(min(max(math.exp(value) if self.log else value, self.low), self.high))
-
-    def place(self, value: Value) -> float:
-        low, high, at = float(self.low), float(self.high), float(value)
-        if self.log:
-            low, high, at = math.log(low), math.log(high), math.log(at)
-        return 0.0 if high == low else (at - low) / (high - low)
-
-    def has(self, value: Any) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
-
-
-@KINDS.register("log")
-def _log(low: float, high: float) -> Float:
-    """A number from `low` to `high`, each factor being as likely."""
-    return Float(low, high, log=True)
-
-
-@KINDS.register("int")
-@dataclass(frozen=True)
-class Int(Parameter):
-    """A whole number from `low` to `high`, in steps."""
-
-    low: int
-    high: int
-    step: int = 1
-
-    def __post_init__(self) -> None:
-        _check_range(self, False)
-        if not all(isinstance(each, int) for each in (self.low, self.high, self.step)) or self.step < 1:
-            raise BadInput(f"an int has whole numbers and a step of 1 or more, got {self}")
-
-    @property
-    def count(self) -> int:
-        return (self.high - self.low) // self.step + 1
-
-    def at(self, place: float) -> int:
-        return self.low + self.step * min(int(place * self.count), self.count - 1)
-
-    def place(self, value: Value) -> float:
-        return ((int(value) - self.low) // self.step + 0.5) / self.count
-
-    def has(self, value: Any) -> bool:
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        return whole and self.low <= value <= self.high and (value - self.low) % self.step == 0
-
-
-@KINDS.register("choice")
-@dataclass(frozen=True)
-class Choice(Parameter):
-    """One of several values without an order."""
-
-    values: Sequence[Value]
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.values, list | tuple) or not self.values:
-            raise BadInput(f"a choice needs at least one value, such as choice(['a', 'b']), got {self.values!r}")
-        if wrong := [each for each in self.values if not isinstance(each, str | int | float | bool)]:
-            raise BadInput(f"a choice is among words, numbers, true and false, got {wrong[0]!r}")
-        if twice := [each for each in self.values if _times(each, self.values) > 1]:
-            raise BadInput(f"a choice names {twice[0]!r} twice")
-        object.__setattr__(self, "values", tuple(self.values))
-
-    @property
-    def count(self) -> int:
-        return len(self.values)
-
-    def at(self, place: float) -> Value:
-        return self.values[min(int(place * self.count), self.count - 1)]
-
-    def place(self, value: Value) -> float:
-        return (self.values.index(value) + 0.5) / self.count
-
-    def has(self, value: Any) -> bool:
-        return _times(value, self.values) == 1
-
-    def moved(self, value: Value, chance: np.random.Generator, far: float = 0.2) -> Value:
-        others = [each for each in self.values if each != value]
-        return others[int(chance.integers(len(others)))] if others else value
 
 
 @dataclass(frozen=True)
@@ -272,7 +136,7 @@ class Space:
 
     def is_active(self, name: str, point: Mapping[str, Any]) -> bool:
         """Whether a parameter is there, by what was decided before it."""
-        return all(other in point and _times(point[other], values) for other, values in self.when.get(name, {}).items())
+        return all(other in point and times(point[other], values) for other, values in self.when.get(name, {}).items())
 
     def build(self, choose: Any) -> Point:
         """The point of `choose(name, parameter)` for each active parameter, in order."""
@@ -370,18 +234,3 @@ def _about(name: str) -> Iterator[None]:
 
 def _listed(value: Any) -> Sequence[Value]:
     return value if isinstance(value, list | tuple) else [value]
-
-
-def _times(value: Any, values: Sequence[Value]) -> int:
-    """How often a value is among others; true is not 1."""
-    return sum(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values)
-
-
-def _check_range(each: Float | Int, log: bool) -> None:
-    numbers = (each.low, each.high)
-    if not all(isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n) for n in numbers):
-        raise BadInput(f"low and high are numbers, got {each.low!r} and {each.high!r}")
-    if each.low > each.high:
-        raise BadInput(f"low is above high: {each.low} > {each.high}")
-    if log and each.low <= 0:
-        raise BadInput(f"with log, low is above 0, got {each.low}")

@@ -5,7 +5,8 @@ Callers: `laconic search --space NAME`. Every workload has a space of hyper-para
 
 from __future__ import annotations
 
-from laconic.search.space import Choice, Space
+from laconic.search.parameters import Choice
+from laconic.search.space import Space
 from laconic.search.tables import CELLS, LAYERS
 
 KINDS = ("conv1", "conv3", "conv5", "separable3", "skip")

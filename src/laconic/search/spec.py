@@ -16,9 +16,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from optuna.pruners import BasePruner
+
 from laconic.errors import BadInput, PayloadError, RecordError, UnknownName
-from laconic.search.methods import build as build_method
-from laconic.search.rules import build as build_rule
+from laconic.search import pruners, samplers
+from laconic.search.samplers import Sampler
 from laconic.search.space import Space
 from laconic.specs import check_kinds
 from laconic.storage.files import replace as replace_file
@@ -81,8 +83,11 @@ class SearchSpec:
             raise BadInput("trials of several workers need processes: use parallel=1 or more")
         if self.limit_s is not None and not self.parallel:
             raise BadInput("only a trial in a process of its own can be ended: use limit_s with parallel=1 or more")
-        build_rule(self.rule)
-        build_method(self.method).check(self.space)
+        pruners.build(self.rule)
+        sampler = self.sampler()
+        sampler.check(self.space)
+        if sampler.seed or sampler.space:
+            raise BadInput(f"a search has its own seed and space: leave them out of its method, got {self.method}")
         for point in self.start:
             self.space.checked(point)
 
@@ -99,6 +104,14 @@ class SearchSpec:
                 raise UnknownName("option of a search", name, valid)
         return cls(objective, space, **options)
 
+    def sampler(self) -> Sampler:
+        """What chooses the points."""
+        return samplers.build(self.method)
+
+    def pruner(self) -> BasePruner:
+        """What stops trials early: the rule, or where there is none that of the method."""
+        return pruners.build(self.sampler().rule if self.rule == "none" else self.rule)
+
     @property
     def sign(self) -> float:
         """Score × sign is the value."""
@@ -108,6 +121,11 @@ class SearchSpec:
     def address(self) -> str:
         """Of the storage."""
         return self.storage or str(self.folder / "journal.log")
+
+    @property
+    def study(self) -> str:
+        """The study's name: a journal in the folder has but one, and the folder may be moved."""
+        return self.folder.name if self.storage else "search"
 
     def to_json(self) -> dict[str, Any]:
         """What the folder keeps, as plain values."""

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from laconic.errors import BadInput
-from laconic.search.space import Choice, Point, Space, key_of
+from laconic.search.parameters import Choice
+from laconic.search.space import Point, Space, key_of
 from laconic.search.trial import Trial
 from laconic.storage.json_text import parse
 

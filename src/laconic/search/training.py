@@ -18,25 +18,27 @@ anew.
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from laconic.errors import BadInput, UnknownName
-from laconic.lab.records import metrics
 from laconic.lab.records.record import Trial as Trained
-from laconic.lab.runs import stopping
 from laconic.lab.runs.run import Run
 from laconic.lab.runs.spec import RunSpec, configuration, with_mode
+from laconic.lab.runs.trainer import Scored
+from laconic.lab.runs.trial import failed_trial
 from laconic.lab.runs.workers import Workers
-from laconic.search.space import Choice, Float, Space
-from laconic.search.trial import Trial
+from laconic.search.evolved import EvolvedObjective
+from laconic.search.parameters import Choice, Float
+from laconic.search.samplers import Sampler
+from laconic.search.space import Space
+from laconic.search.trial import NamedObjective, Objective, Trial
 from laconic.storage.checkpoints import CheckpointFiles
 from laconic.transports.launcher import RankFailed
 from laconic.workloads import Changes, Workload, get
@@ -47,7 +49,6 @@ CHANGES = ("learning_rate", "batch", "epochs")
 FIELDS = ("model", "optimizer", "momentum", "weight_decay")
 CONFIGURATION = ("codec", "consistency", "algorithm")
 HELD_OUT = 0.2  # of the training data, to judge trials by
-LOOK_S = 0.2  # how often the metrics of a training are looked at
 
 
 class HeldOut(Workload):
@@ -95,7 +96,7 @@ def changed(
 
 
 @dataclass(frozen=True)
-class WorkloadObjective:
+class WorkloadObjective(NamedObjective):
     """Trains a workload by a trial's parameters; the value is its accuracy, or loss, on held-out data.
 
     Attributes:
@@ -107,12 +108,27 @@ class WorkloadObjective:
         inherits: trials are stretches of training that go on from their parents' weights.
     """
 
+    starts_ranks: ClassVar[bool] = True
     workload: str
     workers: int = 1
     epochs: int | None = None
     codec: str = "none"
     link: str | None = None
     inherits: bool = False
+
+    @property
+    def space(self) -> Space:
+        return space_of(self.workload)
+
+    def settings(self, space: Space) -> dict[str, Any]:
+        self.check(space)
+        return {"maximize": self.maximize(space), "parallel": 1}
+
+    def suited(self, sampler: Sampler) -> Objective:
+        """Trials that go on from others, or are evaluated without training, where the sampler's do."""
+        if not sampler.inherits:
+            return self
+        return replace(self, inherits=True) if sampler.trains else EvolvedObjective(self.workload)
 
     def maximize(self, space: Space) -> bool:
         """Whether the workload is judged by something that grows; parameters in braces are those of any point."""
@@ -167,26 +183,24 @@ def train(spec: RunSpec, trial: Trial | None = None, begin: Path | None = None) 
         RankFailed: a worker raised or died.
     """
     (name,), (seed,) = spec.configurations, spec.seeds
+    scored: list[Scored] = []
+
+    def report(score: Scored) -> bool:
+        """Pass an evaluation on to the search; whether the training is to stop."""
+        scored.append(score)
+        per_epoch = max(1, run.steps // max(1, int(run.record.workload.epochs)))
+        assert trial is not None
+        return trial.report(value_of(spec, score.accuracy, score.loss), score.step // per_epoch)
+
     with Workers(spec.workers, spec.link, spec.hosts) as workers:
         run = Run.begin("train", spec, workers, [configuration(name, spec.workers, spec.algorithm)])
         first = run.trial(run.record.configurations[0], seed)
         told = replace(first, keeps=True, begin=None if begin is None else str(begin))
-        over = threading.Event()
-        watch = threading.Thread(target=_watch, args=(run, spec, trial, over), daemon=True)
-        if trial is not None:
-            watch.start()
-        try:
-            ended = workers.run(told)
-        finally:
-            over.set()
-        if trial is not None:
-            watch.join()
-    trained = ended.trial
+        trained = workers.run(told, None if trial is None else report).trial
     if trained is None:  # stopped by the rule: the last evaluation is all there is
-        last = _evaluations(run)
-        if not last:
+        if not scored:
             raise RankFailed("it was stopped before its first evaluation")
-        trained = _cut_off(run, next(iter(last.values())))
+        trained = _cut_off(run, scored[-1])
     run.record.trials, run.record.finished = [trained], True
     run.conclude()
     checkpoints = CheckpointFiles(run.folder / "checkpoints")
@@ -207,36 +221,10 @@ def value_of(spec: RunSpec, accuracy: float | None, loss: float | None) -> float
     return value
 
 
-def _evaluations(run: Run) -> dict[int, dict[str, Any]]:
-    """The lines of metrics with scores, by step, newest first."""
-    lines = [line for line in metrics.read(run.folder) if "test_loss" in line]
-    return {line["step"]: line for line in reversed(lines)}
-
-
-def _cut_off(run: Run, line: Mapping[str, Any]) -> Trained:
-    from laconic.lab.runs.trial import failed_trial
-
-    chosen, seed = run.record.configurations[0].name, run.record.seeds[0]
-    empty = failed_trial(chosen, seed, 0, "")
-    return replace(empty, failed=None, steps=line["step"], test_loss=line["test_loss"],
-                   test_accuracy=line["test_accuracy"], seconds_total=line.get("seconds", 0.0))  # fmt: skip
-
-
-def _watch(run: Run, spec: RunSpec, trial: Trial | None, over: threading.Event) -> None:
-    """Report each evaluation, and ask the ranks to stop where the search's rule says so."""
-    assert trial is not None
-    told, per_epoch = 0, max(1, run.steps // max(1, int(run.record.workload.epochs)))
-    while True:
-        last = over.wait(LOOK_S)
-        for step, line in sorted(_evaluations(run).items()):
-            if step <= told or step >= run.steps:
-                continue
-            told = step
-            if trial.report(value_of(spec, line["test_accuracy"], line["test_loss"]), step // per_epoch):
-                stopping.request_stop(run.folder)
-                return
-        if last:
-            return
+def _cut_off(run: Run, last: Scored) -> Trained:
+    empty = failed_trial(run.record.configurations[0].name, run.record.seeds[0], 0, "")
+    return replace(empty, failed=None, steps=last.step, test_loss=last.loss, test_accuracy=last.accuracy,
+                   seconds_total=last.seconds)  # fmt: skip
 
 
 def _filled(value: Any, params: Mapping[str, Any]) -> Any:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from laconic.errors import BadInput
 from laconic.search.history import Seen
+from laconic.search.samplers import Sampler
+from laconic.search.space import Space
 from laconic.storage.checkpoints import CheckpointFiles
 from laconic.storage.tree import read_file
 
@@ -108,6 +111,40 @@ class Trial:
     @property
     def _files(self) -> CheckpointFiles:
         return CheckpointFiles(Path(self.task.folder) / "weights", self.rank, keep=10**9)
+
+
+Objective = Callable[[Trial], float]
+
+
+class NamedObjective(ABC):
+    """An objective with a name, such as a workload: it knows its space, and what a search of it needs.
+
+    Attributes:
+        starts_ranks: it starts the ranks of a trial itself.
+    """
+
+    starts_ranks: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def space(self) -> Space:
+        """What is searched where nothing is named."""
+
+    @abstractmethod
+    def settings(self, space: Space) -> dict[str, Any]:
+        """The options of a search of it, where nothing is named.
+
+        Raises:
+            BadInput: nothing reads one of the space's parameters.
+        """
+
+    def suited(self, sampler: Sampler) -> Objective:
+        """The objective as a sampler needs it."""
+        return self
+
+    @abstractmethod
+    def __call__(self, trial: Trial) -> float:
+        """Evaluate a trial."""
 
 
 def shared_answer(answer: Answer, number: int) -> Answer:

@@ -152,11 +152,11 @@ def _end_with_parent() -> None:
 
 def start_fork_server(*modules: str) -> None:
     """Start now what ranks are forked from, and let it import `modules` too; one that runs already stays as it is."""
-    if _context(*modules).get_start_method() == "forkserver":
+    if process_context(*modules).get_start_method() == "forkserver":
         forkserver.ensure_running()
 
 
-def _context(*modules: str) -> Any:
+def process_context(*modules: str) -> Any:
     """How ranks are started: by a fork server, which imports what they need once and forks before any thread exists."""
     if len(tempfile.gettempdir()) > LONGEST_SOCKET_FOLDER:
         return multiprocessing.get_context("spawn")
@@ -190,7 +190,7 @@ class LocalJob(Generic[T]):
         store: dist.TCPStore | None = None,
         hosts: Sequence[Host] | None = None,
     ) -> None:
-        context = _context()
+        context = process_context()
         self.store = store or dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         hosts = hosts or [Host()] * world_size
         # the fork server keeps those of its own start

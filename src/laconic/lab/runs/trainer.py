@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from laconic.exchange.collectives import all_gather, barrier
 from laconic.lab.records.record import Clock, Trial
 from laconic.lab.runs.monitor import Monitor, SentCounter
 from laconic.lab.runs.spec import PIPELINE, Prepared, TrialSpec
-from laconic.lab.runs.stopping import Stopping
+from laconic.lab.runs.stopping import Stopping, request_stop
 from laconic.lab.runs.strategies import make_trainee
 from laconic.lab.runs.timeline import StepTimeline
 from laconic.lab.runs.trainee import Times, Trainee
@@ -56,11 +56,27 @@ class Ended:
     trial: Trial | None = None
 
 
-class RankTraining(ABC):
-    """The state of one rank's training; how ranks divide the steps is a subclass's."""
+class Scored(NamedTuple):
+    """An evaluation before the last, as it is reported while the training goes on."""
 
-    def __init__(self, trial: TrialSpec, world: World) -> None:
-        self.trial, self.world = trial, world
+    step: int
+    seconds: float
+    accuracy: float | None
+    loss: float
+
+
+Report = Callable[[Scored], bool]  # answers whether the training is to stop
+
+
+class RankTraining(ABC):
+    """The state of one rank's training; how ranks divide the steps is a subclass's.
+
+    Args:
+        report: told of every evaluation but the last, on rank 0.
+    """
+
+    def __init__(self, trial: TrialSpec, world: World, report: Report | None = None) -> None:
+        self.trial, self.world, self.report = trial, world, report
         workload = trial.changes.of(trial.workload)
         self.folder = Path(trial.folder) if trial.folder is not None else None
         self._warm_up(workload)
@@ -149,13 +165,21 @@ class RankTraining(ABC):
         loss, accuracy = scores["loss"], scores.get("accuracy")
         self.evaluations.append(Evaluation(self.step, self.loading_s, accuracy, loss, task.reached(scores)))
         self.show(test_accuracy=accuracy, test_loss=loss)
+        if self.report is None or self.folder is None or self.step == self.prepared.total_steps:
+            return
+        if self.report(Scored(self.step, self._seconds, accuracy, loss)):
+            request_stop(self.folder)
+
+    @property
+    def _seconds(self) -> float:
+        """What the training has taken so far."""
+        return self.loading_s + sum(row.seconds for row in self.rows)
 
     def show(self, **scores: float | None) -> None:
         """Write a line of metrics: with test scores at once, otherwise a few a second."""
         if not scores and not self.monitor.is_due():
             return
-        seconds = self.loading_s + sum(row.seconds for row in self.rows)
-        self.monitor.show(self.step, seconds=seconds, **scores)
+        self.monitor.show(self.step, seconds=self._seconds, **scores)
 
     def ended(self) -> Ended:
         """The end of a whole training: what all ranks measured, as one trial, on rank 0."""

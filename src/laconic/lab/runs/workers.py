@@ -6,9 +6,13 @@ Callers: `train` and `compare`. Each trial has processes of its own, so that one
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,15 +27,22 @@ from laconic.lab.records.record import Configuration, LinkSetting
 from laconic.lab.runs.free import FreeTraining
 from laconic.lab.runs.spec import TrialSpec
 from laconic.lab.runs.stopping import request_stop
-from laconic.lab.runs.trainer import Ended, LockstepTraining, RankTraining, compute_repeatably
-from laconic.transports.launcher import LocalJob, start_fork_server
+from laconic.lab.runs.trainer import (
+    Ended,
+    LockstepTraining,
+    RankTraining,
+    Report,
+    Scored,
+    compute_repeatably,
+)
+from laconic.transports.launcher import LocalJob, process_context, start_fork_server
 from laconic.transports.profile import Profile
 from laconic.transports.world import World, init
 
 TIMEOUT_S = 1800.0  # how long ranks may wait for one that evaluates; a dead one is noticed at once all the same
 
 
-def run_rank(trial: TrialSpec) -> Ended:
+def run_rank(trial: TrialSpec, report: Report | None = None) -> Ended:
     """Train on this rank, from the beginning or a checkpoint, to the end or to a request to stop."""
     _listen(trial)
     compute_repeatably()
@@ -43,10 +54,15 @@ def run_rank(trial: TrialSpec) -> Ended:
             if world.world_size != trial.configuration.workers:
                 raise BadInput(f"the run has {trial.configuration.workers} workers, this job {world.world_size}")
             world.profile = _known_link(trial, world)
-            return _training(trial)(trial, world).run()
+            return _training(trial)(trial, world, report).run()
     finally:
         if own_group:
             dist.destroy_process_group()
+
+
+def _asked(reports: Connection, scored: Scored) -> bool:
+    reports.send(scored)
+    return bool(reports.recv())
 
 
 def _training(trial: TrialSpec) -> type[RankTraining]:
@@ -87,6 +103,30 @@ def _listen(trial: TrialSpec) -> None:
 
 T = TypeVar("T")
 LONGEST_S = 20 * 86400.0  # about the longest wait poll() takes; ranks notice by themselves when one is gone
+
+
+class _Relay(threading.Thread):
+    """Answers what rank 0 reports, until its end of the pipe is closed everywhere."""
+
+    def __init__(self, pipe: Connection, report: Report) -> None:
+        super().__init__(name="laconic-reports", daemon=True)
+        self._pipe, self._report = pipe, report
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._pipe.send(self._answer(self._pipe.recv()))
+
+    def _answer(self, scored: Scored) -> bool:
+        if self.error is not None:
+            return True
+        try:
+            return self._report(scored)
+        except Exception as error:
+            self.error = error
+            return True
 
 
 class Workers:
@@ -130,20 +170,38 @@ class Workers:
         """How bytes are counted: a host's interface tells one worker's bytes only when it serves one worker."""
         return "interface" if self.cluster is not None and 1 < workers == self.hosts else "exchange"
 
-    def run(self, trial: TrialSpec) -> Ended:
+    def run(self, trial: TrialSpec, report: Report | None = None) -> Ended:
         """Run a trial; returns what rank 0 returns.
+
+        Args:
+            report: called with every evaluation but the last, in a thread; True asks the ranks to stop. An error in it
+                does so, too, and is raised when they have.
 
         Raises:
             RankFailed: a rank raised or died; all others are then stopped.
         """
-        workers = trial.configuration.workers
         trial = self.told(trial)
+        if report is None or self.launched:
+            return self._run(trial, report)
+        ours, theirs = process_context().Pipe()
+        relay = _Relay(ours, report)
+        try:
+            ended = self._run(trial, partial(_asked, theirs))
+        finally:
+            theirs.close()
+            relay.join()
+        if relay.error is not None:
+            raise relay.error
+        return ended
+
+    def _run(self, trial: TrialSpec, report: Report | None) -> Ended:
+        workers = trial.configuration.workers
         if self.launched:
-            return run_rank(trial)
+            return run_rank(trial, report)
         if self.cluster is None or workers == 1:
-            job = LocalJob(workers, run_rank, (trial,))
+            job = LocalJob(workers, run_rank, (trial, report))
         else:
-            job = self.cluster.start(run_rank, (trial,), workers // self.hosts)
+            job = self.cluster.start(run_rank, (trial, report), workers // self.hosts)
         try:
             return job.results(LONGEST_S)[0]
         finally:

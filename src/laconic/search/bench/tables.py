@@ -14,10 +14,12 @@ from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
+import optuna
+from optuna.trial import TrialState
 
-from laconic.search.history import History, Seen
-from laconic.search.loop import next_proposal
-from laconic.search.methods import build
+from laconic.search.history import history_of, score_of
+from laconic.search.optimize import begin, end, propose
+from laconic.search.samplers import build
 from laconic.search.tables import TABLES, Table
 from laconic.statistics import mean_interval
 
@@ -28,14 +30,14 @@ SLOW = ("tpe", "gp")  # Optuna's: some milliseconds a point
 
 def on_table(table: Table, method: str, evaluations: int, seed: int) -> float:
     """The best of so many evaluations, asked for as a search does."""
-    chosen, history = build(method), History()
+    study = optuna.create_study(direction="maximize", sampler=build(method))
     for number in range(evaluations):
-        proposal = next_proposal(chosen, table.space, history, [seed, number])
+        proposal = propose(study, build(method), table.space, [seed, number])
         assert proposal is not None
-        history.put(Seen(number, proposal))
-        history.put(Seen(number, proposal, "done", table.value(proposal.point)))
-    best = history.best
-    return -math.inf if best is None or best.score is None else best.score
+        trial = begin(study, table.space, proposal, {})
+        end(study, trial.number, TrialState.COMPLETE, table.value(proposal.point))
+    best = history_of(study).best
+    return -math.inf if best is None else score_of(best)
 
 
 @cache

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from laconic.search.methods.base import need, register
-from laconic.search.methods.tpe import OptunaMethod
+from optuna.samplers import BaseSampler, GPSampler
+
+from laconic.search.samplers.base import need, register
+from laconic.search.samplers.tpe import OptunaSampler
 from laconic.search.space import Space
-
-if TYPE_CHECKING:
-    from optuna.samplers import BaseSampler
 
 
 @register("gp")
 @dataclass(frozen=True)
-class GaussianProcess(OptunaMethod):
+class GaussianProcess(OptunaSampler):
     """Try where a Gaussian process expects the most improvement; for some hundred trials at most.
 
     Source: Snoek, Larochelle, Adams, Practical Bayesian Optimization, NeurIPS 2012; `optuna.samplers.GPSampler`.
@@ -31,6 +30,4 @@ class GaussianProcess(OptunaMethod):
         need(self.start >= 1, f"gp starts with 1 trial or more, got {self.start}")
 
     def sampler(self, seed: int, space: Space) -> BaseSampler:
-        from optuna.samplers import GPSampler
-
         return GPSampler(seed=seed, n_startup_trials=self.start)

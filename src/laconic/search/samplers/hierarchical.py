@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from laconic.search.history import History, Proposal
-from laconic.search.methods.base import Chance, Method, need, need_choices, register
-from laconic.search.methods.evolution import tournament
-from laconic.search.space import Choice, Space
+from laconic.search.parameters import Choice
+from laconic.search.samplers.base import Chance, Sampler, need, need_choices, register
+from laconic.search.samplers.evolution import tournament
+from laconic.search.space import Space
 
 
 def hierarchy(operations: Sequence[str], motifs: Sequence[int] = (3, 1), nodes: Sequence[int] = (4, 4)) -> Space:
@@ -36,7 +37,7 @@ def hierarchy(operations: Sequence[str], motifs: Sequence[int] = (3, 1), nodes: 
 
 @register("hierarchical")
 @dataclass(frozen=True)
-class Hierarchical(Method):
+class Hierarchical(Sampler):
     """Tournaments among all trials; a change is of one level, then one of its motifs, then one of its edges.
 
     So all levels change as often, however many edges they have. Parameters whose names have no "/" are a level each.

@@ -1,25 +1,23 @@
-"""Tree-structured Parzen estimators, and how any sampler of Optuna becomes a method."""
+"""Tree-structured Parzen estimators, and how any sampler of Optuna's becomes one of ours."""
 
 from __future__ import annotations
 
-import weakref
+import warnings
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
+
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler, TPESampler
 
 from laconic.search.history import History, Proposal
-from laconic.search.methods.base import Chance, Method, need, register
+from laconic.search.parameters import Parameter, Value
+from laconic.search.samplers.base import Chance, Sampler, need, register
 from laconic.search.space import Space
 
-if TYPE_CHECKING:
-    from optuna.samplers import BaseSampler
 
-    from laconic.search.mirror import Mirror
-
-_MIRRORS: weakref.WeakKeyDictionary[History, Mirror] = weakref.WeakKeyDictionary()
-
-
-class OptunaMethod(Method):
+@dataclass(frozen=True)
+class OptunaSampler(Sampler):
     """A sampler of Optuna's, made anew for each trial: what it draws depends on history and chance alone."""
 
     @abstractmethod
@@ -27,24 +25,27 @@ class OptunaMethod(Method):
         """The sampler."""
 
     def propose(self, space: Space, history: History, chance: Chance) -> Proposal:
-        mirror = mirror_of(space, history)
-        return Proposal(mirror.ask(self.sampler(int(chance.integers(2**31)), space)))
+        assert history.asking is not None
+        study, trial = history.asking
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            sampler = self.sampler(int(chance.integers(2**31)), space)
+        together = sampler.sample_relative(study, trial, sampler.infer_relative_search_space(study, trial))
 
+        def choose(name: str, each: Parameter) -> Value:
+            if each.distribution.single():
+                return each.at(0.5)
+            if name not in together:
+                together[name] = sampler.sample_independent(study, trial, name, each.distribution)
+            value: Value = together[name]
+            return value
 
-def mirror_of(space: Space, history: History) -> Mirror:
-    """The study that follows a history, up to date."""
-    from laconic.search.mirror import Mirror
-
-    found = _MIRRORS.get(history)
-    if found is None:
-        found = _MIRRORS[history] = Mirror(space)
-    found.follow(history)
-    return found
+        return Proposal(space.build(choose))
 
 
 @register("tpe")
 @dataclass(frozen=True)
-class Tpe(OptunaMethod):
+class Tpe(OptunaSampler):
     """Draw from where good trials are dense and bad ones are not.
 
     Trials under way count as bad ones, so that parallel workers spread out (constant liar).
@@ -64,8 +65,6 @@ class Tpe(OptunaMethod):
         need(self.start >= 1, f"tpe starts with 1 trial or more, got {self.start}")
 
     def sampler(self, seed: int, space: Space) -> BaseSampler:
-        from optuna.samplers import TPESampler
-
         grouped = self.multivariate and bool(space.when)  # parameters that are there together are modelled together
         return TPESampler(
             seed=seed, n_startup_trials=self.start, multivariate=self.multivariate, group=grouped, constant_liar=True

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from laconic.search.history import History, Proposal, Seen, score_of
-from laconic.search.methods.base import Chance, Method, need, register
+from laconic.search.samplers.base import Chance, Sampler, need, register
 from laconic.search.space import Space
 
 
 @register("pbt")
 @dataclass(frozen=True)
-class PopulationBasedTraining(Method):
+class PopulationBasedTraining(Sampler):
     """A trial is one stretch of one member's training, begun with the weights that its parent left.
 
     After a stretch a member of the worst `share` takes weights and parameters of one of the best `share`, and moves the
@@ -44,10 +44,11 @@ class PopulationBasedTraining(Method):
 
     def propose(self, space: Space, history: History, chance: Chance) -> Proposal | None:
         lines: dict[int, list[Seen]] = {member: [] for member in range(self.population)}
-        for trial in history.trials.values():
+        members = [trial for trial in history.trials.values() if "member" in trial.proposal.notes]
+        for trial in members:
             lines[trial.proposal.notes["member"]].append(trial)
         done = {member: line[-1].proposal.notes["generation"] + 1 if line else 0 for member, line in lines.items()}
-        busy = {trial.proposal.notes["member"] for trial in history.running}
+        busy = {trial.proposal.notes["member"] for trial in members if trial.state == "running"}
         free = [member for member in lines if member not in busy]
         if not free:
             return None

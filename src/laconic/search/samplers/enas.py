@@ -9,13 +9,14 @@ from typing import ClassVar
 import numpy as np
 
 from laconic.search.history import History, Proposal, Seen
-from laconic.search.methods.base import Chance, Method, need, need_choices, register
-from laconic.search.space import Choice, Parameter, Space, Value
+from laconic.search.parameters import Choice, Parameter, Value
+from laconic.search.samplers.base import Chance, Sampler, need, need_choices, register
+from laconic.search.space import Space
 
 
 @register("enas")
 @dataclass(frozen=True)
-class Enas(Method):
+class Enas(Sampler):
     """Each trial trains a part of a shared network; a controller learns by REINFORCE which choices pay.
 
     A trial begins with the weights that the last one left. The controller has one weight for each value of each choice:
@@ -61,8 +62,9 @@ class Enas(Method):
         """The controller after all trials so far; what it had learned of this history before is kept."""
         kept = _CONTROLLERS.get(history)
         if kept is None or kept.method != self:
-            zeros = {name: np.zeros(each.count or 1) for name, each in space.parameters.items()}
-            kept = _CONTROLLERS[history] = _Controller(self, zeros)
+            kept = _CONTROLLERS[history] = _Controller(self, {})
+        for name, each in space.parameters.items():
+            kept.logits.setdefault(name, np.zeros(each.count or 1))
         for trial in history.ended[kept.seen :]:
             kept.learn(space, trial)
         return kept.logits

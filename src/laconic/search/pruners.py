@@ -1,143 +1,103 @@
-"""When a trial is stopped early: a rule that is named before the search.
+"""When a trial is stopped early: a pruner that is named before the search.
 
     none   median   halving(reduction=3)   hyperband   learning_curve
 
-Callers: the loop, at every report of a trial. Median, halving and hyperband are Optuna's pruners; the prediction of the
-curve is ours.
+Callers: the search, at every report of a trial. All are Optuna's pruners but `LearningCurvePruner`, which any study of
+Optuna's takes, too.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import binascii
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from laconic import specs
-from laconic.errors import BadInput
+from laconic.errors import BadInput, MissingExtra
 from laconic.registry import Registry
-from laconic.search.history import History, Seen
-from laconic.search.methods.tpe import mirror_of
-from laconic.search.space import Space
+from laconic.search.history import Seen, history_of, sign_of
 
-if TYPE_CHECKING:
-    from optuna.pruners import BasePruner
+try:
+    from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial
+except ImportError as error:
+    raise MissingExtra("optuna", "search") from error
 
-REGISTRY: Registry[type[Rule]] = Registry("rule of early stopping")
+REGISTRY: Registry[Callable[..., BasePruner]] = Registry("rule of early stopping")
 register = REGISTRY.register
 
 
-class Rule(ABC):
-    """A rule of early stopping."""
-
-    name: ClassVar[str]
-
-    @abstractmethod
-    def stops(self, trial: Seen, space: Space, history: History) -> bool:
-        """Whether a trial that has just reported should end here."""
-
-    def __str__(self) -> str:
-        return specs.spec_of(self)
-
-
-def build(spec: str | Rule) -> Rule:
-    """The rule that a spec names.
+def build(spec: str) -> BasePruner:
+    """The pruner that a spec names.
 
     Raises:
         UnknownName: no such rule; the valid ones are listed.
+        BadInput: arguments it does not take.
     """
-    return spec if isinstance(spec, Rule) else specs.build(REGISTRY, spec)
+    try:
+        return specs.build(REGISTRY, spec)
+    except ValueError as error:  # Optuna's own; ours say which rule they are about
+        raise error if isinstance(error, BadInput) else BadInput(f"{spec}: {error}") from error
 
 
 @register("none")
-@dataclass(frozen=True)
-class Never(Rule):
+def never() -> BasePruner:
     """Every trial runs to its end."""
-
-    def stops(self, trial: Seen, space: Space, history: History) -> bool:
-        return False
-
-
-class PrunerRule(Rule):
-    """A pruner of Optuna's."""
-
-    def __post_init__(self) -> None:
-        try:
-            self.pruner()
-        except ValueError as error:
-            raise BadInput(f"{self}: {error}") from error
-
-    @abstractmethod
-    def pruner(self) -> BasePruner:
-        """The pruner."""
-
-    def stops(self, trial: Seen, space: Space, history: History) -> bool:
-        mirror = mirror_of(space, history)
-        return bool(self.pruner().prune(mirror.study, mirror.trial(trial.number)))
+    return NopPruner()
 
 
 @register("median")
-@dataclass(frozen=True)
-class MedianRule(PrunerRule):
+def median(start: int = 5, warm_up: int = 0) -> BasePruner:
     """Stop what is worse than the median of the trials before it at the same step.
 
-    Attributes:
+    Args:
         start: trials that run to their end first.
         warm_up: steps that no trial is judged at.
     """
-
-    start: int = 5
-    warm_up: int = 0
-
-    def pruner(self) -> BasePruner:
-        from optuna.pruners import MedianPruner
-
-        return MedianPruner(self.start, self.warm_up)
+    return MedianPruner(start, warm_up)
 
 
 @register("halving")
-@dataclass(frozen=True)
-class Halving(PrunerRule):
+def halving(reduction: int = 4, least: int = 1) -> BasePruner:
     """Asynchronous successive halving: one in `reduction` goes on at each rung.
 
     Source: Li et al., A System for Massively Parallel Hyperparameter Tuning, MLSys 2020.
     """
-
-    reduction: int = 4
-    least: int = 1
-
-    def pruner(self) -> BasePruner:
-        from optuna.pruners import SuccessiveHalvingPruner
-
-        return SuccessiveHalvingPruner(min_resource=self.least, reduction_factor=self.reduction)
+    return SuccessiveHalvingPruner(min_resource=least, reduction_factor=reduction)
 
 
 @register("hyperband")
-@dataclass(frozen=True)
-class Hyperband(PrunerRule):
+def hyperband(most: int = 100, reduction: int = 3, least: int = 1) -> BasePruner:
     """Several successive halvings side by side, from hasty to patient.
 
     Source: Li et al., Hyperband, JMLR 18, 2018.
     """
+    if reduction < 2 or not 1 <= least <= most:  # Optuna looks at its numbers when it first prunes
+        given = f"hyperband({most}, reduction={reduction}, least={least})"
+        raise BadInput(f"hyperband needs reduction ≥ 2 and 1 ≤ least ≤ most, got {given}")
+    return _NumberedHyperband(min_resource=least, max_resource=most, reduction_factor=reduction)
 
-    most: int = 100
-    reduction: int = 3
-    least: int = 1
 
-    def __post_init__(self) -> None:  # Optuna looks at its numbers when it first prunes
-        if self.reduction < 2 or not 1 <= self.least <= self.most:
-            raise BadInput(f"hyperband needs reduction ≥ 2 and 1 ≤ least ≤ most, got {self}")
+class _NumberedHyperband(HyperbandPruner):
+    """Divides trials among brackets by their number alone; Optuna's takes the study's name, too, which is drawn."""
 
-    def pruner(self) -> BasePruner:
-        from optuna.pruners import HyperbandPruner
-
-        return HyperbandPruner(min_resource=self.least, max_resource=self.most, reduction_factor=self.reduction)
+    def _get_bracket_id(self, study: Study, trial: FrozenTrial) -> int:
+        if not self._pruners or self._n_brackets is None:
+            return 0
+        left = binascii.crc32(f"laconic_{trial.number}".encode()) % self._total_trial_allocation_budget
+        for bracket, budget in enumerate(self._trial_allocation_budgets):
+            left -= budget
+            if left < 0:
+                return bracket
+        return 0
 
 
 @register("learning_curve")
 @dataclass(frozen=True)
-class LearningCurve(Rule):
+class LearningCurvePruner(BasePruner):
     """Stop when the curve's prediction at its end is hardly ever as good as the best trial.
 
     The curve s(t) = a − b·t^(−c) is fitted by least squares for each of a fixed set of c; fits weigh by their residuals
@@ -160,11 +120,11 @@ class LearningCurve(Rule):
         if self.end < 1 or not 0 < self.chance < 1 or self.start < 3:
             raise BadInput(f"learning_curve needs end ≥ 1, chance between 0 and 1 and start ≥ 3, got {self}")
 
-    def stops(self, trial: Seen, space: Space, history: History) -> bool:
-        best = history.best
-        if best is None or best.score is None or len(trial.reports) < self.start:
+    def prune(self, study: Study, trial: FrozenTrial) -> bool:
+        best, seen = history_of(study).best, Seen.of(trial, sign_of(study))
+        if best is None or best.score is None or len(seen.reports) < self.start:
             return False
-        steps, scores = np.array(list(trial.reports)) + 1.0, np.array(list(trial.reports.values()))
+        steps, scores = np.array(list(seen.reports)) + 1.0, np.array(list(seen.reports.values()))
         if scores.max() >= best.score:
             return False
         return predicted_chance(steps, scores, self.end + 1.0, best.score) < self.chance

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from laconic.search.history import History, Proposal, score_of
-from laconic.search.methods.base import Chance, Method, need, register
-from laconic.search.methods.evolution import tournament
-from laconic.search.space import Parameter, Space, Value
+from laconic.search.parameters import Parameter, Value
+from laconic.search.samplers.base import Chance, Sampler, need, register
+from laconic.search.samplers.evolution import tournament
+from laconic.search.space import Space
 
 
 @register("genetic")
 @dataclass(frozen=True)
-class Genetic(Method):
+class Genetic(Sampler):
     """A child takes each parameter from one of two parents, and some of them are then moved.
 
     Parents win tournaments of two among the best `population` trials.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from laconic.search.history import History, Proposal
-from laconic.search.methods.base import Chance, Method, need, register
+from laconic.search.samplers.base import Chance, Sampler, need, register
 from laconic.search.space import Space
 
 MOST = 21201  # dimensions that SciPy has direction numbers for
@@ -14,7 +14,7 @@ MOST = 21201  # dimensions that SciPy has direction numbers for
 
 @register("sobol")
 @dataclass(frozen=True)
-class Sobol(Method):
+class Sobol(Sampler):
     """The n-th trial is the n-th point of one scrambled sequence.
 
     Source: Sobol, USSR Comput. Math. Math. Phys. 7(4), 1967; scrambling by Owen.

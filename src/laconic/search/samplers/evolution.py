@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from laconic.search.history import History, Proposal, Seen, score_of
-from laconic.search.methods.base import Chance, Method, need, register
+from laconic.search.samplers.base import Chance, Sampler, need, register
 from laconic.search.space import Space
 
 
 @register("evolution")
 @dataclass(frozen=True)
-class Evolution(Method):
+class Evolution(Sampler):
     """The best of a few of the last `population` trials, with one parameter changed.
 
     Without ageing the population is the best `population` of all trials instead. On NAS-Bench-201 that found the

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from laconic.search.history import History, Proposal
-from laconic.search.methods.base import Chance, Method, register
+from laconic.search.samplers.base import Chance, Sampler, register
 from laconic.search.space import Space
 
 
 @register("random")
 @dataclass(frozen=True)
-class Random(Method):
+class Random(Sampler):
     """Points by chance, each as likely.
 
     Source: Bergstra, Bengio, Random Search for Hyper-Parameter Optimization, JMLR 13, 2012.

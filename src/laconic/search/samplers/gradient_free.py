@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from laconic.search.history import History, Proposal, score_of
-from laconic.search.methods.base import Chance, Method, need, register
+from laconic.search.samplers.base import Chance, Sampler, need, register
 from laconic.search.space import Space
 
 
 @register("gradient_free")
 @dataclass(frozen=True)
-class GradientFree(Method):
+class GradientFree(Sampler):
     """A trial adds noise to the weights of one of the best `elite` trials, and only evaluates.
 
     The objective draws the noise from `trial.seed`, and how strong it is can be a parameter of the space: with chance

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from laconic.search.history import History, Proposal
-from laconic.search.methods.base import Chance, Method, need, register
+from laconic.search.samplers.base import Chance, Sampler, need, register
 from laconic.search.space import Space
 
 
 @register("grid")
 @dataclass(frozen=True)
-class Grid(Method):
+class Grid(Sampler):
     """All points of the space, continuous parameters at `levels` values; ends when they are tried."""
 
     levels: int = 5

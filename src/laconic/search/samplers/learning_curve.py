@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from laconic.search.history import History, Proposal
-from laconic.search.methods.base import Chance, Method, build, need, register
+from laconic.search.samplers.base import Chance, Sampler, build, need, register
 from laconic.search.space import Space
 
 
 @register("learning_curve")
 @dataclass(frozen=True)
-class LearningCurve(Method):
-    """Points of another method, with the rule `learning_curve(end)`: see `rules.py`.
+class LearningCurve(Sampler):
+    """Points of another method, with the pruner `learning_curve(end)`: see `pruners.py`.
 
     Source: Domhan, Springenberg, Hutter, IJCAI 2015.
 
@@ -32,7 +32,7 @@ class LearningCurve(Method):
              f"learning_curve takes its points from a method whose trials stand alone, such as tpe, got {self.points}")
 
     @property
-    def rule(self) -> str:  # type: ignore[override]
+    def rule(self) -> str:
         return f"learning_curve({self.end}, {self.chance})"
 
     def check(self, space: Space) -> None:
