@@ -10,11 +10,15 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from matplotlib.patches import Patch
+
+from laconic.lab.report.canvas import Canvas, Size
+
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
-WIDTH, LEFT, RIGHT, TOP, ROW, GAP = 760, 236, 216, 54, 20, 40
-FLOOR, PEER, OURS = "#777777", "#E69F00", "#0072B2"  # Okabe and Ito's, told apart by most eyes
-LEGEND = "grey: no communication; orange: torch's DDP and its hooks; blue: Laconic. Loss after the same steps."
+SIZE = Size("wide", 760, 0, 13)
+LEFT, RIGHT, ROW, GAP = 236.0, 216.0, 20.0, 44.0
+COLOURS = {"no communication": "wait", "torch's DDP and its hooks": "encode", "Laconic": "s1"}
 
 
 class Bar(NamedTuple):
@@ -24,32 +28,37 @@ class Bar(NamedTuple):
     seconds: float
     loss: float | None
 
+    @property
+    def whose(self) -> str:
+        """Its entry of the legend."""
+        if self.loss is None:
+            return "no communication"
+        return "torch's DDP and its hooks" if self.name.startswith("ddp") else "Laconic"
+
 
 def draw(groups: dict[str, list[Bar]], title: str, target: Path) -> None:
     """Bars in groups, one a link; each group has its own scale and a bar called "ddp"."""
-    parts, top = [], TOP
+    canvas = Canvas(SIZE, title)
+    height = sum(ROW * len(bars) + GAP for bars in groups.values())
+    top = canvas.legend([(Patch(color=canvas.colour(colour)), name) for name, colour in COLOURS.items()])
+    canvas.resize(top + 24 + height)
+    canvas.write(0, top + 18, f"{title}; loss after the same steps", "axis-title")
+    top += 24 + GAP
     for name, bars in groups.items():
-        longest, ddp = max(bar.seconds for bar in bars), next(bar.seconds for bar in bars if bar.name == "ddp")
-        parts.append(f'<text x="{LEFT}" y="{top - 8}" font-weight="bold">{name}</text>')
-        for bar in bars:
-            width = bar.seconds / longest * (WIDTH - LEFT - RIGHT)
-            colour = FLOOR if bar.loss is None else PEER if bar.name.startswith("ddp") else OURS
-            ratio = "" if bar.loss is None else f"{ddp / bar.seconds:.2g} × ddp, loss {bar.loss:.2f}"
-            parts.append(
-                f'<text x="{LEFT - 8}" y="{top + 13}" text-anchor="end">{bar.name}</text>'
-                f'<rect x="{LEFT}" y="{top + 2}" width="{width:.1f}" height="{ROW - 5}" fill="{colour}"/>'
-                f'<text x="{LEFT + width + 6:.1f}" y="{top + 13}">{1e3 * bar.seconds:.0f} ms  {ratio}</text>'
-            )
-            top += ROW
-        top += GAP
-    height = top - GAP + 34
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'font-family="sans-serif" font-size="12"><rect width="{WIDTH}" height="{height}" fill="white"/>'
-        f'<text x="12" y="20" font-size="14">{title}</text>'
-    )
-    foot = f'<text x="12" y="{height - 10}">{LEGEND}</text></svg>'
-    target.write_text("\n".join([head, *parts, foot]) + "\n")
+        canvas.write(LEFT, top - 8, name, "strong")
+        axes = canvas.axes(LEFT, top, SIZE.width - RIGHT, top + ROW * len(bars))
+        axes.set(xlim=(0, max(bar.seconds for bar in bars)), ylim=(ROW * len(bars), 0))
+        axes.set_axis_off()
+        ddp = next(bar.seconds for bar in bars if bar.name == "ddp")
+        for number, bar in enumerate(bars):
+            y, colour = ROW * number + 9.5, canvas.colour(COLOURS[bar.whose])
+            axes.barh(y, bar.seconds, ROW - 5, color=colour)
+            told = "" if bar.loss is None else f" · {ddp / bar.seconds:.2g} × ddp, loss {bar.loss:.2f}"
+            end = LEFT + (SIZE.width - LEFT - RIGHT) * bar.seconds / axes.get_xlim()[1]
+            canvas.write(LEFT - 8, top + y + 4, bar.name, "ink", ha="right")
+            canvas.write(end + 6, top + y + 4, f"{1e3 * bar.seconds:.0f} ms{told}", "ink")
+        top += ROW * len(bars) + GAP
+    target.write_text(canvas.alone())
     print(f"wrote {target.relative_to(ROOT)}")
 
 

@@ -8,32 +8,30 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from laconic.lab.report.canvas import Canvas, Size
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "benchmarks" / "results" / "operators-ladder.json"
 TARGET = ROOT / "docs" / "operators.svg"
-WIDTH, LEFT, RIGHT, TOP, ROW = 720, 130, 130, 44, 26
+TITLE = "64 → 64 channels, 56×56, 3×3, one thread: 10⁹ operations of the definition a second"
+LEFT, RIGHT, TOP, ROW = 130.0, 130.0, 34.0, 26.0
 
 
 def main() -> None:
     rungs = json.loads(SOURCE.read_text())["ladder"]
-    most = max(rung["gflops"] for rung in rungs)
-    height = TOP + ROW * len(rungs) + 16
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
-        'font-size="12">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="{LEFT}" y="20" font-size="14">64 → 64 channels, 56×56, 3×3, one thread: 10⁹ operations of the '
-        "definition a second</text>",
-    ]
-    for i, rung in enumerate(rungs):
-        y, length = TOP + ROW * i, (WIDTH - LEFT - RIGHT) * rung["gflops"] / most
-        colour = "#777777" if rung["name"] == "torch" else "#0072B2"
-        parts += [
-            f'<text x="{LEFT - 8}" y="{y + 13}" text-anchor="end">{rung["name"]}</text>',
-            f'<rect x="{LEFT}" y="{y}" width="{length:.1f}" height="18" fill="{colour}"/>',
-            f'<text x="{LEFT + length + 6:.1f}" y="{y + 13}">{rung["gflops"]:.0f}, {rung["speedup"]:.2f}× torch</text>',
-        ]
-    TARGET.write_text("\n".join([*parts, "</svg>"]) + "\n")
+    height = ROW * len(rungs)
+    size = Size("wide", 720, int(TOP + height), 13)
+    canvas = Canvas(size, TITLE)
+    canvas.write(0, 16, TITLE, "axis-title")
+    axes = canvas.axes(LEFT, TOP, size.width - RIGHT, TOP + height)
+    axes.set(xlim=(0, max(rung["gflops"] for rung in rungs)), ylim=(height, 0))
+    axes.set_axis_off()
+    for number, rung in enumerate(rungs):
+        y, end = ROW * number + 9, (size.width - LEFT - RIGHT) * rung["gflops"] / axes.get_xlim()[1]
+        axes.barh(y, rung["gflops"], 18, color=canvas.colour("wait" if rung["name"] == "torch" else "s1"))
+        canvas.write(LEFT - 8, TOP + y + 4, rung["name"], "ink", ha="right")
+        canvas.write(LEFT + end + 6, TOP + y + 4, f"{rung['gflops']:.0f}, {rung['speedup']:.2f}× torch", "ink")
+    TARGET.write_text(canvas.alone())
 
 
 if __name__ == "__main__":

@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 from laconic.lab.bench.divide_pipeline import spans
-from laconic.lab.report.charts import WIDE
-from laconic.lab.report.export import alone
-from laconic.lab.report.lanes import lanes
+from laconic.lab.report.bars import lanes, timed
+from laconic.lab.report.canvas import WIDE
 
 ROOT = Path(__file__).parents[1]
 
@@ -16,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 def main() -> None:
     record = json.loads((ROOT / "benchmarks/results/divide-pipeline-100mbit.json").read_text())
     row = next(row for row in record["results"] if row["config"] == "pipeline async")
-    drawn = lanes(spans(row), WIDE, title="A step of a pipeline in two stages at 100 Mbit/s")
-    (ROOT / "docs/pipeline.svg").write_text(alone(drawn)[0])
+    drawn = lanes(timed(spans(row)), WIDE, title="A step of a pipeline in two stages at 100 Mbit/s")
+    (ROOT / "docs/pipeline.svg").write_text(drawn.alone())
 
 
 if __name__ == "__main__":

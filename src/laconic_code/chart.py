@@ -10,13 +10,13 @@ Source: van der Maaten, Hinton, Visualizing Data using t-SNE, JMLR 2008.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from html import escape as escaped
 from typing import Any
 
 import numpy as np
 
 from laconic.errors import BadInput
-from laconic.lab.report.page import document
-from laconic.lab.report.words import text as escaped
+from laconic.lab.report.pages import document
 from laconic_code.embedding import UNKNOWN, Embedding, normalised
 from laconic_code.statements import operation
 

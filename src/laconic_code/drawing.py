@@ -6,9 +6,10 @@ top to bottom; a loop is an arc upwards. Kinds of edges differ in side and dash 
 
 from __future__ import annotations
 
+from html import escape as escaped
+
 from laconic.errors import BadInput
 from laconic.lab.report.style import colours
-from laconic.lab.report.words import text as escaped
 from laconic_code.graph import CONTROL, DATA, KINDS, FlowGraph
 
 _LINE, _TOP, _MARGIN, _LETTER = 18, 44, 190, 6.7

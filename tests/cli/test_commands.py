@@ -197,7 +197,7 @@ def test_lists_and_wrong_names_wait_for_no_import(
 ) -> None:
     monkeypatch.setenv("LACONIC_CACHE", str(tmp_path))
     listed()  # made once; what is asked for below is another process
-    heavy = "[name for name in ('torch', 'numba', 'numpy', 'plotly') if name in sys.modules]"
+    heavy = "[name for name in ('torch', 'numba', 'numpy', 'matplotlib') if name in sys.modules]"
     program = f"import atexit, sys; atexit.register(lambda: print('loaded', {heavy})); import laconic.cli as cli"
     program += f"; cli.main({words})"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

@@ -396,6 +396,17 @@ def test_the_command_and_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.count("Krizhevsky") == 3
 
 
+@pytest.mark.parametrize("model", ["vgg16", "alexnet"])
+def test_every_timeline_ends_with_its_step(model: str, tmp_path: Path) -> None:
+    """What the ranks of a replica send each other is on it, too: half of a step of vgg16 with divided dense layers."""
+    found = plan(model, Asked(16, "1gbit,50us", device="v100"), tmp_path)
+    assert {each.strategy.kind for each in found.candidates} >= {"data", "tensor", "pipeline", "hybrid"}
+    for each in [*found.candidates, found.one]:
+        assert max(bar.end_s for bar in each.timeline if bar.lane == "compute") == pytest.approx(each.seconds)
+        assert min(bar.begin_s for bar in each.timeline) == 0.0
+        assert all(bar.begin_s <= bar.end_s for bar in each.timeline)
+
+
 def test_a_growing_batch_in_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     planned = plan("digits-mlp", Asked(2, "100gbit,1us", device="xeon-core"), tmp_path)
     assert planned.ddp is not None

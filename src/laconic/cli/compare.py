@@ -18,9 +18,8 @@ from laconic.errors import BadInput
 from laconic.lab.clusters.cluster import Cluster
 from laconic.lab.lint import counts, failures
 from laconic.lab.records.record import Record
-from laconic.lab.records.summary import Row, results, summarise
+from laconic.lab.records.summary import Row, main_claim, results, summarise
 from laconic.lab.report import FILE, words
-from laconic.lab.report.tables import main_claim
 from laconic.lab.runs.compare import compare as run
 from laconic.lab.runs.compare import resume as go_on
 from laconic.lab.runs.progress import say

@@ -14,7 +14,7 @@ from laconic.lab.lint import counts
 from laconic.lab.lint import lint as check
 from laconic.lab.records.record import Record
 from laconic.lab.report import FILE, write_report
-from laconic.lab.report.export import find_browser, write_csv, write_png, write_svg, write_tensorboard
+from laconic.lab.report.export import write_csv, write_png, write_svg, write_tensorboard
 
 
 def lint(
@@ -38,7 +38,10 @@ def report(
     run: Annotated[Path, typer.Argument(help="A run's folder, runs/<id>, or its run.json.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="A folder; default: the run's own.")] = None,
     csv: Annotated[bool, typer.Option("--csv", help="Also write the tables as CSV.")] = False,
-    png: Annotated[bool, typer.Option("--png", help="Also draw the charts as PNG (SVG without Chromium).")] = False,
+    png: Annotated[bool, typer.Option("--png", help="Also draw the charts as PNG.")] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="Also draw the charts as SVG, light or dark as the reader is.")] = (
+        False
+    ),
     tensorboard: Annotated[Path | None, typer.Option(help="Also write the metrics for TensorBoard, here.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the paths as JSON.")] = False,
 ) -> None:
@@ -51,12 +54,11 @@ def report(
     if csv:
         files += write_csv(record, folder)
     if png:
-        browser = find_browser()
-        files += write_svg(record, folder) if browser is None else write_png(record, folder, browser)
-        if browser is None:
-            note = "no Chromium was found to draw PNG (name one by LACONIC_CHROMIUM), so the charts are written as SVG"
+        files += write_png(record, folder)
+    if svg:
+        files += write_svg(record, folder)
     if tensorboard is not None:
-        note = f"{write_tensorboard(source, tensorboard)} scalars are in {tensorboard}" + (f"; {note}" if note else "")
+        note = f"{write_tensorboard(source, tensorboard)} scalars are in {tensorboard}"
     if json:
         typer.echo(json_module.dumps({"report": str(files[0]), "files": [str(file) for file in files], "note": note}))
         return

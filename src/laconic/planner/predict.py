@@ -181,7 +181,15 @@ def predict(setting: Setting, strategy: Strategy) -> Prediction:
     )  # fmt: skip
     known = setting.calibrations.get(door(strategy), Calibration())
     seconds = found.calibrated(known)
-    return replace(found, seconds=seconds, low=known.low * seconds, high=known.high * seconds)
+    return replace(found, seconds=seconds, low=known.low * seconds, high=known.high * seconds,
+                   timeline=_ending_at(seconds, agreed.timeline))  # fmt: skip
+
+
+def _ending_at(seconds: float, bars: Sequence[Bar]) -> tuple[Bar, ...]:
+    """The timeline on the step's calibrated clock: computing ends with the step; the link may go on under the next."""
+    end = max(bar.end_s for bar in bars if bar.lane == "compute")
+    factor = seconds / end if end else 1.0
+    return tuple(replace(bar, begin_s=factor * bar.begin_s, end_s=factor * bar.end_s) for bar in bars)
 
 
 def door(strategy: Strategy) -> str:
@@ -335,9 +343,11 @@ def _agreement(setting: Setting, strategy: Strategy, replica: Replica, slow: flo
     """The exchange of all buckets, one after the other, from when backward has made them."""
     forward = sum(layer.forward_s for layer in replica.layers)
     backward = sum(layer.backward_s for layer in replica.layers)
-    bars = [Bar("compute", "forward", 0.0, forward), Bar("compute", "backward", forward, forward + backward)]
+    between = replica.exposed_s  # what the replica's own ranks send each other, drawn as if between the two passes
+    computed = max(forward + backward, replica.compute_s - replica.optimizer_s)
+    bars = _passes(forward, backward, between, computed)
     if strategy.data < 2:
-        bars.append(Bar("compute", "optimiser", forward + backward, replica.compute_s))
+        bars.append(Bar("compute", "optimiser", computed + between, replica.compute_s + between))
         return _Agreed(0.0, 0.0, 0.0, 0.0, 0, tuple(bars))
     held = 1 / strategy.tensor  # of the layers that the rank has
     processor = wire = sent = free = 0.0
@@ -350,18 +360,30 @@ def _agreement(setting: Setting, strategy: Strategy, replica: Replica, slow: flo
         processor, wire = processor + work, wire + found.wire_s
         sent, count = sent + nbytes, count + number
         arrivals[bucket.first] = free
-        bars.append(Bar("link", f"{bucket.numel:,} values by {found.form}", begin, free))
+        bars.append(Bar("link", f"{bucket.numel:,} values by {found.form}", begin + between, free + between))
     every = _period(strategy.consistency)
-    done = max(forward + backward, replica.compute_s - replica.optimizer_s) + processor * setting.shares_core
+    done = computed + processor * setting.shares_core
     if strategy.consistency != "sync":
         exposed = wire / every if every > 1 else max(0.0, wire - done)
     elif strategy.overlap == "step":
         exposed = _late(replica.layers, arrivals, done)
     else:
         exposed = max(0.0, free - done) if strategy.overlap == "backward" else wire
-    bars.append(Bar("compute", "optimiser", done + exposed, done + exposed + replica.optimizer_s))
+    late = done + exposed + between
+    bars.append(Bar("compute", "optimiser", late, late + replica.optimizer_s))
     counted = processor if setting.shares_core else 0.0
     return _Agreed(counted / every, exposed, wire / every, sent / every, count / every, tuple(bars))
+
+
+def _passes(forward: float, backward: float, between: float, computed: float) -> list[Bar]:
+    """Both passes of a replica, what its ranks send each other, and the wait for other stages."""
+    ends = forward + between, forward + between + backward
+    bars = [Bar("compute", "forward", 0.0, forward), Bar("compute", "backward", *ends)]
+    if between:
+        bars.append(Bar("link", "activations and their gradients", forward, forward + between))
+    if computed > forward + backward:
+        bars.append(Bar("compute", "wait for other stages", ends[1], computed + between))
+    return bars
 
 
 def _late(layers: Sequence[LayerTime], arrivals: Sequence[float], now: float) -> float:

@@ -85,10 +85,10 @@ def replacing(path: str | os.PathLike[str], prefix: str | None = None) -> Iterat
         raise
 
 
-def replace(path: str | os.PathLike[str], text: str) -> Path:
-    """Write `text` to `path`, as `replacing` does; returns the path."""
+def replace(path: str | os.PathLike[str], content: str | bytes) -> Path:
+    """Write `content` to `path`, as `replacing` does; returns the path."""
     with replacing(path) as file, writing(path):
-        file.write(text.encode())
+        file.write(content.encode() if isinstance(content, str) else content)
     return Path(path)
 
 

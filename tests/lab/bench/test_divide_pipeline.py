@@ -6,8 +6,8 @@ import pytest
 
 from laconic.errors import BadInput
 from laconic.lab.bench.divide_pipeline import Computing, PipelineSpec, measure, pays_below_bps, spans
-from laconic.lab.report.charts import WIDE
-from laconic.lab.report.lanes import lanes
+from laconic.lab.report.bars import lanes, timed
+from laconic.lab.report.canvas import WIDE
 
 
 @pytest.mark.processes
@@ -19,7 +19,7 @@ def test_rows_beside_torch_on_loopback() -> None:
     assert exact["sent_nbytes"] == exact["predicted_nbytes"] == 4 * 4 * 32 * 4
     assert coded["sent_nbytes"] == coded["predicted_nbytes"]
     assert min(exact["bound_seconds"], exact["step_seconds"], record["pays_below_bps"]) > 0
-    picture = lanes(spans(exact), WIDE, title="a step")
+    picture = lanes(timed(spans(exact)), WIDE, title="a step").svg()
     assert all(f"stage {stage}, {way}" in picture for stage in (0, 1) for way in ("forward", "backward"))
 
 

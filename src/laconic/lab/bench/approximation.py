@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +18,9 @@ from laconic import codecs
 from laconic.errors import BadInput
 from laconic.lab.bench.codec_speed import mean_errors
 from laconic.lab.environment import environment
+
+if TYPE_CHECKING:
+    from laconic.lab.report.canvas import Canvas, Size
 
 PAPER_SAMPLES = 25_000_000
 CAUTION = (
@@ -109,51 +112,53 @@ def run(
 
 
 def write_plot(record: dict[str, Any], path: Path) -> None:
-    """Write the record of `run` as a self-contained HTML page: both errors, ours beside the paper's.
+    """Write the record of `run` as an HTML page that opens offline: both errors, ours beside the paper's.
 
     Raises:
         BadInput: the file cannot be written.
     """
-    from plotly import graph_objects
-    from plotly.subplots import make_subplots
+    from laconic.lab.report.canvas import NARROW, WIDE  # matplotlib
+    from laconic.lab.report.pages import document
 
-    titles = ("Mean relative error, %", "Mean absolute error (log scale)")
-    figure = make_subplots(rows=2, cols=1, subplot_titles=titles, vertical_spacing=0.16)
-    rows = record["results"]
-    whole = [row for row in rows if row["normalisation"] == "paper"]
-    default = [row for row in rows if row["normalisation"] == "default"]
-    series = (
-        ("paper", whole, "paper_mean_", "#9aa5b1"),
-        ("Laconic, scaled as in the paper", whole, "mean_", "#1f6feb"),
-        ("Laconic, default (a scale per block)", default, "mean_", "#2da44e"),
-    )
-    for label, chosen, prefix, colour in series:
-        axis = [[row["distribution"] for row in chosen], [row["type"] for row in chosen]]
-        for position, (error, factor) in enumerate((("rel_error", 100.0), ("abs_error", 1.0)), start=1):
-            bar = graph_objects.Bar(
-                name=label,
-                x=axis,
-                y=[factor * row[f"{prefix}{error}"] for row in chosen],
-                marker_color=colour,
-                legendgroup=label,
-                showlegend=position == 1,
-            )
-            figure.add_trace(bar, row=position, col=1)
+    titles = {"rel_error": "Mean relative error, %", "abs_error": "Mean absolute error (logarithmic)"}
+    drawn = {
+        title: "".join(_bars(record, error, title, size).svg() for size in (WIDE, NARROW))
+        for error, title in titles.items()
+    }
+    sections = [(title.split()[1], title, f"<figure>{svg}</figure>") for title, svg in drawn.items()]
     samples = record["configuration"]["samples"]
-    figure.update_layout(
-        title=f"8-bit approximations: {samples:,} samples per distribution, beside Table 1 of arXiv:1511.04561",
-        barmode="group",
-        template="plotly_white",
-        height=900,
-        legend={"orientation": "h", "y": 1.07},
-        margin={"b": 110, "t": 150},
-    )
-    figure.update_yaxes(type="log", row=2, col=1)
-    figure.add_annotation(
-        text=record["caution"].replace(", so", ",<br>so"), xref="paper", yref="paper", x=0, y=-0.14, showarrow=False,
-        align="left", font={"size": 12, "color": "#57606a"},
-    )  # fmt: skip
+    page = document("8-bit approximations beside Table 1 of arXiv:1511.04561", "codecs",
+                    f"<p class='meta'>{samples:,} samples per distribution</p>", sections,
+                    f"<footer><p>{record['caution']}</p></footer>")  # fmt: skip
     try:
-        figure.write_html(path, include_plotlyjs=True)
+        path.write_text(page, encoding="utf-8")
     except OSError as error:
         raise BadInput(f"cannot write the plot to {path}: {error.strerror}") from error
+
+
+def _bars(record: dict[str, Any], error: str, title: str, size: Size) -> Canvas:
+    """A group of bars for each distribution and type: the paper's, ours scaled as there, ours."""
+    from matplotlib.patches import Patch
+
+    from laconic.lab.report.canvas import Canvas
+
+    whole = [row for row in record["results"] if row["normalisation"] == "paper"]
+    default = [row for row in record["results"] if row["normalisation"] == "default"]
+    series = (("paper", whole, "paper_mean_", 0), ("Laconic, scaled as in the paper", whole, "mean_", 1),
+              ("Laconic, default (a scale per block)", default, "mean_", 3))  # fmt: skip
+    canvas = Canvas(size, title)
+    top = canvas.legend([(Patch(color=canvas.series_colour(style)), label) for label, _, _, style in series])
+    canvas.resize(top + 28.0 * len(whole) + 30)
+    axes = canvas.axes(130, top, size.width - 18, canvas.height - 24)
+    axes.set(ylim=(len(whole) - 0.4, -0.6), xscale="log" if error == "abs_error" else "linear")
+    factor = 100.0 if error == "rel_error" else 1.0
+    for place, (label, rows, prefix, style) in enumerate(series):
+        values = [factor * row[f"{prefix}{error}"] for row in rows]
+        heights = [number + 0.26 * (place - 1) for number in range(len(rows))]
+        for bar, row, value in zip(axes.barh(heights, values, 0.24, color=canvas.series_colour(style)), rows, values,
+                                   strict=True):  # fmt: skip
+            canvas.tip(bar, "bar", f"{label}, {row['distribution']}, {row['type']}: {value:.3g}")
+    canvas.ticks(axes.yaxis, range(len(whole)), [f"{row['distribution']} {row['type']}" for row in whole], grid=False)
+    places = [place for place in axes.get_xticks() if axes.get_xlim()[0] <= place <= axes.get_xlim()[1]]
+    canvas.ticks(axes.xaxis, places, [f"{place:g}" for place in places])
+    return canvas

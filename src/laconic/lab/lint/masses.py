@@ -12,15 +12,14 @@ import re
 from laconic import statistics
 from laconic.lab.lint.rules import Outcome, ended, failed, named, pairs, passed, percent, rule, spoken, unknown
 from laconic.lab.records.record import DOORS, Record, Trial
-from laconic.lab.records.summary import COSTS, accuracy
+from laconic.lab.records.summary import COSTS, accuracy, quality_lost
 
-LOST = 0.02  # a quicker configuration may be worse by this share of the baseline's accuracy, or loss, not more
 _OPERATIONS = re.compile(r"flop|\bops\b|operations", re.IGNORECASE)
 
 
 @rule("masses-1", "Accuracy stands beside every speed-up")
 def accuracy_with_speed(record: Record) -> Outcome:
-    """Every claim has both test accuracies, and none called better lost more than 2 % of the baseline's."""
+    """Every claim has both test accuracies; none called better lost more than 2 % of the baseline's, or its target."""
     if not record.claims:
         return passed("no speed-up is quoted")
     if record.workload.judged_by_loss:
@@ -31,8 +30,8 @@ def accuracy_with_speed(record: Record) -> Outcome:
             return failed(f"{spoken(claim)} is quoted without test accuracy")
         lost = claim.baseline_accuracy - claim.accuracy
         beside = f"{percent(claim.accuracy)} against {percent(claim.baseline_accuracy)} test accuracy"
-        if claim.verdict == "better" and not lost <= LOST * claim.baseline_accuracy:
-            return failed(f"{spoken(claim)} is called better at {beside}")
+        if claim.verdict == "better" and (why := quality_lost(record, claim)):
+            return failed(f"{spoken(claim)} is called better at {beside}: it is {why}")
         losses.append((lost, f"{beside} ({claim.configuration})"))
     return passed(f"each of the {len(losses)} speed-ups has both test accuracies; the lowest beside its base is "
                   f"{max(losses)[1]}")  # fmt: skip
@@ -43,8 +42,9 @@ def _losses_with_speed(record: Record) -> Outcome:
         if any(trial.test_loss is None for trial in [*trials, *base]):
             return failed(f"{spoken(claim)} is quoted without test loss, by which this workload is judged")
         own, other = (statistics.median([t.test_loss or 0.0 for t in side]).value for side in (trials, base))
-        if claim.verdict == "better" and not own <= (1 + LOST) * other:
-            return failed(f"{spoken(claim)} is called better at a test loss of {own:.4g} against {other:.4g}")
+        if claim.verdict == "better" and (why := quality_lost(record, claim)):
+            beside = f"a test loss of {own:.4g} against {other:.4g}"
+            return failed(f"{spoken(claim)} is called better at {beside}: it is {why}")
     return passed(f"each of the {len(record.claims)} speed-ups has test losses, by which this workload is judged")
 
 

@@ -186,6 +186,12 @@ class Trial:
     failed: str | None = None
 
 
+Judgement = Literal[
+    "better", "worse", "quicker but misses the target", "quicker but less accurate", "no significant difference",
+    "too few seeds to say",
+]  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Claim:
     """"`configuration` is `ratio` times as quick as `baseline`": above 1 is quicker. See `summary.py`."""
@@ -196,7 +202,7 @@ class Claim:
     ratio: float
     interval: tuple[float, float] | None
     p_value: float | None
-    verdict: Literal["better", "worse", "no significant difference", "too few seeds to say"]
+    verdict: Judgement
     accuracy: float | None
     baseline_accuracy: float | None
     test: str = ""

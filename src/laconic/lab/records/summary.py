@@ -14,10 +14,11 @@ from typing import Any
 from laconic import statistics
 from laconic.errors import BadInput
 from laconic.lab.records.fields import encode
-from laconic.lab.records.record import Breakdown, Claim, Configuration, Record, Trial
+from laconic.lab.records.record import Breakdown, Claim, Configuration, Judgement, Record, Trial
 from laconic.schedules.link import Link
 from laconic.statistics import Median
 
+LOST = 0.02  # a quicker configuration may be worse by this share of the baseline's accuracy, or loss, not more
 COSTS: dict[str, Callable[[Trial], float | None]] = {
     "step time": lambda trial: trial.step_seconds_median,
     "time to target": lambda trial: trial.seconds_to_target,
@@ -42,11 +43,34 @@ def make_claims(record: Record, baseline: str) -> list[Claim]:
         adjusted = statistics.holm([claim.p_value for claim in family])
         tested = sum(p is not None for p in adjusted)
         made += [
-            replace(claim, p_value=p, verdict=statistics.verdict(claim.ratio, p),
+            replace(claim, p_value=p, verdict=_judged(record, claim, statistics.verdict(claim.ratio, p)),
                     test=claim.test if p is None or tested == 1 else f"{claim.test}; Holm over {tested}")
             for claim, p in zip(family, adjusted, strict=True)
         ]  # fmt: skip
     return made
+
+
+def _judged(record: Record, claim: Claim, verdict: Judgement) -> Judgement:
+    """What a claim is worth: who is quicker is better only if what was trained is as good."""
+    return quality_lost(record, claim) or verdict if verdict == "better" else verdict
+
+
+def quality_lost(record: Record, claim: Claim) -> Judgement | None:
+    """Why a configuration that is quicker is not better; None where it is. The lint asks the same.
+
+    It misses the workload's target with a seed, or lost more than `LOST` of the baseline's accuracy (or loss, by which
+    some workloads are judged).
+    """
+    trials, base = record.trials_of(claim.configuration), record.trials_of(claim.baseline)
+    if record.workload.target_accuracy is not None and any(trial.seconds_to_target is None for trial in trials):
+        return "quicker but misses the target"
+    if record.workload.judged_by_loss:
+        own, other = (_value(_median(side, lambda trial: trial.test_loss)) for side in (trials, base))
+        worse = own is not None and other is not None and not own <= (1 + LOST) * other
+    else:
+        lost = (claim.baseline_accuracy or 0.0) - (claim.accuracy or 0.0)
+        worse = not lost <= LOST * (claim.baseline_accuracy or 0.0)
+    return "quicker but less accurate" if worse else None
 
 
 def _claim(record: Record, what: str, name: str, baseline: str, comparisons: int) -> Claim | None:
@@ -102,6 +126,11 @@ class Row:
     breakdown: Breakdown | None
     staleness: Median | None
     claims: dict[str, Claim]
+
+
+def main_claim(row: Row) -> Claim | None:
+    """The claim to speak of first: the time to the target, where there is one."""
+    return row.claims.get("time to target") or next(iter(row.claims.values()), None)
 
 
 def summarise(record: Record) -> list[Row]:

@@ -1,23 +1,42 @@
-"""Bars as SVG text: where a step's time goes, and how the steps' times are spread. Rows read from top to bottom.
+"""Bars on a clock: where a step's time goes, how the steps' times are spread, what went on when; and layers by size.
 
-Callers: `figures.py`. A row's name stands above its bar, so that long names fit on a phone. Parts differ in pattern as
-well as in colour.
+Callers: `figures.py` and the page of a plan. Rows read from top to bottom. A row's name stands above its bar, so that
+long names fit on a phone. Parts differ in pattern as well as in colour.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from laconic.lab.records.record import Span
 from laconic.lab.report import words
-from laconic.lab.report.charts import WIDE, Size, marker, text_width, ticks, wrap
-from laconic.lab.report.style import PARTS, SERIES
+from laconic.lab.report.canvas import NARROW, Canvas, Size
+from laconic.lab.report.charts import ticks
+from laconic.lab.report.style import PARTS
 
-ROW, BAR = 54.0, 22.0
+ROW, LANE, FOOT = 54.0, 38.0, 46.0  # heights: of a row of bars, of a lane, of what is below them
+EDGE = 4.0  # of the rows, on the left
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 LABELS = {"compute": "compute", "encode": "encode", "wire": "wire", "wait": "wait for peers", "decode": "decode",
           "other": "other"}  # fmt: skip
-_HATCH = {"encode": "M-2 10L10 -2M4 16L16 4", "decode": "M-2 2L10 14M-2 -4L16 14", "wait": "M3 3h.01M9 9h.01"}
+_HATCHES = {"encode": "//", "decode": r"\\\\", "wait": "||"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a bar: which of `PARTS` it looks like, where it begins, how long it is, and what a pointer reads."""
+
+    part: str
+    begin: float
+    length: float
+    tip: str
 
 
 @dataclass(frozen=True)
@@ -39,106 +58,130 @@ class Spread:
     quantiles: Sequence[float]
 
 
-def stacked(stacks: Sequence[Stack], size: Size, *, title: str) -> str:
+def look(part: str) -> str:
+    """The part that is drawn for one: itself, or "other" where a record has a part of which nothing is known."""
+    return part if part in LABELS else "other"
+
+
+def stacked(stacks: Sequence[Stack], size: Size, *, title: str) -> Canvas:
     """Bars of a step's parts from zero, with the link's limit as a tick."""
     used = [part for part in PARTS if any(stack.seconds.get(part, 0) > 0 for stack in stacks)]
     most = max([sum(stack.seconds.values()) for stack in stacks] + [stack.limit or 0 for stack in stacks])
-    has_limit = any(stack.limit is not None for stack in stacks)
-    signs, top = legend(used, size, has_limit)
-    bottom = top + ROW * len(stacks) + 6
-    scale = (size.width - 96.0) / (most or 1.0)
-    body = [patterns(size), signs, axis(most, scale, top, bottom, size)]
+    limit = "least the link allows" if any(stack.limit is not None for stack in stacks) else None
+    canvas, axes = _rows(size, title, ROW * len(stacks), most, 92.0, {part: LABELS[part] for part in used}, limit)
+    _clock(canvas, axes, most, "time of a step")
     for index, stack in enumerate(stacks):
-        body.append(_stack(stack, used, scale, top + ROW * index, size))
-    return wrap("\n".join(body), size, bottom + 46, title)
+        top, begin = ROW * index, 0.0
+        _name(canvas, axes, stack.label, stack.style, top)
+        for part in used:
+            length = stack.seconds.get(part, 0.0)
+            tip = f"{stack.label}, {LABELS[part]}: {words.seconds(length)}"
+            draw(canvas, axes, Piece(part, begin, length, tip), top + 22, 22)
+            begin += length
+        _value(canvas, axes, begin, top + 38, words.seconds(begin))
+        if stack.limit is not None:
+            drawn = axes.vlines(stack.limit, top + 18, top + 48, colors=canvas.colour("ink"), linewidths=2)
+            canvas.tip(drawn, "limit", f"{stack.label}: the link allows no step under {words.seconds(stack.limit)}")
+    return canvas
 
 
-def _stack(stack: Stack, used: Sequence[str], scale: float, top: float, size: Size) -> str:
-    total = sum(stack.seconds.values())
-    parts, x, y = [_row_name(stack.label, stack.style, top)], 4.0, top + 22
-    for part in used:
-        width = scale * stack.seconds.get(part, 0)
-        tip = words.text(f"{stack.label}, {LABELS[part]}: {words.seconds(stack.seconds.get(part, 0))}")
-        parts.append(f'<g class="part-{part}">{segment(part, x, y, width, BAR, size, tip)}</g>')
-        x += width
-    parts.append(f'<text class="ink" x="{x + 8:.1f}" y="{y + 16:.0f}">{words.text(words.seconds(total))}</text>')
-    if stack.limit is not None:
-        place = 4 + scale * stack.limit
-        tip = words.text(f"{stack.label}: the link allows no step under {words.seconds(stack.limit)}")
-        parts.append(f'<path class="limit" d="M{place:.1f} {y - 4:.0f}v{BAR + 8}"><title>{tip}</title></path>')
-    return "".join(parts)
-
-
-def segment(part: str, x: float, y: float, width: float, height: float, size: Size, tip: str = "") -> str:
-    """A bar of a part, with its pattern."""
-    box = f'x="{x:.2f}" y="{y:.0f}" width="{max(width, 0):.2f}" height="{height:.0f}"'
-    hatch = f'<rect class="hatch" {box} fill="url(#{part}-{size.name})"/>' if part in _HATCH else ""
-    return f'<rect class="fill" {box}><title>{tip}</title></rect>{hatch}'
-
-
-def patterns(size: Size) -> str:
-    """The parts' patterns, which a drawing holds once."""
-    made = "".join(
-        f'<pattern id="{part}-{size.name}" width="12" height="12" patternUnits="userSpaceOnUse">'
-        f'<path class="stripe" d="{path}"/></pattern>'
-        for part, path in _HATCH.items()
-    )
-    return f"<defs>{made}</defs>"
-
-
-def legend(used: Sequence[str], size: Size, has_limit: bool = False) -> tuple[str, float]:
-    """The parts by name, and how high that is."""
-    x, y, parts = 4.0, 12.0, []
-    limit = "least the link allows"
-    for part in [*used, *(["limit"] if has_limit else [])]:
-        label = LABELS.get(part, limit)
-        width = 22 + text_width(label, size) + 20
-        if x > 4 and x + width > size.width:
-            x, y = 4.0, y + 21
-        sign = f'<path class="limit" d="M{x + 7:.0f} {y - 9:.0f}v18"/>'
-        if part != "limit":
-            sign = f'<g class="part-{part}">{segment(part, x, y - 7, 14, 14, size)}</g>'
-        parts.append(f'{sign}<text class="ink" x="{x + 21:.0f}" y="{y + 4:.0f}">{label}</text>')
-        x += width
-    return "".join(parts), y + 16
-
-
-def _row_name(label: str, style: int, top: float) -> str:
-    name = f'<text class="strong" x="20" y="{top + 15:.0f}">{words.text(label)}</text>'
-    return f'<g class="s{style % SERIES}">{marker(style, 9, top + 11)}</g>{name}'
-
-
-def axis(most: float, scale: float, top: float, bottom: float, size: Size, what: str = "time of a step") -> str:
-    """Seconds or milliseconds from left to right."""
-    unit, name = (1.0, "s") if most >= 2 else (1e-3, "ms")
-    parts = []
-    for value in ticks(0.0, max(most, 1e-9) / unit, "linear", 9 if size is WIDE else 6):
-        x = 4 + scale * value * unit
-        parts.append(f'<path class="grid" d="M{x:.1f} {top:.0f}V{bottom:.0f}"/>')
-        anchor = "start" if x < 12 else "middle"
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 17:.0f}" text-anchor="{anchor}">{value:g}</text>')
-    parts.append(f'<path class="axis" d="M4 {bottom:.0f}H{size.width - 18}"/>')
-    parts.append(f'<text class="strong title" x="{size.width - 18}" y="{bottom + 37:.0f}" text-anchor="end">'
-                 f"{what} ({name})</text>")  # fmt: skip
-    return "".join(parts)
-
-
-def spreads(rows: Sequence[Spread], size: Size, *, title: str) -> str:
+def spreads(rows: Sequence[Spread], size: Size, *, title: str) -> Canvas:
     """A thick bar from the quartile to the quartile, a thin line from 5 to 95 %, the median and a dot at 99 %."""
     most = max(row.quantiles[-1] for row in rows)
-    bottom = ROW * len(rows) + 6
-    scale = (size.width - 96.0) / (most or 1.0)
-    body = [axis(most, scale, 0, bottom, size)]
+    canvas, axes = _rows(size, title, ROW * len(rows), most, 92.0, {})
+    _clock(canvas, axes, most, "time of a step")
     for index, row in enumerate(rows):
-        y = ROW * index + 34
-        q5, q25, q50, q75, q95, q99 = (4 + scale * value for value in row.quantiles)
+        y, colour = ROW * index + 34, canvas.series_colour(row.style)
+        q5, q25, q50, q75, q95, q99 = row.quantiles
+        _name(canvas, axes, row.label, row.style, ROW * index)
+        axes.hlines(y, q5, q95, colors=colour, linewidths=1.6)
         shown = " · ".join(words.seconds(row.quantiles[i]) for i in (2, 4, 5))
-        tip = words.text(f"{row.label}: median, 95 % and 99 % of the steps: {shown}")
-        body.append(
-            f'{_row_name(row.label, row.style, ROW * index)}<g class="s{row.style % SERIES}"><title>{tip}</title>'
-            f'<path class="whisker" d="M{q5:.1f} {y}H{q95:.1f}"/>'
-            f'<path class="box" d="M{q25:.1f} {y}H{max(q75, q25 + 1):.1f}"/>'
-            f'<path class="middle" d="M{q50:.1f} {y - 9}v18"/><circle class="flag" cx="{q99:.1f}" cy="{y}" r="3"/></g>'
-            f'<text class="ink" x="{q99 + 9:.1f}" y="{y + 5}">{words.text(words.seconds(row.quantiles[2]))}</text>'
-        )
-    return wrap("\n".join(body), size, bottom + 46, title)
+        drawn = axes.hlines(y, q25, max(q75, q25 + most / 1000), colors=colour, linewidths=11, alpha=0.45)
+        canvas.tip(drawn, "spread", f"{row.label}: median, 95 % and 99 % of the steps: {shown}")
+        axes.vlines(q50, y - 9, y + 9, colors=colour, linewidths=3)
+        axes.plot([q99], [y], marker="o", markersize=6, color=colour, markeredgewidth=0)
+        _value(canvas, axes, q99, y + 5, words.seconds(q50), apart=9)
+    return canvas
+
+
+def timed(spans: Sequence[Span]) -> list[tuple[str, Piece]]:
+    """A record's spans as pieces of lanes."""
+    return [
+        (span.lane, Piece(look(span.part), span.begun_s, span.seconds,
+                          f"{span.lane}, {LABELS.get(span.part, span.part)}: {words.seconds(span.seconds)}"))
+        for span in spans
+    ]  # fmt: skip
+
+
+def lanes(pieces: Sequence[tuple[str, Piece]], size: Size, *, title: str, end: float = 0.0) -> Canvas:
+    """Pieces from left to right, on lanes in the order they first come; the clock goes to `end` or further."""
+    names = list(dict.fromkeys(lane for lane, _ in pieces))
+    most = max([piece.begin + piece.length for _, piece in pieces] + [end])
+    used = {part: LABELS[part] for part in PARTS if any(piece.part == part for _, piece in pieces)}
+    canvas, axes = _rows(size, title, LANE * len(names), most, 18.0, used)
+    _clock(canvas, axes, most, "time from the beginning of a step")
+    for number, name in enumerate(names):
+        canvas.write(0, LANE * number + 15, name, "ink", axes)
+        for piece in (piece for lane, piece in pieces if lane == name):
+            draw(canvas, axes, piece, LANE * number + 19, 15)
+    return canvas
+
+
+def sizes(rows: Sequence[tuple[str, Sequence[Piece]]], legend: dict[str, str], size: Size, *, title: str) -> Canvas:
+    """A named bar of bytes for each row; `legend` says what the parts stand for."""
+    most = max((sum(piece.length for piece in pieces) for _, pieces in rows), default=0.0)
+    canvas, axes = _rows(size, title, 40.0 * len(rows), most, 106.0, legend, foot=8)
+    axes.set_axis_off()
+    for index, (name, pieces) in enumerate(rows):
+        canvas.write(0, 40.0 * index + 13, name, "strong", axes)
+        for piece in pieces:
+            draw(canvas, axes, piece, 40.0 * index + 18, 14)
+        total = sum(piece.length for piece in pieces)
+        _value(canvas, axes, total, 40.0 * index + 30, words.nbytes(total))
+    return canvas
+
+
+def draw(canvas: Canvas, axes: Axes, piece: Piece, top: float, height: float) -> None:
+    """A piece of a bar, with its part's pattern and a thin gap to the next."""
+    (bar,) = axes.barh(top + height / 2, piece.length, height, piece.begin, **_filled(canvas, piece.part))
+    canvas.tip(bar, f"bar part-{piece.part}", piece.tip)
+
+
+def _filled(canvas: Canvas, part: str) -> dict[str, Any]:
+    return {"facecolor": canvas.colour(part), "edgecolor": canvas.colour("panel"), "linewidth": 0.0,
+            "hatch": _HATCHES.get(part)}  # fmt: skip
+
+
+def _rows(size: Size, title: str, height: float, most: float, right: float, parts: dict[str, str],
+          limit: str | None = None, foot: float = FOOT) -> tuple[Canvas, Axes]:  # fmt: skip
+    """A canvas with a legend of parts and axes below it, whose heights are pixels; `right` is kept for figures."""
+    canvas = Canvas(size, title)
+    entries: list[tuple[Artist, str]] = [(Patch(**_filled(canvas, part)), label) for part, label in parts.items()]
+    if limit is not None:
+        upright: dict[str, Any] = {"marker": "|", "markersize": 16, "markeredgewidth": 2, "linestyle": "none"}
+        entries.append((Line2D([], [], color=canvas.colour("ink"), **upright), limit))
+    top = canvas.legend(entries) + (4 if entries else 0)
+    canvas.resize(top + height + 6 + foot)
+    axes = canvas.axes(EDGE, top, size.width - right, top + height + 6)
+    axes.set(xlim=(0.0, most or 1.0), ylim=(height + 6, 0))
+    return canvas, axes
+
+
+def _clock(canvas: Canvas, axes: Axes, most: float, what: str) -> None:
+    """Seconds or milliseconds from left to right."""
+    unit, name = (1.0, "s") if most >= 2 else (1e-3, "ms")
+    places = ticks(0.0, max(most, 1e-9) / unit, "linear", 6 if canvas.size is NARROW else 9)
+    canvas.ticks(axes.xaxis, [place * unit for place in places], [f"{place:g}" for place in places])
+    axes.get_xticklabels()[0].set_horizontalalignment("left")
+    canvas.write(canvas.size.width - 18, canvas.height - 6, f"{what} ({name})", "axis-title", ha="right")
+
+
+def _name(canvas: Canvas, axes: Axes, label: str, style: int, top: float) -> None:
+    pixel = axes.get_xlim()[1] / axes.get_window_extent().width
+    axes.plot([5 * pixel], [top + 11], linestyle="none", **canvas.marker(style))
+    canvas.write(16 * pixel, top + 15, label, "strong", axes)
+
+
+def _value(canvas: Canvas, axes: Axes, x: float, y: float, text: str, apart: float = 8) -> None:
+    pixel = axes.get_xlim()[1] / axes.get_window_extent().width
+    canvas.write(x + apart * pixel, y, text, "ink", axes)

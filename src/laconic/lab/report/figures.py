@@ -1,6 +1,6 @@
 """From a record to its charts: which values, on which axes, with which words.
 
-Callers: `page.py` and `export.py`. A figure is drawn wide and narrow. A figure that the record has no data for is None.
+Callers: `page.py` and `export.py`. A figure that the record has no data for is None.
 """
 
 from __future__ import annotations
@@ -15,33 +15,38 @@ import numpy as np
 from laconic.lab.records.record import Point, Record
 from laconic.lab.records.summary import Row, wire_bound
 from laconic.lab.report import bars, charts, words
-from laconic.lab.report.charts import NARROW, WIDE, Axis, Pair, Scale, Series, Size, Target
+from laconic.lab.report.canvas import NARROW, WIDE, Canvas, Size
+from laconic.lab.report.charts import Axis, Pair, Scale, Series, Target
 from laconic.lab.report.flags import Event
-from laconic.lab.report.lanes import lanes
 from laconic.lab.report.style import PARTS
 from laconic.statistics import median
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart: its file's name, its heading, both drawings, what to know when reading it, and the events on it."""
+    """A chart: its file's name, its heading, how it is drawn, what to know when reading it, and the events on it."""
 
     name: str
     title: str
-    wide: str
-    narrow: str
+    draw: Callable[[Size], Canvas]
     caption: str
     events: list[str] = field(default_factory=list)
+
+    @property
+    def wide(self) -> str:
+        """The drawing for a desk, as an element of a page."""
+        return self.draw(WIDE).svg()
+
+    @property
+    def narrow(self) -> str:
+        """The drawing for a phone."""
+        return self.draw(NARROW).svg()
 
 
 def figures(record: Record, rows: Sequence[Row]) -> list[Figure]:
     """Every chart the record has data for."""
     made = (time_to_accuracy(record, rows), accuracy_by_bytes(record, rows), breakdown(record, rows), spread(rows))
     return [*(figure for figure in made if figure is not None), *timelines(rows)]
-
-
-def _both(name: str, title: str, draw: Callable[[Size], str], caption: str, events: list[str] | None = None) -> Figure:
-    return Figure(name, title, draw(WIDE), draw(NARROW), caption, events or [])
 
 
 def time_to_accuracy(record: Record, rows: Sequence[Row]) -> Figure | None:
@@ -52,7 +57,7 @@ def time_to_accuracy(record: Record, rows: Sequence[Row]) -> Figure | None:
         return None
     ends = [each.line[-1][0] for each in series]
     scale: Scale = "log" if min(ends) > 0 and max(ends) > 4 * min(ends) else "linear"
-    x = Axis(f"training time (s{', logarithmic' if scale == 'log' else ''})", scale, lambda v: f"{v:g}")
+    x = Axis(f"training time (s{', logarithmic' if scale == 'log' else ''})", scale)
     flags = _events(rows)
     rests = "runs" if record.clock.includes_evaluation else "stands still"
     caption = (
@@ -75,10 +80,8 @@ def _curves(
     target = None if goal is None else Target(goal, f"target {words.goal(record.workload)}")
     title = f"Test {'loss' if by_loss else 'accuracy'} against {against}"
 
-    def draw(size: Size) -> str:
-        return charts.curves(series, *axes, size, title=title, target=target, events=events)
-
-    return _both(name, title, draw, caption, [event.label for event in events])
+    draw = partial(charts.curves, series, *axes, title=title, target=target, events=events)
+    return Figure(name, title, draw, caption, [event.label for event in events])
 
 
 def _events(rows: Sequence[Row]) -> list[Event]:
@@ -107,7 +110,7 @@ def accuracy_by_bytes(record: Record, rows: Sequence[Row]) -> Figure | None:
         Series(s.label, s.style, [(a / unit, b) for a, b in s.line], [[(a / unit, b) for a, b in t] for t in s.thin])
         for s in series
     ]
-    x = Axis(f"sent by one worker ({name}, logarithmic)", "log", lambda v: f"{v:g}")
+    x = Axis(f"sent by one worker ({name}, logarithmic)", "log")
     caption = "What one worker has put on the network when each evaluation was made; further left is less said."
     return _curves(record, "accuracy-by-bytes", "bytes sent", scaled, (x, y), caption)
 
@@ -128,7 +131,7 @@ def breakdown(record: Record, rows: Sequence[Row]) -> Figure | None:
     if any(stack.limit is not None for stack in stacks):
         rate = words.link(record.link.spec or "")
         caption += f" The tick is the time that the bytes need at {rate}; no step can be shorter."
-    return _both("step-time", title, lambda size: bars.stacked(stacks, size, title=title), caption)
+    return Figure("step-time", title, partial(bars.stacked, stacks, title=title), caption)
 
 
 def spread(rows: Sequence[Row]) -> Figure | None:
@@ -143,7 +146,7 @@ def spread(rows: Sequence[Row]) -> Figure | None:
         return None
     title = "How the steps' times are spread"
     caption = "All steps of all seeds: bar 25 to 75 %, line 5 to 95 %, tick and figure the median, dot 99 %."
-    return _both("step-spread", title, lambda size: bars.spreads(made, size, title=title), caption)
+    return Figure("step-spread", title, partial(bars.spreads, made, title=title), caption)
 
 
 def timelines(rows: Sequence[Row]) -> list[Figure]:
@@ -157,15 +160,15 @@ def timelines(rows: Sequence[Row]) -> list[Figure]:
             if row.configuration.kind == "divide":
                 title = f"A step of {row.configuration.name}, by stage"
                 caption = "The last step: who computes, and who waits; the workers' clocks are set by a barrier."
-            draw = partial(lanes, spans, title=title)
-            found.append(_both(f"timeline-{number}", title, draw, caption))
+            draw = partial(bars.lanes, bars.timed(spans), title=title)
+            found.append(Figure(f"timeline-{number}", title, draw, caption))
     return found
 
 
 def _quality(record: Record, rows: Sequence[Row]) -> tuple[Callable[[Point], float | None], Axis]:
     """The value of a point that the workload is judged by, and its axis."""
     if record.workload.judged_by_loss:
-        return (lambda point: point.test_loss), Axis("test loss (logarithmic)", "log", lambda v: f"{v:g}")
+        return (lambda point: point.test_loss), Axis("test loss (logarithmic)", "log")
 
     def accuracy(point: Point) -> float | None:
         return None if point.test_accuracy is None else min(point.test_accuracy, _highest(record))

@@ -11,11 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from laconic.lab.report import words
+from matplotlib.axes import Axes
+
+from laconic.lab.report.canvas import Canvas
+from laconic.lab.report.page_svg import OURS
 from laconic.lab.report.style import SERIES
 
-HEIGHT = 18  # of a flag, with its tip
-_LETTER, _GAP = 6.6, 2.0  # a bold digit's width at the flag's size; the least room between flags
+HEIGHT = 18  # of a flag, with the room around it
+_LETTER, _GAP = 7.7, 2.0  # a bold digit's width at the flag's size; the least room between flags
 
 
 class Event(NamedTuple):
@@ -76,16 +79,18 @@ def flags(events: Sequence[Event], across: Callable[[float], float], left: float
     return made
 
 
-def draw(flag: Flag, top: float, bottom: float) -> str:
-    """The flag above the plot, and a line through it for each of its events."""
-    styles = {event.style % SERIES for event in flag.events}
-    kind = f"s{styles.pop()}" if len(styles) == 1 else "several"
-    x, half = flag.middle, flag.width / 2
-    lines = "".join(f"M{place:.1f} {top - 4}V{bottom}" for place in flag.places)
-    tip = words.text("\n".join(f"{event.number}. {event.label}" for event in flag.events))
-    return (
-        f'<g class="{kind}"><path class="event" d="{lines}"/>'
-        f'<path class="flag" d="M{x - half:.1f} {top - HEIGHT}h{2 * half:.1f}v11l{-half:.1f} 6l{-half:.1f} -6z">'
-        f"<title>{tip}</title></path>"
-        f'<text class="flagtext" x="{x:.1f}" y="{top - 7}" text-anchor="middle">{flag.label}</text></g>'
-    )
+def draw(canvas: Canvas, axes: Axes, events: Sequence[Event], top: float) -> None:
+    """Flags above the plot, which begins at `top`, and a line through it for each of the events."""
+    box = axes.get_window_extent()
+    for flag in flags(events, lambda x: float(axes.transData.transform((x, 0))[0]), box.x0, box.x1):
+        styles = {event.style % SERIES for event in flag.events}
+        colour = canvas.series_colour(styles.pop()) if len(styles) == 1 else canvas.colour("muted")
+        shares = [(place - box.x0) / box.width for place in flag.places]
+        axes.vlines(shares, 0, 1, transform=axes.transAxes, colors=colour, linestyles=":", linewidths=1.2,
+                    gid=f"{OURS}event")  # fmt: skip
+        made = canvas.figure.text(
+            flag.middle / canvas.size.width, 1 - (top - HEIGHT / 2 - 2) / canvas.height, flag.label, ha="center",
+            va="center_baseline", fontsize=11, weight="bold", color=canvas.colour("panel"),
+            bbox={"boxstyle": "square,pad=0.22", "facecolor": colour, "linewidth": 0},
+        )  # fmt: skip
+        canvas.tip(made, "flag", "\n".join(f"{event.number}. {event.label}" for event in flag.events))

@@ -1,64 +1,61 @@
-"""The report: one HTML file that opens anywhere, offline, and needs no script.
+"""The report of a run, as one page: what `templates/report.html` shows of a record, in words.
 
-Callers: `report/__init__.py`. What fails the lint stands on the first screen, above every figure.
+Callers: `report/__init__.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
-from laconic.lab.lint import counts, failures
-from laconic.lab.records.record import Claim, Finding, Interruption, Record
-from laconic.lab.records.summary import Row, summarise
-from laconic.lab.report import tables, words
-from laconic.lab.report.charts import swatch
-from laconic.lab.report.figures import Figure, figures
-from laconic.lab.report.style import page_style
+from markupsafe import Markup
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # the file may fetch nothing at all
+from laconic.lab.lint import counts
+from laconic.lab.records.record import Claim, Finding, Interruption, Record, Trial
+from laconic.lab.records.summary import Row, main_claim, summarise
+from laconic.lab.report import words
+from laconic.lab.report.canvas import swatch
+from laconic.lab.report.figures import figures
+from laconic.lab.report.pages import render
+from laconic.lab.report.style import PARTS
+
 LISTS = {
     "masses": "The twelve ways to fool the masses, turned round",
     "sc15": "The twelve rules of scientific benchmarking",
 }
-LISTED = 12  # more events than this are a list to be opened
-_KINDS = {"pass": ("good", "✓ pass"), "fail": ("bad", "✗ fail"), "cannot know": ("unsure", "? cannot know")}
+KINDS = {"pass": ("good", "✓ pass"), "fail": ("bad", "✗ fail"), "cannot know": ("unsure", "? cannot know")}
+SIGNS = {
+    "better": ("good", "▲ better"), "worse": ("bad", "▼ worse"),
+    "quicker but misses the target": ("bad", "▼ target missed"),
+    "quicker but less accurate": ("bad", "▼ quicker but less accurate"),
+    "no significant difference": ("plain", "≈ no significant difference"),
+    "too few seeds to say": ("unsure", "? too few seeds to say"),
+}  # fmt: skip
+TRIAL = ("trial", "configuration", "seed", "test accuracy", "test loss", "total", "to target", "steps", "step",
+         "weights", "replicas")  # fmt: skip
+LAYERS_SHOWN = 40
+ABOUT_AS_MUCH = 0.9  # headers and acknowledgements of float32 are within it
+_REPLICAS = {True: "identical", False: "differ", None: words.NOTHING}
 
 
 def page(record: Record, findings: Sequence[Finding]) -> str:
     """The whole report of a record and what the lint found."""
     rows = summarise(record)
-    made = figures(record, rows)
-    sections = [
-        ("results", "Results", _results(record, rows)),
-        ("charts", "Charts", "".join(_figure(figure, rows) for figure in made)),
-        ("sent", "What was sent", tables.layers(rows)),
-        ("events", "Interruptions", _interruptions(record)),
-        ("trials", "Every trial", tables.trials(record) if record.trials else ""),
-        ("honesty", "Honesty", _lint(findings)),
-        ("setting", "Setting", _setting(record)),
-    ]
-    title = _title(record)
-    eyebrow = f"{record.kind} · {record.created[:10]}"
-    return document(title, eyebrow, f"<p class='meta'>{_meta(record)}</p>{_warning(record, findings)}", sections,
-                    _footer(record))  # fmt: skip
-
-
-def document(title: str, eyebrow: str, header: str, sections: Sequence[tuple[str, str, str]], footer: str) -> str:
-    """A whole page: sections are (name, title, HTML), and those without content are left out."""
-    kept = [(name, title, body) for name, title, body in sections if body]
-    links = "".join(f"<a href='#{name}'>{title}</a>" for name, title, _ in kept)
-    body = "".join(f"<section id='{name}'><h2>{title}</h2>{body}</section>" for name, title, body in kept)
-    return (
-        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        "<meta name='viewport' content='width=device-width,initial-scale=1'>"
-        "<meta name='color-scheme' content='light dark'>"
-        f"<title>{words.text(title)}</title><link rel='icon' href='data:,'><style>\n{page_style()}</style></head><body>"
-        f"<header><p class='eyebrow'>Laconic · {words.text(eyebrow)}</p><h1>{words.text(title)}</h1>{header}"
-        f"<nav aria-label='Contents'>{links}</nav></header><main>{body}</main>{footer}</body></html>\n"
-    )
+    steps = [row.step for row in rows if row.step is not None]
+    return render(
+        "report.html", record=record, findings=findings, rows=rows, figures=figures(record, rows), title=_title(record),
+        meta=_meta(record), goal=words.goal(record.workload), counts=counts, main_claim=main_claim, spread=words.spread,
+        base=record.claims[0].baseline if record.claims else None, swatch=cache(lambda style: Markup(swatch(style))),
+        fewest=min(steps, key=lambda found: found.count, default=None), took=partial(_took, record), odds=_odds,
+        slower=lambda claim: 1 / claim.ratio if claim.ratio else math.inf, untrained=partial(_untrained, record),
+        below=_below, less=_less, beside=partial(_beside, record), claims_of=_claims, signs=SIGNS,
+        step_parts=list(PARTS), breakdowns=_breakdowns(rows), layered=_layered(rows), trial_titles=TRIAL,
+        trial_cells=_trial, place=_place, lost=partial(_lost, record), lists=_lists(findings), kinds=KINDS,
+        training=_training(record), machine=_machine(record),
+        configurations={c.name: _configuration(vars(c)) for c in record.configurations},
+    )  # fmt: skip
 
 
 def _title(record: Record) -> str:
@@ -69,142 +66,96 @@ def _title(record: Record) -> str:
     return f"{record.workload.name} on {' and '.join(map(str, workers))} workers{over}"
 
 
-def _meta(record: Record) -> str:
+def _meta(record: Record) -> list[str]:
     work = record.workload
-    seeds = len({trial.seed for trial in record.trials})
-    many = len(record.configurations)
+    trained = words.count(len(record.configurations), "configuration")
     link = f"{_kind(record)} links between {record.link.hosts} hosts" if record.link.spec else ""
     slow = next((each.options["slow_worker"] for each in record.configurations if "slow_worker" in each.options), "")
     parts = [
         f"{work.model}, {work.parameters:,} parameters", f"{work.dataset} ({work.train_samples:,} samples)",
-        f"{many} configuration{'s' * (many != 1)} × {seeds} seed{'s' * (seeds != 1)}", link, slow, work.stopping_rule,
+        f"{trained} × {words.count(len({trial.seed for trial in record.trials}), 'seed')}", link, slow,
+        work.stopping_rule,
     ]  # fmt: skip
-    return " · ".join(words.text(part) for part in parts if part)
+    return [part for part in parts if part]
 
 
-def _warning(record: Record, findings: Sequence[Finding]) -> str:
-    found, total = counts(findings), len(findings)
-    lines = [f"<li><b>{words.text(f.title)}.</b> {_sentence(f.evidence)}</li>" for f in failures(findings)]
-    unfinished = "" if record.finished else "<p><strong>This run is not finished.</strong></p>"
-    if lines:
-        heading = f"{unfinished}<p><strong>✗ {len(lines)} of {total} honesty rules fail.</strong></p>"
-        return f"<div class='note bad' id='failing'>{heading}<ul>{''.join(lines)}</ul></div>"
-    if not findings:
-        return f"<div class='note unsure'>{unfinished}<p><strong>? The record was not linted.</strong></p></div>"
-    unknown = f", {found['cannot know']} cannot be known from the record" if found["cannot know"] else ""
-    kind = "good" if record.finished else "unsure"
-    return (
-        f"<div class='note {kind}'>{unfinished}<p><strong>✓ No honesty rule fails.</strong> "
-        f"{found['pass']} of {total} pass{unknown}. <a href='#honesty'>See them</a></p></div>"
-    )
+def _untrained(record: Record, row: Row) -> str:
+    broken = [t.failed for t in record.trials if t.configuration == row.configuration.name and t.failed is not None]
+    return f"failed: {broken[0]}" if broken else "has not been trained."
 
 
-def _sentence(evidence: str) -> str:
-    clean = words.text(evidence)
-    return clean[:1].upper() + clean[1:] + ("" if clean.endswith(".") else ".")
+def _took(record: Record, row: Row, claim: Claim) -> str:
+    """What a claim is about, as the beginning of a sentence."""
+    if claim.what == "time to target" and record.workload.target_accuracy is not None and row.to_target is not None:
+        return f"reaches {words.goal(record.workload)} in {words.seconds(row.to_target.value)}"
+    return "takes its steps" if row.step is None else f"takes {words.seconds(row.step.value)} a step"
 
 
-def _results(record: Record, rows: Sequence[Row]) -> str:
-    if not any(row.trials for row in rows):
-        return "<p class='lead'>No trial has ended yet.</p>"
-    told = [sentence for index, row in enumerate(rows) if (sentence := _told(record, row, index))]
-    spoken = f"<ul class='findings'>{''.join(told)}</ul>" if told else ""
-    least = min((row.step for row in rows if row.step is not None), key=lambda found: found.count, default=None)
-    lead = f"<p class='lead'>Medians over the seeds; {words.coverage(least)}.</p>" if least else ""
-    return f"{spoken}<h3>All configurations</h3>{lead}{tables.headline(record, rows)}"
-
-
-def _told(record: Record, row: Row, index: int) -> str:
-    """One configuration in a sentence."""
-    name = f"<b>{words.text(row.configuration.name)}</b>"
-    claim = tables.main_claim(row)
-    if claim is None and record.claims and row.configuration.name == record.claims[0].baseline:
-        name = f"{name}, the base,"
-    text = _told_alone(record, row) if claim is None else _told_claim(record, row, claim)
-    if not row.trials:
-        broken = [t.failed for t in record.trials if t.configuration == row.configuration.name and t.failed is not None]
-        text = f"failed: {words.text(broken[0])}" if broken else "has not been trained."
-    return f"<li>{swatch(index)}{name} {text}</li>"
-
-
-def _told_claim(record: Record, row: Row, claim: Claim) -> str:
-    base = words.text(claim.baseline)
-    took = "takes its steps"
-    goal = record.workload.target_accuracy
-    if claim.what == "time to target" and goal is not None and row.to_target is not None:
-        took = f"reaches {words.text(words.goal(record.workload))} in {words.seconds(row.to_target.value)}"
-    elif row.step is not None:
-        took = f"takes {words.seconds(row.step.value)} a step"
-    how = {
-        "better": f"<b>{words.times(claim.ratio)}</b> as quick as {base}",
-        "worse": f"<b>{words.times(1 / claim.ratio if claim.ratio else math.inf)}</b> as long as {base}",
-        "no significant difference": f"<b>no significant difference</b> from {base}",
-        "too few seeds to say": f"{words.times(claim.ratio)} as quick as {base}, by <b>too few seeds to say</b> more",
-    }[claim.verdict]
-    if row.missed:
-        how += f", but <b>misses the target</b> with {row.missed} of {len(row.trials)} seeds"
-    beside = ""
-    if claim.accuracy is not None and claim.baseline_accuracy is not None:
-        sides = words.percent(claim.accuracy), words.percent(claim.baseline_accuracy)
-        beside = f", and ends at {sides[0]} test accuracy against {sides[1]}"
-    odds = f"{words.interval(claim, words.times)}; {words.p_value(claim.p_value)}"
+def _odds(claim: Claim) -> str:
     if claim.p_value is None:
-        odds = claim.test.removeprefix("none: ")
-    others = "".join(
-        f" By {words.text(other.what)} it is {words.times(other.ratio)} as quick. "
-        f"<small>({words.text(words.p_value(other.p_value))})</small>"
-        for other in row.claims.values()
-        if other is not claim and other.p_value is not None
-    )
-    return f"{took}: {how}{beside}. <small>({words.text(odds)})</small>{others}"
+        return claim.test.removeprefix("none: ")
+    return f"{words.interval(claim, words.times)}; {words.p_value(claim.p_value)}"
 
 
-def _told_alone(record: Record, row: Row) -> str:
-    parts = []
-    if row.to_target is not None and record.workload.target_accuracy is not None:
-        parts.append(f"reaches {words.text(words.goal(record.workload))} in {words.seconds(row.to_target.value)}")
-    if record.workload.judged_by_loss and row.loss is not None:
-        parts.append(f"ends at <b>{words.digits(row.loss.value)}</b> test loss")
-    elif row.accuracy is not None:
-        parts.append(f"ends at <b>{words.percent(row.accuracy.value)}</b> test accuracy")
-    if row.step is not None and row.sent is not None:
-        parts.append(f"takes {words.seconds(row.step.value)} and sends {words.nbytes(row.sent.value)} a step")
-    return f"{', '.join(parts)}." if parts else ""
+def _below(row: Row) -> str:
+    """What stands below a configuration's name."""
+    kind = {"peer": "peer", "single": "one process"}.get(row.configuration.kind, "")
+    parts = [kind, words.count(len(row.trials), "seed"), f"{row.failed} failed" if row.failed else ""]
+    return " · ".join(part for part in parts if part)
 
 
-def _figure(figure: Figure, rows: Sequence[Row]) -> str:
-    listed = "".join(f"<li>{words.text(event)}</li>" for event in figure.events)
-    events = f"<ol>{listed}</ol>" if listed else ""
-    if len(figure.events) > LISTED:
-        events = f"<details><summary>The {len(figure.events)} events by number</summary>{events}</details>"
-    table = tables.parts(rows) if figure.name == "step-time" else ""
-    return (
-        f"<h3 id='{figure.name}'>{words.text(figure.title)}</h3><figure>{figure.wide}{figure.narrow}"
-        f"<figcaption>{words.text(figure.caption)}{events}</figcaption>{table}</figure>"
-    )
+def _less(row: Row) -> str:
+    """What is sent, beside float32."""
+    if row.sent is None or not row.sent.value:
+        return "nothing"
+    factor = row.raw.value / row.sent.value if row.raw is not None else 0.0
+    if 0 < factor < ABOUT_AS_MUCH:
+        return f"{words.digits(1 / factor)} times as much as float32"
+    return f"{words.digits(factor)} times less" if factor > 1.005 else "as float32"
 
 
-def _interruptions(record: Record) -> str:
-    if not record.interruptions:
-        return ""
-    lines = "".join(
-        f"<li><span class='verdict plain'>{words.text(i.when.replace('T', ' ')[:19])}</span>"
-        f"<div class='title'>{words.text(i.what)}</div>"
-        + (f"<p>{_place(i)}; {_lost(record, i)}</p>" if record.kind == "train" or i.step is not None else "")
-        + "</li>"
-        for i in record.interruptions
-    )
-    return f"<ul class='rules'>{lines}</ul>"
+def _beside(record: Record, claim: Claim) -> str:
+    if claim.accuracy is not None and claim.baseline_accuracy is not None:
+        return f"at {words.percent(claim.accuracy)} against {words.percent(claim.baseline_accuracy)}"
+    return "losses in the first column" if record.workload.judged_by_loss else "accuracy not given"
 
 
-def _lost(record: Record, what: Interruption) -> str:
-    if not what.lost:
-        return "no step was lost"
-    steps, verb = ("1 step", "was") if what.lost == 1 else (f"{what.lost} steps", "were")
-    if not what.ended:
-        return f"at most {steps} {verb} done again"
-    waits = not record.finished and what is record.interruptions[-1]
-    return f"{steps} since the last checkpoint {verb} lost" if waits else f"{steps} {verb} done again"
+def _claims(row: Row) -> list[Claim]:
+    """Its claims, the one to speak of first."""
+    return sorted(row.claims.values(), key=lambda claim: claim is not main_claim(row))
+
+
+def _breakdowns(rows: Sequence[Row]) -> list[list[str]]:
+    """The figures behind the bars: seconds of each part of a step."""
+    return [
+        [row.configuration.name, *(words.seconds(getattr(row.breakdown, f"{part}_s")) for part in PARTS)]
+        for row in rows if row.breakdown is not None
+    ]  # fmt: skip
+
+
+def _layered(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """What one worker sends of every parameter or boundary in a step, per configuration, the largest first."""
+    made: list[dict[str, Any]] = []
+    for row in rows:
+        sent = next((trial.layers for trial in row.trials if trial.layers), [])
+        if sent:
+            total, raw = sum(layer.sent_nbytes for layer in sent), sum(layer.raw_nbytes for layer in sent)
+            ordered = sorted(sent, key=lambda layer: -layer.sent_nbytes)
+            opened = total < 0.999 * raw and not any(each["open"] for each in made)
+            made.append({"name": row.configuration.name, "total": total, "raw": raw, "count": len(sent),
+                         "open": opened, "shown": ordered[:LAYERS_SHOWN], "rest": ordered[LAYERS_SHOWN:]})  # fmt: skip
+    return made
+
+
+def _trial(trial: Trial) -> list[str]:
+    """A trial's figures, in the order of `TRIAL`."""
+    known: list[tuple[float | None, Callable[[float], str]]] = [
+        (trial.test_accuracy, partial(words.percent, places=2)), (trial.test_loss, words.digits),
+        (trial.seconds_total, words.seconds), (trial.seconds_to_target, words.seconds),
+    ]  # fmt: skip
+    cells = [words.NOTHING if value is None else unit(value) for value, unit in known]
+    return [*cells, f"{trial.steps:,}", words.seconds(trial.step_seconds_median),
+            (trial.weights_sha256 or words.NOTHING)[:8], _REPLICAS[trial.replicas_identical]]  # fmt: skip
 
 
 def _place(what: Interruption) -> str:
@@ -213,27 +164,29 @@ def _place(what: Interruption) -> str:
     return ", ".join(part for part in known if part) or "place not known"
 
 
-def _lint(findings: Sequence[Finding]) -> str:
-    parts = []
+def _lost(record: Record, what: Interruption) -> str:
+    if not what.lost:
+        return "no step was lost"
+    told = f"{words.count(what.lost, 'step')} {{}}{'was' if what.lost == 1 else 'were'} {{}}"
+    if not what.ended:
+        return f"at most {told.format('', 'done again')}"
+    waits = not record.finished and what is record.interruptions[-1]
+    return told.format("since the last checkpoint ", "lost") if waits else told.format("", "done again")
+
+
+def _lists(findings: Sequence[Finding]) -> list[tuple[str, list[Finding], str]]:
+    """The lists of rules that were checked, each with a count of its verdicts."""
+    made = []
     for prefix, title in LISTS.items():
-        own = [finding for finding in findings if finding.rule.startswith(prefix)]
-        found = counts(own)
-        summary = ", ".join(f"{count} {verdict}" for verdict, count in found.items() if count)
-        items = "".join(
-            f"<li><span class='verdict {_KINDS[f.verdict][0]}'>{_KINDS[f.verdict][1]}</span><div class='title'>"
-            f"{words.text(f.title)}<span class='id'>{words.text(f.rule)}</span></div>"
-            f"<p>{_sentence(f.evidence)}</p></li>"
-            for f in own
-        )
-        if own:
-            heading = f"<summary>{title}<small>{summary}</small></summary>"
-            parts.append(f"<details open>{heading}<ul class='rules'>{items}</ul></details>")
-    return "".join(parts)
+        if own := [finding for finding in findings if finding.rule.startswith(prefix)]:
+            told = ", ".join(f"{count} {verdict}" for verdict, count in counts(own).items() if count)
+            made.append((title, own, told))
+    return made
 
 
-def _setting(record: Record) -> str:
+def _training(record: Record) -> dict[str, Any]:
     work, clock = record.workload, record.clock
-    trained = {
+    return {
         "workload": work.name, "model": f"{work.model} ({work.parameters:,} parameters)",
         "data": f"{work.dataset}, from {work.dataset_source}",
         "samples": f"{work.train_samples:,} to train, {work.test_samples:,} to test",
@@ -246,16 +199,16 @@ def _setting(record: Record) -> str:
         "tuning runs": "not said" if record.tuning_runs is None else record.tuning_runs,
         "clock": f"starts {clock.starts}; of the ranks' times: {clock.across_ranks or 'not said'}",
     }  # fmt: skip
-    machine: dict[str, Any] = {"link": _link(record)}
-    machine.update({name.replace("_", " "): value for name, value in record.environment.items()})
-    if "memory nbytes" in machine and machine["memory nbytes"] is not None:
-        machine["memory"] = words.nbytes(float(machine.pop("memory nbytes")))
-    configurations = {c.name: _configuration(c.__dict__) for c in record.configurations}
-    return (
-        f"<pre>{words.text(record.command)}</pre><div class='columns'><div><h3>Training</h3>{_pairs(trained)}</div>"
-        f"<div><h3>Machine and software</h3>{_pairs(machine)}</div></div>"
-        f"<h3>Configurations</h3>{_pairs(configurations)}"
-    )
+
+
+def _machine(record: Record) -> dict[str, Any]:
+    link = "as the machine has it"
+    if record.link.spec is not None:
+        link = f"{words.link(record.link.spec)}, {_kind(record)}, {record.link.hosts} hosts"
+    found = {"link": link, **{name.replace("_", " "): value for name, value in record.environment.items()}}
+    if found.get("memory nbytes") is not None:
+        found["memory"] = words.nbytes(float(found.pop("memory nbytes")))
+    return found
 
 
 def _configuration(fields: dict[str, Any]) -> str:
@@ -263,26 +216,5 @@ def _configuration(fields: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in shown.items() if name not in ("name", "options"))
 
 
-def _link(record: Record) -> str:
-    if record.link.spec is None:
-        return "as the machine has it"
-    return f"{words.link(record.link.spec)}, {_kind(record)}, {record.link.hosts} hosts"
-
-
 def _kind(record: Record) -> str:
     return "emulated" if record.link.emulated else "real"
-
-
-def _pairs(values: dict[str, Any]) -> str:
-    shown = {name: words.NOTHING if value is None else value for name, value in values.items()}
-    return f"<dl>{''.join(f'<dt>{words.text(n)}</dt><dd>{words.text(v)}</dd>' for n, v in shown.items())}</dl>"
-
-
-def _footer(record: Record) -> str:
-    return (
-        "<footer><p>Speed-up: median cost of the base over median cost of the configuration, over the seeds; above 1 "
-        "is quicker. Its interval is a bootstrap of the seeds, too narrow where they are few. Better and worse: "
-        "two-sided tests at 5 %, paired by seed where possible, adjusted (Holm) for the number of configurations.</p>"
-        f"<p>Run {words.text(record.id)}. Everything here is in its run.json; <code>laconic report</code> makes this "
-        "page again, with <code>--csv</code> and <code>--png</code> for the figures and charts.</p></footer>"
-    )

@@ -6,75 +6,57 @@ times by number of machines; all of it predicted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from laconic.lab.report import words
-from laconic.lab.report.charts import NARROW, WIDE, Axis, Series, Size, curves, text_width, wrap
-from laconic.lab.report.style import page_style
+from laconic.lab.report import bars, words
+from laconic.lab.report.canvas import NARROW, WIDE, Canvas, Size
+from laconic.lab.report.charts import Axis, Series, curves
+from laconic.lab.report.pages import render
 from laconic.planner.plan import Planned, ScalePoint, crossings
-from laconic.planner.predict import Prediction
+from laconic.planner.predict import Bar, Prediction
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 KINDS = ("one machine", "data", "tensor", "pipeline", "hybrid")
-LISTED = 20
+TITLES = ("plan", "step", "from", "to", "sent", "memory", "bottleneck")
+LISTED, DOTS, LAYERS = 20, 40, 12  # at most: rows of the table, dots of a kind, layers
+HELD = {"compute": "weights, gradients, optimiser", "encode": "saved for backward"}
+MACHINES = Axis("machines (logarithmic)", "log")
+SCALED: dict[str, tuple[Axis, Callable[[ScalePoint, str], float]]] = {
+    "Time": (Axis("time of a step (s, logarithmic)", "log"), lambda point, kind: point.seconds[kind]),
+    "Efficiency": (Axis("efficiency (%)", "linear"), lambda point, kind: 100 * point.efficiency(kind)),
+    "Cost": (Axis("machine-seconds for 1,000 samples (logarithmic)", "log"), lambda point, kind: point.cost(kind)),
+}
 
 
 def page(planned: Planned, points: Sequence[ScalePoint]) -> str:
     """The whole page."""
-    asked, name = planned.asked, planned.subject.name
-    title = f"{name} on {asked.ranks} machines over {asked.link}"
-    sections = [
-        ("plan", "What to do", _verdict(planned)),
-        ("candidates", "Candidates", _both(lambda size: _candidates(planned, size)) + _table(planned)),
-        ("timeline", "Timeline of the chosen one", _both(lambda size: _timeline(planned.chosen, size))),
-        ("memory", "Memory by layer", _both(lambda size: _memory(planned, size))),
-        ("scale", "By number of machines", _scale(points) if len(points) > 1 else ""),
-    ]
-    kept = [each for each in sections if each[2]]
-    links = "".join(f"<a href='#{name}'>{title}</a>" for name, title, _ in kept)
-    body = "".join(f"<section id='{name}'><h2>{title}</h2>{body}</section>" for name, title, body in kept)
-    return (
-        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        "<meta name='viewport' content='width=device-width,initial-scale=1'>"
-        "<meta name='color-scheme' content='light dark'>"
-        f"<title>{words.text(title)}</title><link rel='icon' href='data:,'><style>\n{page_style()}</style></head><body>"
-        "<header><p class='eyebrow'>Laconic · plan · predicted, not measured</p>"
-        f"<h1>{words.text(title)}</h1><p class='meta'>{planned.setting.batch} samples a step · layer times: "
-        f"{words.text(planned.setting.work.source)}</p><nav aria-label='Contents'>{links}</nav></header>"
-        f"<main>{body}</main></body></html>\n"
-    )
+    asked, chosen = planned.asked, planned.chosen
+    return render(
+        "plan.html", planned=planned, title=f"{planned.subject.name} on {asked.ranks} machines over {asked.link}",
+        wide=WIDE, narrow=NARROW, candidates=_candidates(planned), titles=TITLES,
+        rows=[_cells(each) for each in planned.candidates[:LISTED]],
+        timeline=partial(bars.lanes, [_lane(bar) for bar in chosen.timeline], end=chosen.seconds,
+                         title="Timeline of the chosen plan"),
+        memory=_memory(planned), scaled=_scaled(points), crossings=crossings(points),
+    )  # fmt: skip
 
 
-def _both(draw: object) -> str:
-    assert callable(draw)
-    return f"<figure>{draw(WIDE)}{draw(NARROW)}</figure>"
-
-
-def _verdict(planned: Planned) -> str:
-    best = planned.chosen
-    first = (
-        f"<p><strong>{words.text(best.strategy)}</strong>: {words.seconds(best.seconds)} a step "
-        f"({words.seconds(best.low)} to {words.seconds(best.high)}), {words.nbytes(best.sent_nbytes)} sent by each "
-        f"machine, {words.nbytes(best.memory_nbytes)} of memory.</p>"
-    )
-    return first + "".join(f"<p>{words.text(sentence)}</p>" for sentence in planned.verdict())
-
-
-def _candidates(planned: Planned, size: Size) -> str:
+def _candidates(planned: Planned) -> Callable[[Size], Canvas] | None:
     """Time against bytes; the line joins those that no other beats in both."""
-    series = []
-    for style, kind in enumerate(KINDS):
-        dots = [(max(each.sent_nbytes, 1.0) / 1e6, each.seconds) for each in planned.candidates
-                if each.strategy.kind == kind and each.strategy.ranks > 1]  # fmt: skip
-        series += [Series(kind, style, [dot]) for dot in dots[:1]] + [Series("", style, [dot]) for dot in dots[1:40]]
-    best = sorted(pareto(planned.candidates), key=lambda each: each.sent_nbytes)
-    line = [(max(each.sent_nbytes, 1.0) / 1e6, each.seconds) for each in best if each.strategy.ranks > 1]
-    if line:
-        series.append(Series("not beaten in both", 7, line))
-    x = Axis("sent by each machine a step (MB, logarithmic)", "log", lambda v: f"{v:g}")
-    y = Axis("time of a step (s, logarithmic)", "log", lambda v: f"{v:g}")
-    return curves(series, x, y, size, title="Candidates by time and bytes") if series else ""
+    several = [each for each in planned.candidates if each.strategy.ranks > 1]
+    if not several:
+        return None
+    series = [Series(kind, style, _dots([each for each in several if each.strategy.kind == kind][:DOTS]), joined=False)
+              for style, kind in enumerate(KINDS)]  # fmt: skip
+    best = sorted(pareto(several), key=lambda each: each.sent_nbytes)
+    series = [*(each for each in series if each.line), Series("not beaten in both", 7, _dots(best))]
+    x = Axis("sent by each machine a step (MB, logarithmic)", "log")
+    return partial(curves, series, x, Axis("time of a step (s, logarithmic)", "log"),
+                   title="Candidates by time and bytes")  # fmt: skip
+
+
+def _dots(found: Sequence[Prediction]) -> list[tuple[float, float]]:
+    return [(max(each.sent_nbytes, 1.0) / 1e6, each.seconds) for each in found]
 
 
 def pareto(candidates: Sequence[Prediction]) -> list[Prediction]:
@@ -86,71 +68,39 @@ def pareto(candidates: Sequence[Prediction]) -> list[Prediction]:
     return kept
 
 
-def _table(planned: Planned) -> str:
-    heads = ("plan", "step", "from", "to", "sent", "memory", "bottleneck")
-    rows = []
-    for each in planned.candidates[:LISTED]:
-        cells = (each.strategy, words.seconds(each.seconds), words.seconds(each.low), words.seconds(each.high),
-                 words.nbytes(each.sent_nbytes), words.nbytes(each.memory_nbytes), each.bottleneck)  # fmt: skip
-        labelled = zip(heads, cells, strict=True)
-        rows.append(f"<tr>{''.join(f'<td data-label={head}>{words.text(cell)}</td>' for head, cell in labelled)}</tr>")
-    head = "".join(f"<th>{each}</th>" for each in heads)
-    body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
-    return f"<div class='scroll'><table class='cards'>{body}</table></div>"
+def _cells(found: Prediction) -> list[str]:
+    return [str(found.strategy), words.seconds(found.seconds), words.seconds(found.low), words.seconds(found.high),
+            words.nbytes(found.sent_nbytes), words.nbytes(found.memory_nbytes), found.bottleneck]  # fmt: skip
 
 
-def _timeline(found: Prediction, size: Size) -> str:
-    end = max((bar.end_s for bar in found.timeline), default=0.0) or 1.0
-    scale, body = (size.width - 24.0) / end, []
-    for row, lane in enumerate(("compute", "link")):
-        top = 26.0 + 62.0 * row
-        body.append(f'<text class="strong" x="4" y="{top - 6:.0f}">{lane}</text>')
-        for bar in (bar for bar in found.timeline if bar.lane == lane):
-            x, width = 4 + scale * bar.begin_s, max(1.0, scale * (bar.end_s - bar.begin_s))
-            tip = words.text(f"{bar.name}: {words.seconds(bar.end_s - bar.begin_s)}")
-            part = "wire" if lane == "link" else "decode" if bar.name == "optimiser" else "compute"
-            body.append(f'<g class="part-{part}"><rect class="fill" x="{x:.1f}" y="{top:.0f}" width="{width:.1f}" '
-                        f'height="26" stroke="var(--panel)"><title>{tip}</title></rect></g>')  # fmt: skip
-            if width > text_width(bar.name, size) + 8:
-                body.append(f'<text class="ink" x="{x:.1f}" y="{top + 42:.0f}">{words.text(bar.name)}</text>')
-    body.append(f'<text x="{size.width - 18}" y="152" text-anchor="end">{words.text(words.seconds(end))}</text>')
-    return wrap("\n".join(body), size, 162, "Timeline of the chosen plan")
+def _lane(bar: Bar) -> tuple[str, bars.Piece]:
+    """A bar of the prediction on a lane of its own name, or on the link's."""
+    part = "wire" if bar.lane == "link" else "wait" if bar.name.startswith("wait") else "compute"
+    length = bar.end_s - bar.begin_s
+    piece = bars.Piece(part, bar.begin_s, length, f"{bar.name}: {words.seconds(length)}")
+    return ("link" if bar.lane == "link" else bar.name), piece
 
 
-def _memory(planned: Planned, size: Size) -> str:
+def _memory(planned: Planned) -> Callable[[Size], Canvas]:
     """The layers that hold most: weights with gradients and state, and what is saved for backward."""
     cost = planned.setting.cost
-    state = 1 + cost.total("gradient_nbytes") / max(1, cost.total("weight_nbytes"))
-    state += cost.optimizer_nbytes / max(1, cost.total("weight_nbytes"))
-    rows = sorted(cost.layers, key=lambda each: -(state * each.weight_nbytes + each.saved_nbytes))[:12]
-    most = max((state * each.weight_nbytes + each.saved_nbytes for each in rows), default=1.0) or 1.0
-    body, scale = [], (size.width - 110.0) / most
-    for index, each in enumerate(rows):
-        top, weights, saved = 40.0 * index, state * each.weight_nbytes, float(each.saved_nbytes)
-        body.append(f'<text class="strong" x="4" y="{top + 13:.0f}">{words.text(each.name)} ({each.kind})</text>')
-        for part, begin, value in (("compute", 0.0, weights), ("encode", weights, saved)):
-            what = "saved" if part == "encode" else "weights, gradients, optimiser"
-            tip = words.text(f"{what}: {words.nbytes(value)}")
-            body.append(f'<g class="part-{part}"><rect class="fill" x="{4 + scale * begin:.1f}" y="{top + 18:.0f}" '
-                        f'width="{scale * value:.1f}" height="14"><title>{tip}</title></rect></g>')  # fmt: skip
-        end = 10 + scale * (weights + saved)
-        body.append(f'<text x="{end:.1f}" y="{top + 30:.0f}">{words.text(words.nbytes(weights + saved))}</text>')
-    return wrap("\n".join(body), size, 40.0 * len(rows) + 8, "Memory by layer: weights with state, then saved")
+    state = 1 + (cost.total("gradient_nbytes") + cost.optimizer_nbytes) / max(1, cost.total("weight_nbytes"))
+    held = [(each, state * each.weight_nbytes, float(each.saved_nbytes)) for each in cost.layers]
+    rows = [
+        (f"{layer.name} ({layer.kind})", [bars.Piece(part, begin, length, f"{HELD[part]}: {words.nbytes(length)}")
+                for part, begin, length in (("compute", 0.0, weights), ("encode", weights, saved))])
+        for layer, weights, saved in sorted(held, key=lambda each: -(each[1] + each[2]))[:LAYERS]
+    ]  # fmt: skip
+    return partial(bars.sizes, rows, HELD, title="Memory by layer: weights with state, then saved")
 
 
-def _scale(points: Sequence[ScalePoint]) -> str:
+def _scaled(points: Sequence[ScalePoint]) -> list[Callable[[Size], Canvas]]:
+    """Time, efficiency and cost by number of machines; nothing for one number."""
     kinds = [kind for kind in KINDS if any(kind in point.seconds for point in points)]
-    times = [Series(kind, style, [(float(p.ranks), p.seconds[kind]) for p in points if kind in p.seconds])
-             for style, kind in enumerate(kinds, 1)]  # fmt: skip
-    share = [Series(kind, style, [(float(p.ranks), 100 * p.efficiency(kind)) for p in points if kind in p.seconds])
-             for style, kind in enumerate(kinds, 1)]  # fmt: skip
-    paid = [Series(kind, style, [(float(p.ranks), p.cost(kind)) for p in points if kind in p.seconds])
-            for style, kind in enumerate(kinds, 1)]  # fmt: skip
-    x = Axis("machines (logarithmic)", "log", lambda v: f"{v:g}")
-    seconds = Axis("time of a step (s, logarithmic)", "log", lambda v: f"{v:g}")
-    percent = Axis("efficiency (%)", "linear", lambda v: f"{v:g}")
-    drawn = _both(lambda size: curves(times, x, seconds, size, title="Time by number of machines"))
-    drawn += _both(lambda size: curves(share, x, percent, size, title="Efficiency by number of machines"))
-    cost = Axis("machine-seconds for 1,000 samples (logarithmic)", "log", lambda v: f"{v:g}")
-    drawn += _both(lambda size: curves(paid, x, cost, size, title="Cost by number of machines"))
-    return drawn + "".join(f"<p>{words.text(line)}</p>" for line in crossings(points)) + "<p>Simulated.</p>"
+    return [
+        partial(curves, [
+            Series(kind, style, [(float(p.ranks), value(p, kind)) for p in points if kind in p.seconds])
+            for style, kind in enumerate(kinds, 1)
+        ], MACHINES, axis, title=f"{what} by number of machines")
+        for what, (axis, value) in SCALED.items() if len(points) > 1
+    ]  # fmt: skip

@@ -27,7 +27,11 @@ DARK = {
     "other": "#55544e",
 }  # fmt: skip
 SERIES = 8
-DASHES = ("", "7 3", "2 3", "10 3 2 3", "5 2 1 2 1 2", "12 4", "4 4", "1 2")
+DASHES = (
+    "solid", (0, (3.2, 1.4)), (0, (1.0, 1.4)), (0, (4.5, 1.4, 1.0, 1.4)), (0, (2.3, 1.0, 0.5, 1.0, 0.5, 1.0)),
+    (0, (5.5, 1.8)), (0, (1.8, 1.8)), (0, (0.5, 1.0)),
+)  # fmt: skip
+MARKERS = ("o", "s", "^", "D", "v", "h", "p", "8")
 PARTS = ("compute", "encode", "wire", "wait", "decode", "other")
 
 
@@ -47,9 +51,7 @@ def colours() -> str:
 
 def chart_style() -> str:
     """What a chart needs, in the page or alone."""
-    series = "".join(f".s{i}{{--c:var(--s{i})}}\n" for i in range(SERIES))
-    parts = "".join(f".part-{part}{{--c:var(--{part})}}\n" for part in PARTS)
-    return colours() + _sheet("chart.css") + series + ".several{--c:var(--muted)}\n" + parts
+    return colours() + _sheet("chart.css")
 
 
 def page_style() -> str:

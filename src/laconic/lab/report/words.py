@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from html import escape
 
 from laconic.lab.records.record import Claim
 from laconic.statistics import Median
@@ -17,9 +16,9 @@ _TIMES = [(60.0, "min", 120.0), (1.0, "s", 1.0), (1e-3, "ms", 1e-3), (1e-6, "µs
 _SIZES = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")]
 
 
-def text(value: object) -> str:
-    """Anything, safe to stand in HTML and in SVG."""
-    return escape(str(value), quote=True)
+def sentence(line: str) -> str:
+    """A line with a capital letter and a full stop."""
+    return line[:1].upper() + line[1:] + ("" if line.endswith(".") else ".")
 
 
 def plain(line: str) -> str:
