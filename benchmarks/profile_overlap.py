@@ -88,7 +88,7 @@ def run_rank(compute_s: float, steps: int, overlap: bool | None) -> dict[str, An
             optimizer.step()
         job.finish()
         records = [vars(record) for record in job.state.records if record.step >= WARM_UP]
-        found = {"begun": begun[WARM_UP:], "records": records, "waits": list(job.stream.waits) if job.stream else []}
+        found = {"begun": begun[WARM_UP:], "records": records, "waits": list(job.sink.waits) if job.sink else []}
         job.close()
     dist.destroy_process_group()
     return found

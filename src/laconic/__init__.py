@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from laconic.exchange.collectives import broadcast as broadcast
     from laconic.exchange.collectives import reduce as reduce
     from laconic.exchange.collectives import reduce_scatter as reduce_scatter
+    from laconic.exchange.ddp import hook as hook
     from laconic.exchange.dgc import DeepGradientCompression as DeepGradientCompression
     from laconic.exchange.hook import compress as compress
-    from laconic.exchange.hook import hook as hook
     from laconic.exchange.job import Job as Job
     from laconic.exchange.layout import Exemptions as Exemptions
     from laconic.exchange.options import Options as Options

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.errors import BadInput
 from laconic.exchange.auto import Route
-from laconic.exchange.buckets import Bucket, BucketGroup
+from laconic.exchange.buckets import BucketChannels, BucketGroup
 from laconic.exchange.dgc import DeepGradientCompression, MomentumCorrection, accelerate
 from laconic.exchange.layout import BucketInfo, Entry, Exemptions
 from laconic.exchange.options import Options, PlannedCodec
@@ -58,7 +58,7 @@ def _exchanged(
 
     def work(transport: Transport) -> tuple[list[torch.Tensor], MomentumCorrection]:
         correction, means = MomentumCorrection(dgc), []
-        bucket = Bucket(BucketInfo(tuple(entries), NUMEL), Residuals(), correction)
+        bucket = BucketChannels(BucketInfo(tuple(entries), NUMEL), Residuals(), correction)
         for step, rows in enumerate(gradients):
             bucket.use(laconic.codec(plan[max(first for first in plan if first <= step)]))
             buffer = torch.from_numpy(rows[transport.rank].copy())
@@ -334,7 +334,7 @@ def _ddp_steps(steps: range, states: list[dict[str, Any]] | None) -> tuple[list[
         ddp(_given(step, rank)).backward()
         found.append({name: p.grad.clone() for name, p in ddp.module.named_parameters() if p.grad is not None})
     assert state is not None
-    last = {**state.state_dict(), "buckets": len(state.buckets)}
+    last = {**state.state_dict(), "buckets": state.buckets.bucket_count}
     state.close()
     laconic.init().close()
     dist.destroy_process_group()
@@ -396,7 +396,7 @@ def _accuracy(seed: int, plan: Any, corrected: bool) -> float:
         spans = [(stop - p.numel(), stop, Exemptions().covers("", p)) for p, stop in zip(parameters, ends, strict=True)]
         entries = [Entry(str(number), *span) for number, span in enumerate(spans)]
         correction = MomentumCorrection(DeepGradientCompression(0.9)) if corrected else None
-        bucket = Bucket(BucketInfo(tuple(entries), ends[-1]), Residuals(), correction)
+        bucket = BucketChannels(BucketInfo(tuple(entries), ends[-1]), Residuals(), correction)
         group, optimizer = BucketGroup([bucket]), torch.optim.SGD(parameters, 0.1, momentum=0.0 if corrected else 0.9)
         draw = torch.Generator().manual_seed(1000 * seed + transport.rank)
         for step in range(250):

@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.errors import CollectiveTimeout, LaconicError, PayloadError
-from laconic.exchange.coded import Channel, reduce_scatter_coded
+from laconic.exchange.coded import Channel, reduce_scatter_steps
 from laconic.exchange.hook import hook
-from laconic.transports.base import Transport
+from laconic.transports.base import Transport, finish
 from laconic.transports.faults import Faulty, Message
 from laconic.transports.launcher import LocalJob
 from laconic.transports.threads import run_threads
@@ -135,7 +135,7 @@ def test_damage_is_noticed_whatever_the_length(numel: int) -> None:
     def work(transport: Transport) -> None:
         faulty = Faulty(transport, corrupt=lambda m: transport.rank == 1)
         piece = Channel(torch.ones(2, numel), laconic.codec("dynamic8"))
-        reduce_scatter_coded([piece, Channel(torch.ones(2, 3), laconic.codec("none"))], faulty)
+        finish(reduce_scatter_steps([piece, Channel(torch.ones(2, 3), laconic.codec("none"))], faulty))
 
     with pytest.raises(PayloadError, match=r"\[rank 0/2\] direct reduce_scatter, round 1 of 1: peer 1 sent a bad"):
         run_threads(2, work)

@@ -14,10 +14,10 @@ from torch.distributed.tensor import DTensor, Shard
 
 import laconic
 from laconic.errors import BadInput
-from laconic.exchange.coded import Channel, reduce_scatter_coded
+from laconic.exchange.coded import Channel, reduce_scatter_steps
 from laconic.exchange.fsdp import ShardedCompression
 from laconic.exchange.residuals import Residual, merge_state_dicts
-from laconic.transports.base import Transport
+from laconic.transports.base import Transport, finish
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads
 
@@ -36,7 +36,7 @@ def test_the_owner_gets_the_sum_of_what_was_sent(spec: str, world_size: int) -> 
     def work(transport: Transport) -> torch.Tensor:
         rank, mine = transport.rank, _rows(world_size, 900, transport.rank)
         exact = mine[:, :7].clone()
-        reduce_scatter_coded([Channel(mine, coder), Channel(exact, EXACT)], transport, step=5)
+        finish(reduce_scatter_steps([Channel(mine, coder), Channel(exact, EXACT)], transport, 5))
         expected = torch.stack([_rows(world_size, 900, r)[rank, :7] for r in range(world_size)]).sum(0)
         torch.testing.assert_close(exact[rank], expected)
         return mine[rank]
@@ -54,7 +54,7 @@ def test_what_was_left_out_is_owed_to_the_owner() -> None:
         residual, got = Residual(3 * 500), torch.zeros(500, dtype=torch.float64)
         for step in range(6):
             mine = _rows(3, 500, transport.rank)
-            reduce_scatter_coded([Channel(mine, laconic.codec("topk(0.1)"), residual)], transport, step=step)
+            finish(reduce_scatter_steps([Channel(mine, laconic.codec("topk(0.1)"), residual)], transport, step))
             got += mine[transport.rank]
         return got, residual.total().view(3, 500)
 
@@ -71,7 +71,7 @@ def test_infinity_reaches_only_the_owner_of_that_share() -> None:
         mine = _rows(3, 300, transport.rank)
         if transport.rank == 0:
             mine[2, 5] = float("inf")
-        reduce_scatter_coded([Channel(mine, laconic.codec("dynamic8"))], transport)
+        finish(reduce_scatter_steps([Channel(mine, laconic.codec("dynamic8"))], transport))
         return bool(mine[transport.rank].isfinite().all())
 
     assert run_threads(3, work, timeout_s=10) == [True, True, False]

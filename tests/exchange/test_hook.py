@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.auto import Route
-from laconic.exchange.buckets import Bucket, BucketGroup
+from laconic.exchange.buckets import BucketChannels, BucketGroup
 from laconic.exchange.layout import BucketInfo, Entry, Exemptions
 from laconic.exchange.options import Options, PlannedCodec
 from laconic.exchange.ownership import owned
@@ -159,7 +159,7 @@ def test_residuals_follow_a_parameter_to_another_codec_and_bucket() -> None:
     residuals = Residuals()
     residuals.load_state_dict(left)
     for layout in (BucketInfo(entries[:1], 2000), BucketInfo(entries, 5000)):
-        bucket = Bucket(layout, residuals)
+        bucket = BucketChannels(layout, residuals)
         for spec in ("topk(0.1)", "dynamic8", "qsgd(4)", "none"):  # the last two feed nothing back: they send all
             bucket.use(laconic.codec(spec))
             kept = residuals.state_dict()
@@ -173,7 +173,7 @@ def test_residuals_follow_a_parameter_to_another_codec_and_bucket() -> None:
 
 def test_buckets_let_go_of_gradients_that_were_exchanged() -> None:
     entries = (Entry("a", 0, 2000, False), Entry("b", 2000, 2010, True))
-    bucket = Bucket(BucketInfo(entries, 2010), Residuals())
+    bucket = BucketChannels(BucketInfo(entries, 2010), Residuals())
     bucket.use(laconic.codec("dynamic8"))
     run_threads(1, lambda t: finish(BucketGroup([bucket]).steps([torch.ones(2010)], Route(t))))
     assert [channel.buffer.numel() for channel in bucket.channels] == [0, 0]
@@ -318,7 +318,7 @@ def test_a_message_carries_what_suits_the_link() -> None:
             profile = None if link is None else Profile("threads", 2, Link.parse(link))
             for given in (None, 1 << 10):
                 options = Options(world=World(transport, profile), message_nbytes=given)
-                found.append(CompressionState("fp16", options=options).buffer_nbytes)
+                found.append(CompressionState("fp16", options=options).buckets.buffer_nbytes)
         return found
 
     default, slow, quick = 1 << 18, 1 << 16, 1 << 22

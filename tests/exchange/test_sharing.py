@@ -70,11 +70,11 @@ def _alone() -> dict[str, Any]:
     state = CompressionState("topk(0.1)")
     found: dict[str, Any] = {}
     buffer, parameters = torch.ones(4096), [model.weight]
-    state.overlap.submit(state, buffer, 0, parameters, last=False)  # a backward that does not end
-    state.overlap.submit(state, torch.ones(4096), 0, parameters, last=True).wait()
+    state.stream.submit(buffer, 0, parameters, last=False)  # a backward that does not end
+    state.stream.submit(torch.ones(4096), 0, parameters, last=True).wait()
     found["numel"] = [record.numel for record in state.records]
     state.close()
-    state.overlap.submit(state, torch.ones(4096), 0, parameters, last=True).wait()  # works anew
+    state.stream.submit(torch.ones(4096), 0, parameters, last=True).wait()  # works anew
     found["records"] = len(state.records)
     found["names"] = list(state.state_dict()["residuals"])
     del state

@@ -146,19 +146,19 @@ def _broken_off(how: str) -> dict[str, Any]:
     state = CompressionState("dynamic8", [(str(i), w) for i, w in enumerate(weights)], Options(world=world))
 
     def bucket(index: int) -> Any:
-        return state.overlap.submit(state, torch.ones(4096), index, [weights[index]], last=index == 1)
+        return state.stream.submit(torch.ones(4096), index, [weights[index]], last=index == 1)
 
     for _ in range(2):
         for future in [bucket(0), bucket(1)]:
             assert torch.isfinite(future.wait()).all()
-    state.overlap.raise_first()
+    state.stream.raise_first()
     begun, texts = time.monotonic(), []
     stops = world.rank == 1
     futures = [] if stops and how == "peer" else [bucket(0)] if stops and how == "bucket" else [bucket(0), bucket(1)]
     for future in futures:
         try:
             spoilt = bool(future.wait().isnan().all())
-            state.overlap.raise_first()
+            state.stream.raise_first()
             texts.append(f"no error, spoilt: {spoilt}")
         except LaconicError as error:
             texts.append(f"{type(error).__name__}: {error}")
@@ -166,7 +166,7 @@ def _broken_off(how: str) -> dict[str, Any]:
     if stops and how == "bucket":
         try:
             late = bucket(1).wait()  # backward goes on after all: too late for this step
-            state.overlap.raise_first()
+            state.stream.raise_first()
         except LaconicError as error:
             found["late"] = f"{type(error).__name__}: {error}, {bool(late.isnan().all())}"
     if stops and how == "peer":

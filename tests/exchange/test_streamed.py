@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
-from laconic.exchange import streamed
-from laconic.exchange.streamed import Streamed
+from laconic.exchange import ddp as ddp_module
+from laconic.exchange.ddp import DdpGradients
 from laconic.transports.launcher import run_local
 
 WAYS = ("plain", "views", "no_sync", "unused", "static", "scaled", "joined", "small", "topk(0.1)+qsgd(4)")
@@ -48,13 +48,13 @@ def _train(way: str, *, early: bool) -> dict[str, Any]:
     options = {"views": {"gradient_as_bucket_view": True}, "static": {"static_graph": True}}.get(way, {})
     ddp = DistributedDataParallel(_Net(), find_unused_parameters=way == "unused", **options)  # type: ignore[arg-type]
     spec = way if "(" in way else "dynamic8"
-    streamed.LARGE_NBYTES = 1 << (20 if way == "small" else 12)  # else weights stay where autograd made them
+    ddp_module.LARGE_NBYTES = 1 << (20 if way == "small" else 12)  # else weights stay where autograd made them
     job = laconic.compress(ddp, spec, message_nbytes=1024)
     sent_before: list[int] = []  # DDP's first bucket came
-    if job.streamed is not None:
-        _watch(job.streamed, sent_before)
+    if job.sink is not None:
+        _watch(job.sink, sent_before)
         if not early:
-            job.streamed.close()
+            job.sink.close()
     optimizer = torch.optim.Adam(ddp.parameters(), 1e-2)
     scaler = torch.amp.GradScaler("cpu", enabled=way == "scaled", init_scale=16.0)  # type: ignore[attr-defined]
     steps = 6 + 2 * rank if way == "joined" else 7
@@ -72,15 +72,15 @@ def _train(way: str, *, early: bool) -> dict[str, Any]:
     return {"weights": weights, "before": sent_before, "text": job.explain(), "buckets": buckets}
 
 
-def _watch(streamed: Streamed, sent_before: list[int]) -> None:
-    take = streamed.take
+def _watch(sink: DdpGradients, sent_before: list[int]) -> None:
+    take = sink.take
 
     def watched(bucket: dist.GradBucket) -> Any:
         if bucket.index() == 0:
-            sent_before.append(streamed._next)
+            sent_before.append(sink._stream._next)
         return take(bucket)
 
-    streamed.take = watched  # type: ignore[method-assign]
+    sink.take = watched  # type: ignore[method-assign]
 
 
 def _both(ways: tuple[str, ...]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _gradients(channels_last: bool) -> list[Tensor]:
 def _layouts() -> list[tuple[list[Tensor], list[Tensor]]]:
     dist.init_process_group("gloo")
     found = []
-    for streamed.LARGE_NBYTES in (1 << 8, 1 << 20):
+    for ddp_module.LARGE_NBYTES in (1 << 8, 1 << 20):
         found.append((_gradients(False), _gradients(True)))
     laconic.init().close()
     dist.destroy_process_group()

@@ -12,6 +12,7 @@ import dataclasses
 import statistics
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -145,7 +146,7 @@ class Agreement(Job):
         self.given: tuple[nn.Module, Any] = self.model, self.optimizer
         self.alone = setup.world.world_size == 1
         self.step = 0
-        self.records: list[StepRecord] = []
+        self.records: deque[StepRecord] = deque(maxlen=self.KEPT)
         self.parts: dict[str, Stateful] = {}
         self.resources = ExitStack()
         self._seconds = self._wait_s = 0.0
@@ -180,7 +181,7 @@ class Agreement(Job):
         if not self.records:
             return super().explain()
         trained = sum(p.numel() for group in self.optimizer.param_groups for p in group["params"])
-        sent_nbytes = int(statistics.median(record.sent_nbytes for record in self.records[-100:]))
+        sent_nbytes = int(statistics.median(record.sent_nbytes for record in list(self.records)[-100:]))
         return f"{beside_ddp(sent_nbytes, trained, self.world.world_size)}\n\n{super().explain()}"
 
     def predictor(self) -> nn.Module:
@@ -229,13 +230,7 @@ class Agreement(Job):
 
     def settle(self, staleness: int | None = None) -> None:
         """Keep the record of this step and begin that of the next."""
-        self.keep(StepRecord(self.step, *self._charged(), staleness))
-
-    def keep(self, record: StepRecord) -> None:
-        """Keep a record, and forget the oldest ones."""
-        self.records.append(record)
-        if len(self.records) > self.KEPT:
-            del self.records[: self.KEPT // 2]
+        self.records.append(StepRecord(self.step, *self._charged(), staleness))
 
     def settle_finish(self) -> None:
         """Add what `finish` cost to the last step's record."""

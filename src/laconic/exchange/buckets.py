@@ -1,16 +1,18 @@
-"""Buckets of gradients on their way: split into channels, in groups that share messages, averaged, with residuals.
+"""Buckets of gradients, averaged: split into channels, in groups that share messages, with residuals and momentum.
 
-Caller: `state.py`. Exempt parameters are copied into one small exact channel. Where they are few, as biases are, the
-others go as one channel: the whole bucket with zeros in the exempt places, one call of the codec a message and no copy.
-Where they are many, compressible parameters that lie side by side share a channel. All channels share the same
-messages. DDP cuts gradients into buckets for float32; of a codec that sends a hundredth of it, several buckets make one
-message worth its latency.
+Callers: `stream.py` runs `BucketExchange.steps` on the exchange thread; `state.py` adds what lasts. Exempt parameters
+are copied into one small exact channel. Where they are few, as biases are, the others go as one channel: the whole
+bucket with zeros in the exempt places, one call of the codec a message and no copy. Where they are many, compressible
+parameters that lie side by side share a channel. All channels share the same messages. DDP cuts gradients into buckets
+for float32; of a codec that sends a hundredth of it, several buckets make one message worth its latency.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -18,26 +20,31 @@ from torch import Tensor
 
 from laconic.codecs import Codec, codec
 from laconic.errors import BadInput
-from laconic.exchange.auto import GUESS, Route, cheapest_coded, plan_coded
+from laconic.exchange.auto import GUESS, Route, cheapest_coded, message_nbytes, plan_coded, profile_of
+from laconic.exchange.chooser import AutoCodec
 from laconic.exchange.coded import Channel, CodedExchange, Feeds, MessagePool
 from laconic.exchange.dgc import Masking, MomentumCorrection
-from laconic.exchange.job import LayerForm, wire_nbytes
-from laconic.exchange.layout import BucketInfo, Entry
+from laconic.exchange.job import KEPT_STEPS, BucketRecord, LayerForm, wire_nbytes
+from laconic.exchange.layout import BucketInfo, Entry, Gradients, Parameters
 from laconic.exchange.matrices import Matrices, MatrixBucket
+from laconic.exchange.options import CodecChoice, Options
 from laconic.exchange.residuals import Residuals, SideBySide
 from laconic.exchange.sparse_choice import SPARSE
 from laconic.exchange.sparse_exchange import SparseExchange
+from laconic.exchange.sparse_gradient import SparseGradient
+from laconic.exchange.thread import depth_of, interleave
 from laconic.schedules.registry import build
 from laconic.transports.base import Pausing, Timings, Transport
 from laconic.transports.executor import agree, run
+from laconic.transports.world import World, current
 
 MAX_VIEWS = 8  # more runs of compressible parameters than this are copied into one channel
 FEW = 1 / 64  # exempt parameters up to this share of a bucket are blanked out rather than gone around
 _NOTHING = torch.empty(0)
 
 
-class Bucket:
-    """The state of one bucket of gradients, kept from step to step; `correction` is what was applied to them."""
+class BucketChannels:
+    """One bucket's channels, kept from step to step; `correction` is what was applied to its gradients."""
 
     def __init__(
         self, info: BucketInfo, residuals: Residuals, correction: MomentumCorrection | None = None
@@ -137,7 +144,7 @@ def _scatter(values: Tensor, buffer: Tensor, slices: Sequence[tuple[int, int]]) 
 class BucketGroup:
     """The exchange of these buckets; its plan is kept from step to step."""
 
-    def __init__(self, buckets: Sequence[Bucket], pool: MessagePool | None = None) -> None:
+    def __init__(self, buckets: Sequence[BucketChannels], pool: MessagePool | None = None) -> None:
         self.buckets = tuple(buckets)
         self._pool = pool
         self._exchange: CodedExchange | SparseExchange | None = None
@@ -202,25 +209,213 @@ class BucketGroup:
         return transport.counters.total_sent_nbytes - before
 
 
-AnyBucket = Bucket | MatrixBucket
+AnyBucket = BucketChannels | MatrixBucket
 _log = logging.getLogger("laconic.exchange")
 
 
-class Buckets:
-    """Buckets by number, each of the kind its codec needs; a new layout or codec takes the residuals along."""
+class BucketExchange:
+    """Averages the buckets of a model over all ranks, step by step; a new layout or codec takes the residuals along.
 
-    def __init__(self, residuals: Residuals, correction: MomentumCorrection | None) -> None:
+    Attributes:
+        step: the step that is under way, or comes next.
+        records: what the last steps sent, and where their time went.
+    """
+
+    def __init__(
+        self, choice: CodecChoice, parameters: Parameters, options: Options, correction: MomentumCorrection | None
+    ) -> None:
+        self.options, self.choice, self.parameters, self.correction = options, choice, parameters, correction
+        self.residuals = Residuals(options.feedback)
         self.matrices = Matrices()
-        self._residuals, self._correction = residuals, correction
+        self.records: deque[BucketRecord] = deque()
+        self.step = 0
+        self._world = options.world
         self._buckets: dict[int, AnyBucket] = {}
         self._groups: dict[tuple[int, ...], BucketGroup] = {}
+        self._sparse: dict[int, SparseGradient] = {}  # by bucket
         self._pool = MessagePool()
+        self._codecs: tuple[int, float, dict[int, Codec]] = (0, 0, {})  # first step, first no longer, codec by bucket
+        self._exact: tuple[int, float, bool] = (0, 0, False)  # first step, first no longer, whether all are exact
 
-    def __len__(self) -> int:
-        return len(self._buckets)
+    @property
+    def world(self) -> World:
+        """Where to communicate: found when it is first needed, for Lightning starts its processes after this object."""
+        if self._world is None:
+            self._world = self.options.check_hosts(current())
+        return self._world
 
-    def at(self, index: int, info: BucketInfo, chosen: Codec) -> AnyBucket:
-        """The bucket of this number with this codec; all are made anew when DDP has rebuilt them."""
+    @world.setter
+    def world(self, world: World) -> None:
+        self._world = world
+
+    @property
+    def has_world(self) -> bool:
+        """Whether the world is known already."""
+        return self._world is not None
+
+    @property
+    def auto(self) -> AutoCodec | None:
+        """What chooses, where the codec is "auto"."""
+        return self.choice if isinstance(self.choice, AutoCodec) else None
+
+    # how much travels together
+
+    @functools.cached_property
+    def message_nbytes(self) -> int:
+        """What a message should carry: as asked for, or by the link. Codec "auto" measures it where nobody has."""
+        if self.options.message_nbytes is not None:
+            return self.options.message_nbytes
+        if self.auto is not None and self.world.world_size > 1:
+            profile_of(self.world)
+        return message_nbytes(GUESS if self.world.profile is None else self.world.profile.link)
+
+    @property
+    def buffer_nbytes(self) -> int:
+        """Raw bytes whose payload makes a message of about `message_nbytes`, by the codec of the first step."""
+        if self.auto is not None:
+            return 4 * self.message_nbytes
+        first = self.choice.codec_for(0, 0)
+        if first.kind == "matrix":
+            return 25 << 20
+        sample = 1 << 20
+        return int(self.message_nbytes * max(1.0, 4 * sample / first.max_nbytes(sample)))
+
+    @property
+    def section_nbytes(self) -> int | None:
+        """In sections of about which size a large gradient may travel; None where it has to be whole.
+
+        Among more ranks an exchange takes more messages, and each is a smaller part of it.
+        """
+        if not self.choice.cuts or self.correction is not None:
+            return None
+        return max(2, self.world.world_size) * self.buffer_nbytes
+
+    def codec_at(self, index: int, step: int) -> Codec:
+        """The codec of this bucket at this step; the choice is asked again when it may have changed."""
+        first, end, codecs = self._codecs
+        if not first <= step < end:  # two threads may ask, of different steps: each goes on with what it has read
+            codecs = {}
+            self._codecs = (step, self.choice.lasts_until(step), codecs)
+        if index not in codecs:
+            codecs[index] = self.choice.codec_for(index, step)
+        return codecs[index]
+
+    def is_exact(self, step: int) -> bool:
+        """Whether every bucket is exact at this step, and nothing is to be decided before it."""
+        first, end, exact = self._exact
+        if not first <= step < end:
+            exact = self.choice.is_exact(step)
+            self._exact = (step, self.choice.lasts_until(step), exact)
+        return exact
+
+    # a step
+
+    def exchange(
+        self, buckets: Sequence[tuple[Tensor, Sequence[Tensor]]], starts: Sequence[int] | None = None
+    ) -> None:
+        """Average flat buffers, each with the parameters whose gradients lie in it, over all ranks, now: one step.
+
+        `starts`: after how many of its parameters' values each buffer begins; all at the first without it.
+        """
+        jobs, last = [], len(buckets) - 1
+        for index, (buffer, parameters) in enumerate(buckets):
+            if self.choice.learns:
+                self.choice.note_ready(index, self.step)
+            start = starts[index] if starts else 0
+            given = Gradients(buffer, index, parameters, self.step, index == last, first=index == 0, start=start)
+            jobs.append(self.steps([given]))
+        try:
+            interleave(jobs, depth_of(self.world.transport))
+        except Exception as error:
+            self.world.transport.abandon(f"{type(error).__name__}: {error}")
+            raise
+
+    def steps(self, held: list[Gradients]) -> Pausing[bool]:
+        """Average buckets that travel together: + momentum, + residual, through the codec, mean, back into the buffers.
+
+        Pauses where there is nothing to do but wait; returns whether they went as float32, in place.
+        """
+        first, world, options = held[0], self.world, self.options
+        if first.first and self.choice.learns:
+            self.choice.before_step(first.step, world)
+        begun = time.perf_counter()
+        if first.buffer.is_sparse:
+            return (yield from self._sparse_steps(first, begun))
+        chosen = self.codec_at(first.index, first.step)
+        buckets = [self._bucket(each, chosen) for each in held]
+        plain = chosen.exact and options.algorithm in ("auto", "native") and self.correction is None
+        values = [_in_memory(each.buffer, plain) for each in held]
+        if self.correction is not None:
+            for bucket, part in zip(buckets, values, strict=True):
+                self.correction.apply(bucket.info.entries, part, world.world_size)
+        link = world.profile.link if world.profile is not None else None
+        route = Route(world.transport, options.algorithm, options.hosts, first.step, link)
+        timings, algorithm = yield from self._group_steps(buckets, values, route)
+        for each, part in zip(held, values, strict=True):
+            if part is not each.buffer:
+                each.buffer.copy_(part)
+                plain = False
+        numel = sum(part.numel() for part in values)
+        self._ended(held, numel, str(chosen), algorithm, begun, timings)
+        return plain and algorithm == "native"
+
+    def _group_steps(
+        self, buckets: Sequence[AnyBucket], buffers: Sequence[Tensor], route: Route
+    ) -> Pausing[tuple[Timings, str]]:
+        """Average the buffers of these buckets in the same messages."""
+        plain = [bucket for bucket in buckets if isinstance(bucket, BucketChannels)]
+        if len(plain) < len(buckets):
+            matrices = buckets[0]
+            assert not isinstance(matrices, BucketChannels)  # matrix codecs' buckets travel alone
+            return (yield from matrices.steps(buffers[0], route))
+        key = tuple(map(id, plain))
+        if key not in self._groups:
+            self._groups = {k: v for k, v in self._groups.items() if not set(k) & set(key)}
+            self._groups[key] = BucketGroup(plain, self._pool)
+        return (yield from self._groups[key].steps(buffers, route))
+
+    def _sparse_steps(self, given: Gradients, begun: float) -> Pausing[bool]:
+        """Average a sparse gradient, which travels alone, exactly."""
+        info = self.parameters.info(given)
+        if self.correction is not None:
+            raise no_sparse_momentum(info.entries[0].name)
+        sparse = self._sparse.setdefault(given.index, SparseGradient())
+        timings, algorithm = yield from sparse.steps(given.buffer, self.world.transport)
+        self._ended([given], given.buffer.numel(), "none", algorithm, begun, timings)
+        return False
+
+    def went_plain(self, gradients: Gradients, begun: float) -> None:
+        """Record a bucket that took the float32 shortcut."""
+        buffer = gradients.buffer
+        sent = wire_nbytes(buffer.numel(), self.world.world_size, itemsize=buffer.itemsize)
+        timings = Timings(wait_s=time.perf_counter() - begun, sent_nbytes=sent)
+        self._ended([gradients], buffer.numel(), "none", "native", begun, timings)
+
+    def _ended(
+        self, held: list[Gradients], numel: int, spec: str, algorithm: str, begun: float, timings: Timings
+    ) -> None:
+        """Keep what an exchange was like; that of a step's last bucket ends the step."""
+        (first, last), seconds = (held[0], held[-1]), time.perf_counter() - begun
+        what = (first.step, first.index, numel, spec, algorithm, seconds)
+        self.keep(BucketRecord(*what, **vars(timings), made=last.made, begun=begun))
+        if self.choice.learns:
+            self.choice.note_exchange(first.index, numel, seconds)
+        if last.last:
+            self.step = last.step + 1
+            if self.matrices.methods:
+                self.matrices.end_of_step()
+
+    def keep(self, record: BucketRecord) -> None:
+        """Add a record; those of more than KEPT_STEPS steps ago are dropped."""
+        self.records.append(record)
+        while self.records and self.records[0].step < record.step - KEPT_STEPS:
+            self.records.popleft()
+
+    # buckets
+
+    def _bucket(self, gradients: Gradients, chosen: Codec) -> AnyBucket:
+        """The bucket of these gradients with this codec; all are made anew when DDP has rebuilt them."""
+        index, info = gradients.index, self.parameters.info(gradients)
         found = self._buckets.get(index)
         if found is not None and not (found.info == info and _suits(found, chosen)):
             _log.info("bucket %d holds %d parameters now: all buckets are made anew", index, len(info.entries))
@@ -233,39 +428,44 @@ class Buckets:
 
     def _new(self, info: BucketInfo, chosen: Codec) -> AnyBucket:
         if chosen.kind != "matrix":
-            return Bucket(info, self._residuals, self._correction)
-        if self._correction is not None:
+            return BucketChannels(info, self.residuals, self.correction)
+        if self.correction is not None:
             raise BadInput(f"momentum is corrected for flat vectors, not for {chosen}; leave it to the optimiser")
-        return self.matrices.of(chosen.name).bucket(info, self._residuals)
+        return self.matrices.of(chosen.name).bucket(info, self.residuals)
 
-    def steps(
-        self, buckets: Sequence[AnyBucket], buffers: Sequence[Tensor], route: Route
-    ) -> Pausing[tuple[Timings, str]]:
-        """Average the buffers of these buckets in the same messages."""
-        plain = [bucket for bucket in buckets if isinstance(bucket, Bucket)]
-        if len(plain) < len(buckets):
-            matrices = buckets[0]
-            assert not isinstance(matrices, Bucket)  # matrix codecs' buckets travel alone
-            return (yield from matrices.steps(buffers[0], route))
-        key = tuple(map(id, plain))
-        if key not in self._groups:
-            self._groups = {k: v for k, v in self._groups.items() if not set(k) & set(key)}
-            self._groups[key] = BucketGroup(plain, self._pool)
-        return (yield from self._groups[key].steps(buffers, route))
+    @property
+    def bucket_count(self) -> int:
+        """How many buckets there are now."""
+        return len(self._buckets)
 
-    def layers(self, world_size: int) -> list[LayerForm]:
-        """How each parameter of a matrix codec's buckets travels."""
+    @property
+    def layers(self) -> list[LayerForm]:
+        """How each parameter of a matrix codec's buckets travels, and what this rank sends for it at a step."""
         matrices = [bucket for bucket in self._buckets.values() if isinstance(bucket, MatrixBucket)]
-        return [layer for bucket in matrices for layer in bucket.layers(world_size)]
+        return [layer for bucket in matrices for layer in bucket.layers(self.world.world_size)]
 
     def clear(self) -> None:
         """Make all buckets anew at the next step."""
         self._buckets.clear()
         self._groups.clear()
+        self._codecs, self._exact = (0, 0, {}), (0, 0, False)
 
 
 def _suits(bucket: AnyBucket, chosen: Codec) -> bool:
     """Whether this bucket can go on with `chosen`."""
-    if isinstance(bucket, Bucket):
+    if isinstance(bucket, BucketChannels):
         return chosen.kind != "matrix"
     return bucket.codec is not None and bucket.codec.name == chosen.name
+
+
+def no_sparse_momentum(name: str) -> BadInput:
+    return BadInput(f"momentum is for dense gradients, and '{name}' has sparse ones: make the layer with sparse=False")
+
+
+def _in_memory(buffer: Tensor, native: bool) -> Tensor:
+    """The buffer itself, or a copy in the processor's memory in float32, which codecs take; float64 where none is used.
+
+    The one place on the road that says where gradients are: see ARCHITECTURE.md.
+    """
+    dtype = torch.float64 if native and buffer.dtype == torch.float64 else torch.float32
+    return buffer.to("cpu", dtype)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -83,16 +84,11 @@ class AutoCodec(CodecChoice):
         self._plans: list[tuple[int, dict[int, Codec]]] = [(0, {})]  # from which step on, the codec of each bucket
         self._ready: dict[int, dict[int, float]] = {}  # by step and bucket
         self._plain: dict[int, tuple[int, list[float]]] = {}
-        self._settled = False
+        self.learns = True
         self._first = first
         compile_planned(map(codec, QUALITIES[quality]))
         if quality == "exact":
             self._settle("quality 'exact' allows only none")
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing will be measured or tried any more."""
-        return self._settled
 
     def codec_for(self, bucket: int, step: int) -> Codec:
         return self._plan(step).get(bucket, _NONE)
@@ -101,7 +97,7 @@ class AutoCodec(CodecChoice):
         return next((codecs for first, codecs in reversed(self._plans) if first <= step), {})
 
     def note_ready(self, bucket: int, step: int) -> None:
-        if not self._settled:
+        if self.learns:
             self._ready.setdefault(step, {})[bucket] = time.perf_counter()
 
     def note_exchange(self, bucket: int, numel: int, seconds: float) -> None:
@@ -112,17 +108,18 @@ class AutoCodec(CodecChoice):
 
     def is_exact(self, step: int) -> bool:
         due = step - self._first in (WARM_STEPS, WARM_STEPS + 1 + TRIAL_STEPS)
-        decides = due and not self._settled
+        decides = due and self.learns
         return not decides and all(each.exact for each in self._plan(step).values())
 
-    def alike(self, bucket: int, other: int, step: int) -> bool:
-        return self.codec_for(bucket, step) == self.codec_for(other, step)
+    def lasts_until(self, step: int) -> float:
+        coming = [first for first, _ in self._plans if first > step]
+        return min(coming, default=math.inf) if not self.learns else step + 1
 
     def restarted(self, step: int) -> AutoCodec:
         return AutoCodec(self.quality, step)  # what was measured elsewhere does not hold here
 
     def before_step(self, step: int, world: World) -> None:
-        if self._settled:
+        if not self.learns:
             return
         if world.world_size == 1:
             self._settle("one rank has nobody to send to")
@@ -176,7 +173,7 @@ class AutoCodec(CodecChoice):
     def _settle(self, verdict: str) -> None:
         _log.info("codec auto, quality %s: %s", self.quality, verdict)
         self.verdict = verdict
-        self._settled = True
+        self.learns = False
         self._ready.clear()
 
     def table(self) -> str:

@@ -208,13 +208,13 @@ def detail(channels: Sequence[Channel]) -> str:
     return " and ".join(f"{channel.buffer.numel()} through {channel.codec}" for channel in channels)
 
 
-def reduce_scatter_coded(channels: Sequence[Channel], transport: Transport, *, step: int = 0) -> Timings:
+def reduce_scatter_steps(channels: Sequence[Channel], transport: Transport, step: int = 0) -> Steps:
     """Sum over all ranks row r of every channel into rank r's row r; the other rows are scratch afterwards.
 
     The buffers are P × n float32, with residuals over P·n values or none; all channels share one message a peer.
     """
     flat = [replace(channel, buffer=channel.buffer.view(-1)) for channel in channels]
-    return CodedExchange(flat, transport, algorithm="direct", collective="reduce_scatter").run(step)
+    return CodedExchange(flat, transport, algorithm="direct", collective="reduce_scatter").steps(step)
 
 
 @dataclass(frozen=True)

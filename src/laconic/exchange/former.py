@@ -1,6 +1,6 @@
 """The first step after a checkpoint was loaded, in the buckets that the checkpoint was saved with.
 
-Caller: `overlap.py`. In its first step DDP cuts gradients into other buckets than in all later ones. What becomes of a
+Caller: `stream.py`. In its first step DDP cuts gradients into other buckets than in all later ones. What becomes of a
 gradient depends on the bucket: where a codec's blocks begin, which random number a value gets, beside what it is
 selected, in which order an engine adds. So that a resumed job goes on to the bit, whatever the codec, all gradients of
 its first step are copied into buckets as they were, exchanged, and copied back. From the second step on DDP's own

@@ -1,8 +1,9 @@
 """`laconic.compress(model, codec)` on an FSDP2 model: the reduce-scatter of its gradients through a codec.
 
-Caller: `hook.compress`, for modules that `torch.distributed.fsdp.fully_shard` was applied to. The exchange
-itself is in `coded.py`: one encoding whatever P, for the sums stay where they are. Parameters are gathered by torch,
-in their own type.
+Caller: `hook.compress`, for modules that `torch.distributed.fsdp.fully_shard` was applied to. FSDP's reduce-scatter is
+a sink of the gradient stream that needs its sums at once: it runs on the exchange thread, and is waited for. The
+exchange itself is in `coded.py`: one encoding whatever P, for the sums stay where they are. Parameters are gathered by
+torch, in their own type.
 
 Invariant, by parameter: Σ over ranks of (input + residual before) = what the shard's owner got + Σ residual after.
 """
@@ -21,13 +22,15 @@ from torch import Tensor, nn
 
 from laconic.codecs import Codec, codec
 from laconic.errors import BadInput
-from laconic.exchange.coded import Channel, reduce_scatter_coded
+from laconic.exchange.buckets import BucketExchange
+from laconic.exchange.coded import Channel, reduce_scatter_steps
 from laconic.exchange.collectives import world_of
-from laconic.exchange.job import BucketRecord, Job, bucket_table, keep
-from laconic.exchange.layout import Exemptions
+from laconic.exchange.job import BucketRecord, Job, bucket_table
+from laconic.exchange.layout import Exemptions, Parameters
 from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options, PlannedCodec
 from laconic.exchange.ownership import check_owner, owned
-from laconic.exchange.residuals import Residual, Residuals
+from laconic.exchange.residuals import Residual
+from laconic.exchange.stream import GradientStream
 from laconic.storage.form import check_like
 from laconic.transports.base import Transport
 from laconic.transports.world import current
@@ -119,12 +122,12 @@ class CompressedReduceScatter:
         mean = op == dist.ReduceOp.AVG
         if not mean and op != dist.ReduceOp.SUM:
             raise BadInput("compressed reduce-scatter sums or averages; call set_force_sum_reduction_for_comms(True)")
-        transport = self.state.transport(group)
+        transport = self.state.joined(group)
         rank, size = transport.rank, transport.world_size
         values = input_tensor.detach().to("cpu", torch.float32).view(size, -1)
-        self.shards = self.shards or _laid_out(self.parameters, size, self.state.exempt)
+        self.shards = self.shards or _laid_out(self.parameters, size, self.state.buckets.options.exemptions)
         if self.shards[-1].stop == values.shape[1]:
-            chosen = self.state.plan.at(self.step)
+            chosen = self.state.buckets.codec_at(self.index, self.step)
             self._use(chosen, size)
             coded, exact = [s for s in self.shards if not s.exempt], [s for s in self.shards if s.exempt]
         else:  # not all parameters took part, and torch does not say which
@@ -135,11 +138,7 @@ class CompressedReduceScatter:
             channels.append(Channel(_cut(values, coded), wire, self.residual))
         if exact:
             channels.append(Channel(_cut(values, exact), as_it_is))
-        try:
-            timings = reduce_scatter_coded(channels, transport, step=self.step)
-        except Exception as error:
-            transport.abandon(f"{type(error).__name__}: {error}")
-            raise
+        timings = self.state.stream.run(lambda: reduce_scatter_steps(channels, transport, self.step))
         for shards, channel in zip(filter(None, (coded, exact)), channels, strict=True):
             parts = channel.buffer[rank].split_with_sizes([s.stop - s.start for s in shards])
             for shard, part in zip(shards, parts, strict=True):
@@ -149,14 +148,14 @@ class CompressedReduceScatter:
         taken = time.perf_counter() - begun
         spec, numel = str(chosen), values.numel()
         record = BucketRecord(self.step, self.index, numel, spec, "direct", taken, **vars(timings), begun=begun)
-        keep(self.state.records, record)
+        self.state.buckets.keep(record)
         self.step += 1
 
     def _use(self, chosen: Codec, world_size: int) -> None:
         """Let `chosen` be the codec from now on; residuals are carried over."""
         coded = tuple(shard for shard in self.shards if not shard.exempt)
         if chosen != self.codec and coded:
-            self.residual = self.state.residuals.lay_out(_Rows(coded, world_size), chosen)
+            self.residual = self.state.buckets.residuals.lay_out(_Rows(coded, world_size), chosen)
         self.codec = chosen
 
     def restore(self, step: int) -> None:
@@ -178,33 +177,35 @@ class ShardedCompression(Job):
     def __init__(self, model: nn.Module, codec: CodecPlan | None = None, options: Options | None = None) -> None:
         options = options or Options()
         options.refuse("compress of a model that fully_shard was applied to", ("exempt", "feedback"))
-        self.plan = PlannedCodec(DEFAULT_CODEC if codec is None else codec)
-        self.exempt = options.exemptions
-        self.exempt.check(name for name, _ in model.named_parameters())
-        self.residuals = Residuals(options.feedback)
-        self.world = options.world
-        self.records: deque[BucketRecord] = deque()
+        parameters = Parameters(model.named_parameters(), options.exemptions)
+        choice = PlannedCodec(DEFAULT_CODEC if codec is None else codec)
+        self.buckets = BucketExchange(choice, parameters, options, None)
+        self.stream = GradientStream(self.buckets)
         self.groups: list[CompressedReduceScatter] = []
-        for module, parameters in _parameter_groups(model):
+        for module, own in _parameter_groups(model):
             if not hasattr(module, "set_custom_reduce_scatter"):
                 text = "its FSDP has no set_custom_reduce_scatter; use a newer torch, or DDP"
                 raise BadInput(f"compress cannot serve fully_shard on torch {torch.__version__}: {text}")
-            group = CompressedReduceScatter(self, len(self.groups), parameters)
+            group = CompressedReduceScatter(self, len(self.groups), own)
             module.set_custom_reduce_scatter(group)
             self.groups.append(group)
 
-    def transport(self, group: dist.ProcessGroup) -> Transport:
-        """The transport for the ranks of `group`."""
-        world = self.world
-        if world is None:
-            world = current() if group.size() == dist.get_world_size() else world_of(group)
+    @property
+    def records(self) -> deque[BucketRecord]:  # type: ignore[override]  # may be taken out
+        return self.buckets.records
+
+    def joined(self, group: dist.ProcessGroup) -> Transport:
+        """The transport for the ranks of `group`; without a world of the user's own, one on these ranks."""
+        if not self.buckets.has_world:
+            self.buckets.world = current() if group.size() == dist.get_world_size() else world_of(group)
+        world = self.buckets.world
         if world.world_size != group.size():
             raise BadInput(f"the world has {world.world_size} ranks, the reduce-scatter's group {group.size()}")
         return world.transport
 
     def explain(self) -> str:
         """How the gradients travel, by group of parameters."""
-        world = self.world or current()
+        world = self.buckets.world
         return bucket_table(list(self.records), world.rank, world.world_size, of_all_reduce=0.5)
 
     def state_dict(self) -> dict[str, Any]:
@@ -212,20 +213,21 @@ class ShardedCompression(Job):
 
         `merge_state_dicts` makes it that of another number of ranks; DDP's may be loaded as well.
         """
-        step, world = max((group.step for group in self.groups), default=0), self.world or current()
-        return owned({"step": step, "residuals": self.residuals.state_dict()}, world.rank, world.world_size)
+        step, world = max((group.step for group in self.groups), default=0), self.buckets.world
+        return owned({"step": step, "residuals": self.buckets.residuals.state_dict()}, world.rank, world.world_size)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         known = {name: parameter.numel() for group in self.groups for name, parameter in group.parameters}
-        check_owner(state, self.world or current())
+        check_owner(state, self.buckets.world)
         check_like(state, {"step": 0, "residuals": {}}, "the state of the exchange")
-        self.residuals.check_state(state["residuals"], known)
-        self.residuals.load_state_dict(state["residuals"])
+        self.buckets.residuals.check_state(state["residuals"], known)
+        self.buckets.residuals.load_state_dict(state["residuals"])
         for group in self.groups:
             group.restore(int(state["step"]))
 
     def close(self) -> None:
-        """There is nothing to end: FSDP waits for its reduce-scatter itself, and keeps it."""
+        """Leave the exchange thread; FSDP keeps its reduce-scatter."""
+        self.stream.close()
 
 
 def _laid_out(parameters: Sequence[tuple[str, Any]], world_size: int, exempt: Exemptions) -> list[Shard]:

@@ -1,25 +1,24 @@
 """`laconic.compress(ddp, codec)`: one line on an existing DDP or FSDP2 script.
 
-A DDP communication hook: gradients are exchanged on the exchange thread, through the codec, on a transport of our own,
-while backward goes on: as autograd makes them (`streamed.py`), or where that cannot be, as DDP hands over its buckets.
-Also usable by itself, as `ddp.register_comm_hook(state, hook)` and in Lightning's DDPStrategy(ddp_comm_state=state,
-ddp_comm_hook=hook), then in DDP's buckets.
+Gradients are exchanged on the exchange thread, through the codec, on a transport of our own, while backward goes on: as
+autograd makes them, or where that cannot be, as DDP hands over its buckets (`ddp.py`). The hook also works by itself,
+as `ddp.register_comm_hook(state, hook)` and in Lightning's DDPStrategy(ddp_comm_state=state, ddp_comm_hook=hook), then
+in DDP's buckets.
 """
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from dataclasses import replace
 from typing import Any, overload
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import BadInput
 from laconic.exchange.collectives import world_of
+from laconic.exchange.ddp import hook
 from laconic.exchange.fsdp import ShardedCompression
 from laconic.exchange.late_hook import LateHook
 from laconic.exchange.likeness import check_alike, terms_of
@@ -28,34 +27,6 @@ from laconic.exchange.state import CompressionState
 from laconic.transports.world import World, current
 
 _compressed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-
-
-def hook(state: CompressionState, bucket: dist.GradBucket) -> Any:
-    """The communication hook itself: `ddp.register_comm_hook(state, laconic.hook)`.
-
-    >>> import torch
-    >>> import torch.distributed as dist
-    >>> from torch.nn.parallel import DistributedDataParallel
-    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # under torchrun: ("gloo")
-    >>> ddp = DistributedDataParallel(nn.Linear(784, 100))
-    >>> ddp.register_comm_hook(CompressionState("dynamic8", ddp.module.named_parameters()), hook)
-    >>> ddp(torch.randn(8, 784)).sum().backward()
-    >>> dist.destroy_process_group()
-    """
-    if bucket.index() == 0:  # after DDP's own last callback, which the first one runs before
-        callbacks = torch.autograd.Variable._execution_engine
-        with contextlib.suppress(RuntimeError):  # outside backward, where DDP.join() shadows the others' exchanges
-            callbacks.queue_callback(lambda: callbacks.queue_callback(state.overlap.raise_first))
-    if state.streamed is not None:
-        return state.streamed.take(bucket)
-    last = bucket.is_last()
-    if last:
-        state.parameters.note_last(bucket.index())
-    return state.overlap.submit(state, bucket.buffer(), bucket.index(), bucket.parameters(), last=last)
-
-
-# DDP looks at the annotations themselves, which are strings in this file.
-hook.__annotations__.update(bucket=dist.GradBucket, **{"return": torch.futures.Future[torch.Tensor]})
 
 
 @overload
@@ -120,11 +91,11 @@ def _compress_ddp(model: DistributedDataParallel, codec: CodecPlan | None, optio
     state = CompressionState(codec, model.module.named_parameters(), replace(options, world=world))
     _check_alike(model.module, codec, options, world)
     state.observe(model.module)
-    if state.auto is not None and not state.auto.settled and world.world_size > 1:
+    if state.choice.learns and world.world_size > 1:
         late = LateHook(model, state, lambda: model.register_comm_hook(state, hook))
         state.resources.callback(late.close)
     else:
-        state.stream(model)
+        state.stream_from(model)
         model.register_comm_hook(state, hook)
     return state
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -48,13 +47,6 @@ class StepRecord:
 
 
 KEPT_STEPS = 100
-
-
-def keep(records: deque[BucketRecord], record: BucketRecord) -> None:
-    """Add a record; those of more than KEPT_STEPS steps ago are dropped."""
-    records.append(record)
-    while records and records[0].step < record.step - KEPT_STEPS:
-        records.popleft()
 
 
 @dataclass(frozen=True)
@@ -167,7 +159,7 @@ def step_table(records: Sequence[StepRecord]) -> str:
     """
     if not records:
         return "nothing was exchanged yet"
-    last = records[-100:]
+    last = list(records)[-100:]
     seconds, wait_s = (1e3 * statistics.median(getattr(r, name) for r in last) for name in ("seconds", "wait_s"))
     sent_nbytes = int(statistics.median(record.sent_nbytes for record in last))
     known = [record.staleness for record in last if record.staleness is not None]

@@ -199,9 +199,8 @@ class FlatBuffer:
 
     def cut(self, nbytes: int | None) -> list[Section]:
         """The buffer in equal sections of about `nbytes`, or whole."""
-        numel, count = self.values.numel(), 1 if nbytes is None else max(1, round(self.values.nbytes / nbytes))
-        size = max(1, -(-numel // (count * ALIGNED))) * ALIGNED
-        return [Section(self, at, self.values[at : at + size]) for at in range(0, max(1, numel), size)]
+        slices = equal_slices(self.values.numel(), self.values.itemsize, nbytes)
+        return [Section(self, start, self.values[start:stop]) for start, stop in slices]
 
     def check(self) -> None:
         """Refuse to go on where the views lie elsewhere now: converting a model moves its gradients, too."""
@@ -220,6 +219,17 @@ class Section:
     buffer: FlatBuffer
     start: int
     values: Tensor
+
+
+def equal_slices(numel: int, itemsize: int, nbytes: int | None) -> list[tuple[int, int]]:
+    """Where sections of about `nbytes` of `numel` values begin and end, each at a multiple of ALIGNED; one if None.
+
+    >>> equal_slices(10_000, 4, 20_000)
+    [(0, 8192), (8192, 10000)]
+    """
+    count = 1 if nbytes is None else max(1, round(numel * itemsize / max(1, nbytes)))
+    size = max(1, -(-numel // (count * ALIGNED))) * ALIGNED
+    return [(at, min(numel, at + size)) for at in range(0, max(1, numel), size)]
 
 
 class FlatGradients:

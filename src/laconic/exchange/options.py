@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -20,15 +21,21 @@ CodecPlan = str | Codec | Mapping[int, str | Codec] | Callable[[int], str | Code
 
 
 class CodecChoice:
-    """Which codec a bucket goes through at a step; what does not learn ignores what it is told."""
+    """Which codec a bucket goes through at a step.
+
+    Attributes:
+        learns: it is to be told what is ready, and what exchanges took, for something is still to be decided.
+    """
+
+    learns: bool = False
 
     def codec_for(self, bucket: int, step: int) -> Codec:
         """The codec of this bucket at this step."""
         raise NotImplementedError
 
-    def alike(self, bucket: int, other: int, step: int) -> bool:
-        """Whether two buckets have the same codec at this step."""
-        return True
+    def lasts_until(self, step: int) -> float:
+        """The first step after this one at which a bucket's codec may be another."""
+        return step + 1
 
     def is_exact(self, step: int) -> bool:
         """Whether every bucket is exact at this step, and nothing is to be decided before it."""
@@ -93,6 +100,11 @@ class PlannedCodec(CodecChoice):
 
     def codec_for(self, bucket: int, step: int) -> Codec:
         return self.at(step)
+
+    def lasts_until(self, step: int) -> float:
+        if self._function is not None:
+            return step + 1
+        return min((first for first, _ in self._table if first > step), default=math.inf)
 
     def matrix_codec(self) -> Codec | None:
         return next((entry for _, entry in self._table if entry.kind == "matrix"), None)

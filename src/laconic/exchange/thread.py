@@ -1,6 +1,6 @@
 """The exchange thread, one per transport, whoever uses it: jobs run in order while the training goes on.
 
-Callers: `overlap.py` and overlapped training. A job pauses (yields) where it has nothing to do but wait for its
+Caller: `stream.py`. A job pauses (yields) where it has nothing to do but wait for its
 messages. The next one, if it is there, is begun meanwhile, so that it is encoded while the first is on the wire. A job
 that comes while the thread waits is begun at once, too: the thread has a second one wait in its place. Jobs are begun,
 and ended, in the order they came. After an error, jobs fail with the same error at once.

@@ -7,7 +7,7 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laconic.consistency.overlapped.order import Timeline, best_order
+from laconic.exchange.order import Timeline, best_order
 
 _seconds = st.floats(0, 10, allow_nan=False)
 

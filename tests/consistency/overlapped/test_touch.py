@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from laconic.consistency.overlapped.stream import Stream
-from laconic.consistency.overlapped.touch import AskingParameters, Touches
+from laconic.consistency.late_updates import AskingParameters, Touches
+from laconic.consistency.modes.sync import StepSink
 
 WAYS: dict[str, Callable[[nn.Module], object]] = {
     "forward": lambda model: model(torch.ones(2, 3)),
@@ -66,10 +66,10 @@ def test_copies_do_not_ask(copied: Callable[[nn.Module], nn.Module]) -> None:
 
 
 def test_after_a_no_sync_inside_another_gradients_are_still_held() -> None:
-    stream = Stream.__new__(Stream)
-    stream._habits = SimpleNamespace(holding=False)  # type: ignore[assignment]
-    with stream.no_sync():
-        with stream.no_sync():
+    sink = StepSink.__new__(StepSink)
+    sink._habits = SimpleNamespace(holding=False)  # type: ignore[assignment]
+    with sink.no_sync():
+        with sink.no_sync():
             pass
-        assert stream._habits.holding
-    assert not stream._habits.holding
+        assert sink._habits.holding
+    assert not sink._habits.holding

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from laconic.consistency.overlapped.updates import BucketSteps
+from laconic.consistency.late_updates import BucketSteps
 from laconic.exchange.layout import flat
 
 MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

@@ -1,37 +1,38 @@
 """Synchronous training: every step applies the mean of all workers' gradients, through any codec.
 
 Callers: `distribute(consistency="sync")`. All workers see the same weights in every forward. With overlap=False
-communication happens in `optimizer.step()`; else as much of it as can be goes on under backward and the next forward
-(`overlapped/`), to the same bits.
+communication happens in `optimizer.step()`. Else as much of it as can be goes on under backward and the next forward,
+to the same bits: `StepSink` brings gradients to the stream as backward makes them (`exchange/stream.py`). `step()` puts
+down the optimiser's settings and returns. The first touch of a weight waits for its bucket's mean and takes the
+bucket's part of the step (`late_updates.py`). What cannot be hidden is recognised by the loop's habits. A step that is
+unlike those before is refused where its gradients were under way already, before it has changed any weight.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from laconic.consistency.averaging import (
-    Buffers,
-    OwnWeights,
-    exchange_of,
-    send_buffers,
-    start_alike,
-    trained_parameters,
-)
+from laconic.consistency.averaging import exchange_of, send_buffers, start_alike, trained_parameters
+from laconic.consistency.backup_workers import BackupAgreement
 from laconic.consistency.base import EXCHANGE_OPTIONS, Agreement, Mode, Setup, register
-from laconic.consistency.churn.wire import Kind, Message, address, blank, pack, unpack, values_of, weighted_mean
-from laconic.consistency.overlapped.stream import Stream
-from laconic.consistency.side import open_mesh, receive, wait
-from laconic.errors import BadInput, PayloadError, PeerLost
+from laconic.consistency.late_updates import BucketSteps, Habits, Made, Touches
+from laconic.errors import BadInput, LaconicError
 from laconic.exchange.job import StepRecord
-from laconic.exchange.layout import FlatGradients
+from laconic.exchange.layout import FlatGradients, lies_in, places_in, write
+from laconic.exchange.state import CompressionState
+from laconic.exchange.stream import Bucket
 from laconic.storage.form import check_like
+
+Ended = Callable[[int, float, float], None]
 
 
 class ExchangedGradients(Agreement):
@@ -44,10 +45,13 @@ class ExchangedGradients(Agreement):
 
     def __init__(self, setup: Setup) -> None:
         self.state = exchange_of(setup)
-        covers = self.state.parameters.covers
-        nbytes, section_nbytes, follow = self.state.buffer_nbytes, self.state.section_nbytes, not self.overlaps(setup)
+        buckets = self.state.buckets
         self.gradients = FlatGradients(
-            self.exchanged(setup), nbytes, covers, follow=follow, section_nbytes=section_nbytes
+            self.exchanged(setup),
+            buckets.buffer_nbytes,
+            buckets.parameters.covers,
+            follow=not self.overlaps(setup),
+            section_nbytes=buckets.section_nbytes,
         )
         super().__init__(setup)
         self.resources.callback(self.state.close)
@@ -71,8 +75,8 @@ class ExchangedGradients(Agreement):
 
     def exchanged_step(self, step: int, seconds: float, wait_s: float) -> None:
         """Keep the record of a step whose gradients have all been exchanged."""
-        sent_nbytes = sum(record.sent_nbytes for record in list(self.state.records) if record.step == step)
-        self.keep(StepRecord(step, seconds, wait_s, sent_nbytes, staleness=0))
+        sent_nbytes = sum(record.sent_nbytes for record in list(self.state.buckets.records) if record.step == step)
+        self.records.append(StepRecord(step, seconds, wait_s, sent_nbytes, staleness=0))
 
     def explain(self) -> str:
         return self.state.explain()
@@ -143,12 +147,10 @@ class SyncAgreement(ExchangedGradients):
         super().__init__(setup)
         start_alike(setup.model, setup.world)
         self.state.observe(setup.model)
-        self.stream: Stream | None = None
+        self.sink: StepSink | None = None
         if self.overlaps(setup):
-            self.stream = Stream(
-                self.model, self.optimizer, self.gradients, self.state, self.exchanged_step
-            )
-            self.resources.callback(self.stream.close)
+            self.sink = StepSink(self.model, self.optimizer, self.gradients, self.state, self.exchanged_step)
+            self.resources.callback(self.sink.close)
 
     def overlaps(self, setup: Setup) -> bool:
         return setup.options.overlap is not False and setup.world.world_size > 1
@@ -159,10 +161,10 @@ class SyncAgreement(ExchangedGradients):
 
     def before_step(self) -> None:
         self._check_known()
-        if self.stream is None:
+        if self.sink is None:
             super().before_step()
         else:
-            self.stream.before_step()
+            self.sink.before_step()
 
     def _check_known(self) -> None:
         if strangers := [p for g in self.optimizer.param_groups for p in g["params"] if not self._knows(p)]:
@@ -170,24 +172,24 @@ class SyncAgreement(ExchangedGradients):
             raise BadInput(f"{text}; unfreeze or add them before it, or the workers would drift apart")
 
     def after_step(self) -> None:
-        if self.stream is not None:
-            self.stream.after_step()
+        if self.sink is not None:
+            self.sink.after_step()
 
     def evaluated(self) -> None:
         self._check_known()
-        if self.stream is None:
+        if self.sink is None:
             super().before_step()
         else:
-            self.stream.evaluated()
+            self.sink.evaluated()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """All backwards of a step but the last may run in this, as in DDP's; the last is then sent as it is made."""
-        return nullcontext() if self.stream is None else self.stream.no_sync()
+        return nullcontext() if self.sink is None else self.sink.no_sync()
 
     def settle_weights(self) -> None:
         """Bring all weights up to date, whoever asks for them."""
-        if self.stream is not None:
-            self.stream.settle()
+        if self.sink is not None:
+            self.sink.settle()
 
     def finish(self) -> None:
         """Bring all weights up to date; buffers become rank 0's, as in DDP."""
@@ -198,160 +200,284 @@ class SyncAgreement(ExchangedGradients):
             self.settle_finish()
 
     def explain(self) -> str:
-        return self.state.explain("" if self.stream is None else self.stream.explain())
+        return self.state.explain("" if self.sink is None else self.sink.explain())
 
     def state_dict(self) -> dict[str, Any]:
-        if self.stream is not None:
-            self.stream.check_between()
+        if self.sink is not None:
+            self.sink.check_between()
         self.settle_weights()
         return super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.settle_weights()
         super().load_state_dict(state)
-        if self.stream is not None:
-            self.stream.restart(self.state.step)
+        if self.sink is not None:
+            self.sink.restart(self.state.step)
 
     def _knows(self, parameter: torch.Tensor) -> bool:
         return parameter.grad is None or self.gradients.holds(parameter)
 
 
-class BackupAgreement(OwnWeights):
-    """Every step applies the mean of the first P − k gradients, the same bits on all workers.
+class StepSink:
+    """The optimiser's step as a sink: gradients leave under backward, and updates wait for the next forward.
 
-    Rank 0 sums: whoever sums must not be the one that is waited for, so a stopped rank 0 stops all. Of the others
-    up to `drop_slowest` may also die. For workers that come, go and take each other's place there is `laconic.elastic`.
+    Args:
+        ended: called with each step's number, and the seconds its exchange held up the training, in all and waiting.
 
-    With gₛ,ᵢ the gradient of rank i at step s and F at least the first P − `drop_slowest` ranks to reach rank 0:
-    mean = Σ_{i∈F} gₛ,ᵢ / |F|, summed in the order of ranks. A late worker applies every mean it has missed, in
-    order, and its own late gradients are not used.
-
-    Cost: rank 0 receives and sends (P − 1)·n values, the others n each way. A stopped worker's means wait in rank 0's
-    memory until its connection counts as broken.
-
-    Raises:
-        PeerLost: from step(): rank 0, or more than `drop_slowest` workers, are lost.
-
-    Source: Chen et al., Revisiting Distributed Synchronous SGD, 2016.
-    Differs: rank 0's own gradient is always used, and so are others that have come when the last needed one does.
+    Attributes:
+        waits: from when to when the training has waited for exchanges to end, the last times.
     """
 
-    def __init__(self, setup: Setup, drop_slowest: int) -> None:
-        super().__init__(setup)
-        self._needed = max(1, self.world.world_size - drop_slowest)
-        self._gradients: dict[int, Message] = {}
-        self._means: dict[tuple[int, int], Tensor] = {}  # by view and step
-        self._view = 0  # states loaded so far: what was sent before the last is of a training that was given up
-        self._finished: set[int] = set()
-        self._done = False
-        self._mesh = open_mesh(self.world)
-        self.resources.callback(self._mesh.close)
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        gradients: FlatGradients,
+        state: CompressionState,
+        ended: Ended,
+    ) -> None:
+        self._transport, self._ended, self._stream = state.world.transport, ended, state.stream
+        self._habits = Habits(model, optimizer, state)
+        section_nbytes = state.buckets.section_nbytes
+        self._buckets = [Bucket(i, b.parameters, b, section_nbytes) for i, b in enumerate(gradients.buffers)]
+        self._stream.use(self._buckets, self._fill, shares_messages=False)
+        self.waits = self._stream.waits
+        self._updates = BucketSteps(optimizer, gradients.buffers)
+        self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
+        self._views = places_in(gradients.buffers)
+        self._made: dict[int, Made] = {}  # gradients of this step as backward left them, by parameter
+        self._versions: dict[int, int] = {}  # of the weights that the next update is for, by parameter
+        self._touched: set[int] = set()  # numbers of buckets with weights that somebody has asked for
+        self._unapplied: list[Bucket] = []  # of the last step, in the order they were sent
+        self._evaluated = False  # in this step, by a closure
+        self._forward = self._seconds = 0.0
+        self._lock = threading.RLock()  # whoever touches a weight may take its bucket's step
+        self._trainer = threading.get_ident()  # the thread of the loop, whose the gradients are
+        self._touches = Touches(model, self._touch)
+        self._handles: list[Any] = [
+            p.register_post_accumulate_grad_hook(self._gradient_made)  # type: ignore[no-untyped-call]
+            for bucket in self._buckets
+            for p in bucket.parameters
+        ]
+        self._handles.append(optimizer.register_state_dict_pre_hook(lambda _: self.settle()))
+        self._handles.append(optimizer.register_load_state_dict_pre_hook(lambda *_: self.settle()))
+        self._stream.begin(state.step)
+        self._guard = weakref.WeakMethod(self._before_call)
+        self._transport.guards.append(self._guard)
 
-    def before_step(self) -> None:
-        with self.agreeing():
-            message = blank(4 * self.weights.values.numel())  # a new one: the last may still be on its way
-            self.weights.gradients(values_of(message))
-            begun = time.perf_counter()
-            mean = self._collect(message) if self.world.rank == 0 else self._contribute(message)
-            self.waited(time.perf_counter() - begun)
-            self.weights.set_gradients(mean)
-        self.settle(staleness=0)
+    # backward
 
-    def sent_nbytes(self) -> int:
-        return self._mesh.counters.total_sent_nbytes
+    def _gradient_made(self, parameter: Tensor) -> None:
+        """A hook: autograd has added to this parameter's gradient."""
+        now, key, gradient, habits = time.perf_counter(), id(parameter), parameter.grad, self._habits
+        bucket = self._bucket_of[key]
+        if gradient is None:
+            return
+        if key not in habits.made and (lies_in(gradient, self._views[key]) or hasattr(gradient, _OLD)):
+            self._note_kept()
+        whole = habits.note_made(key)
+        if key not in self._touches.seen and bucket.number not in habits.apart:
+            self._note_apart(bucket)
+        if bucket.sent:
+            made = self._made.get(key)
+            self._refuse(_AGAIN if made is not None and made.gradient is gradient else _SKIPPED)
+        if lies_in(gradient, self._views[key]):
+            parameter.grad = gradient = gradient.clone()  # the buffer is the exchange's
+        self._made[key] = Made.of(gradient, watched=habits.watching)
+        self._stream.note_time(bucket, now)
+        if whole:
+            bucket.missing.discard(key)
+            if not bucket.missing and not habits.why_late:
+                self._stream.send_ready()
 
-    def _collect(self, own: Tensor) -> Tensor:
-        """Rank 0's part: the mean of the first gradients, sent to all."""
-        self._drain()  # whatever has come by now counts
-        self._wait(lambda: len(self._came()) + 1 >= self._needed)
-        parts = {**self._came(), 0: values_of(own)}
-        self._gradients.clear()
-        message = blank(4 * self.weights.values.numel())
-        weighted_mean([(1, parts[rank]) for rank in sorted(parts)], values_of(message))
-        address(message, Kind.MEAN, *self._now)
-        for peer in self._mesh.peers:
-            self._tell(peer, message)
-        return values_of(message).clone()  # a copy: the message is on its way
+    def _fill(self, bucket: Bucket) -> None:
+        """Copy the gradients into the bucket's buffer; zeros where this rank has made none: another may have."""
+        assert bucket.buffer is not None  # as all of these have
+        bucket.buffer.check()
+        for parameter, view in zip(bucket.parameters, bucket.buffer.views, strict=True):
+            if parameter.grad is None or not lies_in(parameter.grad, view):
+                write(parameter.grad, view)
 
-    @property
-    def _now(self) -> tuple[int, int]:
-        return self._view, self.step
-
-    def _came(self) -> dict[int, Tensor]:
-        """The gradients of this step, by rank."""
-        return {r: m.body.view(torch.float32) for r, m in self._gradients.items() if (m.view, m.step) == self._now}
-
-    def _contribute(self, own: Tensor) -> Tensor:
-        """The other ranks' part; a mean that is there already was made without this rank."""
-        self._drain()
-        if self._now in self._means:
-            self._tell(0, pack(Kind.HELD, *self._now))  # late, and on its way
-        else:
-            self._tell(0, address(own, Kind.GRADIENT, *self._now))
-        self._wait(lambda: self._now in self._means)
-        return self._means.pop(self._now)
-
-    def _drain(self) -> None:
-        while self._take_in(0.0):
-            pass
-
-    def _take_in(self, timeout_s: float) -> bool:
-        """File one message; whether one came."""
-        came = receive(self._mesh, timeout_s)
-        try:
-            message = None if came is None else unpack(*came)
-        except PayloadError:
-            return False
-        if message is None:
-            return False
-        whole = message.body.numel() == 4 * self.weights.values.numel()
-        if message.kind is Kind.GRADIENT and whole:
-            self._gradients[message.sender] = message
-        elif message.kind is Kind.MEAN and whole:
-            self._means[message.view, message.step] = message.body.view(torch.float32)
-        elif message.kind is Kind.FINISH:
-            self._finished.add(message.sender)
-        elif message.kind is Kind.DONE:
-            Buffers(self.model).load(message.body)
-            self._done = True
-        for peer in self._finished & set(self._mesh.peers):
-            self._tell(peer, pack(Kind.BUSY, 0, self.step))
+    def _unchanged(self, bucket: Bucket) -> bool:
+        """Whether the gradients are still what backward left."""
+        for parameter in bucket.parameters:
+            gradient, made = parameter.grad, self._made.get(id(parameter))
+            if not (gradient is None if made is None else made.is_still(gradient)):
+                return False
         return True
 
-    def _tell(self, peer: int, message: Tensor) -> None:
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients that are made inside are not the last of their step; one may lie in another."""
+        self._habits.holding += 1
         try:
-            self._mesh.send_to(peer, message, 0)
-        except PeerLost:
-            if peer == 0:
-                raise
+            yield
+        finally:
+            self._habits.holding -= 1
 
-    def _wait(self, done: Callable[[], bool], *, finishing: bool = False) -> None:
-        rank, mesh = self.world.rank, self._mesh
-        where = f"[rank {rank}/{self.world.world_size}] sync, step {self.step}"
+    # step
 
-        def take_in(timeout_s: float) -> bool:
-            came = self._take_in(timeout_s)
-            if not came and rank == 0 and not finishing and len(mesh.peers) + 1 < self._needed:
-                raise PeerLost(f"{where}: more workers are lost than drop_slowest allows", rank=rank)
-            if not came and rank != 0 and 0 not in mesh.peers:
-                raise PeerLost(f"{where}: rank 0 is lost", rank=rank, peer=0)
-            return came
+    def before_step(self) -> None:
+        """Send what backward has not sent, and leave to the optimiser only what must not wait."""
+        begun = time.perf_counter()
+        self.settle()
+        for bucket in self._buckets:
+            if not self._unchanged(bucket):
+                self._habits.changed = True
+                if bucket.sent:
+                    self._refuse("gradients were changed between backward, which sent them, and step()")
+            bucket.missing.clear()
+        self._stream.send_ready()
+        self._habits.look_at_optimizer()
+        self._updates.begin()
+        for bucket in self._buckets:
+            now = self._steps_now(bucket)
+            if now:
+                self._stream.wait(bucket)
+            for parameter in bucket.parameters:
+                parameter.grad = self._views[id(parameter)] if now else None
+        self._seconds += time.perf_counter() - begun
 
-        wait(mesh, done, take_in, lambda: (None, f"{where}: not enough gradients in {mesh.timeout_s:g} s"))
+    def _steps_now(self, bucket: Bucket) -> bool:
+        return bool(self._habits.why_not) or bucket.number in self._habits.apart
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._view += 1  # all ranks load
-        self._means = {key: mean for key, mean in self._means.items() if key[0] >= self._view}
+    def evaluated(self) -> None:
+        """The optimiser has evaluated its closure, and wants the means now: an exchange of its own."""
+        self._habits.note_closure()
+        self._evaluated = True
+        self.before_step()
+        self._exchanged()
 
-    def finish(self) -> None:
-        """Wait until the slowest has applied every step too, as long as it goes on; buffers become rank 0's."""
-        if self.world.rank:
-            self._tell(0, pack(Kind.FINISH, 0, self.step))
-            self._wait(lambda: self._done)
-            self._done = False
+    def after_step(self) -> None:
+        """The optimiser has stepped what must not wait."""
+        if not self._evaluated:  # else each evaluation was
+            self._exchanged()
+        self._evaluated = False
+
+    def _exchanged(self) -> None:
+        """Leave the updates to whoever touches the weights next, which another thread may do meanwhile."""
+        with self._lock:
+            begun, stream = time.perf_counter(), self._stream
+            self._trainer = threading.get_ident()
+            self._unapplied = [bucket for bucket in stream.in_order() if not self._steps_now(bucket)]
+            for bucket in self._unapplied:
+                for parameter in bucket.parameters:
+                    if (made := self._made.get(id(parameter))) is not None:
+                        setattr(made.gradient, _OLD, True)
+                        parameter.grad = made.gradient  # this rank's own: the mean may still be under way
+            self._made.clear()
+            self._touched.clear()
+            self._versions = {id(p): p._version for bucket in self._buckets for p in bucket.parameters}
+            for bucket in self._buckets:
+                if bucket not in self._unapplied:
+                    bucket.forget()
+            self._habits.end_step(len(self._buckets))
+            stream.end_step()
+            self._touches.seen.clear()
+            self._forward = 0.0
+            stream.begin(stream.step + 1)
+            self._seconds += time.perf_counter() - begun
+            if not self._unapplied:
+                self._step_ended()
+
+    def restart(self, step: int) -> None:
+        """Go on with step number `step`."""
+        self._stream.begin(step)
+
+    # the next forward
+
+    def _touch(self, parameter: Tensor) -> None:
+        """Somebody takes this parameter from its module: it is to be up to date."""
+        bucket = self._bucket_of.get(id(parameter))
+        if bucket is None or bucket.number in self._touched or self._stream.on_thread():
             return
-        self._wait(lambda: self._finished >= set(self._mesh.peers), finishing=True)
-        for peer in self._mesh.peers:
-            self._tell(peer, pack(Kind.DONE, 0, self.step, body=Buffers(self.model).pack()))
-        self._finished.clear()
+        with self._lock:
+            now = time.perf_counter()
+            self._forward = self._forward or now
+            bucket.needed_s = now - self._forward
+            if bucket in self._unapplied:
+                self._apply(bucket)
+                self._forward += time.perf_counter() - now  # what it takes is no part of the forward
+            self._touched.add(bucket.number)
+
+    def _apply(self, bucket: Bucket) -> None:
+        begun = time.perf_counter()
+        self._stream.wait(bucket)
+        if any(self._versions[id(parameter)] != parameter._version for parameter in bucket.parameters):
+            self._refuse(f"weights of bucket {bucket.number} were changed before their update had come")
+        try:
+            self._updates.apply(bucket.number)
+        except BaseException as error:
+            text = f"the update of bucket {bucket.number} was broken off by {type(error).__name__}: {error}"
+            self._stream.fail(LaconicError(f"step {self._stream.step - 1}: {text}; go on from a checkpoint"))
+            raise
+        for parameter in bucket.parameters if threading.get_ident() == self._trainer else ():
+            if hasattr(parameter.grad, _OLD):  # nobody has reset it, nor can another thread now: it can be the mean
+                parameter.grad = self._views[id(parameter)]
+        self._unapplied.remove(bucket)
+        bucket.forget()
+        self._seconds += time.perf_counter() - begun
+        if not self._unapplied:
+            self._step_ended()
+
+    def settle(self) -> None:
+        """Bring all weights up to date."""
+        with self._lock:
+            for bucket in list(self._unapplied):
+                self._apply(bucket)
+
+    def check_between(self) -> None:
+        """Refuse what makes sense between two steps only: backward has sent gradients that no step has applied."""
+        if any(bucket.sent and bucket not in self._unapplied for bucket in self._buckets):
+            text = "backward has sent gradients of it already; save before backward, or after step()"
+            raise BadInput(f"step {self._stream.step} is under way: {text}")
+
+    def _note_kept(self) -> None:
+        """A gradient was not None when backward began to make it."""
+        self._habits.kept = True
+        if not self._habits.why_not:
+            self._refuse("gradients were not set to None since the last step, whose means they should be by now")
+
+    def _note_apart(self, bucket: Bucket) -> None:
+        """A gradient came of weights that nobody took from their module in this step."""
+        if not self._habits.why_not:
+            self._refuse(f"weights of bucket {bucket.number} were used otherwise than through their modules")
+        self._habits.apart.add(bucket.number)  # no harm: nothing was put off
+
+    def _step_ended(self) -> None:
+        seconds, self._seconds = self._seconds, 0.0
+        waited_s, self._stream.waited_s = self._stream.waited_s, 0.0
+        self._ended(self._stream.step - 1, seconds, waited_s)
+
+    def _before_call(self) -> None:
+        """Somebody is about to use the transport, which the exchange thread has to itself until then."""
+        if not self._stream.on_thread():
+            self._habits.called = self._habits.called or bool(self._habits.made)
+            self._stream.wait_all()
+
+    def _refuse(self, text: str) -> NoReturn:
+        error = BadInput(f"step {self._stream.step}: {text}; or give overlap=False")
+        self._stream.fail(error)
+        raise error
+
+    def explain(self) -> str:
+        """What is hidden, and why the rest is not."""
+        return f"{self._habits.explain()}\nsections are sent in the order {', '.join(map(str, self._stream.order))}"
+
+    def close(self) -> None:
+        """Bring all weights up to date and take the hooks off; what went wrong is raised after that."""
+        try:
+            self.settle()
+            self._stream.wait_all()
+        finally:
+            self._unapplied = []
+            self._touches.close()
+            for handle in self._handles:
+                handle.remove()
+            if self._guard in self._transport.guards:
+                self._transport.guards.remove(self._guard)
+
+
+_OLD = "_laconic_of_an_earlier_step"  # the attribute of a gradient that has been exchanged
+_AGAIN = "backward added to gradients that were already sent; run all but the last in job.no_sync()"
+_SKIPPED = "backward ran again, and gradients that were already sent were never applied: no step may be left out"

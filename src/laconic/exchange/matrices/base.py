@@ -99,16 +99,20 @@ register = _METHODS.register
 
 
 class Matrices:
-    """The matrix codecs of one model, made as they are first needed."""
+    """The matrix codecs of one model, made as they are first needed.
+
+    Attributes:
+        methods: those in use, by the codec's name.
+    """
 
     def __init__(self) -> None:
-        self._methods: dict[str, MatrixMethod] = {}
+        self.methods: dict[str, MatrixMethod] = {}
 
     def of(self, name: str) -> MatrixMethod:
         """The method of the codec of this name."""
-        if name not in self._methods:
-            self._methods[name] = _METHODS.get(name)()
-        return self._methods[name]
+        if name not in self.methods:
+            self.methods[name] = _METHODS.get(name)()
+        return self.methods[name]
 
     @staticmethod
     def names() -> list[str]:
@@ -116,12 +120,12 @@ class Matrices:
         return _METHODS.names()
 
     def end_of_step(self) -> None:
-        for method in self._methods.values():
+        for method in self.methods.values():
             method.end_of_step()
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """What each codec keeps, by its name."""
-        return {name: kept for name, method in self._methods.items() if (kept := method.state_dict())}
+        return {name: kept for name, method in self.methods.items() if (kept := method.state_dict())}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse what is not kept by codecs that are known, matrices by parameter name."""
@@ -132,9 +136,9 @@ class Matrices:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with what another kept; codecs that it says nothing of begin anew."""
-        for name in {*state, *self._methods}:
+        for name in {*state, *self.methods}:
             self.of(name).load_state_dict(state.get(name, {}))
 
     def close(self) -> None:
-        for method in self._methods.values():
+        for method in self.methods.values():
             method.close()

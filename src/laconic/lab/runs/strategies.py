@@ -211,8 +211,8 @@ class DistributeTrainee(Trainee):
         return [] if self._exchange is None else last_records(self._exchange)
 
     def waits(self, times: Times) -> list[tuple[float, float]]:
-        if isinstance(self._job, SyncAgreement) and self._job.stream is not None:
-            return list(self._job.stream.waits)
+        if isinstance(self._job, SyncAgreement) and self._job.sink is not None:
+            return list(self._job.sink.waits)
         ended = [r.begun + r.seconds for r in self.recent if times.backward <= r.begun <= times.ended]
         return [(times.backward, max(ended))] if ended else []
 

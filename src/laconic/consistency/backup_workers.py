@@ -1,0 +1,160 @@
+"""`sync(drop_slowest=k)`: every step applies the mean of the first P − k gradients, so that the slowest hold up nobody.
+
+Caller: `modes/sync.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.consistency.averaging import Buffers, OwnWeights
+from laconic.consistency.base import Setup
+from laconic.consistency.churn.wire import Kind, Message, address, blank, pack, unpack, values_of, weighted_mean
+from laconic.consistency.side import open_mesh, receive, wait
+from laconic.errors import PayloadError, PeerLost
+
+
+class BackupAgreement(OwnWeights):
+    """Every step applies the mean of the first P − k gradients, the same bits on all workers.
+
+    Rank 0 sums: whoever sums must not be the one that is waited for, so a stopped rank 0 stops all. Of the others
+    up to `drop_slowest` may also die. For workers that come, go and take each other's place there is `laconic.elastic`.
+
+    With gₛ,ᵢ the gradient of rank i at step s and F at least the first P − `drop_slowest` ranks to reach rank 0:
+    mean = Σ_{i∈F} gₛ,ᵢ / |F|, summed in the order of ranks. A late worker applies every mean it has missed, in
+    order, and its own late gradients are not used.
+
+    Cost: rank 0 receives and sends (P − 1)·n values, the others n each way. A stopped worker's means wait in rank 0's
+    memory until its connection counts as broken.
+
+    Raises:
+        PeerLost: from step(): rank 0, or more than `drop_slowest` workers, are lost.
+
+    Source: Chen et al., Revisiting Distributed Synchronous SGD, 2016.
+    Differs: rank 0's own gradient is always used, and so are others that have come when the last needed one does.
+    """
+
+    def __init__(self, setup: Setup, drop_slowest: int) -> None:
+        super().__init__(setup)
+        self._needed = max(1, self.world.world_size - drop_slowest)
+        self._gradients: dict[int, Message] = {}
+        self._means: dict[tuple[int, int], Tensor] = {}  # by view and step
+        self._view = 0  # states loaded so far: what was sent before the last is of a training that was given up
+        self._finished: set[int] = set()
+        self._done = False
+        self._mesh = open_mesh(self.world)
+        self.resources.callback(self._mesh.close)
+
+    def before_step(self) -> None:
+        with self.agreeing():
+            message = blank(4 * self.weights.values.numel())  # a new one: the last may still be on its way
+            self.weights.gradients(values_of(message))
+            begun = time.perf_counter()
+            mean = self._collect(message) if self.world.rank == 0 else self._contribute(message)
+            self.waited(time.perf_counter() - begun)
+            self.weights.set_gradients(mean)
+        self.settle(staleness=0)
+
+    def sent_nbytes(self) -> int:
+        return self._mesh.counters.total_sent_nbytes
+
+    def _collect(self, own: Tensor) -> Tensor:
+        """Rank 0's part: the mean of the first gradients, sent to all."""
+        self._drain()  # whatever has come by now counts
+        self._wait(lambda: len(self._came()) + 1 >= self._needed)
+        parts = {**self._came(), 0: values_of(own)}
+        self._gradients.clear()
+        message = blank(4 * self.weights.values.numel())
+        weighted_mean([(1, parts[rank]) for rank in sorted(parts)], values_of(message))
+        address(message, Kind.MEAN, *self._now)
+        for peer in self._mesh.peers:
+            self._tell(peer, message)
+        return values_of(message).clone()  # a copy: the message is on its way
+
+    @property
+    def _now(self) -> tuple[int, int]:
+        return self._view, self.step
+
+    def _came(self) -> dict[int, Tensor]:
+        """The gradients of this step, by rank."""
+        return {r: m.body.view(torch.float32) for r, m in self._gradients.items() if (m.view, m.step) == self._now}
+
+    def _contribute(self, own: Tensor) -> Tensor:
+        """The other ranks' part; a mean that is there already was made without this rank."""
+        self._drain()
+        if self._now in self._means:
+            self._tell(0, pack(Kind.HELD, *self._now))  # late, and on its way
+        else:
+            self._tell(0, address(own, Kind.GRADIENT, *self._now))
+        self._wait(lambda: self._now in self._means)
+        return self._means.pop(self._now)
+
+    def _drain(self) -> None:
+        while self._take_in(0.0):
+            pass
+
+    def _take_in(self, timeout_s: float) -> bool:
+        """File one message; whether one came."""
+        came = receive(self._mesh, timeout_s)
+        try:
+            message = None if came is None else unpack(*came)
+        except PayloadError:
+            return False
+        if message is None:
+            return False
+        whole = message.body.numel() == 4 * self.weights.values.numel()
+        if message.kind is Kind.GRADIENT and whole:
+            self._gradients[message.sender] = message
+        elif message.kind is Kind.MEAN and whole:
+            self._means[message.view, message.step] = message.body.view(torch.float32)
+        elif message.kind is Kind.FINISH:
+            self._finished.add(message.sender)
+        elif message.kind is Kind.DONE:
+            Buffers(self.model).load(message.body)
+            self._done = True
+        for peer in self._finished & set(self._mesh.peers):
+            self._tell(peer, pack(Kind.BUSY, 0, self.step))
+        return True
+
+    def _tell(self, peer: int, message: Tensor) -> None:
+        try:
+            self._mesh.send_to(peer, message, 0)
+        except PeerLost:
+            if peer == 0:
+                raise
+
+    def _wait(self, done: Callable[[], bool], *, finishing: bool = False) -> None:
+        rank, mesh = self.world.rank, self._mesh
+        where = f"[rank {rank}/{self.world.world_size}] sync, step {self.step}"
+
+        def take_in(timeout_s: float) -> bool:
+            came = self._take_in(timeout_s)
+            if not came and rank == 0 and not finishing and len(mesh.peers) + 1 < self._needed:
+                raise PeerLost(f"{where}: more workers are lost than drop_slowest allows", rank=rank)
+            if not came and rank != 0 and 0 not in mesh.peers:
+                raise PeerLost(f"{where}: rank 0 is lost", rank=rank, peer=0)
+            return came
+
+        wait(mesh, done, take_in, lambda: (None, f"{where}: not enough gradients in {mesh.timeout_s:g} s"))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._view += 1  # all ranks load
+        self._means = {key: mean for key, mean in self._means.items() if key[0] >= self._view}
+
+    def finish(self) -> None:
+        """Wait until the slowest has applied every step too, as long as it goes on; buffers become rank 0's."""
+        if self.world.rank:
+            self._tell(0, pack(Kind.FINISH, 0, self.step))
+            self._wait(lambda: self._done)
+            self._done = False
+            return
+        self._wait(lambda: self._finished >= set(self._mesh.peers), finishing=True)
+        for peer in self._mesh.peers:
+            self._tell(peer, pack(Kind.DONE, 0, self.step, body=Buffers(self.model).pack()))
+        self._finished.clear()

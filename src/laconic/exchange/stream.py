@@ -1,0 +1,445 @@
+"""Gradients on their way: buckets in an order that all ranks share, averaged on the exchange thread.
+
+A sink says when a gradient is made, and when its mean is needed. There are three: DDP's hook (`ddp.py`), FSDP's
+reduce-scatter (`fsdp.py`) and the optimiser's step (`consistency/modes/sync.py`). The stream owns the rest: the
+buckets and their sections, the order in which they are sent, what shares a message, this job's share of the exchange
+thread, and the first error.
+
+A bucket whose gradients are all there is sent when those before it in the order have been: ranks whose gradients come
+in different orders still match. Where payloads are small, a bucket is held until it makes a message together with the
+next ones, or the step's last has come. A bucket that no codec touches goes by the engine's own future, without the
+exchange thread: the float32 shortcut. gloo matches its own all-reduces by their order, so they must all come from one
+thread: the shortcut is open for a step only when all its buckets are exact, as in a step before, and nobody else uses
+the transport.
+
+Invariant: every future that was given is set. What is under way ends by the transport's time-out, in data or an error,
+and a bucket that is held for one that does not come is given up after as long, by the exchange thread when idle. After
+an error the other ranks are told, and gradients become NaN: no step goes unnoticed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from laconic.errors import CollectiveTimeout
+from laconic.exchange.buckets import BucketExchange
+from laconic.exchange.collectives import broadcast
+from laconic.exchange.former import FormerBuckets
+from laconic.exchange.layout import FlatBuffer, Gradients, equal_slices
+from laconic.exchange.order import Timeline, best_order
+from laconic.exchange.thread import EXCHANGE_THREAD, ThreadShare
+from laconic.transports.base import Pausing
+
+REORDERED = (2, 5, 10, 20, 50)  # after so many steps, and then each 100, the order of sections is agreed on anew
+SEEN = 5  # steps whose times the order is chosen by
+T = TypeVar("T")
+_NOTHING = torch.empty(0)
+_log = logging.getLogger("laconic.exchange")
+
+
+class Bucket:
+    """Gradients that are handed over together, and where they are on their way.
+
+    Args:
+        buffer: where the gradients are copied to; None leaves the one gradient where autograd made it.
+        section_nbytes: about how much of it is exchanged by itself; None exchanges it whole.
+
+    Attributes:
+        values: the gradients of this step, flat.
+        missing: ids of the parameters whose gradients of this step are not there yet.
+        sent: some of it is under way, or has come.
+        means: a future of each section; `ended` are set when those of the sections that were sent are, well or not.
+        ready_s: when its last gradient was made, from the start of backward.
+        needed_s: when the next forward first needed its weights, from the start of that forward.
+    """
+
+    def __init__(
+        self, number: int, parameters: Sequence[nn.Parameter], buffer: FlatBuffer | None, section_nbytes: int | None
+    ) -> None:
+        self.number = number
+        self.parameters = tuple(parameters)
+        self.buffer = buffer
+        self.values = _NOTHING if buffer is None else buffer.values
+        numel, itemsize = sum(p.numel() for p in parameters), self.parameters[0].itemsize
+        self.sections = equal_slices(numel, itemsize, section_nbytes)
+        self.ready_s = self.needed_s = 0.0
+        self.begin()
+        self.forget()
+
+    def begin(self) -> None:
+        """Wait for the gradients of the next step; what was sent of the last stays until `forget`."""
+        self.missing = {id(parameter) for parameter in self.parameters}
+
+    def forget(self) -> None:
+        """Let go of what was sent."""
+        self.sent = False
+        self.means: list[Any] = [torch.futures.Future() for _ in self.sections]
+        self.ended: list[threading.Event] = []
+
+
+class GradientStream:
+    """The gradients of one model on their way.
+
+    Attributes:
+        buckets: the stream's own; none where the sink submits DDP's.
+        order: numbers of the sections, as they are sent; the same on all ranks.
+        failure: what went wrong first.
+        step: the step under way.
+        waited_s: how long the training has waited for means, and `waits` from when to when, the last times.
+    """
+
+    def __init__(self, exchange: BucketExchange) -> None:
+        self.exchange = exchange
+        self.failure: Exception | None = None
+        self.step = 0
+        self.waited_s = 0.0
+        self.waits: deque[tuple[float, float]] = deque(maxlen=256)
+        self._share: ThreadShare | None = None
+        self._lock = threading.Lock()  # of what is held
+        self._held: list[Gradients] = []
+        self._overdue: Callable[[], CollectiveTimeout | None] = lambda: None  # why to hold no longer
+        self._given_up: CollectiveTimeout | None = None  # in this step
+        self._former: FormerBuckets | None = None  # which the next step is exchanged in
+        self._plain: dict[int, object] = {}  # layouts of buckets that went as float32, all ranks in the same call
+        self._shortcut = False
+        self.use(())
+
+    def use(
+        self,
+        buckets: Sequence[Bucket],
+        fill: Callable[[Bucket], None] = lambda _: None,
+        *,
+        shares_messages: bool = True,
+    ) -> None:
+        """Send these buckets from now on; `fill` puts a bucket's gradients into its values before it is sent.
+
+        Buckets that share messages keep their order: in another, others would travel together.
+        """
+        self.buckets = list(buckets)
+        self._fill = fill
+        self._shares_messages = shares_messages
+        self._sections = [(bucket, place) for bucket in self.buckets for place in range(len(bucket.sections))]
+        self.order = list(range(len(self._sections)))
+        self._wire_s = [0.0 for _ in self._sections]
+        self._next = 0
+        self._begun = 0.0  # when backward made the first gradient of this step
+        self._ended = 0.0  # when the last exchange did
+        self._steps = 0
+        self._shared = False  # some buckets travelled together
+        self._ordering: tuple[threading.Event, Tensor] | None = None
+        self._seen: deque[Timeline] = deque(maxlen=SEEN)
+
+    # what a sink says
+
+    def begin(self, step: int) -> None:
+        """Begin step number `step`."""
+        self.step, self._next, self._begun = step, 0, 0.0
+        for bucket in self.buckets:
+            bucket.begin()
+
+    def made(self, bucket: Bucket, parameter: Tensor) -> None:
+        """A parameter's gradient is there: send its bucket if it was the last, as far as the order allows."""
+        bucket.missing.discard(id(parameter))
+        if not bucket.missing:
+            self.send_ready()
+
+    def note_time(self, bucket: Bucket, now: float) -> None:
+        """Backward has just made a gradient of this bucket."""
+        self._begun = self._begun or now
+        bucket.ready_s = now - self._begun
+
+    def send_ready(self) -> None:
+        """Send the buckets whose gradients are all there, as far as the order allows."""
+        if self._next == 0:
+            self._take_order()
+        while self._next < len(self.order) and not self._sections[self.order[self._next]][0].missing:
+            self._send(self.order[self._next])
+
+    def _send(self, number: int) -> None:
+        """Send one section, the next in the order; before the first of its bucket all of it is filled."""
+        first, self._next = self._next == 0, self._next + 1
+        (bucket, place), last = self._sections[number], self._next == len(self.order)
+        (start, stop), mean, ended = bucket.sections[place], bucket.means[place], threading.Event()
+        if not bucket.sent:
+            self._fill(bucket)
+            bucket.sent = True
+        mean.add_done_callback(lambda _: ended.set())
+        bucket.ended.append(ended)
+        values = bucket.values[start:stop]
+        self._submit(Gradients(values, number, bucket.parameters, self.step, last, mean, first, start))
+
+    def submit(self, buffer: Tensor, index: int, parameters: Sequence[Tensor], *, last: bool) -> Any:
+        """Start the exchange of one of DDP's buckets; returns a future of its buffer."""
+        future: Any = torch.futures.Future()
+        return self._submit(Gradients(buffer, index, parameters, self.exchange.step, last, future, index == 0))
+
+    def run(self, work: Callable[[], Pausing[T]]) -> T:
+        """Run an exchange of the sink's own on the exchange thread, and wait for what it returns."""
+        found: list[T] = []
+
+        def attempt() -> Pausing[None]:
+            try:
+                if self.failure is None:
+                    found.append((yield from work()))
+            except Exception as error:
+                self.fail(error)
+
+        self._started().submit(attempt).wait()
+        self.raise_first()
+        return found[0]
+
+    # on the way to the exchange thread
+
+    def _submit(self, gradients: Gradients) -> Any:
+        """Send a bucket, or hold it for the next one's messages; returns a future of its buffer."""
+        if self.exchange.choice.learns:
+            self.exchange.choice.note_ready(gradients.index, gradients.step)
+        if gradients.first:
+            self._begin_step(gradients.step)
+        self._shortcut = self._shortcut and self._plain.get(gradients.index) == gradients.layout
+        if self._shortcut:
+            return self._take_shortcut(gradients)
+        with self._lock:
+            if self._given_up is not None:
+                self.fail(self._given_up)
+            if self._former is None:
+                self._take(gradients)
+            else:
+                self._take_as_before(gradients, self._former)
+        return gradients.future
+
+    def _begin_step(self, step: int) -> None:
+        """Forget a backward that did not end, and decide whether the float32 shortcut is open."""
+        with self._lock:
+            self._held, self._given_up = [], None
+        share, transport = self._started(), self.exchange.world.transport
+        open_ = self._shares_messages and transport.has_futures and share.alone and self.failure is None
+        try:
+            self._shortcut = open_ and self.exchange.is_exact(step)
+        except Exception:  # the user's function failed: it will again, on the exchange thread, which reports it
+            self._shortcut = False
+
+    def _started(self) -> ThreadShare:
+        if self._share is None:
+            self._share = ThreadShare(self.exchange.world.transport, self._look)
+        return self._share
+
+    def _take_shortcut(self, gradients: Gradients) -> Any:
+        """Start the engine's all-reduce; returns a future of the mean."""
+        begun, buffer, transport = time.perf_counter(), gradients.buffer, self.exchange.world.transport
+
+        def finish(future: Any) -> None:
+            try:
+                future.value()
+                buffer.div_(transport.world_size)
+                self.exchange.went_plain(gradients, begun)
+            except Exception as error:
+                self.fail(transport.explain(error))  # type: ignore[attr-defined]
+            gradients.future.set_result(buffer if self.failure is None else _spoil(buffer))
+
+        transport.native_future(buffer).add_done_callback(finish)
+        return gradients.future
+
+    def _take(self, gradients: Gradients) -> None:
+        """Let a bucket go, with those that are held or alone, or hold it."""
+        if self._held and not self._alike(gradients):
+            self._let_go()
+        self._held.append(gradients)
+        if gradients.last or gradients.buffer.is_sparse or not self._may_hold():
+            self._let_go()
+        elif len(self._held) == 1:
+            self._hold()
+
+    def _take_as_before(self, gradients: Gradients, former: FormerBuckets) -> None:
+        """Hold all buckets of a step, and let them go in the former order."""
+        self._held.append(gradients)
+        if len(self._held) == 1:
+            self._hold()
+        if gradients.last:
+            self._former, whole, self._held = None, self._held, []
+            for each in former.arranged(whole):
+                self._take(each)
+
+    def _alike(self, gradients: Gradients) -> bool:
+        """Whether a bucket may travel with those that are held; sparse ones travel alone."""
+        held, codec_at = self._held[0], self.exchange.codec_at
+        same = codec_at(gradients.index, gradients.step) == codec_at(held.index, held.step)
+        return same and not gradients.buffer.is_sparse
+
+    def _may_hold(self) -> bool:
+        """Whether what is held is too little for a message of its own."""
+        if not self._shares_messages:
+            return False
+        try:
+            chosen = self.exchange.codec_at(self._held[0].index, self._held[0].step)
+        except Exception:  # as above
+            return False
+        if chosen.kind == "matrix" or chosen.exact:
+            return False
+        return sum(chosen.max_nbytes(held.buffer.numel()) for held in self._held) < self.exchange.message_nbytes
+
+    def _hold(self) -> None:
+        """Wait for the next bucket, no longer than for a message."""
+        self._started().started()
+        transport, first = self.exchange.world.transport, self._held[0]
+        until = time.monotonic() + transport.timeout_s
+
+        def overdue() -> CollectiveTimeout | None:
+            if time.monotonic() < until:
+                return None
+            where = f"[rank {transport.rank}/{transport.world_size}] step {first.step}"
+            text = f"bucket {first.index} is held for the next one, which did not come in {transport.timeout_s:g} s"
+            return CollectiveTimeout(f"{where}: {text}: backward has stopped", rank=transport.rank)
+
+        self._overdue = overdue
+
+    def _look(self) -> None:
+        """Give up buckets that were held for too long; the step fails if backward goes on after all."""
+        with self._lock:
+            if self._held and (error := self._overdue()) is not None:
+                _log.error("%s", error)
+                self._given_up, held, self._held = error, self._held, []
+                for each in held:
+                    each.future.set_exception(error)
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, []
+        self._shared = self._shared or len(held) > 1
+        done = self._started().submit(lambda: self._attempt(held))
+        done.add_done_callback(lambda future: self._answer(held, future))
+
+    # on the exchange thread
+
+    def _attempt(self, held: list[Gradients]) -> Pausing[None]:
+        """Exchange buckets that travel together, unless something has gone wrong before."""
+        try:
+            if self.failure is None:
+                plain = yield from self.exchange.steps(held)
+                for each in held:
+                    self._plain.pop(each.index, None)
+                    if plain:
+                        self._plain[each.index] = each.layout
+        except Exception as error:
+            self.fail(error)
+        now, last = time.perf_counter(), held[-1]
+        if last.index < len(self._wire_s):
+            self._wire_s[last.index] = now - max(last.made, self._ended)
+        self._ended = now
+
+    def _answer(self, held: list[Gradients], done: Any) -> None:
+        """Set the buckets' futures, whatever happened on the exchange thread."""
+        try:
+            done.value()
+        except Exception as error:
+            self.fail(error)
+        for each in held:
+            each.future.set_result(each.buffer if self.failure is None else _spoil(each.buffer))
+
+    def on_thread(self) -> bool:
+        """Whether the exchange thread is asking."""
+        return threading.current_thread().name == EXCHANGE_THREAD
+
+    # errors and waits
+
+    def fail(self, error: Exception) -> None:
+        """Keep the first error, and tell the other ranks: a bucket that is under way too fails because of it."""
+        if self.failure is None:
+            self.failure = error
+            _log.error("the exchange of gradients failed: %s: %s", type(error).__name__, error)
+            self.exchange.world.transport.abandon(f"{type(error).__name__}: {error}")
+
+    def raise_first(self) -> None:
+        """Raise what went wrong first, if anything did."""
+        if self.failure is not None:
+            raise self.failure
+
+    def wait(self, bucket: Bucket) -> None:
+        """Wait until a bucket that was sent holds the mean; raises what went wrong in any."""
+        for ended in bucket.ended:
+            if not ended.is_set():
+                self._wait(ended, f"the mean of bucket {bucket.number}")
+        self.raise_first()
+
+    def wait_all(self) -> None:
+        """Wait until nothing is under way."""
+        if self._ordering is not None:
+            self._wait(self._ordering[0], "the order of buckets")
+        for bucket in self.buckets:
+            self.wait(bucket)
+
+    def _wait(self, event: threading.Event, what: str) -> None:
+        """Every exchange ahead of this one ends within the time-out by itself; so must this."""
+        begun, transport = time.perf_counter(), self.exchange.world.transport
+        patience_s = transport.timeout_s * (len(self.order) + 2)
+        if not event.wait(patience_s):
+            text = f"[rank {transport.rank}/{transport.world_size}] step {self.step}: {what} did not come"
+            raise CollectiveTimeout(f"{text} in {patience_s:g} s", rank=transport.rank)
+        ended = time.perf_counter()
+        self.waited_s += ended - begun
+        self.waits.append((begun, ended))
+
+    # the order
+
+    def end_step(self) -> None:
+        """Keep the times of a step; now and then let all ranks use rank 0's best order from the next step on.
+
+        All ranks call it in the same step. Of exchanges that are still under way the times are those of the step
+        before.
+        """
+        self._steps += 1
+        if self._shared:
+            return
+        owners = [bucket for bucket, _ in self._sections]
+        ready, needed = [bucket.ready_s for bucket in owners], [bucket.needed_s for bucket in owners]
+        self._seen.append(Timeline(ready, list(self._wire_s), needed))
+        if self._steps in REORDERED or self._steps % 100 == 0:
+            found, ended = torch.tensor(best_order(self._seen), dtype=torch.int64), threading.Event()
+            self._started().submit(lambda: self._spread(found)).add_done_callback(lambda _: ended.set())
+            self._ordering = ended, found
+
+    def _spread(self, order: Tensor) -> Pausing[None]:
+        try:
+            broadcast(order, root=0, group=self.exchange.world)
+        except Exception as error:
+            self.fail(error)
+        yield None
+
+    def _take_order(self) -> None:
+        """Go over to an order that was agreed on meanwhile."""
+        if self._ordering is not None:
+            self._wait(self._ordering[0], "the order of buckets")
+            order, self._ordering = self._ordering[1].tolist(), None
+            if self.failure is None:
+                self.order = order
+
+    def in_order(self) -> list[Bucket]:
+        """The buckets, by when the last section of each is sent."""
+        last = {self._sections[number][0].number: place for place, number in enumerate(self.order)}
+        return sorted(self.buckets, key=lambda bucket: last[bucket.number])
+
+    # the job's life
+
+    def restart(self, former: FormerBuckets | None = None) -> None:
+        """Forget what earlier steps were like; exchange the next one in `former` buckets of DDP's."""
+        self._plain.clear()
+        self._former = None if self.buckets else former
+
+    def close(self) -> None:
+        """Join the exchange thread, unless others use it; safe to call twice."""
+        if self._share is not None:
+            self._share.close()
+            self._share = None
+
+
+def _spoil(gradients: Tensor) -> Tensor:
+    """NaN in place of all gradients."""
+    (gradients._values() if gradients.is_sparse else gradients).fill_(float("nan"))
+    return gradients
