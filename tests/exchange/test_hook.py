@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
@@ -130,6 +131,38 @@ def test_ddp() -> None:
             before = torch.stack([s["residuals"][name] for s in states]).mean(0)
             after = torch.stack([s["residuals"][name] for s in merged]).mean(0)
             torch.testing.assert_close(after, before)
+
+
+def _closed(sharded: bool) -> dict[str, Any]:
+    """One step with a job, and one after it was closed."""
+    dist.init_process_group("gloo")
+    rank, found = dist.get_rank(), dict[str, Any]()
+    torch.manual_seed(0)
+    model: nn.Module = nn.Linear(64, 64, bias=False)
+    model = fully_shard(model) if sharded else DistributedDataParallel(model)
+    job = laconic.compress(model, "onebit")
+    for name in ("compressed", "closed"):
+        model.zero_grad()
+        (model(torch.arange(64.0).view(1, 64)) * (rank + 1)).sum().backward()
+        (gradient,) = (p.grad for p in model.parameters())
+        found[name] = gradient.full_tensor() if sharded else gradient
+        job.close()
+        found["threads"] = [t.name for t in threading.enumerate() if t.name == "laconic-exchange"]
+    found["records"] = len(job.records)
+    laconic.init().close()
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("sharded", [False, True])
+def test_after_close_the_model_trains_alone_again(sharded: bool) -> None:
+    for found in run_local(2, _closed, (sharded,), timeout_s=60):
+        exact = 1.5 * torch.arange(64.0).expand(64, 64)
+        assert not torch.equal(found["compressed"], exact)
+        assert torch.equal(found["closed"], exact)
+        assert found["threads"] == []
+        assert found["records"] == 1
 
 
 def test_exemptions() -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import optimizer as torch_optimizer
 
 import laconic
 from laconic.errors import LaconicError, Mismatch
@@ -95,10 +96,13 @@ def _compressed(engine: str) -> dict[str, Any]:
         DistributedDataParallel(_linear(4, 4))  # which waits for the others too
         time.sleep(TIMEOUT_S + 2)
 
+    sharded = fully_shard(_linear(4, 4))
+    plain = sharded._get_fsdp_state()._fsdp_param_groups[0]._reduce_scatter_comm
     calls: dict[str, Callable[[], Any]] = {
         "names": lambda: laconic.compress(DistributedDataParallel(_Renamed(rank))),
         "codec": lambda: laconic.compress(DistributedDataParallel(_linear(4, 4)), "onebit" if rank else "topk(0.1)"),
-        "sharded": lambda: laconic.compress(fully_shard(_linear(4, 4)), exempt=["weight"] if rank else ["bias"]),
+        "sharded": lambda: laconic.compress(sharded, exempt=["weight"] if rank else ["bias"]),
+        "momentum": lambda: laconic.compress(DistributedDataParallel(_same()), f"topk(0.{rank + 1})", momentum=0.9),
         "never": stay_away if rank else lambda: laconic.compress(DistributedDataParallel(_linear(4, 4))),
     }
     for name, call in calls.items():
@@ -109,6 +113,8 @@ def _compressed(engine: str) -> dict[str, Any]:
         except LaconicError as error:
             found[name] = f"{type(error).__name__}: {error}"
         found[f"{name} seconds"] = time.monotonic() - begun
+    found["altered"] = sharded._get_fsdp_state()._fsdp_param_groups[0]._reduce_scatter_comm is not plain
+    found["hooks"] = len(torch_optimizer._global_optimizer_pre_hooks)
     world.close()
     dist.destroy_process_group()
     return found
@@ -123,5 +129,8 @@ def test_compress_on_real_ranks(engine: str) -> None:
         assert found["names"].startswith(f"{here}parameter 0 differs: 'one.weight' of float32 (8, 8) on rank 0; 'two.w")
         assert found["codec"] == f"{here}codec differs: topk(0.1) on rank 0; onebit on rank 1"
         assert found["sharded"].startswith(f"{here}exempt differs: ")
+        assert found["momentum"].startswith(f"{here}codec differs: ")
+        assert not found["altered"], "a model that compress has refused is as it was"
+        assert not found["hooks"]
     assert "[rank 0/2] ring compress, round 1 of 1: nothing from or for peer 1" in first["never"]
     assert first["never seconds"] < TIMEOUT_S + 4

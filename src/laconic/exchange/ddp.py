@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import BadInput
@@ -39,7 +40,11 @@ class Hooked(Protocol):
 
     stream: GradientStream
     sink: DdpGradients | None
-    parameters: Parameters
+    closed: bool
+    group: dist.ProcessGroup | None
+
+    @property
+    def parameters(self) -> Parameters: ...
 
 
 def hook(state: Hooked, bucket: dist.GradBucket) -> Any:
@@ -52,6 +57,8 @@ def hook(state: Hooked, bucket: dist.GradBucket) -> Any:
     >>> ddp(torch.randn(8, 784)).sum().backward()
     >>> dist.destroy_process_group()
     """
+    if state.closed:
+        return allreduce_hook(state.group, bucket)  # type: ignore[arg-type]  # None is the default group
     if bucket.index() == 0:  # after DDP's own last callback, which the first one runs before
         callbacks = torch.autograd.Variable._execution_engine
         with contextlib.suppress(RuntimeError):  # outside backward, where DDP.join() shadows the others' exchanges

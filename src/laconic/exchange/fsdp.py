@@ -116,8 +116,10 @@ class CompressedReduceScatter:
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
-    ) -> None:
+    ) -> Any:
         """Reduce the P rows of `input_tensor` over the group; this rank's row goes to `output_tensor`."""
+        if self.state.closed:
+            return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
         begun = time.perf_counter()
         mean = op == dist.ReduceOp.AVG
         if not mean and op != dist.ReduceOp.SUM:
@@ -181,14 +183,19 @@ class ShardedCompression(Job):
         choice = PlannedCodec(DEFAULT_CODEC if codec is None else codec)
         self.buckets = BucketExchange(choice, parameters, options, None)
         self.stream = GradientStream(self.buckets)
-        self.groups: list[CompressedReduceScatter] = []
+        self.closed = False
+        self._modules, self.groups = list[Any](), list[CompressedReduceScatter]()
         for module, own in _parameter_groups(model):
             if not hasattr(module, "set_custom_reduce_scatter"):
                 text = "its FSDP has no set_custom_reduce_scatter; use a newer torch, or DDP"
                 raise BadInput(f"compress cannot serve fully_shard on torch {torch.__version__}: {text}")
-            group = CompressedReduceScatter(self, len(self.groups), own)
+            self._modules.append(module)
+            self.groups.append(CompressedReduceScatter(self, len(self.groups), own))
+
+    def install(self) -> None:
+        """Take the model's reduce-scatters over."""
+        for module, group in zip(self._modules, self.groups, strict=True):
             module.set_custom_reduce_scatter(group)
-            self.groups.append(group)
 
     @property
     def records(self) -> deque[BucketRecord]:  # type: ignore[override]  # may be taken out
@@ -226,7 +233,8 @@ class ShardedCompression(Job):
             group.restore(int(state["step"]))
 
     def close(self) -> None:
-        """Leave the exchange thread; FSDP keeps its reduce-scatter."""
+        """Leave the exchange thread; gradients are reduced by torch from now on. Safe to call twice."""
+        self.closed = True
         self.stream.close()
 
 

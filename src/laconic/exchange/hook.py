@@ -75,6 +75,7 @@ def compress(
         job = ShardedCompression(model, codec, given)
         if _on_all_ranks(model):
             _check_alike(model, codec, given, given.world or current())
+        job.install()
     else:
         text = f"got {type(model).__name__}; wrap it, or call fully_shard on it, first"
         raise BadInput(f"compress takes a DistributedDataParallel model or one that fully_shard was applied to, {text}")
@@ -89,8 +90,13 @@ def _compress_ddp(model: DistributedDataParallel, codec: CodecPlan | None, optio
     whole = group is None or group.size() == dist.get_world_size()
     world = options.world or (current() if whole else world_of(group))  # joined now, on all its ranks
     state = CompressionState(codec, model.module.named_parameters(), replace(options, world=world))
-    _check_alike(model.module, codec, options, world)
-    state.observe(model.module)
+    try:
+        _check_alike(model.module, codec, options, world)
+        state.observe(model.module)
+    except BaseException:
+        state.close()  # the model stays as it was
+        raise
+    state.group = group
     if state.choice.learns and world.world_size > 1:
         late = LateHook(model, state, lambda: model.register_comm_hook(state, hook))
         state.resources.callback(late.close)

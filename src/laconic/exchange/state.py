@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -62,6 +63,8 @@ class CompressionState(Job):
         self.buckets = BucketExchange(choice, Parameters(named, options.exemptions), options, correction)
         self.stream = GradientStream(self.buckets)
         self.sink: DdpGradients | None = None  # of the model that `stream_from` was called for
+        self.closed = False
+        self.group: dist.ProcessGroup | None = None  # DDP's, which its own all-reduce takes after `close`
         self._why_whole = ""
         self.resources = ExitStack()  # what `close` gives back, the last first
         self.resources.callback(self.buckets.matrices.close)
@@ -182,5 +185,6 @@ class CompressionState(Job):
         self.stream.raise_first()
 
     def close(self) -> None:
-        """Join the exchange thread; safe to call twice."""
+        """Join the exchange thread, and let DDP average gradients itself from now on; safe to call twice."""
+        self.closed = True
         self.resources.close()
