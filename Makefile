@@ -56,16 +56,16 @@ slow: $(VENV)/ready
 # The tests draw the same examples in every run. Here chance looks for others, for MINUTES minutes.
 fuzz: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
-	$(BIN)/python -m benchmarks.fuzz --minutes $(MINUTES)
+	$(BIN)/python -m benchmarks fuzz --minutes $(MINUTES)
 
 soak: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
-	$(BIN)/python benchmarks/soak_churn.py --kills 1000 --seed 1 --output .cache/churn.json
+	$(BIN)/python -m benchmarks soak --kills 1000 --seed 1 --output .cache/churn.json
 
 # Kills, stops, cuts, full disks, strangers and damaged files, over every engine and mode; docs/faults.md.
 chaos: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
-	$(BIN)/python -m benchmarks.chaos --minutes 15 --output benchmarks/results/chaos.json
+	$(BIN)/python -m benchmarks chaos --minutes 15 --output benchmarks/results/chaos.json
 
 check: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
@@ -79,7 +79,7 @@ kernels: $(VENV)/ready
 bench: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
 	$(BIN)/laconic bench codecs
-	$(BIN)/laconic bench approximation --samples 2500000 --plot .cache/approximation.html
+	$(BIN)/python -m benchmarks approximation --samples 2500000 --plot .cache/approximation.html
 	$(BIN)/laconic bench collectives -n 4
 
 # The site is built from copies, so that links between pages, examples and results are the same here and there.
@@ -94,7 +94,7 @@ docs: $(VENV)/ready
 # Pictures of what the commands draw, for docs/gallery.md.
 gallery: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
-	$(BIN)/python -m benchmarks.gallery
+	$(BIN)/python -m benchmarks gallery
 
 # The wheel in an empty environment for every supported Python found, or for VERSIONS=3.12,3.13; each downloads torch.
 smoke: $(VENV)/ready

@@ -1,8 +1,8 @@
 """List the benchmarks, or run one: `python -m benchmarks [NAME [OPTIONS]]`.
 
 A benchmark is a file with a function `main` in one of the folders here; its name is the file's, and the first line of
-its docstring describes it. Options are `main`'s parameters, as in the commands of `laconic`; a `main` without any reads
-`sys.argv`. Bad input ends in exit code 2 and one sentence.
+its docstring describes it. Options are `main`'s parameters, as in the commands of `laconic`; a `main` without any, or
+with `arguments` alone, reads `sys.argv`. Bad input ends in exit code 2 and one sentence.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ HERE = Path(__file__).parent
 def benchmarks() -> dict[str, Path]:
     """The files of all benchmarks by name, in the order of their folders."""
     files = [path for path in sorted(HERE.glob("*/*.py")) if "\ndef main(" in path.read_text(encoding="utf-8")]
-    return {_name(path): path for path in files}
-
-
-def _name(path: Path) -> str:
-    return (path.parent if path.stem == "__main__" else path).stem.replace("_", "-")
+    return {path.stem.replace("_", "-"): path for path in files}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -42,19 +38,23 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
 
 
+def module_name(path: Path) -> str:
+    """The dotted name of a benchmark's module."""
+    return ".".join(("benchmarks", *path.relative_to(HERE).with_suffix("").parts))
+
+
 def _run(name: str, words: list[str]) -> None:
     found = benchmarks()
     if name not in found:
         raise UnknownName("benchmark", name, found)
-    module = importlib.import_module(".".join(("benchmarks", *found[name].relative_to(HERE).with_suffix("").parts)))
+    function = importlib.import_module(module_name(found[name])).main
     program = f"python -m benchmarks {name}"
-    if inspect.signature(module.main).parameters:
+    if set(inspect.signature(function).parameters) - {"arguments"}:
         app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-        app.command()(module.main)
+        app.command()(function)
         app(args=words, prog_name=program)
-    else:
-        sys.argv = [program, *words]
-        module.main()
+    sys.argv = [program, *words]
+    sys.exit(function())
 
 
 def _list() -> None:

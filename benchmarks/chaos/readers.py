@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.fuzz_codecs import Fuzzer
+from benchmarks.fuzz.fuzz_codecs import Fuzzer
 from laconic import codecs
 from laconic.consistency.churn.meeting import Meeting, View, event, read_events
 from laconic.errors import LaconicError

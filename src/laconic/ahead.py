@@ -22,7 +22,7 @@ from laconic.exchange.sparse import sparse_all_reduce
 from laconic.exchange.sparse_stream import SparseStream
 from laconic.schedules import ring
 from laconic.schedules.link import Link
-from laconic.shrink.coder import chunks, exact, han
+from laconic.shrink.coder import chunks, exact
 from laconic.transports.base import Transport
 from laconic.transports.loggp import simulate
 from laconic.transports.threads import run_threads
@@ -61,7 +61,6 @@ def compile_all() -> Iterator[str]:
         exact.decode(*exact.encode(torch.zeros(200, dtype=dtype)), torch.empty(200, dtype=dtype))
     symbols = np.zeros((4, 4), np.uint8)
     chunks.decode(chunks.encode(symbols, 3), symbols, 3)
-    han.decode(han.encode(symbols, 3), 16, 3)
     yield "coder of shrunk models"
     simulate(ring(2, 4), Link(latency_s=1e-6, s_per_byte=1e-9))
     yield "simulator"

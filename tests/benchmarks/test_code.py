@@ -48,21 +48,3 @@ def test_every_main_gets_its_type() -> None:
     for source in ("main()", "void main( )", " int main(int argc)", "void\nmain()"):
         assert poj.standard_main(f"int x;\n{source} {{ }}").split("\n")[1].startswith("int main(")
     assert poj.standard_main("int domain(int x);") == "int domain(int x);"
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["cod"], "unknown benchmark 'cod'; did you mean 'code'?"),
-        (["code", "--trees", "0"], "--trees must be at least 1, got 0"),
-        (["code", "--networks", "-1"], "--networks must be at least 0, got -1"),
-        (["code", "--task", "nothing"], "unknown task 'nothing'"),
-    ],
-)
-def test_bad_input_is_one_sentence(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
-    assert says in error
-    assert len(error.strip().splitlines()) == 1

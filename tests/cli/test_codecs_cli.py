@@ -1,4 +1,4 @@
-"""`laconic codecs`, `laconic bench codecs`, `laconic bench approximation`: what they print."""
+"""`laconic codecs`, `laconic bench codecs`: what they print."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from laconic.codecs import names
 app = typer.Typer()
 app.command("list")(codecs_command.codecs)
 app.command("speed")(bench.codecs)
-app.command("approximation")(bench.approximation)
 
 
 def run(*arguments: str) -> str:
@@ -59,16 +58,3 @@ def test_bench_codecs_prints_plain_lines_when_piped():
     assert lines[0].split("\t")[0] == "codec"
     assert lines[1].startswith("fp16\t")
     assert any("memcpy of 5,000 floats" in line for line in lines)
-
-
-def test_bench_approximation_prints_ours_beside_the_papers(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert "plot" not in json.loads(run("approximation", "--samples", "2000", "--json"))
-    assert not list(tmp_path.iterdir())  # no file that was not asked for
-    plot = tmp_path / "plot.html"
-    output = run("approximation", "--samples", "20000", "--plot", str(plot))
-    assert plot.exists()
-    assert "Caution" in output
-    assert "N(0,0.2²)\tstatic8" in output
-    record = json.loads(run("approximation", "--samples", "2000", "--plot", str(plot), "--json"))
-    assert len(record["results"]) == 32

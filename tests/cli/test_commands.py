@@ -31,7 +31,7 @@ def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:  # type: ign
     [
         (["nothing"], "valid ones: bench, code, codecs"),
         (["code", "nothing"], "valid ones: analogies, classify, coarsen, embed, graph, map"),
-        (["bench", "nothing"], "valid ones: approximation"),
+        (["bench", "nothing"], "valid ones: codecs, collectives, memory, search, step"),
         (["schedule", "rign"], "did you mean 'ring'"),
         (["schedule", "ring", "--hosts", "2"], "unknown parameter of all_reduce by ring 'hosts'"),
         (["schedule", "ring", "-n", "0"], "world_size must be at least 1"),
@@ -48,39 +48,28 @@ def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:  # type: ign
         *[
             (["bench", *words.split()], f"{words.split()[-2]} must be at least 1, got {words.split()[-1]}")
             for words in (
-                "operators --batch 0", "operators --batch 2 --batch -1", "operators --threads 0",
-                "operators --turns -1", "planner --blocks 0", "planner --blocks -1", "divide --set pipeline --blocks 0",
-                "divide --steps 0",
-                "memory --width 0", "memory --layers 0", "memory --ranks 0", "distributed --steps 0",
-                "shrink --seeds 0", "shrink --goals -1", "shrink --threads 0",
-                "search --evaluations 0", "search --repeats 0", "search --slow-repeats 0", "search --pairs 0",
-                "search --processes 0", "search --kills 0",
+                "memory --width 0", "memory --layers 0", "memory --ranks 0", "search --evaluations 0",
+                "search --repeats 0", "search --slow-repeats 0", "search --pairs 0", "search --processes 0",
+                "search --kills 0",
             )
         ],
         *[
             (words.split(), f"{words.split()[-2]} must be at least 0, got {words.split()[-1]}")
             for words in (
-                "bench operators --workspace-mib -1", "bench distributed --seed -1", "bench step --seed -1",
-                "bench search --seed -1", "bench shrink --first -1",
-                "code coarsen --seed -1", "shrink digits-mlp -o x.lac --seed -1",
-                "shrink digits-mlp -o x.lac --budget nan", "train digits-mlp --tuning-runs -1",
+                "bench step --seed -1", "bench search --seed -1", "code coarsen --seed -1",
+                "shrink digits-mlp -o x.lac --seed -1", "shrink digits-mlp -o x.lac --budget nan",
+                "train digits-mlp --tuning-runs -1",
             )
         ],
         *[
             (words.split(), f"{words.split()[-2]} must be above 0 and ")
             for words in (
-                "bench operators --tolerance nan", "bench operators --budget 0.0", "bench operators --budget inf",
-                "bench collectives --seconds -1.0", "bench collectives --seconds inf", "bench shrink --scale 2.0",
-                "cost digits-mlp --rate nan",
+                "bench collectives --seconds -1.0", "bench collectives --seconds inf", "cost digits-mlp --rate nan",
             )
         ],
         (["demo", "--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["search", "digits-mlp", "--epochs", "-1"], "--epochs must be at least 1, got -1"),
         (["search", "digits-mlp", "--repeats", "0"], "--repeats must be at least 1, got 0"),
-        (["bench", "divide", "--set", "pipeline", "--hosts", "2"], "--set pipeline takes no --hosts: it has its own"),
-        (["bench", "divide", "--set", "pipeline", "--no-pin"], "--set pipeline takes no --pin"),
-        (["bench", "divide", "--set", "memory", "--steps", "3"], "--set memory takes no --steps"),
-        (["bench", "divide", "--set", "trick", "--inner", "9"], "--set trick takes no --inner"),
     ],
 )
 def test_bad_input_is_one_sentence(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

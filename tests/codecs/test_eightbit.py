@@ -51,7 +51,7 @@ TABLE_1 = {
 @pytest.mark.parametrize(("distribution", "spec"), [(d, s) for d, row in TABLE_1.items() for s in row])
 def test_relative_error_is_the_papers_or_better(distribution, spec):
     generator = torch.Generator().manual_seed(0)
-    numel = 1_000_000  # the paper's 25 million are in `laconic bench approximation`
+    numel = 1_000_000  # the paper's 25 million are in `python -m benchmarks approximation`
     if distribution == "uniform":
         x = torch.rand(numel, generator=generator)
     else:

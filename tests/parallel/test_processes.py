@@ -12,7 +12,6 @@ from torch import nn
 
 from laconic.consistency.distribute import distribute
 from laconic.errors import PeerLost
-from laconic.lab.bench.divide_memory import MemorySpec, measure
 from laconic.parallel import product
 from laconic.parallel.divide import CONTEXT, divide
 from laconic.parallel.state import whole_state
@@ -106,18 +105,3 @@ def test_a_peer_that_leaves_dies_or_stops_in_backward_is_named(fault: int | None
     for outcome in LocalJob(2, _bereaved, (fault,)).outcomes(timeout_s=60, ranks=(0,)):
         assert "backward of 0" in outcome.value, outcome
         assert "rank 0/2" in outcome.value
-
-
-@pytest.mark.parametrize(("width", "limit_mb"), [(3_000, 96), pytest.param(10_000, 1024, marks=pytest.mark.slow)])
-def test_a_model_that_fits_no_rank_trains_on_four(width: int, limit_mb: int) -> None:
-    """Weights, gradients and momentum of 18 (200) million weights are 216 MB (2.4 GB), of which four ranks share."""
-    record = measure(MemorySpec(width, limit_mb))
-    alone, divided = record["results"]
-    assert alone["weights"] == divided["weights"] == 2 * width * width
-    assert "memory" in alone["failed"]
-    assert divided["failed"] is None
-    assert divided["state_nbytes_per_rank"] == 3 * 4 * 2 * width * width // 4
-    assert divided["peak_mb"] < limit_mb < 12 * 2 * width * width / 2**20
-    assert divided["losses"][-1] < divided["losses"][0]
-
-

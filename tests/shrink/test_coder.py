@@ -10,26 +10,26 @@ from hypothesis import strategies as st
 
 from laconic.errors import PayloadError
 from laconic.kernels import Array
-from laconic.shrink.coder import chunks, exact, han
+from laconic.shrink.coder import chunks, exact
 from laconic.shrink.coder.kernels import FURTHEST, decode_tile, encode_tile, tables
 from tests.reference.shrink_coder import code_length
 
 
-def _symbols(rows: int, columns: int, density: float, levels: int, seed: int = 0) -> Array:
+def drawn_symbols(rows: int, columns: int, density: float, levels: int, seed: int = 0) -> Array:
     rng = np.random.default_rng(seed)
     kept = rng.random((rows, columns)) < density
     return (kept * rng.integers(1, levels + 1, (rows, columns))).astype(np.uint8)
 
 
 @st.composite
-def _matrices(draw: st.DrawFn) -> tuple[Array, int]:
+def matrices(draw: st.DrawFn) -> tuple[Array, int]:
     levels = draw(st.sampled_from([1, 2, 3, 8, 31, 32, 255]))
     rows, columns = draw(st.integers(0, 40)), draw(st.integers(0, 70))
     density = draw(st.sampled_from([0.0, 0.01, 0.3, 1.0]))
-    return _symbols(rows, columns, density, levels, draw(st.integers(0, 1 << 30))), levels
+    return drawn_symbols(rows, columns, density, levels, draw(st.integers(0, 1 << 30))), levels
 
 
-@given(_matrices(), st.booleans())
+@given(matrices(), st.booleans())
 @settings(max_examples=120)
 def test_chunks_round_trip(case: tuple[Array, int], masked: bool) -> None:
     symbols, levels = case
@@ -37,14 +37,6 @@ def test_chunks_round_trip(case: tuple[Array, int], masked: bool) -> None:
     back = np.full_like(symbols, 99)
     chunks.decode(coded, back, levels, masked=masked)
     np.testing.assert_array_equal(back, symbols)
-
-
-@given(_matrices())
-@settings(max_examples=60)
-def test_han_round_trip(case: tuple[Array, int]) -> None:
-    symbols, levels = case
-    back = han.decode(han.encode(symbols, levels), symbols.size, levels)
-    np.testing.assert_array_equal(back, symbols.reshape(-1))
 
 
 def test_a_huge_gap_and_one_element() -> None:
@@ -55,7 +47,6 @@ def test_a_huge_gap_and_one_element() -> None:
     chunks.decode(coded, back, 31)
     np.testing.assert_array_equal(back, symbols)
     assert sum(map(len, coded)) < 60
-    np.testing.assert_array_equal(han.decode(han.encode(symbols, 31), symbols.size, 31), symbols.reshape(-1))
     one = np.array([[7]], np.uint8)
     chunks.decode(chunks.encode(one, 7), back[:1, :1], 7)
     assert back[0, 0] == 7
@@ -84,7 +75,7 @@ def test_exact_shortens_weights() -> None:
 
 
 def test_bytes_do_not_depend_on_threads() -> None:
-    symbols = _symbols(600, 900, 0.07, 31)
+    symbols = drawn_symbols(600, 900, 0.07, 31)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 3):
@@ -99,7 +90,7 @@ def test_bytes_do_not_depend_on_threads() -> None:
 @pytest.mark.parametrize(("density", "levels"), [(0.04, 31), (0.3, 7), (0.001, 1)])
 def test_length_is_near_the_entropy(density: float, levels: int) -> None:
     """Symbols without structure cost their entropy and a few per cent to learn it."""
-    symbols = _symbols(256, 256, density, levels)
+    symbols = drawn_symbols(256, 256, density, levels)
     share = np.count_nonzero(symbols) / symbols.size
     bits = -symbols.size * (share * np.log2(share) + (1 - share) * np.log2(1 - share))
     bits += np.count_nonzero(symbols) * np.log2(levels)
@@ -108,17 +99,9 @@ def test_length_is_near_the_entropy(density: float, levels: int) -> None:
     assert nbytes <= 1.04 * bits / 8 + 40
 
 
-def test_structure_is_found() -> None:
-    """Rows and columns of different densities: fewer bytes than gaps and Huffman codes take."""
-    rng = np.random.default_rng(0)
-    share = np.exp(rng.normal(0, 1.2, (300, 1)) + rng.normal(0, 1.2, (1, 784)))
-    symbols = (rng.random((300, 784)) < 0.04 * share / share.mean()).astype(np.uint8)
-    assert sum(map(len, chunks.encode(symbols, 1))) < 0.85 * len(han.encode(symbols, 1))
-
-
 def test_tile_matches_the_reference() -> None:
     """The same probabilities, written anew from the description, give the same length within a byte or two."""
-    symbols = _symbols(30, 40, 0.2, 5)
+    symbols = drawn_symbols(30, 40, 0.2, 5)
     data = np.empty(2 * symbols.size + 64, np.uint8)
     used = encode_tile(symbols, 5, True, data, *tables())
     bits = code_length(symbols.tolist(), 5, [t.tolist() for t in tables()], FURTHEST)
@@ -127,8 +110,8 @@ def test_tile_matches_the_reference() -> None:
 
 def test_constriction_agrees_on_the_length() -> None:
     """For one symbol in two with known odds, the range coder of another package takes as many bytes."""
-    constriction = pytest.importorskip("constriction", reason="pip install 'laconic[shrink]' brings the oracle")
-    symbols = _symbols(256, 256, 0.1, 1)
+    constriction = pytest.importorskip("constriction", reason="pip install 'laconic[dev]' brings the oracle")
+    symbols = drawn_symbols(256, 256, 0.1, 1)
     model = constriction.stream.model.Bernoulli(float(symbols.mean()), perfect=False)
     encoder = constriction.stream.queue.RangeEncoder()
     encoder.encode(symbols.reshape(-1).astype(np.int32), model)
@@ -144,15 +127,3 @@ def test_a_symbol_beyond_the_levels_is_refused() -> None:
         with pytest.raises(PayloadError, match="chunks"):
             chunks.decode([b"1", b"2"], out, 20)
     assert refused > 10
-
-
-def test_damaged_han_is_refused() -> None:
-    good = bytearray(han.encode(_symbols(30, 30, 0.2, 31), 31))
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        bad = bytearray(good)
-        bad[rng.integers(len(bad))] ^= 1 << rng.integers(8)
-        try:
-            han.decode(bytes(bad[: rng.integers(1, len(bad) + 1)]), 900, 31)
-        except PayloadError:
-            continue

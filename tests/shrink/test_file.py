@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import laconic
-from benchmarks.fuzz_shrink import Fuzzer, sample_parts, with_header
 from laconic.errors import BadInput, LaconicError, PayloadError
 from laconic.shrink import file
 from laconic.shrink.coder import chunks
 from laconic.shrink.parts import Part, Shared, Whole, uniform
+from tests.shrink.samples import sample_parts, with_header
 
 
 def test_round_trip_is_exact(tmp_path: Path) -> None:
@@ -98,15 +98,6 @@ def _saved(folder: Path, data: bytes) -> Path:
     return path
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_damaged_files_are_refused(tmp_path: Path, seed: int) -> None:
-    """Some with checksums that fit, so that headers and coders themselves must hold; the command tries 10,000."""
-    fuzzer = Fuzzer(tmp_path, seed)
-    assert fuzzer.run(300) == []
-    assert fuzzer.outcomes["refused"] > 150
-    assert fuzzer.outcomes["decoded"] > 10  # the coders were reached
-
-
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     good = file.dumps(sample_parts())
     cases = {
@@ -145,7 +136,7 @@ def test_loading_takes_little_more_than_the_model(tmp_path: Path) -> None:
     file.write(tmp_path / "full.lac", {"0.weight": Shared(full, np.array([0, 1, 2], np.float32))})
     script = f"""
 import hashlib, resource, torch, laconic
-from benchmarks.fuzz_shrink import sample_parts
+from tests.shrink.samples import sample_parts
 from laconic.shrink import file
 from torch import nn
 def peak():

@@ -25,18 +25,11 @@ from laconic.errors import LaconicError, UnknownName
 
 COMMANDS: Mapping[str, str | CommandGroup] = {
     "bench": CommandGroup(
-        "Measure codecs, collectives, networks and training steps on this machine, and check that they are right.",
+        "Measure codecs, collectives, training steps and memory on this machine.",
         {
-            "approximation": "laconic.cli.bench:approximation",
             "codecs": "laconic.cli.bench:codecs",
             "collectives": "laconic.cli.bench:collectives",
-            "distributed": "laconic.cli.bench:distributed",
-            "divide": "laconic.cli.bench_divide:divide",
             "memory": "laconic.cli.bench:memory",
-            "networks": "laconic.cli.bench:networks",
-            "operators": "laconic.cli.bench_operators:operators",
-            "planner": "laconic.cli.bench_planner:planner",
-            "shrink": "laconic.cli.bench_shrink:shrink",
             "search": "laconic.cli.bench_search:search",
             "step": "laconic.cli.bench_step:step",
         },

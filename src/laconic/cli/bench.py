@@ -1,22 +1,16 @@
-"""`laconic bench codecs | approximation | collectives | distributed | memory | networks`: measure, check, tabulate."""
+"""`laconic bench codecs | collectives | memory`: measure, check, tabulate."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from laconic.cli.shared import Engine, Json, Ranks, amount_option, count_option, echo_json, echo_table, progress_bar
 from laconic.errors import BadInput
-from laconic.lab.bench import approximation as approximation_lab
 from laconic.lab.bench import codec_speed
 from laconic.lab.bench import collectives as collectives_lab
-from laconic.lab.bench import distributed as distributed_lab
 from laconic.lab.bench import memory as memory_lab
-from laconic.lab.bench import networks as network_lab
 from laconic.lab.clusters.launch import run_job
 
 
@@ -55,33 +49,6 @@ def _codec_cells(row: dict[str, Any]) -> list[str]:
         times.append(f"{row[f'{operation}_ns']:.3f} ({ratio:.2f}×{goal})")
     errors = [f"{row[key]:.3g}" if key in row else "" for key in ("mean_rel_error", "mean_abs_error")]
     return [row.get("codec") or f"peer: {row['peer']}", *times, f"{row['bits_per_element']:.3f}", *errors]
-
-
-def approximation(
-    samples: Annotated[int, typer.Option(help="Values per distribution.")] = approximation_lab.PAPER_SAMPLES,
-    plot: Annotated[Path | None, typer.Option(help="Write a plot to this HTML file.")] = None,
-    json: Json = False,
-) -> None:
-    """Measure the four 8-bit types' errors beside Table 1 of their paper."""
-    with progress_bar("distributions", quiet=json) as progress:
-        record = approximation_lab.run(samples, progress=progress)
-    if plot is not None:
-        approximation_lab.write_plot(record, plot)
-        record["plot"] = str(plot)
-    if json:
-        return echo_json(record)
-    echo_table(
-        ["distribution", "codec", "rel. error %", "paper's", "abs. error", "paper's"],
-        [
-            [row["distribution"], row["codec"], f"{100 * row['mean_rel_error']:.2f}",
-             f"{100 * row['paper_mean_rel_error']:.2f}", f"{row['mean_abs_error']:.2g}",
-             f"{row['paper_mean_abs_error']:.2g}"]
-            for row in record["results"]
-        ],
-    )  # fmt: skip
-    typer.echo(record["caution"])
-    if plot is not None:
-        typer.echo(f"plot: {plot}")
 
 
 def collectives(
@@ -128,41 +95,6 @@ def _sizes(text: str) -> list[int]:
     return sizes
 
 
-def distributed(
-    ranks: Ranks = 4,
-    engine: Engine = None,
-    steps: Annotated[int, count_option("Steps of training for each exchange.")] = 10,
-    seed: Annotated[int, count_option("Of weights and data order.", least=0)] = 0,
-    json: Json = False,
-) -> None:
-    """Train on N ranks by every exchange; compare weights with one process alone, and bytes with those predicted."""
-    record = run_job(ranks, engine, distributed_lab.measure, (steps, seed), timeout_s=600)
-    if record is None:
-        return
-    if json:
-        echo_json(record)
-    else:
-        unit = record["sequential_error"]
-        typer.echo(
-            f"{record['workload']}, {record['steps']} steps, {record['world_size']} ranks on {record['engine']}; "
-            f"one process in float32 ends {unit:.1e} from float64, relatively"
-        )
-        headings = ["codec", "algorithm", "times as far", "sent by a rank", "predicted", "replicas"]
-        echo_table(headings, [_distributed_cells(row, unit) for row in record["results"]], left=["algorithm"])
-    if not all(row["passed"] for row in record["results"]):
-        raise typer.Exit(1)
-
-
-def _distributed_cells(row: dict[str, Any], unit: float) -> list[str]:
-    """Distances are in units of what float32 costs a single process."""
-    counted, expected = row["counted_nbytes"], row["predicted_nbytes"]
-    sent = "not counted" if counted is None else f"{max(counted):,} B"
-    told = "" if expected is None else ("the same" if counted == expected else f"{max(expected):,} B")
-    same = "identical" if row["replicas_identical"] else "DIFFER"
-    end = same if row["passed"] else f"{same}  FAILS"
-    return [row["codec"], row["algorithm"], f"{row['error'] / unit:.3g}", sent, told, end]
-
-
 def memory(
     codec: Annotated[list[str] | None, typer.Option(help="A codec spec; repeat it for more.")] = None,
     ranks: Annotated[int, count_option("Local ranks.", "-n", "--ranks")] = 2,
@@ -184,30 +116,3 @@ def _memory_cells(row: dict[str, Any], ddp_nbytes: int) -> list[str]:
     beyond = row["peak_nbytes"] - ddp_nbytes
     shares = [f"{beyond / 1e6:+.0f} MB", f"{beyond / row['gradient_nbytes']:+.2f}"]
     return [row["way"], row["codec"], f"{row['peak_nbytes'] / 1e6:.0f} MB", *shares, f"{1e3 * row['step_s']:.0f} ms"]
-
-
-def networks(
-    names: Annotated[list[str] | None, typer.Argument(help="Networks; default: those with small inputs.")] = None,
-    batch: Annotated[int, typer.Option(help="Samples.")] = 4,
-    directions: Annotated[int, typer.Option(help="Random directions to differentiate along.")] = 2,
-    repeats: Annotated[int, typer.Option(help="Of the timing.")] = 5,
-    json: Json = False,
-) -> None:
-    """Check networks against float64 and against differences of their loss, and time them, on one thread."""
-    torch.set_num_threads(1)
-    found = [network_lab.check(name, batch, directions, repeats) for name in names or network_lab.small_names()]
-    if json:
-        echo_json({"results": [{**asdict(each), "passed": each.passed} for each in found]})
-    else:
-        tolerances = f"{network_lab.FORWARD_TOLERANCE:g}, gradient {network_lab.GRADIENT_TOLERANCE:g}"
-        typer.echo(f"tolerances: forward {tolerances}, both relative")
-        headings = ["network", "parameters", "forward error", "gradient error", "forward", "backward", ""]
-        echo_table(headings, [_network_cells(each) for each in found])
-    if not all(each.passed for each in found):
-        raise typer.Exit(1)
-
-
-def _network_cells(each: network_lab.Checked) -> list[str]:
-    errors = [f"{each.forward_error:.1e}", f"{each.gradient_error:.1e}"]
-    times = [f"{1e3 * each.forward_seconds:.2f} ms", f"{1e3 * each.backward_seconds:.2f} ms"]
-    return [each.name, f"{each.parameters:,}", *errors, *times, "" if each.passed else "FAILS"]

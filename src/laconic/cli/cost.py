@@ -8,10 +8,8 @@ import typer
 
 from laconic.cli.shared import Json, amount_option, echo_json, echo_table
 from laconic.lab.report import words
-from laconic.planner import published
 from laconic.planner.cost import Cost, LayerCost
 from laconic.planner.cost import cost as count
-from laconic.planner.formulas import dram_joules
 from laconic.planner.subject import parse_shape
 
 HEADINGS = (
@@ -32,7 +30,6 @@ def cost(
     optimizer: Rule = None,
     evaluate: Annotated[bool, typer.Option("--eval", help="In evaluation mode, without gradients.")] = False,
     methods: Annotated[bool, typer.Option("--methods", help="W and D of convolutions by each method.")] = False,
-    beside: Annotated[bool, typer.Option("--published", help="Beside what was published (VGG-16).")] = False,
     rate: Annotated[float, amount_option("Samples a second, for the power of memory.")] = 20.0,
     json: Json = False,
 ) -> None:
@@ -47,8 +44,6 @@ def cost(
         typer.echo(words.plain(line))
     if methods:
         _methods(found)
-    if beside:
-        _published(found)
 
 
 def _cells(layer: LayerCost) -> list[str]:
@@ -93,31 +88,3 @@ def _methods(found: Cost) -> None:
         for name, (work, depth) in layer.methods.items():
             rows.append([layer.name, name, f"{work:.4g}", str(depth), f"{work / depth:.4g}"])
     echo_table(("layer", "method", "W", "D", "W/D"), rows, left=("method",))
-
-
-def _published(found: Cost) -> None:
-    typer.echo("")
-    if found.name in published.MULTIPLY_ADDS:
-        ours = found.total("multiply_adds") / found.batch / 1e9
-        theirs = published.MULTIPLY_ADDS[found.name]
-        typer.echo(f"multiply-adds of an image: published {theirs} · 10⁹, here {ours:.4g} · 10⁹")
-    if found.name == "vgg16":
-        layers = [layer for layer in found.layers if layer.kind in ("Conv2d", "MaxPool2d", "Linear")]
-        mib = 2**20
-        rows = [
-            [row.layer, f"{row.weight_nbytes / mib:.4g}", f"{_kernel_nbytes(layer) / mib:.4g}",
-             f"{row.output_nbytes / mib:.3g}", f"{layer.output_nbytes / found.batch / mib:.3g}"]
-            for row, layer in zip(published.VGG16_MEMORY, layers, strict=True)
-        ]  # fmt: skip
-        echo_table(("layer", "weights, published", "here, without biases", "outputs, published", "here; MiB"), rows)
-    watts = published.ENERGY_HERTZ * dram_joules(published.ENERGY_PARAMETERS)
-    typer.echo(
-        f"a network of 10⁹ weights, each read {published.ENERGY_HERTZ:g} times a second: published "
-        f"{published.ENERGY_WATTS} W, here {watts:.3g} W"
-    )
-
-
-def _kernel_nbytes(layer: LayerCost) -> int:
-    """Weights without biases, as the table counts them."""
-    biases = layer.output_shape[1] if layer.parameters else 0
-    return layer.weight_nbytes - 4 * biases

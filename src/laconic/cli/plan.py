@@ -24,11 +24,9 @@ from laconic.planner.plan import Asked, Planned, ScalePoint, crossings, describe
 from laconic.planner.plan import plan as make
 from laconic.planner.plan import scale as scan
 from laconic.planner.predict import Prediction
-from laconic.planner.set_ups import SET_UPS, answer, naive_seconds
 from laconic.planner.subject import Subject, parse_shape, subject
 from laconic.planner.work import measure
 from laconic.quantities import parse_nbytes
-from laconic.schedules.link import Link
 from laconic.storage.files import cache_folder, replace
 from laconic.workloads import Changes
 from laconic.workloads.batch_schedules import CONSTANT
@@ -57,12 +55,9 @@ def plan(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan as JSON.")] = None,
     batch_schedule: run_options.BatchSchedule = None,
     run: Annotated[bool, typer.Option("--run", help="Train by it, on local workers (a workload).")] = False,
-    published: Annotated[bool, typer.Option("--published", help="Published set-ups beside our answer.")] = False,
     json: Json = False,
 ) -> None:
     """Say how to train a model on N machines: what it would take by every way, and which to choose."""
-    if published:
-        return _published(json)
     if model is None:
         raise BadInput("name a model: laconic plan vgg16 -n 16 --link 1gbit,50us")
     chosen = subject(model, None if input_shape is None else parse_shape(input_shape), input_type, optimizer)
@@ -130,7 +125,7 @@ def _show(planned: Planned, arguments: str) -> None:
     if planned.dropped:
         typer.echo(f"{planned.dropped} ways do not fit in the memory and are left out.")
     if not setting.calibrations and asked.device == HERE:
-        typer.echo("The intervals are wide because no step was measured on this machine; see laconic bench planner.")
+        typer.echo("The intervals are wide because no step was measured on this machine; see docs/plan.md.")
 
 
 def _show_machine(here: Device) -> None:
@@ -186,29 +181,6 @@ def _run(planned: Planned, chosen: Subject, batch_schedule: str | None) -> None:
         batch=found.batch, batch_schedule=batch_schedule), command=run_options.command()))  # fmt: skip
     if done is not None:
         typer.echo(f"trained by the plan; report: {done.folder / 'report.html'}", err=True)
-
-
-def _published(json: bool) -> None:
-    rows, records = [], []
-    for each in SET_UPS:
-        base, way = answer(each, cache_folder())
-        ours = base.seconds / way.seconds
-        records.append({"source": each.source, "model": each.model, "way": str(each.way), "published": each.published,
-                        "predicted": ours, "assumed": each.assumed})  # fmt: skip
-        rows.append([each.model, str(each.way), each.machine, each.link, f"{each.published:.2f} ×", f"{ours:.2f} ×",
-                     each.source, each.assumed])  # fmt: skip
-    naive = naive_seconds(60_000_000, 4, Link(0.0, 1 / (7 * 2**30)))
-    one = answer(SET_UPS[-1], cache_folder())[0].seconds
-    four = one / 4 + naive
-    if json:
-        return echo_json({"results": records, "naive": {"exchange": naive, "one": one, "four": four}})
-    left = ("way", "machine", "link", "source", "assumed")
-    echo_table(("model", "way", "machine", "link", "published", "here", "source", "assumed"), rows, left=left)
-    typer.echo(
-        f"The 8-bit paper's exchange, four transfers in turn at 7 GB/s: published 128 ms, here {1e3 * naive:.0f} ms. "
-        f"With it a pass on 4 GPUs takes {1e3 * four:.0f} ms (published about 150), on one {1e3 * one:.0f} ms "
-        f"(published 100): {'slower' if four > one else 'quicker'} than one. A ring is quicker than that exchange."
-    )
 
 
 def profile(

@@ -27,7 +27,7 @@ GUESS = Link(latency_s=1e-3, s_per_byte=8e-9)
 COARSE = 1 / 6
 SURELY = 0.9  # of the time of what is known to work: patterns are only modelled
 ROUND_S = 1e-3  # a second round waits for the slowest rank once more, which no link's parameters tell
-MESSAGE_S = 4e-4  # processor time of an exchange beside its kernels (benchmarks/profile_bucket.py --numel 4096)
+MESSAGE_S = 4e-4  # processor time of an exchange beside its kernels (python -m benchmarks profile-bucket --numel 4096)
 LEAST_NBYTES, MOST_NBYTES = 1 << 16, 1 << 22  # of a message: below, the processor is busy with messages alone
 
 

@@ -12,7 +12,7 @@
     ladder.py       one convolution from three loops to Winograd
     tuned.py, plan.py    the layers that follow a plan, and the plan as a table
 
-Callers: `laconic.tune`, `laconic bench operators`, the planner's costs.
+Callers: `laconic.tune`, benchmarks, the planner's costs.
 """
 
 from __future__ import annotations

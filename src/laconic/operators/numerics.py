@@ -1,6 +1,6 @@
 """How far a method is off, and whether that is near enough.
 
-Callers: the tuner, `laconic bench operators --validate`. An error is relative to the largest output:
+Callers: the tuner, benchmarks. An error is relative to the largest output:
 max|y − y₆₄| / max|y₆₄|, y₆₄ torch's convolution in float64.
 """
 

@@ -1,7 +1,7 @@
 """LSTM and GRU with one matrix product a step, and with as much memory for their gradients as one allows.
 
-Callers: users, `laconic bench operators`. `LSTM` and `GRU` take and give what torch's do, and have the same parameters;
-`memory` is the share of the activations that may be kept for the backward pass, and what is missing is computed again.
+Callers: users, benchmarks. `LSTM` and `GRU` take and give what torch's do, and have the same parameters; `memory` is
+the share of the activations that may be kept for the backward pass, and what is missing is computed again.
 
 Sequences are worked on in torch's packed form, in which step t has the rows of those sequences that are still going on,
 and in blocks of steps: one product for a block's inputs, one a step for the recurrent part, one a block for each

@@ -1,8 +1,8 @@
 """The quickest admitted way to compute one convolution and its gradients, by measurement.
 
-Callers: the tuner, `laconic bench operators`. For each role (output, gradient of the input, gradient of the weights)
-the methods that take the convolution and fit the workspace race; the quickest whose error is admitted is raced once
-more against torch's own, whole or in micro-batches, and is chosen only if it wins.
+Callers: the tuner, benchmarks. For each role (output, gradient of the input, gradient of the weights) the methods that
+take the convolution and fit the workspace race; the quickest whose error is admitted is raced once more against torch's
+own, whole or in micro-batches, and is chosen only if it wins.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`laconic.tune` and `laconic.untune`: compute a model's convolutions by the quickest methods that are near enough.
 
-Callers: users, `laconic bench operators`. Nothing is replaced that does not gain; what is replaced keeps its
+Callers: users, benchmarks. Nothing is replaced that does not gain; what is replaced keeps its
 parameters and the keys of its state dict; what has hooks, parametrisations or a class of its own is left alone.
 """
 

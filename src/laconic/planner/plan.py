@@ -273,7 +273,7 @@ def _counted(chosen: Subject, batch: int) -> Cost:
 
 
 def calibrations(folder: Path | None) -> dict[str, Calibration]:
-    """What `laconic bench planner` fitted on this machine, by door."""
+    """What the benchmark `planner` fitted on this machine, by door."""
     found = Cache(folder, "planner").get("calibrations", lambda entry: bool([Calibration(**e) for e in entry.values()]))
     return {} if found is None else {name: Calibration(**entry) for name, entry in found.items()}
 

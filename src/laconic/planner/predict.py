@@ -1,6 +1,6 @@
 """How long a step takes by a strategy, with an interval; what is sent, what memory and energy it takes, and why.
 
-Callers: `plan.py`, `laconic bench planner`. Pure numbers: equal arguments give equal answers. A step is
+Callers: `plan.py`, benchmarks. Pure numbers: equal arguments give equal answers. A step is
 
     seconds = a · computing + b · codecs' processor time + c · what of the exchange nothing hides
               + crowding · (m · messages + d)
@@ -53,7 +53,7 @@ class Calibration:
     fixed_s: float = 0.0
     low: float = 0.75
     high: float = 1.35
-    source: str = "no steps were measured here: laconic bench planner"
+    source: str = "no steps were measured here: python -m benchmarks planner"
 
 
 @dataclass(frozen=True)

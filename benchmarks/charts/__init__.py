@@ -1,0 +1,1 @@
+"""Charts, tables and pictures of the documentation, drawn from the records."""

@@ -1,0 +1,1 @@
+"""What codecs lose: errors, parity of training, assumptions of proofs."""

@@ -1,0 +1,1 @@
+"""Models divided over hosts, beside torch's own divisions."""

@@ -1,0 +1,1 @@
+"""What the exchange of gradients costs, and where its time goes."""

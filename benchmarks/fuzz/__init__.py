@@ -1,0 +1,1 @@
+"""Failures looked for at random: property tests, damaged payloads and files."""

@@ -1,0 +1,1 @@
+"""Convolutions and recurrent layers by every method, beside torch."""

@@ -1,0 +1,1 @@
+"""Predictions beside measurements and beside what was published."""

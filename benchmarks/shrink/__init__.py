@@ -1,0 +1,1 @@
+"""How small models ship, and how quickly they load and run."""

@@ -1,0 +1,1 @@
+"""Whether networks and distributed training compute what they should."""
