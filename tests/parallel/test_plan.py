@@ -32,7 +32,7 @@ def test_a_codec_of_none_in_text_is_exact() -> None:
         ("a=data(shares=3)", "shares are whole numbers from 1, one a rank, got 3"),
         ("a=dense(summa, grid=0)", "grid is a whole number from 1, got 0"),
         ("a=space(both, grid=x)", "grid is a whole number from 1, got 'x'"),
-        ('{"division": [{"match": "a", "form": "dense", "options": [1]}]}', "options of form 'dense' are an object"),
+        ('{"division": [{"match": "a", "form": "dense", "options": [1]}]}', r"division\[0\].options: expected an obj"),
         ({"a": Stages()}, "stand alone"),
         ("fc1", "unknown form"),
         (3, "got int"),

@@ -27,6 +27,7 @@ from laconic.errors import BadInput, PayloadError
 from laconic.parallel.layer import Context, Layer
 from laconic.registry import Registry
 from laconic.storage import json_text
+from laconic.storage.typed_json import from_plain
 
 REGISTRY: Registry[type[Form]] = Registry("form of division")
 register = REGISTRY.register
@@ -108,6 +109,20 @@ class Planned(Protocol):
 
 
 @dataclass(frozen=True)
+class _KeptForm:
+    """One entry of a division, as JSON has it."""
+
+    match: str
+    form: str
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _KeptDivision:
+    division: list[_KeptForm]
+
+
+@dataclass(frozen=True)
 class Plan:
     """Forms by pattern, in order; the first pattern that matches a module is the one that holds.
 
@@ -157,19 +172,16 @@ class Plan:
     @classmethod
     def _read_json(cls, text: str) -> Plan:
         try:
-            value = json_text.parse(text)
-            rows = [(row["match"], row["form"], row.get("options", {})) for row in value["division"]]
-        except (PayloadError, KeyError, TypeError, AttributeError) as error:
+            kept = from_plain(_KeptDivision, json_text.parse(text), "the JSON")
+        except PayloadError as error:
             raise BadInput(f"the division is not one that to_json wrote: {error}") from None
         entries = []
-        for match, name, options in rows:
-            form = REGISTRY.get(str(name))
-            if not isinstance(options, dict):
-                raise BadInput(f"the options of form '{name}' are an object, got {options!r}")
-            unknown = options.keys() - {each.name for each in dataclasses.fields(form)}
+        for row in kept.division:
+            form = REGISTRY.get(row.form)
+            unknown = row.options.keys() - {each.name for each in dataclasses.fields(form)}
             if unknown:
-                raise BadInput(f"form '{name}' has no option {', '.join(sorted(unknown))}")
-            entries.append((str(match), form(**{key: _frozen(value) for key, value in options.items()})))
+                raise BadInput(f"form '{row.form}' has no option {', '.join(sorted(unknown))}")
+            entries.append((row.match, form(**{key: _frozen(value) for key, value in row.options.items()})))
         return cls(tuple(entries))
 
     def __post_init__(self) -> None:

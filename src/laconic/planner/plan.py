@@ -30,6 +30,7 @@ from laconic.schedules.link import Link
 from laconic.specs import check_kinds
 from laconic.storage.files import cache_folder
 from laconic.storage.json_text import seal, unseal
+from laconic.storage.typed_json import from_plain
 
 FORMAT = "laconic plan"
 SURELY = 1.03
@@ -103,8 +104,8 @@ class Plan:
             body = unseal(text, required=False)
             if body.pop("format", None) != FORMAT:
                 raise BadInput("this JSON is not a plan; make one with: laconic plan MODEL -n N -o plan.json")
-            return cls(**{**body, "strategy": Strategy(**body["strategy"])})
-        except (PayloadError, TypeError, KeyError) as error:
+            return from_plain(cls, body, "the plan")
+        except PayloadError as error:
             cure = "make one with: laconic plan MODEL -n N -o plan.json"
             raise BadInput(f"the plan cannot be read: {error}; {cure}") from error
 

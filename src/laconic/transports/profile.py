@@ -12,13 +12,13 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from laconic import schedules
-from laconic.errors import BadInput, LaconicError, PayloadError, ProfileError
+from laconic.errors import BadInput, PayloadError, ProfileError
 from laconic.schedules import Link
 from laconic.storage.files import replace
 from laconic.storage.json_text import seal, unseal
+from laconic.storage.typed_json import from_plain
 
 FORMAT = "laconic link profile"
 VERSION = 1
@@ -32,6 +32,13 @@ class Residual:
     nbytes: int
     measured_s: float
     fitted_s: float
+
+    def __post_init__(self) -> None:
+        if self.messages < 1 or self.nbytes < 0:
+            raise BadInput(f"a measurement has 1 message or more, of 0 bytes or more, got {self}")
+        _check_time(self.measured_s)
+        if not math.isfinite(self.fitted_s):
+            raise BadInput(f"{self.fitted_s} is not a finite number")
 
     @property
     def relative(self) -> float:
@@ -66,6 +73,17 @@ class Profile:
     hosts: tuple[str, ...] = ()
     created: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise BadInput(f"a world has 1 rank or more, got {self.world_size}")
+        for algorithm, points in self.measured.items():
+            for nbytes, seconds in points:
+                _check_time(seconds)
+                if nbytes < 1:
+                    raise BadInput(f"{algorithm}: a measured size is 1 byte or more, got {nbytes}")
+            if any(before >= after for (before, _), (after, _) in itertools.pairwise(points)):
+                raise BadInput(f"{algorithm}: measured sizes do not rise")
 
     @property
     def relative_rms(self) -> float:
@@ -126,24 +144,11 @@ class Profile:
                 f"the link profile has version {body.get('version')}, this Laconic reads version {VERSION}; "
                 "make a new one with: laconic probe"
             )
-        known = {*cls.__dataclass_fields__, "format", "version", "relative_rms"}
-        if unknown := sorted(body.keys() - known):
-            raise ProfileError(f"the link profile has a field '{unknown[0]}' that this version does not know")
+        given = {name: value for name, value in body.items() if name not in ("format", "version", "relative_rms")}
         try:
-            return cls(
-                engine=_text(body["engine"]),
-                world_size=_whole(body["world_size"], least=1),
-                link=Link(**{name: _number(value) for name, value in body["link"].items()}),
-                residuals=tuple(_residual(r) for r in body["residuals"]),
-                measured={_text(name): _points(points) for name, points in body["measured"].items()},
-                hosts=tuple(_text(host) for host in body["hosts"]),
-                created=_text(body["created"]),
-                versions={_text(name): _text(version) for name, version in body["versions"].items()},
-            )
-        except KeyError as error:
-            raise ProfileError(f"the link profile has no field {error}") from error
-        except (TypeError, ValueError, AttributeError, LaconicError) as error:
-            raise ProfileError(f"the link profile has a wrong value: {error}") from error
+            return from_plain(cls, given, "the link profile", whole=True)
+        except PayloadError as error:
+            raise ProfileError(str(error)) from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to `path`: whoever reads it sees the old file or the new one, never a part."""
@@ -166,6 +171,11 @@ class Profile:
             raise ProfileError(f"{path}: {error}") from error
 
 
+def _check_time(seconds: float) -> None:
+    if not 0 < seconds < math.inf:
+        raise BadInput(f"a measured time is a finite number above zero, got {seconds}")
+
+
 def _interpolated(points: tuple[tuple[int, float], ...], nbytes: int) -> float:
     """Log-log linear between the measured sizes around `nbytes`, which is not above the largest."""
     sizes = [size for size, _ in points]
@@ -175,39 +185,3 @@ def _interpolated(points: tuple[tuple[int, float], ...], nbytes: int) -> float:
     (size0, seconds0), (size1, seconds1) = points[after - 1], points[after]
     share = math.log(nbytes / size0) / math.log(size1 / size0)
     return seconds0 * math.exp(share * math.log(seconds1 / seconds0))
-
-
-def _points(points: Any) -> tuple[tuple[int, float], ...]:
-    pairs = tuple((_whole(nbytes, least=1), _time(seconds)) for nbytes, seconds in points)
-    if any(a[0] >= b[0] for a, b in itertools.pairwise(pairs)):
-        raise ValueError("measured sizes do not rise")
-    return pairs
-
-
-def _residual(values: Mapping[str, Any]) -> Residual:
-    messages, nbytes = _whole(values["messages"], least=1), _whole(values["nbytes"])
-    return Residual(messages, nbytes, _time(values["measured_s"]), _number(values["fitted_s"]))
-
-
-def _time(value: Any) -> float:
-    if _number(value) <= 0:
-        raise ValueError("a measured time is not above zero")
-    return float(value)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a finite number")
-    return float(value)
-
-
-def _whole(value: Any, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{value!r} is not a whole number of at least {least}")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not a text")
-    return value

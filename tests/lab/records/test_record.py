@@ -83,7 +83,7 @@ def _with(value: object, *path: str | int) -> str:
         (_changed(format=1), "of format 1; this version reads 2"),
         (_changed(format="1"), "of format '1'"),
         (_changed(surprise=1), "a field 'surprise' that this version does not know"),
-        (_changed(kind="bench"), "kind: expected one of train, compare, got 'bench'"),
+        (_changed(kind="bench"), "kind: expected one of compare, train, got 'bench'"),
         (_changed(trials={}), "trials: expected a list"),
         (_without("workload", "dataset"), "workload has no field 'dataset'"),
         (_with("x", "trials", 2, "seed"), "trials[2].seed: expected a whole number, got 'x'"),

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import PayloadError, RecordError
-from laconic.lab.records.fields import encode
 from laconic.storage.files import append
 from laconic.storage.json_text import read_lines
+from laconic.storage.typed_json import to_plain
 
 FILE = "metrics.jsonl"
 
@@ -29,7 +29,7 @@ def add(folder: str | os.PathLike[str], **values: Any) -> None:
     ...     list(read(folder))
     [{'trial': 0, 'step': 10, 'train_loss': 0.5}]
     """
-    append(Path(folder) / FILE, [json.dumps(encode(values), ensure_ascii=False, allow_nan=False)])
+    append(Path(folder) / FILE, [json.dumps(to_plain(values), ensure_ascii=False, allow_nan=False)])
 
 
 def read(folder: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from laconic.errors import BadInput, PayloadError, RecordError
-from laconic.lab.records.fields import decode, encode
 from laconic.storage.files import replace, writing
 from laconic.storage.json_text import seal, unseal
+from laconic.storage.typed_json import from_plain, to_plain
 from laconic.workloads.description import Description
 
 FORMAT = 2
@@ -260,7 +260,7 @@ class Record:
 
     def to_json(self) -> str:
         """The record as sealed JSON, the format's number first."""
-        return seal({"format": FORMAT, **encode(self)}, indent=1) + "\n"
+        return seal({"format": FORMAT, **to_plain(self)}, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Record:
@@ -278,7 +278,10 @@ class Record:
         found = data.pop("format")
         if found != FORMAT:
             raise RecordError(f"the record is of format {found!r}; this version reads {FORMAT}")
-        return decode(cls, data, "the record")
+        try:
+            return from_plain(cls, data, "the record")
+        except PayloadError as error:
+            raise RecordError(str(error)) from error
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write `folder`/run.json, whole or not at all; returns its path."""

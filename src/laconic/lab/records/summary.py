@@ -13,10 +13,10 @@ from typing import Any
 
 from laconic import statistics
 from laconic.errors import BadInput
-from laconic.lab.records.fields import encode
 from laconic.lab.records.record import Breakdown, Claim, Configuration, Judgement, Record, Trial
 from laconic.schedules.link import Link
 from laconic.statistics import Median
+from laconic.storage.typed_json import to_plain
 
 LOST = 0.02  # a quicker configuration may be worse by this share of the baseline's accuracy, or loss, not more
 COSTS: dict[str, Callable[[Trial], float | None]] = {
@@ -196,7 +196,7 @@ def results(record: Record) -> list[dict[str, Any]]:
             "config": row.configuration.name,
             "seeds": [trial.seed for trial in row.trials],
             "test_accuracy": [trial.test_accuracy for trial in row.trials],
-            "loss": encode([trial.test_loss for trial in row.trials]),
+            "loss": to_plain([trial.test_loss for trial in row.trials]),
             "seconds_to_target": [trial.seconds_to_target for trial in row.trials],
             "step_seconds_median": _value(row.step),
             "sent_nbytes_per_step": _value(row.sent),

@@ -18,16 +18,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from laconic.consistency.churn.meeting import Meeting, read_events
+from laconic.errors import PayloadError
 from laconic.lab.records.interruptions import count
 from laconic.lab.records.record import Interruption
 from laconic.storage.files import append
 from laconic.storage.json_text import parse_lines, seal, unseal
+from laconic.storage.typed_json import from_plain, to_plain
 
 Row = TypeVar("Row")
 _TAIL_NBYTES = 4096
@@ -41,7 +43,7 @@ class Journal(Generic[Row]):
 
     def add(self, row: Row) -> None:
         """Append a row; whoever reads afterwards sees it, also when this process is killed."""
-        append(self.path, [seal(asdict(row))])  # type: ignore[call-overload]
+        append(self.path, [seal(to_plain(row))])
 
     def read(self) -> list[Row]:
         """All whole rows, in the order they were written."""
@@ -63,8 +65,8 @@ class Journal(Generic[Row]):
         with contextlib.suppress(FileNotFoundError), open(self.path, "rb") as file:
             file.seek(begin)
             for values in parse_lines(file.read(), unseal):
-                with contextlib.suppress(TypeError):  # another kind of row
-                    rows.append(self._kind(**values))
+                with contextlib.suppress(PayloadError):  # another kind of row
+                    rows.append(from_plain(self._kind, values, "the row"))
         return rows
 
 
