@@ -19,7 +19,8 @@ from laconic.transports.launcher import run_local
 
 SOURCE = Path(laconic.__file__).parent
 MOST = {"compress": 10, "distribute": 12}
-BESIDE = {"consistency/silenced_ddp.py"}  # looks at every forward for a DDP model, and sees no gradient
+# They look before every forward, for a DDP model and for parameters that came later, and see no gradient.
+BESIDE = {"consistency/silenced_ddp.py", "exchange/newcomers.py"}
 STEADY = 6  # steps, after which all is planned and everything overlaps
 
 

@@ -214,3 +214,40 @@ def fsdp2(run: Run) -> None:
         optimizer.step()
         optimizer.zero_grad()
         run.step(loss)
+
+
+class Finetuned(nn.Module):
+    """A body, a head, and later a second head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
+        self.head = nn.Linear(64, 8)
+        self.second: nn.Module | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x)
+        return self.head(x) if self.second is None else self.head(x) + self.second(x)
+
+
+def finetune(run: Run) -> None:
+    """Unfreezes the body in mid-training and adds a head; DDP alone has to be made anew for that."""
+    model = Finetuned()
+    model.body.requires_grad_(False)
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    run.join(ddp, optimizer)
+    for step in range(3 * STEPS):
+        if step == STEPS:
+            model.body.requires_grad_(True)
+        if step == 2 * STEPS:
+            torch.manual_seed(5 + run.rank * ("dynamic8" in run.way))  # ranks that differ begin with rank 0's
+            model.second = nn.Linear(64, 8)
+            optimizer.add_param_group({"params": model.second.parameters(), "lr": 0.05})
+        if run.way == "ddp" and step % STEPS == 0:
+            ddp = DistributedDataParallel(model)
+        loss = ddp(run.batch(step, 8, 32)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.step(loss)

@@ -6,7 +6,6 @@ is the same bits on every worker. With one worker there is nobody to agree with:
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,8 +16,8 @@ from torch import Tensor, nn
 from laconic.consistency.base import Agreement, Setup
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.collectives import all_reduce, broadcast
+from laconic.exchange.likeness import have_equal
 from laconic.exchange.state import CompressionState
-from laconic.transports.executor import gather_texts
 from laconic.transports.world import World
 
 BUCKET_NBYTES = 4 << 20  # as for gradients: one bucket is encoded while another is on the wire
@@ -37,12 +36,8 @@ def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> li
 
 def start_alike(model: nn.Module, world: World) -> None:
     """Everyone begins with rank 0's parameters and buffers, which are sent unless all have them already."""
-    if world.world_size > 1 and _tensors(model):
-        digest = hashlib.sha256()
-        for tensor in _tensors(model):
-            digest.update(_packed([tensor]).numpy().data)
-        if len(set(gather_texts(digest.hexdigest(), world.transport, 64, "weights"))) > 1:
-            from_bytes(model, broadcast(to_bytes(model), root=0, group=world))
+    if world.world_size > 1 and not have_equal(_tensors(model), world.transport):
+        from_bytes(model, broadcast(to_bytes(model), root=0, group=world))
 
 
 def to_bytes(model: nn.Module) -> Tensor:

@@ -22,6 +22,7 @@ from laconic.exchange.ddp import hook
 from laconic.exchange.fsdp import ShardedCompression
 from laconic.exchange.late_hook import LateHook
 from laconic.exchange.likeness import check_alike, terms_of
+from laconic.exchange.newcomers import NewcomersToDDP
 from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options
 from laconic.exchange.state import CompressionState
 from laconic.transports.world import World, current
@@ -93,6 +94,8 @@ def _compress_ddp(model: DistributedDataParallel, codec: CodecPlan | None, optio
     try:
         _check_alike(model.module, codec, options, world)
         state.observe(model.module)
+        if world.world_size > 1:
+            state.resources.callback(NewcomersToDDP(model, world).close)
     except BaseException:
         state.close()  # the model stays as it was
         raise

@@ -143,6 +143,12 @@ class Parameters:
         self._count = 0
         self._former: list[list[str]] = []
 
+    def add(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Know these parameters too."""
+        for name, parameter in named:
+            self.names[id(parameter)] = name
+            self.known = {**(self.known or {}), name: parameter.numel()}
+
     def covers(self, parameter: Tensor) -> bool:
         return self.exempt.covers(self.names[id(parameter)], parameter)
 

@@ -28,6 +28,7 @@ from laconic.consistency.late_updates import BucketSteps, Habits, Made, Touches
 from laconic.errors import BadInput, LaconicError
 from laconic.exchange.job import StepRecord
 from laconic.exchange.layout import FlatGradients, lies_in, places_in, write
+from laconic.exchange.newcomers import announce, average
 from laconic.exchange.state import CompressionState
 from laconic.exchange.stream import Bucket
 from laconic.storage.form import check_like
@@ -45,17 +46,22 @@ class ExchangedGradients(Agreement):
 
     def __init__(self, setup: Setup) -> None:
         self.state = exchange_of(setup)
-        buckets = self.state.buckets
-        self.gradients = FlatGradients(
-            self.exchanged(setup),
-            buckets.buffer_nbytes,
-            buckets.parameters.covers,
-            follow=not self.overlaps(setup),
-            section_nbytes=buckets.section_nbytes,
-        )
+        self._follow = not self.overlaps(setup)
+        self.gradients = self.lay_out(self.exchanged(setup))
         super().__init__(setup)
         self.resources.callback(self.state.close)
-        self.resources.callback(self.gradients.close)
+        self.resources.callback(lambda: self.gradients.close())
+
+    def lay_out(self, parameters: list[nn.Parameter]) -> FlatGradients:
+        """Flat buffers for the gradients of these parameters."""
+        buckets = self.state.buckets
+        return FlatGradients(
+            parameters,
+            buckets.buffer_nbytes,
+            buckets.parameters.covers,
+            follow=self._follow,
+            section_nbytes=buckets.section_nbytes,
+        )
 
     def overlaps(self, setup: Setup) -> bool:
         """Whether the exchange goes on beside backward and forward."""
@@ -147,10 +153,9 @@ class SyncAgreement(ExchangedGradients):
         super().__init__(setup)
         start_alike(setup.model, setup.world)
         self.state.observe(setup.model)
-        self.sink: StepSink | None = None
-        if self.overlaps(setup):
-            self.sink = StepSink(self.model, self.optimizer, self.gradients, self.state, self.exchanged_step)
-            self.resources.callback(self.sink.close)
+        self._newcomers: dict[str, nn.Parameter] = {}  # of this step
+        self.sink = self._new_sink() if self.overlaps(setup) else None
+        self.resources.callback(lambda: None if self.sink is None else self.sink.close())
 
     def overlaps(self, setup: Setup) -> bool:
         return setup.options.overlap is not False and setup.world.world_size > 1
@@ -159,28 +164,52 @@ class SyncAgreement(ExchangedGradients):
     def closures(self) -> bool:
         return True
 
+    def _new_sink(self) -> StepSink:
+        return StepSink(self.model, self.optimizer, self.gradients, self.state, self.exchanged_step)
+
     def before_step(self) -> None:
-        self._check_known()
         if self.sink is None:
             super().before_step()
         else:
             self.sink.before_step()
-
-    def _check_known(self) -> None:
-        if strangers := [p for g in self.optimizer.param_groups for p in g["params"] if not self._knows(p)]:
-            text = f"{len(strangers)} parameters with gradients were frozen, or not the optimiser's, at distribute()"
-            raise BadInput(f"{text}; unfreeze or add them before it, or the workers would drift apart")
+        self._admit()
 
     def after_step(self) -> None:
         if self.sink is not None:
             self.sink.after_step()
+        self._settle_in()
 
     def evaluated(self) -> None:
-        self._check_known()
         if self.sink is None:
             super().before_step()
         else:
             self.sink.evaluated()
+        self._admit()
+
+    def _admit(self) -> None:
+        """Average the gradients of parameters that were frozen, or not the optimiser's, until this step."""
+        trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        if strangers := {id(p) for p in trained if not self.gradients.holds(p)}:
+            named = {name: p for name, p in self.model.named_parameters() if id(p) in strangers}
+            if unknown := len(strangers) - len(named):
+                raise BadInput(f"the optimiser trains {unknown} parameters that are not the model's")
+            if not self.alone:
+                if not self._newcomers:
+                    announce(named, self.world)
+                average(list(named.values()), self.world)
+            self._newcomers = named
+
+    def _settle_in(self) -> None:
+        """From the next step on newcomers have places among the others, and go through the codec."""
+        if self._newcomers:
+            if self.sink is not None:
+                self.sink.close()
+            self.gradients.close()
+            self.state.parameters.add(self._newcomers.items())
+            self.state.load_state_dict(self.state.state_dict())  # which lays out residuals anew
+            self.gradients = self.lay_out(trained_parameters(self.model, self.optimizer))
+            self.sink = None if self.sink is None else self._new_sink()
+            self._newcomers = {}
 
     def no_sync(self) -> AbstractContextManager[None]:
         """All backwards of a step but the last may run in this, as in DDP's; the last is then sent as it is made."""
@@ -213,9 +242,6 @@ class SyncAgreement(ExchangedGradients):
         super().load_state_dict(state)
         if self.sink is not None:
             self.sink.restart(self.state.step)
-
-    def _knows(self, parameter: torch.Tensor) -> bool:
-        return parameter.grad is None or self.gradients.holds(parameter)
 
 
 class StepSink:
