@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from laconic.search.bench.tables import mean
+from laconic.searching.bench.tables import mean
 from laconic.statistics import sign_permutation
 
 

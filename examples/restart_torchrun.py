@@ -29,7 +29,7 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 laconic.distribute(model, optimizer, codec="topk(0.1)")
-cursor = laconic.Cursor(1500, batch=64)
+cursor = laconic.exchange.Cursor(1500, batch=64)
 
 with laconic.Checkpoints(arguments.folder) as checkpoints:
     found = checkpoints.restore(model=model, optimizer=optimizer, cursor=cursor)

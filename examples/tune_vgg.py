@@ -34,4 +34,4 @@ with torch.no_grad():
     times = race({"native": lambda: native(example), "tuned": lambda: tuned(example)}, turns=9, hopeless=9.0)
 print(f"the whole: {times['tuned'].speedup:.2f} times as fast, off by {error:.1e}")
 assert error < 1e-5
-assert list(laconic.untune(tuned).state_dict()) == list(native.state_dict())
+assert list(laconic.operators.untune(tuned).state_dict()) == list(native.state_dict())

@@ -16,7 +16,9 @@ def smoke() -> None:
     x = torch.randn(5000)
     codec = laconic.codec("dynamic8")
     assert (codec.decode(codec.encode(x), 5000) - x).abs().max() < 0.1
-    total = laconic.run_threads(2, lambda t: laconic.all_reduce(torch.ones(3), group=laconic.World(t)).tolist())
+    total = laconic.transports.run_threads(
+        2, lambda t: laconic.all_reduce(torch.ones(3), group=laconic.World(t)).tolist()
+    )
     assert total == [[2.0] * 3] * 2
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -14,7 +14,9 @@ from torch import nn
 import laconic
 from laconic.consistency.churn.options import ElasticOptions
 from laconic.errors import BadInput
-from laconic.shrink.plan import Plan
+from laconic.exchange import CompressionState, Exemptions
+from laconic.planner import Asked
+from laconic.shrinking.plan import Plan
 
 
 def _distribute(dtype: torch.dtype = torch.float32, **options: Any) -> Any:
@@ -36,7 +38,7 @@ CALLS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no folder": (lambda folder: laconic.Checkpoints(3), "named by a path, got 3"),
     "no model": (lambda folder: laconic.Checkpoints(folder).save(1, model=len), r"model must have a state_dict\(\)"),
     "no job": (lambda folder: laconic.SharedState(None), "got NoneType"),
-    "no names": (lambda folder: laconic.CompressionState("none", nn.Linear(2, 2).parameters()), "named_parameters"),
+    "no names": (lambda folder: CompressionState("none", nn.Linear(2, 2).parameters()), "named_parameters"),
     "no state": (lambda folder: _distribute().load_state_dict(3), "a mapping, got int"),
     "message_nbytes": (lambda folder: _distribute(message_nbytes=-1), "bytes from 0, got -1"),
     "overlap": (lambda folder: _distribute(overlap="x"), "overlap must be True, False or None, got 'x'"),
@@ -51,13 +53,13 @@ CALLS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no patience": (lambda folder: ElasticOptions(patience_s=0), "patience_s > 0"),
     "algorithm": (lambda folder: ElasticOptions(algorithm=None), "algorithm is a word, got None"),
     "algorithm of a sum": (lambda folder: _distribute(algorithm=2), "unknown compressed all-reduce algorithm '2'"),
-    "small": (lambda folder: laconic.Exemptions(smaller_than="1k"), "smaller_than is a whole number, got '1k'"),
-    "ranks": (lambda folder: laconic.Asked(ranks="4"), "plan: ranks is a whole number, got '4'"),
-    "memory": (lambda folder: laconic.Asked(4, memory_nbytes=1.5), "memory_nbytes is a whole number or None, got 1.5"),
-    "link": (lambda folder: laconic.Link("50us", 1e-9), "link: latency_s is a number, got '50us'"),
+    "small": (lambda folder: Exemptions(smaller_than="1k"), "smaller_than is a whole number, got '1k'"),
+    "ranks": (lambda folder: Asked(ranks="4"), "plan: ranks is a whole number, got '4'"),
+    "memory": (lambda folder: Asked(4, memory_nbytes=1.5), "memory_nbytes is a whole number or None, got 1.5"),
+    "link": (lambda folder: laconic.schedules.Link("50us", 1e-9), "link: latency_s is a number, got '50us'"),
     "rounds": (lambda folder: Plan(rounds="4"), "shrink: rounds is a whole number, got '4'"),
-    "no rank": (lambda folder: laconic.run_threads(0, lambda transport: 0), "1 rank or more"),
-    "no work": (lambda folder: laconic.run_threads(2, None), "a function of a transport"),
+    "no rank": (lambda folder: laconic.transports.run_threads(0, lambda transport: 0), "1 rank or more"),
+    "no work": (lambda folder: laconic.transports.run_threads(2, None), "a function of a transport"),
 }  # fmt: skip
 
 

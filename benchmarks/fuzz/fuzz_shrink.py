@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from laconic.errors import PayloadError
-from laconic.shrink import file
-from tests.shrink.samples import sample_parts, with_header
+from laconic.shrinking import file
+from tests.shrinking.samples import sample_parts, with_header
 
 MOST_NBYTES = 1 << 24
 FIELDS = [field.name for field in dataclasses.fields(file.Entry)]

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from benchmarks.shrink import han
 from laconic.kernels import Array
-from laconic.shrink import file
-from laconic.shrink.coder import chunks, exact
-from laconic.shrink.parts import Part, Shared
+from laconic.shrinking import file
+from laconic.shrinking.coder import chunks, exact
+from laconic.shrinking.parts import Part, Shared
 
 _MANY = 10_000_000  # symbols above which zstd is asked for level 3: at 19 it takes a minute for VGG-16
 

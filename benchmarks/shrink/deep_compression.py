@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from laconic.shrink.report import HEADINGS, Report
+from laconic.shrinking.report import HEADINGS, Report
 
 BESIDE = (*HEADINGS, "paper: kept %", "weight bits", "index bits", "ratio")
 

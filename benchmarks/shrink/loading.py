@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from laconic.lab.bench.resident import begin_peak, peak_nbytes
-from laconic.shrink.door import load_shrunk, shrink
+from laconic.shrinking.door import load_shrunk, shrink
 from laconic.workloads import models
 
 

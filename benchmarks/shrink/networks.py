@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from laconic.errors import UnknownName
 from laconic.lab.environment import environment
-from laconic.shrink.door import Shrunk, load_shrunk
-from laconic.shrink.memory import Memory
-from laconic.shrink.parts import Part
-from laconic.shrink.plan import Plan
-from laconic.shrink.share import STARTS
-from laconic.shrink.training import TaskTraining, error_of
+from laconic.shrinking.door import Shrunk, load_shrunk
+from laconic.shrinking.memory import Memory
+from laconic.shrinking.parts import Part
+from laconic.shrinking.plan import Plan
+from laconic.shrinking.share import STARTS
+from laconic.shrinking.training import TaskTraining, error_of
 from laconic.workloads import Task, get
 from laconic.workloads.inputs import Pixels, ShiftedPixels
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from benchmarks.shrink import han
 from laconic.kernels import Array
-from laconic.shrink.coder import chunks
-from laconic.shrink.file import Reader
-from laconic.shrink.parts import Shared
+from laconic.shrinking.coder import chunks
+from laconic.shrinking.file import Reader
+from laconic.shrinking.parts import Shared
 
 FEW = 1500  # kept weights of a layer that is left out: there is little to save
 NEAR = 3  # places

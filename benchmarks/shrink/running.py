@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from laconic.operators.timing import race
-from laconic.shrink import prune
-from laconic.shrink.running import sparse_layer
+from laconic.shrinking import prune
+from laconic.shrinking.running import sparse_layer
 
 
 def running(density: float = 0.05, turns: int = 21) -> Iterator[dict[str, Any]]:

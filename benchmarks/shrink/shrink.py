@@ -16,8 +16,8 @@ from benchmarks.shrink import networks as lab
 from benchmarks.shrink.deep_compression import BESIDE, PAPER, beside
 from laconic.cli.shared import Json, amount_option, count_option, echo_json, echo_table
 from laconic.errors import UnknownName
-from laconic.shrink.file import Reader
-from laconic.shrink.report import HEADINGS, Report, report
+from laconic.shrinking.file import Reader
+from laconic.shrinking.report import HEADINGS, Report, report
 
 PARTS = ("networks", "running", "vgg16")
 NETWORKS = ", ".join(lab.NETWORKS)

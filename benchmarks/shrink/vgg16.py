@@ -18,9 +18,9 @@ import torch
 
 from benchmarks.shrink.deep_compression import PAPER
 from laconic.kernels import Array
-from laconic.shrink import file
-from laconic.shrink.coder import chunks
-from laconic.shrink.parts import Part, Shared, half, uniform
+from laconic.shrinking import file
+from laconic.shrinking.coder import chunks
+from laconic.shrinking.parts import Part, Shared, half, uniform
 from laconic.workloads import models
 
 ROOT = Path(__file__).parents[2]

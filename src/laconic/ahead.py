@@ -22,7 +22,7 @@ from laconic.exchange.sparse import sparse_all_reduce
 from laconic.exchange.sparse_stream import SparseStream
 from laconic.schedules import ring
 from laconic.schedules.link import Link
-from laconic.shrink.coder import chunks, exact
+from laconic.shrinking.coder import chunks, exact
 from laconic.transports.base import Transport
 from laconic.transports.loggp import simulate
 from laconic.transports.threads import run_threads

@@ -32,7 +32,7 @@ class LaconicError(Exception):
     >>> import laconic
     >>> try:
     ...     laconic.codec("dynamic9")
-    ... except laconic.LaconicError as error:
+    ... except laconic.errors.LaconicError as error:
     ...     str(error).split(";")[0]
     "unknown codec 'dynamic9'"
     """

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from benchmarks.shrink import han
 from laconic.errors import PayloadError
 from laconic.kernels import Array
-from laconic.shrink.coder import chunks
-from tests.shrink.test_coder import drawn_symbols, matrices
+from laconic.shrinking.coder import chunks
+from tests.shrinking.test_coder import drawn_symbols, matrices
 
 
 @given(matrices())

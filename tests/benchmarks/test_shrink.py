@@ -16,9 +16,9 @@ from benchmarks.shrink import coders, vgg16
 from benchmarks.shrink import networks as lab
 from benchmarks.shrink import shrink as bench_shrink
 from benchmarks.shrink.deep_compression import BESIDE, PAPER, beside
-from laconic.shrink import Plan
-from laconic.shrink.parts import Shared
-from laconic.shrink.training import TaskTraining
+from laconic.shrinking import Plan
+from laconic.shrinking.parts import Shared
+from laconic.shrinking.training import TaskTraining
 from laconic.workloads import get, models
 
 

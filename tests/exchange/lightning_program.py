@@ -58,8 +58,8 @@ def main(folder: Path, way: str) -> None:
     model = Digits()
     state, callback, strategy = None, Compress(), DDPStrategy()
     if way == "strategy":
-        state = laconic.CompressionState("topk(0.1)", model.named_parameters())
-        strategy = AlsoOnCpu(ddp_comm_state=state, ddp_comm_hook=laconic.hook)
+        state = laconic.exchange.CompressionState("topk(0.1)", model.named_parameters())
+        strategy = AlsoOnCpu(ddp_comm_state=state, ddp_comm_hook=laconic.exchange.ddp.hook)
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=2,

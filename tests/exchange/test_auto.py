@@ -49,7 +49,7 @@ def _ranks(native_s: float, look_back_s: float, door: str) -> dict[str, Any]:
     if door == "compress":
         ddp = DistributedDataParallel(model, bucket_cap_mb=0.03)
         state = CompressionState("auto", model.named_parameters(), Options(quality="aggressive"))
-        ddp.register_comm_hook(state, laconic.hook)  # at once: compress would wait until a codec pays
+        ddp.register_comm_hook(state, laconic.exchange.ddp.hook)  # at once: compress would wait until a codec pays
         _train(ddp, optimizer, STEPS)
         text = state.explain()
     else:

@@ -275,19 +275,19 @@ def test_an_optimiser_with_momentum_is_refused() -> None:
 
 
 def test_warm_up() -> None:
-    plan = laconic.sparsity_warm_up(steps_per_epoch=10)
+    plan = laconic.exchange.sparsity_warm_up(steps_per_epoch=10)
     kept = [1 - laconic.codec(spec).fraction for spec in plan.values()]  # type: ignore[attr-defined]
     assert kept == [0.75, 0.9375, 0.984375, 0.99609375, 0.999]
     assert list(plan) == [0, 10, 20, 30, 40]
-    short = laconic.sparsity_warm_up("topk(0.05)+qsgd(2)+entropy", steps_per_epoch=3)
+    short = laconic.exchange.sparsity_warm_up("topk(0.05)+qsgd(2)+entropy", steps_per_epoch=3)
     assert short == {3 * i: f"topk({f})+qsgd(2)+entropy" for i, f in enumerate((0.25, 0.0625, 0.05))}
     for final in ("dynamic8", "topk(5)", "threshold(0.1)"):
         with pytest.raises(BadInput, match="takes a fraction"):
-            laconic.sparsity_warm_up(final, steps_per_epoch=10)
+            laconic.exchange.sparsity_warm_up(final, steps_per_epoch=10)
     with pytest.raises(BadInput, match="steps_per_epoch"):
-        laconic.sparsity_warm_up(steps_per_epoch=0)
+        laconic.exchange.sparsity_warm_up(steps_per_epoch=0)
     with pytest.raises(BadInput, match="between 0 and 1"):
-        laconic.sparsity_warm_up(steps_per_epoch=1, fractions=(1.5,))
+        laconic.exchange.sparsity_warm_up(steps_per_epoch=1, fractions=(1.5,))
 
 
 # --- real DDP ranks -------------------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ def _ddp_steps(steps: range, states: list[dict[str, Any]] | None) -> tuple[list[
                 saved = state.state_dict()
                 state.close()
             ddp = DistributedDataParallel(_Given(), bucket_cap_mb=0.015)
-            correction = laconic.DeepGradientCompression(0.9, nesterov=True)
+            correction = laconic.exchange.DeepGradientCompression(0.9, nesterov=True)
             state = laconic.compress(ddp, PLAN, momentum=correction, message_nbytes=1)
             if saved is not None:
                 state.load_state_dict(saved)
@@ -429,7 +429,7 @@ def one_torch_thread() -> Iterator[None]:
 @pytest.mark.usefixtures("one_torch_thread")
 @pytest.mark.slow
 def test_training_reaches_float32_where_the_optimisers_momentum_does_not() -> None:
-    warm_up = laconic.sparsity_warm_up("topk(0.002)", steps_per_epoch=11)
+    warm_up = laconic.exchange.sparsity_warm_up("topk(0.002)", steps_per_epoch=11)
     seeds = range(3)
     exact = np.mean([_accuracy(seed, "none", False) for seed in seeds])
     corrected = np.mean([_accuracy(seed, warm_up, True) for seed in seeds])

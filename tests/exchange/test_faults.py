@@ -154,4 +154,4 @@ def test_without_faults_it_is_the_engine_itself() -> None:
 
 
 def test_the_hook_is_public() -> None:
-    assert laconic.hook is hook
+    assert laconic.exchange.ddp.hook is hook

@@ -28,7 +28,7 @@ def _weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-def _compressed() -> tuple[nn.Module, torch.optim.Optimizer, laconic.CompressionState]:
+def _compressed() -> tuple[nn.Module, torch.optim.Optimizer, laconic.exchange.CompressionState]:
     torch.manual_seed(0)
     ddp = DistributedDataParallel(nn.Linear(64, 40))
     return ddp, torch.optim.SGD(ddp.parameters(), 0.1), laconic.compress(ddp, "topk(0.05)")
@@ -119,8 +119,8 @@ def _goes_on_alone(shared: dict[str, Any]) -> None:
     old = [loads(block)["residuals"]["weight"] for block in shared["ranks"]]
     assert not torch.equal(*old)
     with laconic.init() as world:
-        options = laconic.Options(world=world)
-        job = laconic.CompressionState("topk(0.05)", nn.Linear(64, 40).named_parameters(), options)
+        options = laconic.exchange.Options(world=world)
+        job = laconic.exchange.CompressionState("topk(0.05)", nn.Linear(64, 40).named_parameters(), options)
         with pytest.warns(UserWarning, match="saved by 2 ranks"):
             laconic.SharedState(job).load_state_dict(shared)
         assert torch.equal(job.state_dict()["residuals"]["weight"], (old[0] + old[1]) / 2)

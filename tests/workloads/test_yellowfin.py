@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import laconic
 from laconic.errors import BadInput
-from laconic.search.bench.stale import delayed
+from laconic.searching.bench.stale import delayed
 from laconic.workloads.yellowfin import YellowFin, single_step
 
 positive = st.floats(1e-4, 1e4)
@@ -110,5 +110,5 @@ def _ranks(mode: str) -> tuple[float, float, int]:
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", ["async", "stale(2)", "stale(2, central=false)", "sync"])
 def test_it_trains_in_asynchronous_and_stale_modes(mode: str) -> None:
-    for last, first, _ in laconic.run_local(2, _ranks, (mode,)):
+    for last, first, _ in laconic.transports.run_local(2, _ranks, (mode,)):
         assert last < 0.5 * first

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from laconic.cli.shared import Json, count_option, echo_json, echo_table
-from laconic.search import bench
+from laconic.searching import bench
 
 STANDARD = bench.Asked()
 

@@ -10,16 +10,16 @@ import typer
 from laconic.cli import run_options as options
 from laconic.cli.shared import Json, count_option, echo_json
 from laconic.lab.runs.progress import say
-from laconic.search import api
-from laconic.search.history import Seen
-from laconic.search.pruners import REGISTRY as RULES
-from laconic.search.report import write_report
-from laconic.search.retrain import check as check_retrain
-from laconic.search.retrain import retrain as train_again
-from laconic.search.samplers import names
-from laconic.search.spaces import SPACES
-from laconic.search.spec import SearchSpec
-from laconic.search.tables import TABLES
+from laconic.searching import api
+from laconic.searching.history import Seen
+from laconic.searching.pruners import REGISTRY as RULES
+from laconic.searching.report import write_report
+from laconic.searching.retrain import check as check_retrain
+from laconic.searching.retrain import retrain as train_again
+from laconic.searching.samplers import names
+from laconic.searching.spaces import SPACES
+from laconic.searching.spec import SearchSpec
+from laconic.searching.tables import TABLES
 
 
 def search(

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from laconic.cli.shared import Json, count_option, echo_json, echo_table
 from laconic.errors import BadInput, MissingExtra, UnknownName, near
-from laconic.shrink import file
-from laconic.shrink.door import encode_exactly, shrink_state
-from laconic.shrink.door import shrink as shrink_model
-from laconic.shrink.memory import Memory
-from laconic.shrink.plan import Plan
-from laconic.shrink.report import HEADINGS, Report, report
-from laconic.shrink.training import Progress, TaskTraining
+from laconic.shrinking import file
+from laconic.shrinking.door import encode_exactly, shrink_state
+from laconic.shrinking.door import shrink as shrink_model
+from laconic.shrinking.memory import Memory
+from laconic.shrinking.plan import Plan
+from laconic.shrinking.report import HEADINGS, Report, report
+from laconic.shrinking.training import Progress, TaskTraining
 from laconic.workloads import Task, get, names
 
 SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")  # of files of weights

@@ -8,7 +8,12 @@ True
 
 from __future__ import annotations
 
+from laconic.consistency import distill
 from laconic.consistency import modes as _modes  # registers them  # noqa: F401
 from laconic.consistency.base import Agreement, Mode, build, get, names, register
+from laconic.consistency.gossip.graphs import contraction, mixing_matrix
+from laconic.consistency.robust.rules import aggregate
 
-__all__ = ["Agreement", "Mode", "build", "get", "names", "register"]
+__all__ = [
+    "Agreement", "Mode", "aggregate", "build", "contraction", "distill", "get", "mixing_matrix", "names", "register",
+]  # fmt: skip

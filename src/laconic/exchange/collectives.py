@@ -109,7 +109,7 @@ def broadcast(tensor: Tensor, root: int = 0, *, algorithm: str = "tree", group: 
     >>> import laconic
     >>> def work(transport):
     ...     return broadcast(torch.tensor([transport.rank]), root=1, group=laconic.World(transport)).item()
-    >>> laconic.run_threads(3, work)
+    >>> laconic.transports.run_threads(3, work)
     [1, 1, 1]
     """
     return _rooted("broadcast", tensor, root, "sum", algorithm, group)
@@ -121,7 +121,7 @@ def reduce(tensor: Tensor, root: int = 0, op: str = "sum", *, algorithm: str = "
     >>> import laconic
     >>> def work(transport):
     ...     return reduce(torch.ones(1), root=2, group=laconic.World(transport)).item()
-    >>> laconic.run_threads(3, work)[2]
+    >>> laconic.transports.run_threads(3, work)[2]
     3.0
     """
     return _rooted("reduce", tensor, root, op, algorithm, group)
@@ -137,7 +137,7 @@ def reduce_scatter(
     >>> import laconic
     >>> def work(transport):
     ...     return reduce_scatter(torch.arange(4.0), group=laconic.World(transport)).tolist()
-    >>> laconic.run_threads(2, work)
+    >>> laconic.transports.run_threads(2, work)
     [[0.0, 2.0], [4.0, 6.0]]
     """
     world = world_of(group)
@@ -155,7 +155,7 @@ def all_gather(tensor: Tensor, *, algorithm: str = "ring", group: Group = None, 
     >>> import laconic
     >>> def work(transport):
     ...     return all_gather(torch.tensor([transport.rank]), group=laconic.World(transport)).tolist()
-    >>> laconic.run_threads(2, work)
+    >>> laconic.transports.run_threads(2, work)
     [[[0], [1]], [[0], [1]]]
     """
     world = world_of(group)
@@ -173,7 +173,7 @@ def all_to_all(tensor: Tensor, *, algorithm: str = "direct", group: Group = None
     >>> import laconic
     >>> def work(transport):
     ...     return all_to_all(10 * transport.rank + torch.arange(2), group=laconic.World(transport)).tolist()
-    >>> laconic.run_threads(2, work)
+    >>> laconic.transports.run_threads(2, work)
     [[0, 10], [1, 11]]
     """
     world = world_of(group)
@@ -189,7 +189,7 @@ def barrier(*, group: Group = None) -> None:
     """Return once every rank has called it.
 
     >>> import laconic
-    >>> laconic.run_threads(2, lambda transport: barrier(group=laconic.World(transport)))
+    >>> laconic.transports.run_threads(2, lambda transport: barrier(group=laconic.World(transport)))
     [None, None]
     """
     world = world_of(group)

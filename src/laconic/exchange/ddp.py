@@ -48,7 +48,7 @@ class Hooked(Protocol):
 
 
 def hook(state: Hooked, bucket: dist.GradBucket) -> Any:
-    """The communication hook itself: `ddp.register_comm_hook(state, laconic.hook)`.
+    """The communication hook itself: `ddp.register_comm_hook(state, laconic.exchange.ddp.hook)`.
 
     >>> from laconic.exchange.state import CompressionState
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # under torchrun: ("gloo")

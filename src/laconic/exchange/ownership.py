@@ -48,7 +48,7 @@ def check_owner(state: Mapping[str, Any], world: World) -> None:
         raise BadInput(f"{here} the state is not whole: {text}; {_ADVICE}")
     if count and (owner["rank"], owner["world_size"]) != (world.rank, world.world_size):
         text = f"the state is that of rank {owner['rank']} of {owner['world_size']}, whose residuals are its own"
-        raise BadInput(f"{here} {text}; {_ADVICE}, or each rank's own, or use laconic.merge_state_dicts")
+        raise BadInput(f"{here} {text}; {_ADVICE}, or each rank's own, or use laconic.exchange.merge_state_dicts")
 
 
 def _tensors(state: dict[str, Any]) -> int:

@@ -43,7 +43,7 @@ class CompressionState(Job):
 
     >>> model = nn.Linear(64, 64)
     >>> state = CompressionState("topk(0.01)", model.named_parameters())
-    >>> # ddp.register_comm_hook(state, laconic.hook)
+    >>> # ddp.register_comm_hook(state, laconic.exchange.ddp.hook)
     >>> state.step
     0
     """

@@ -1,4 +1,4 @@
-"""`laconic.tune` and `laconic.untune`: compute a model's convolutions by the quickest methods that are near enough.
+"""`laconic.tune` and its way back, `untune`: compute a model's convolutions by the quickest methods near enough.
 
 Callers: users, benchmarks. Nothing is replaced that does not gain; what is replaced keeps its
 parameters and the keys of its state dict; what has hooks, parametrisations or a class of its own is left alone.

@@ -1,1 +1,8 @@
-"""What it will cost: work, depth, memory and energy of a model, and a plan that says how to train it."""
+"""What it will cost: work, depth, memory and energy of a model, and a plan that says how to train it.
+
+The doors are `laconic.cost` and `laconic.plan`.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,9 +1,9 @@
 """A discrete-event simulator: runs the schedule that the engines run, on clocks instead of wires.
 
-Callers: `laconic.simulate`, `laconic simulate`, the planner. Each rank has a processor, a sending and a receiving port.
-A message of n bytes takes the sender's processor for o, its port for max(g, nG), arrives L later at the receiver's
-port, which it occupies for nG as it streams in, and then the receiver's processor for o (+ nγ where it is added).
-Messages arrive in time order whatever their round; a rank enters its next round when all of this one is done.
+Callers: users, `laconic simulate`, the planner. Each rank has a processor, a sending and a receiving port. A message of
+n bytes takes the sender's processor for o, its port for max(g, nG), arrives L later at the receiver's port, which it
+occupies for nG as it streams in, and then the receiver's processor for o (+ nγ where it is added). Messages arrive in
+time order whatever their round; a rank enters its next round when all of this one is done.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Network:
 class Simulation:
     """What a simulated run took: when the last rank and when each finished, and what all ranks sent together.
 
-    >>> import laconic
-    >>> found = laconic.simulate(laconic.schedules.build("all_reduce", "ring", 4, 1000), Link.parse("1gbit,50us"))
+    >>> from laconic import schedules
+    >>> found = simulate(schedules.build("all_reduce", "ring", 4, 1000), Link.parse("1gbit,50us"))
     >>> found.rounds, found.messages, found.sent_nbytes
     (6, 24, 24000)
     """

@@ -12,10 +12,11 @@ from laconic.workloads.changes import AS_DECLARED, Changes
 from laconic.workloads.objective import CLASSIFICATION, Objective
 from laconic.workloads.registry import get, names, register, summary
 from laconic.workloads.workload import Batch, Task, Workload
+from laconic.workloads.yellowfin import YellowFin
 
 __all__ = [
-    "AS_DECLARED", "CLASSIFICATION", "Batch", "Changes", "Objective", "Task", "Workload", "get", "names", "register",
-    "summary",
+    "AS_DECLARED", "CLASSIFICATION", "Batch", "Changes", "Objective", "Task", "Workload", "YellowFin", "get", "names",
+    "register", "summary",
 ]  # fmt: skip
 
 discover(__name__, __path__)

@@ -1,8 +1,8 @@
 """In what order samples are used: a pure function of (seed, epoch), divided by step and then by rank.
 
-Callers: `Task`, which trains fixed workers; `laconic.Cursor`; elastic jobs, whose `SampleLedger` also knows workers
-that come, go and are dropped. The same seed gives the same order everywhere and, as long as no worker is dropped, the
-same division.
+Callers: `Task`, which trains fixed workers; `Cursor` of checkpoints; elastic jobs, whose `SampleLedger` also knows
+workers that come, go and are dropped. The same seed gives the same order everywhere and, as long as no worker is
+dropped, the same division.
 
 Invariants: every sample of an epoch is used exactly once, and the samples of a step are the same set whatever the
 number of workers, so that a distributed run can be compared with a sequential one and resumed at any (epoch, step)

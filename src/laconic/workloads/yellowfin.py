@@ -1,8 +1,8 @@
 """YellowFin: momentum and learning rate tuned while training, from curvature, variance and distance; closed-loop.
 
-Callers: users as `laconic.YellowFin`, and searches by the name `yellowfin`. It is an ordinary torch optimiser, so
-every mode takes it. On the servers of `async` and `stale` each shard tunes itself by the gradients it gets, and is told
-how stale they are: staleness acts as momentum, so the loop measures the total and lowers its own part until it fits.
+Callers: users, and searches by the name `yellowfin`. It is an ordinary torch optimiser, so every mode takes it. On the
+servers of `async` and `stale` each shard tunes itself by the gradients it gets, and is told how stale they are:
+staleness acts as momentum, so the loop measures the total and lowers its own part until it fits.
 """
 
 from __future__ import annotations

@@ -1,0 +1,39 @@
+# The public names and packages: type checkers read them here, and `lazy_loader` imports them from here on first use.
+from . import codecs as codecs
+from . import consistency as consistency
+from . import errors as errors
+from . import exchange as exchange
+from . import operators as operators
+from . import parallel as parallel
+from . import planner as planner
+from . import schedules as schedules
+from . import searching as searching
+from . import shrinking as shrinking
+from . import transports as transports
+from . import workloads as workloads
+from .codecs import codec as codec
+from .consistency.churn.options import Samples as Samples
+from .consistency.distribute import distribute as distribute
+from .consistency.elastic import elastic as elastic
+from .exchange.checkpoints import Checkpoints as Checkpoints
+from .exchange.collectives import all_gather as all_gather
+from .exchange.collectives import all_reduce as all_reduce
+from .exchange.collectives import all_to_all as all_to_all
+from .exchange.collectives import barrier as barrier
+from .exchange.collectives import broadcast as broadcast
+from .exchange.collectives import reduce as reduce
+from .exchange.collectives import reduce_scatter as reduce_scatter
+from .exchange.hook import compress as compress
+from .exchange.job import Job as Job
+from .exchange.shared_state import SharedState as SharedState
+from .operators.tuning import tune as tune
+from .parallel.divide import divide as divide
+from .planner.cost import cost as cost
+from .planner.plan import plan as plan
+from .searching.api import search as search
+from .shrinking.door import load_shrunk as load_shrunk
+from .shrinking.door import shrink as shrink
+from .transports.world import World as World
+from .transports.world import init as init
+
+__version__: str

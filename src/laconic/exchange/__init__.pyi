@@ -1,0 +1,13 @@
+from . import ddp as ddp
+from .checkpoints import Checkpoints as Checkpoints
+from .checkpoints import Cursor as Cursor
+from .dgc import DeepGradientCompression as DeepGradientCompression
+from .job import Job as Job
+from .layout import Exemptions as Exemptions
+from .options import Options as Options
+from .options import sparsity_warm_up as sparsity_warm_up
+from .residuals import merge_state_dicts as merge_state_dicts
+from .shared_state import SharedState as SharedState
+from .sparse import sparse_all_reduce as sparse_all_reduce
+from .sparse_stream import SparseStream as SparseStream
+from .state import CompressionState as CompressionState

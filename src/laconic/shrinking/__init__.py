@@ -1,0 +1,27 @@
+"""How small a model ships: prune weights, let the rest share few values, code them, run from the small file.
+
+Callers: users, through `laconic.shrink` and `laconic.load_shrunk`; `laconic shrink` and `laconic inspect`.
+
+    door.py      shrink, load_shrunk, Shrunk
+    plan.py      what is to be done; does it
+    search.py    densities and bits under a budget
+    training.py  who trains and who judges
+    prune.py     which weights go; retrain.py holds them at zero, and shared ones together, while somebody trains
+    share.py     few values for many weights; parts.py is what comes of it
+    coder/       symbols to bytes; file.py is the file, report.py its table
+    running.py   layers that compute with what is left; low_rank.py thinner layers
+"""
+
+from __future__ import annotations
+
+from laconic.shrinking import share
+from laconic.shrinking.door import Shrunk, encode_exactly, load_shrunk, shrink
+from laconic.shrinking.file import Reader, write
+from laconic.shrinking.low_rank import factorise
+from laconic.shrinking.plan import Plan
+from laconic.shrinking.prune import magnitude
+from laconic.shrinking.report import report
+from laconic.shrinking.retrain import masked, shared
+
+__all__ = ["Plan", "Reader", "Shrunk", "encode_exactly", "factorise", "load_shrunk", "magnitude", "masked", "report",
+           "share", "shared", "shrink", "write"]  # fmt: skip

@@ -1,0 +1,10 @@
+from . import probe as probe
+from .faults import Faulty as Faulty
+from .launcher import run_local as run_local
+from .loggp import Network as Network
+from .loggp import Simulation as Simulation
+from .loggp import simulate as simulate
+from .profile import Profile as Profile
+from .threads import run_threads as run_threads
+from .world import World as World
+from .world import init as init
