@@ -151,6 +151,13 @@ def test_importing_is_cheap() -> None:
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@pytest.mark.parametrize(("door", "most"), [("compress", 60), ("distribute", 70), ("search", 110)])
+def test_a_door_loads_few_modules(door: str, most: int) -> None:
+    code = f"import sys, laconic; laconic.{door}; print(sum(name.split('.')[0] == 'laconic' for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) <= most
+
+
 def _assert_none(found: dict[str, str]) -> None:
     assert not found, found
 

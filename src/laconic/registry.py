@@ -1,13 +1,15 @@
 """One registry for everything that has a name: codecs, modes, workloads, networks, datasets, schedules' algorithms.
 
-Callers: the packages that hold them. Registering is a decorator beside the thing, and `discover` imports every file of
-a package, so that adding a thing is adding a file. A package outside Laconic registers by being imported.
+Callers: the packages that hold them. Registering is a decorator beside the thing. A registry that knows its package
+imports every file of it when a name is first looked up, so that adding a thing is adding a file, and importing Laconic
+stays cheap. A package outside Laconic registers by being imported.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+import threading
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
@@ -29,11 +31,13 @@ class Registry(Generic[Entry]):
 
     Args:
         what: what is registered, for messages: "codec".
+        package: whose files register entries; they are imported when a name is first looked up.
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, package: str = "") -> None:
         self.what = what
         self._entries: dict[str, Entry] = {}
+        self._find = Discovery(package)
 
     def register(self, name: str) -> Callable[[Registered], Registered]:
         """Decorator: make a class or function known under `name`, which becomes a class's attribute `name`."""
@@ -54,6 +58,7 @@ class Registry(Generic[Entry]):
 
     def names(self) -> list[str]:
         """The registered names, sorted."""
+        self._find()
         return sorted(self._entries)
 
     def get(self, name: str) -> Entry:
@@ -63,8 +68,28 @@ class Registry(Generic[Entry]):
             UnknownName: there is none; the valid ones are listed.
         """
         if name not in self._entries:
+            self._find()
+        if name not in self._entries:
             raise UnknownName(self.what, name, self._entries)
         return self._entries[name]
+
+
+class Discovery:
+    """Imports the files of a package, once, when it is first called; what they call meanwhile finds what is there."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+        self._lock = threading.RLock()
+        self._begun = self._done = not package
+
+    def __call__(self) -> None:
+        if self._done:
+            return
+        with self._lock:  # another thread waits until all are there
+            if not self._begun:
+                self._begun = True
+                discover(self._package, importlib.import_module(self._package).__path__)
+                self._done = True
 
 
 def discover(package: str, path: Iterable[str]) -> None:

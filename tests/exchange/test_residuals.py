@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import laconic
 from laconic.codecs import Codec
 from laconic.errors import BadInput, NonFiniteError
-from laconic.exchange.parts import PartName
+from laconic.exchange.layout import PartName
 from laconic.exchange.residuals import Residual, Residuals, SideBySide
 
 TOPK = laconic.codec("topk(0.1)")

@@ -1,7 +1,7 @@
 """WHAT IS SENT: every published way of saying less, behind one small interface (see `base.py`).
 
-Importing this package imports every module beside it, so a codec is known as soon as its file exists; the kernels
-inside are compiled at their first call, not here.
+A codec is known as soon as its file exists: all files are imported when a codec is first looked up by name. The
+kernels inside are compiled at their first call.
 
 >>> import torch, laconic.codecs
 >>> top1 = laconic.codecs.codec("topk(1)+fp16")
@@ -14,13 +14,8 @@ from __future__ import annotations
 
 from laconic.codecs.base import Codec, get, names, register
 from laconic.errors import BadInput
-from laconic.registry import discover
 
 __all__ = ["Codec", "codec", "get", "names", "register"]
-
-discover(__name__, __path__)
-
-from laconic.codecs.compose import parse  # noqa: E402  (a composition may name any codec imported above)
 
 
 def codec(spec: str | Codec) -> Codec:
@@ -40,4 +35,6 @@ def codec(spec: str | Codec) -> Codec:
         return spec
     if not isinstance(spec, str):
         raise BadInput(f"a codec is given as a spec string or a Codec, got {type(spec).__name__}")
+    from laconic.codecs.compose import parse
+
     return parse(spec)

@@ -23,7 +23,7 @@ from laconic import specs
 from laconic.errors import BadInput
 from laconic.registry import Registry
 
-REGISTRY: Registry[type[Codec]] = Registry("codec")
+REGISTRY: Registry[type[Codec]] = Registry("codec", "laconic.codecs")
 
 
 class Codec(ABC):

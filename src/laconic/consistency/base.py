@@ -31,7 +31,7 @@ from laconic.registry import Registry
 from laconic.storage.form import check_like
 from laconic.transports.world import World
 
-REGISTRY: Registry[type[Mode]] = Registry("consistency")
+REGISTRY: Registry[type[Mode]] = Registry("consistency", "laconic.consistency.modes")
 register = REGISTRY.register
 names = REGISTRY.names
 get = REGISTRY.get

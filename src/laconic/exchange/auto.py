@@ -9,15 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from laconic.exchange.coded import Channel, CodedExchange, MessagePool
 from laconic.exchange.coded_plan import GATHER
-from laconic.exchange.sparse_choice import MERGE_S, SPARSE, UNPACK_S, cheapest_sparse
-from laconic.exchange.sparse_exchange import SparseExchange, counts, is_sparse
+from laconic.exchange.sparse_choice import MERGE_S, SPARSE, UNPACK_S, cheapest_sparse, counts, is_sparse
 from laconic.schedules import registry
 from laconic.schedules.link import Link
-from laconic.transports.base import Transport
-from laconic.transports.probe import probe
+from laconic.transports.base import Steps, Timings, Transport
 from laconic.transports.profile import Profile
 from laconic.transports.world import World
 
@@ -40,6 +39,8 @@ def candidates(world: World) -> list[str]:
 def profile_of(world: World) -> Profile:
     """The world's profile; measured now, by all ranks together, when there is none yet."""
     if world.profile is None:
+        from laconic.transports.probe import probe
+
         world.profile = probe(world.transport, quick=True)
     return world.profile
 
@@ -78,9 +79,11 @@ def plan_coded(
     hosts: tuple[int, ...] | None = None,
     divisor: int = 1,
     pool: MessagePool | None = None,
-) -> CodedExchange | SparseExchange:
+) -> Exchange:
     """The exchange of these channels by the algorithm of this name, with its plan."""
     if algorithm in SPARSE:
+        from laconic.exchange.sparse_exchange import SparseExchange
+
         return SparseExchange(channels, transport, algorithm=algorithm, divisor=divisor)
     return CodedExchange(channels, transport, algorithm=algorithm, hosts=hosts, divisor=divisor, pool=pool)
 
@@ -117,6 +120,14 @@ def cheapest_coded(channels: Sequence[Channel], world_size: int, link: Link, *, 
         if seconds + ROUND_S < SURELY * ((one_round + work_s) if gathers else two_rounds):
             return name
     return GATHER if gathers else "direct"
+
+
+class Exchange(Protocol):
+    """A planned exchange of channels."""
+
+    def steps(self, step: int = 0) -> Steps: ...
+
+    def run(self, step: int = 0) -> Timings: ...
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,16 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from laconic.codecs import Codec, codec
 from laconic.errors import BadInput
-from laconic.exchange.auto import GUESS, Route, cheapest_coded, message_nbytes, plan_coded, profile_of
+from laconic.exchange.auto import GUESS, Exchange, Route, cheapest_coded, message_nbytes, plan_coded, profile_of
 from laconic.exchange.chooser import AutoCodec
-from laconic.exchange.coded import Channel, CodedExchange, Feeds, MessagePool
+from laconic.exchange.coded import Channel, Feeds, MessagePool
 from laconic.exchange.dgc import Masking, MomentumCorrection
 from laconic.exchange.job import KEPT_STEPS, BucketRecord, LayerForm, wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry, Gradients, Parameters
@@ -30,8 +31,6 @@ from laconic.exchange.matrices import Matrices, MatrixBucket
 from laconic.exchange.options import CodecChoice, Options
 from laconic.exchange.residuals import Residuals, SideBySide
 from laconic.exchange.sparse_choice import SPARSE
-from laconic.exchange.sparse_exchange import SparseExchange
-from laconic.exchange.sparse_gradient import SparseGradient
 from laconic.exchange.thread import depth_of, interleave
 from laconic.schedules.registry import build
 from laconic.transports.base import Pausing, Timings, Transport
@@ -147,7 +146,7 @@ class BucketGroup:
     def __init__(self, buckets: Sequence[BucketChannels], pool: MessagePool | None = None) -> None:
         self.buckets = tuple(buckets)
         self._pool = pool
-        self._exchange: CodedExchange | SparseExchange | None = None
+        self._exchange: Exchange | None = None
         self._algorithm = ""
         self._key: tuple[object, ...] = ()
         self._agreed: set[tuple[Transport, int]] = set()  # which float32 all-reduces everyone is known to be in
@@ -232,7 +231,7 @@ class BucketExchange:
         self._world = options.world
         self._buckets: dict[int, AnyBucket] = {}
         self._groups: dict[tuple[int, ...], BucketGroup] = {}
-        self._sparse: dict[int, SparseGradient] = {}  # by bucket
+        self._sparse: dict[int, Any] = {}  # a SparseGradient by bucket
         self._pool = MessagePool()
         self._codecs: tuple[int, float, dict[int, Codec]] = (0, 0, {})  # first step, first no longer, codec by bucket
         self._exact: tuple[int, float, bool] = (0, 0, False)  # first step, first no longer, whether all are exact
@@ -376,6 +375,8 @@ class BucketExchange:
 
     def _sparse_steps(self, given: Gradients, begun: float) -> Pausing[bool]:
         """Average a sparse gradient, which travels alone, exactly."""
+        from laconic.exchange.sparse_gradient import SparseGradient
+
         info = self.parameters.info(given)
         if self.correction is not None:
             raise no_sparse_momentum(info.entries[0].name)

@@ -21,14 +21,13 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec, codec
-from laconic.codecs.compiling import compile_planned
+from laconic.codecs.casts import NoneCodec
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.auto import cheapest_coded, profile_of
 from laconic.exchange.coded import Channel
 from laconic.exchange.coded_plan import GATHER
 from laconic.exchange.options import CodecChoice, CodecPlan, PlannedCodec
-from laconic.exchange.sparse_choice import SPARSE, cheapest_sparse
-from laconic.exchange.sparse_exchange import counts
+from laconic.exchange.sparse_choice import SPARSE, cheapest_sparse, counts
 from laconic.schedules.link import Link
 from laconic.schedules.registry import build
 from laconic.transports.executor import run
@@ -86,6 +85,8 @@ class AutoCodec(CodecChoice):
         self._plain: dict[int, tuple[int, list[float]]] = {}
         self.learns = True
         self._first = first
+        from laconic.codecs.compiling import compile_planned
+
         compile_planned(map(codec, QUALITIES[quality]))
         if quality == "exact":
             self._settle("quality 'exact' allows only none")
@@ -271,5 +272,5 @@ def mean_of_ranks(values: Sequence[float], world: World) -> list[float]:
     return [float(value) for value in total / world.world_size]
 
 
-_NONE = codec("none")
+_NONE = NoneCodec()
 _log = logging.getLogger("laconic.exchange")

@@ -24,14 +24,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from laconic.codecs import Codec, codec
+from laconic.codecs import Codec
+from laconic.codecs.casts import NoneCodec
 from laconic.codecs.selector import Sparse
 from laconic.errors import ScheduleError
 from laconic.schedules.registry import build
 from laconic.schedules.schedule import Schedule
 
 GATHER = "gather"  # every rank sends its whole payload to every other
-EXACT = codec("none")
+EXACT = NoneCodec()
 SMALL = 1 / 16  # of all values, times the world size: an exact channel up to this is sent whole
 SEGMENT_NBYTES = 4 << 20  # of payload: what is under way at once, up to four exchanges of this, sent and received
 Slice = tuple[int, int]

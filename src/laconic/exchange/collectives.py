@@ -23,7 +23,6 @@ from laconic.schedules import registry
 from laconic.schedules.schedule import bounds
 from laconic.transports.executor import REDUCTIONS, agree, run, run_native
 from laconic.transports.rendezvous import find_place
-from laconic.transports.torchdist import TorchTransport
 from laconic.transports.world import World, current
 
 Group = World | dist.ProcessGroup | None
@@ -208,6 +207,8 @@ def world_of(group: Group) -> World:
         raise BadInput(f"group must be a laconic World or a torch process group, got {type(group).__name__}")
     found = _wrapped.get(id(group))
     if found is None or found[0] is not group or found[1].closed:
+        from laconic.transports.torchdist import TorchTransport
+
         turn = _generation[group.group_name] = _generation.get(group.group_name, 0) + 1
         store = dist.PrefixStore(f"laconic/{group.group_name}/g{turn}", cast(dist.Store, find_place(60.0).store))
         found = (group, World(TorchTransport(store, group.rank(), group.size())))

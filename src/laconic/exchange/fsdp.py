@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from laconic.codecs import Codec, codec
+from laconic.codecs import Codec
+from laconic.codecs.casts import Bf16, Fp16, NoneCodec
 from laconic.errors import BadInput
 from laconic.exchange.buckets import BucketExchange
 from laconic.exchange.coded import Channel, reduce_scatter_steps
@@ -35,8 +36,8 @@ from laconic.storage.form import check_like
 from laconic.transports.base import Transport
 from laconic.transports.world import current
 
-_EXACT = codec("none")
-_WIRE = {torch.bfloat16: codec("bf16"), torch.float16: codec("fp16")}  # without loss, for values of these types
+_EXACT = NoneCodec()
+_WIRE = {torch.bfloat16: Bf16(), torch.float16: Fp16()}  # without loss, for values of these types
 
 
 @dataclass(frozen=True)

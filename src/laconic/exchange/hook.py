@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch.distributed as dist
 from torch import nn
@@ -19,13 +19,14 @@ from torch.nn.parallel import DistributedDataParallel
 from laconic.errors import BadInput
 from laconic.exchange.collectives import world_of
 from laconic.exchange.ddp import hook
-from laconic.exchange.fsdp import ShardedCompression
-from laconic.exchange.late_hook import LateHook
 from laconic.exchange.likeness import check_alike, terms_of
 from laconic.exchange.newcomers import NewcomersToDDP
 from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options
 from laconic.exchange.state import CompressionState
 from laconic.transports.world import World, current
+
+if TYPE_CHECKING:
+    from laconic.exchange.fsdp import ShardedCompression
 
 _compressed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -73,6 +74,8 @@ def compress(
     if isinstance(model, DistributedDataParallel):
         job: CompressionState | ShardedCompression = _compress_ddp(model, codec, given)
     elif isinstance(model, FSDPModule):
+        from laconic.exchange.fsdp import ShardedCompression
+
         job = ShardedCompression(model, codec, given)
         if _on_all_ranks(model):
             _check_alike(model, codec, given, given.world or current())
@@ -101,6 +104,8 @@ def _compress_ddp(model: DistributedDataParallel, codec: CodecPlan | None, optio
         raise
     state.group = group
     if state.choice.learns and world.world_size > 1:
+        from laconic.exchange.late_hook import LateHook
+
         late = LateHook(model, state, lambda: model.register_comm_hook(state, hook))
         state.resources.callback(late.close)
     else:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from laconic.codecs import Codec, codec
-from laconic.codecs.compiling import compile_planned
 from laconic.codecs.compose import Selected
 from laconic.codecs.entropy import Entropy
 from laconic.errors import BadInput, UnknownName
@@ -90,6 +89,8 @@ class PlannedCodec(CodecChoice):
             self._table = [(step, self._codec(spec)) for step, spec in sorted(plan.items())]
         else:
             self._table = [(0, self._codec(plan))]
+        from laconic.codecs.compiling import compile_planned
+
         compile_planned(entry for _, entry in self._table)
 
     def at(self, step: int) -> Codec:

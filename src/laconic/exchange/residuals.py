@@ -12,7 +12,10 @@ Source: Seide et al., 1-Bit Stochastic Gradient Descent, 2014; Karimireddy et al
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import mmap
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -24,9 +27,8 @@ from laconic.codecs import Codec
 from laconic.codecs.compose import Selected
 from laconic.codecs.entropy import Entropy
 from laconic.errors import BadInput, NonFiniteError
-from laconic.exchange.give_back import give_back
+from laconic.exchange.layout import cut_off, joined
 from laconic.exchange.ownership import OWNER, mean_by_name, owned
-from laconic.exchange.parts import cut_off, joined
 from laconic.storage.form import check_named
 from laconic.storage.tree import map_tensors
 
@@ -300,7 +302,7 @@ class Residuals:
         if left:
             residual.restart(layout.join(left), resumed=self._resumed >= left.keys())
             for value in left.values():
-                give_back(value)
+                _free_pages(value)
         self._resumed.difference_update(layout.names)
         self._vectors.update(dict.fromkeys(layout.names, (layout, residual)))
         return residual
@@ -398,3 +400,18 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]], world_size: int) -> l
     shares = {kind: mean_by_name([state.get(kind, {}) for state in states]) for kind in kinds}
     alike = {key: states[0][key] for key in ("step", "steps", "warm") if key in states[0]}
     return [owned(map_tensors({**alike, **shares}, torch.clone), rank, world_size) for rank in range(world_size)]
+
+
+def _free_pages(values: Tensor) -> None:
+    """Give the pages of `values`, which nobody reads any more, back to the system.
+
+    When DDP makes its buckets anew, one vector becomes parts of several, bucket by bucket. Without this it would stay
+    resident until the last has taken its part.
+    """
+    if sys.platform != "linux" or values.device.type != "cpu" or not values.is_contiguous():
+        return
+    page = mmap.PAGESIZE
+    first = -(-values.data_ptr() // page) * page
+    nbytes = (values.data_ptr() + values.nbytes) // page * page - first
+    if nbytes > 0:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(nbytes), mmap.MADV_DONTNEED)

@@ -27,9 +27,8 @@ from laconic.exchange import sparse_stream as wire
 from laconic.exchange.sparse_choice import ALGORITHMS, choose, predicted
 from laconic.exchange.sparse_stream import SparseStream
 from laconic.schedules import registry
-from laconic.schedules.butterfly import core_size
 from laconic.schedules.link import Link
-from laconic.schedules.schedule import bounds
+from laconic.schedules.schedule import bounds, core_size
 from laconic.transports.base import Call, Incoming, Outgoing, Pausing, Timings, Transport, drive, finish
 from laconic.transports.executor import agree, run, run_native
 

@@ -5,12 +5,16 @@ Callers: `sparse.py` for algorithm="auto", benchmarks. Pure numbers: equal argum
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from laconic.codecs.base import Codec
+from laconic.codecs.selector import Sparse
 from laconic.errors import BadInput
+from laconic.exchange.coded import Channel
 from laconic.exchange.sparse_stream import HEAD_NBYTES, ISIZE, message_nbytes
 from laconic.schedules import registry
-from laconic.schedules.butterfly import core_size
 from laconic.schedules.link import Link
+from laconic.schedules.schedule import core_size
 
 SPARSE = ("ssar_recursive_doubling", "ssar_split_allgather", "dsar")
 ALGORITHMS = (*SPARSE, "native", "ring")
@@ -114,3 +118,19 @@ def cheapest_sparse(world_size: int, count: int, numel: int, link: Link) -> tupl
     name = min(SPARSE, key=lambda each: seconds[each])
     written = min(float(numel), union_count(world_size, count, numel))
     return name, seconds[name] + UNPACK_S * count + MERGE_S * written
+
+
+def is_sparse(channels: Sequence[Channel]) -> bool:
+    """Whether these channels can go by a sparse all-reduce, with as many values on every rank."""
+    selected = [isinstance(c.codec, Sparse) and c.codec.chooser.fixed_size for c in channels]
+    return any(selected) and all(chosen or c.codec.exact for chosen, c in zip(selected, channels, strict=True))
+
+
+def counts(channels: Sequence[Channel]) -> tuple[int, int]:
+    """How many values a rank sends of these channels, of how many."""
+    numels = [channel.buffer.numel() for channel in channels]
+    sent = [
+        channel.codec.chooser.max_count(numel) if isinstance(channel.codec, Sparse) else numel
+        for channel, numel in zip(channels, numels, strict=True)
+    ]
+    return sum(sent), sum(numels)

@@ -20,25 +20,9 @@ from laconic.codecs.selector import Sparse
 from laconic.errors import BadInput
 from laconic.exchange.coded import Channel
 from laconic.exchange.sparse import Memory, SparseStream, sparse_steps
-from laconic.exchange.sparse_choice import SPARSE
+from laconic.exchange.sparse_choice import SPARSE, is_sparse
 from laconic.exchange.sparse_stream import Array
 from laconic.transports.base import Steps, Timings, Transport, finish
-
-
-def is_sparse(channels: Sequence[Channel]) -> bool:
-    """Whether these channels can go by a sparse all-reduce, with as many values on every rank."""
-    selected = [isinstance(c.codec, Sparse) and c.codec.chooser.fixed_size for c in channels]
-    return any(selected) and all(chosen or c.codec.exact for chosen, c in zip(selected, channels, strict=True))
-
-
-def counts(channels: Sequence[Channel]) -> tuple[int, int]:
-    """How many values a rank sends of these channels, of how many."""
-    numels = [channel.buffer.numel() for channel in channels]
-    sent = [
-        channel.codec.chooser.max_count(numel) if isinstance(channel.codec, Sparse) else numel
-        for channel, numel in zip(channels, numels, strict=True)
-    ]
-    return sum(sent), sum(numels)
 
 
 class SparseExchange:

@@ -7,51 +7,6 @@
     round   2  0⇄2  1⇄3   adds everything
 """
 
-from laconic.registry import discover
-from laconic.schedules.butterfly import butterfly
-from laconic.schedules.direct import direct
-from laconic.schedules.hierarchical import hierarchical
-from laconic.schedules.link import Link
-from laconic.schedules.neighbourhood import (
-    exponential_graph,
-    neighbourhood,
-    one_peer_exponential,
-    random_pairs,
-    ring_graph,
-)
-from laconic.schedules.rabenseifner import rabenseifner
-from laconic.schedules.registry import Algorithm, algorithm, build, collectives, cost, get, names
-from laconic.schedules.ring import ring
-from laconic.schedules.schedule import Messages, Recv, Schedule, Send, bounds
-from laconic.schedules.tree import tree
-from laconic.schedules.validate import validate
+import lazy_loader
 
-__all__ = [
-    "Algorithm",
-    "Link",
-    "Messages",
-    "Recv",
-    "Schedule",
-    "Send",
-    "algorithm",
-    "bounds",
-    "build",
-    "butterfly",
-    "collectives",
-    "cost",
-    "direct",
-    "exponential_graph",
-    "get",
-    "hierarchical",
-    "names",
-    "neighbourhood",
-    "one_peer_exponential",
-    "rabenseifner",
-    "random_pairs",
-    "ring",
-    "ring_graph",
-    "tree",
-    "validate",
-]
-
-discover(__name__, __path__)  # an algorithm is known as soon as its file exists
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -8,12 +8,7 @@ import numpy as np
 
 from laconic.schedules.link import Link
 from laconic.schedules.registry import algorithm
-from laconic.schedules.schedule import Messages, Schedule
-
-
-def core_size(world_size: int) -> int:
-    """The largest power of two that is not above P: the ranks that do the exchange."""
-    return 1 << (world_size.bit_length() - 1)
+from laconic.schedules.schedule import Messages, Schedule, core_size
 
 
 def with_surplus(world_size: int, numel: int, core: list[Messages]) -> Messages:

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from laconic.schedules.butterfly import core_size, fold_seconds, with_surplus
+from laconic.schedules.butterfly import fold_seconds, with_surplus
 from laconic.schedules.link import Link
 from laconic.schedules.registry import algorithm
-from laconic.schedules.schedule import Messages, Schedule, bounds
+from laconic.schedules.schedule import Messages, Schedule, bounds, core_size
 
 
 def _rounds(world_size: int, **_: Any) -> int:

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any, ParamSpec
 
 from laconic.errors import BadInput, UnknownName
-from laconic.registry import Registry, summary_of
+from laconic.registry import Discovery, Registry, summary_of
 from laconic.schedules.link import Link
 from laconic.schedules.schedule import Schedule, check_sizes
 
 P = ParamSpec("P")
 MOST_DENSE_RANKS = 4096  # 2 · 4096² messages are 2 GB of columns
 _REGISTRIES: dict[str, Registry[Algorithm]] = {}  # by collective
+_find = Discovery("laconic.schedules")  # an algorithm is known as soon as its file exists
 
 
 @dataclass(frozen=True)
@@ -89,16 +90,19 @@ def in_turn(name: str, first: str, second: str) -> dict[str, Any]:
 
 def names(collective: str = "all_reduce") -> list[str]:
     """The registered algorithms of a collective, sorted."""
+    _find()
     return _REGISTRIES[collective].names() if collective in _REGISTRIES else []
 
 
 def collectives() -> list[str]:
     """The collectives that have algorithms, sorted."""
+    _find()
     return sorted(_REGISTRIES)
 
 
 def get(collective: str, name: str) -> Algorithm:
     """The algorithm `name` of `collective`; UnknownName lists the valid ones."""
+    _find()
     if collective not in _REGISTRIES:
         raise UnknownName("collective", collective, _REGISTRIES)
     return _REGISTRIES[collective].get(name)

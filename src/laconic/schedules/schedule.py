@@ -228,3 +228,8 @@ def check_sizes(world_size: int, numel: int) -> None:
         raise BadInput(f"world_size must be at least 1, got {world_size}")
     if numel < 0:
         raise BadInput(f"numel must be at least 0, got {numel}")
+
+
+def core_size(world_size: int) -> int:
+    """The largest power of two that is not above P: the ranks that do the exchange."""
+    return 1 << (world_size.bit_length() - 1)

@@ -12,17 +12,17 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from laconic.codecs import Codec, codec
+from laconic.codecs import Codec
+from laconic.codecs.casts import NoneCodec
 from laconic.consistency.churn.coded import NAME, load_kernels
 from laconic.consistency.churn.wire import Occasion, Wire
-from laconic.exchange.auto import GUESS, cheapest_coded, plan_coded
-from laconic.exchange.coded import Channel, CodedExchange
+from laconic.exchange.auto import GUESS, Exchange, cheapest_coded, plan_coded
+from laconic.exchange.coded import Channel
 from laconic.exchange.residuals import Residuals, SideBySide
-from laconic.exchange.sparse_exchange import SparseExchange
 from laconic.storage.form import check_named
 from laconic.transports.base import Transport, finish
 
-_EXACT = codec("none")
+_EXACT = NoneCodec()
 
 
 class Exchanged(Wire):
@@ -43,7 +43,7 @@ class Exchanged(Wire):
         self.values = torch.empty(numel)
         self._codec, self._coded_numel, self._algorithm = codec, coded_numel, algorithm
         self._residuals = Residuals(tentative=True)
-        self._plan: CodedExchange | SparseExchange | None = None
+        self._plan: Exchange | None = None
         self._transport: Transport | None = None
         self._offered: int | None = None
         load_kernels(codec, coded_numel)
@@ -72,7 +72,7 @@ class Exchanged(Wire):
         finish(self._plan.steps(occasion.step))
         return self.values
 
-    def _planned(self, transport: Transport, hosts: tuple[int, ...]) -> CodedExchange | SparseExchange:
+    def _planned(self, transport: Transport, hosts: tuple[int, ...]) -> Exchange:
         """The exchange among the members of a view; what is left from the last one is sent in the first step."""
         coded, exact = self.values[: self._coded_numel], self.values[self._coded_numel :]
         channels = []

@@ -1,7 +1,1 @@
-"""The consistency modes, by family. Importing this package registers every mode in the folder: there is no list."""
-
-from __future__ import annotations
-
-from laconic.registry import discover
-
-discover(__name__, __path__)
+"""The consistency modes, by family: a mode is known as soon as its file is here."""

@@ -4,8 +4,5 @@ A codec of kind "matrix" has a file here: a MatrixMethod, registered under the c
 """
 
 from laconic.exchange.matrices.base import Matrices, MatrixBucket, MatrixMethod, register
-from laconic.registry import discover
 
 __all__ = ["Matrices", "MatrixBucket", "MatrixMethod", "register"]
-
-discover(__name__, __path__)

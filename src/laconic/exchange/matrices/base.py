@@ -94,7 +94,7 @@ class MatrixMethod(ABC):
         """Let go of the model."""
 
 
-_METHODS: Registry[type[MatrixMethod]] = Registry("matrix codec")
+_METHODS: Registry[type[MatrixMethod]] = Registry("matrix codec", "laconic.exchange.matrices")
 register = _METHODS.register
 
 

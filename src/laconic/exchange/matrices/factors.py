@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from laconic.codecs import Codec, codec
+from laconic.codecs import Codec
+from laconic.codecs.casts import NoneCodec
 from laconic.codecs.factors import Factors
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.auto import GUESS, Route
@@ -32,7 +33,7 @@ from laconic.exchange.residuals import Residuals
 from laconic.schedules.link import Link
 from laconic.transports.base import Call, Incoming, Outgoing, Pausing, Timings, drive
 
-_EXACT = codec("none")
+_EXACT = NoneCodec()
 _EPS = torch.finfo(torch.float32).eps
 
 

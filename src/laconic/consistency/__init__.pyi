@@ -1,0 +1,10 @@
+from . import distill as distill
+from .base import Agreement as Agreement
+from .base import Mode as Mode
+from .base import build as build
+from .base import get as get
+from .base import names as names
+from .base import register as register
+from .gossip.graphs import contraction as contraction
+from .gossip.graphs import mixing_matrix as mixing_matrix
+from .robust.rules import aggregate as aggregate
