@@ -31,7 +31,7 @@ def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:  # type: ign
     [
         (["nothing"], "valid ones: bench, code, codecs"),
         (["code", "nothing"], "valid ones: analogies, classify, coarsen, embed, graph, map"),
-        (["bench", "nothing"], "valid ones: codecs, collectives, memory, search, step"),
+        (["bench", "nothing"], "valid ones: codecs, collectives, memory, step"),
         (["schedule", "rign"], "did you mean 'ring'"),
         (["schedule", "ring", "--hosts", "2"], "unknown parameter of all_reduce by ring 'hosts'"),
         (["schedule", "ring", "-n", "0"], "world_size must be at least 1"),
@@ -47,16 +47,12 @@ def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:  # type: ign
         (["bench", "collectives", "--numels", "many"], "expected numbers"),
         *[
             (["bench", *words.split()], f"{words.split()[-2]} must be at least 1, got {words.split()[-1]}")
-            for words in (
-                "memory --width 0", "memory --layers 0", "memory --ranks 0", "search --evaluations 0",
-                "search --repeats 0", "search --slow-repeats 0", "search --pairs 0", "search --processes 0",
-                "search --kills 0",
-            )
+            for words in ("memory --width 0", "memory --layers 0", "memory --ranks 0")
         ],
         *[
             (words.split(), f"{words.split()[-2]} must be at least 0, got {words.split()[-1]}")
             for words in (
-                "bench step --seed -1", "bench search --seed -1", "code coarsen --seed -1",
+                "bench step --seed -1", "code coarsen --seed -1",
                 "shrink digits-mlp -o x.lac --seed -1", "shrink digits-mlp -o x.lac --budget nan",
                 "train digits-mlp --tuning-runs -1",
             )

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,6 @@ import laconic
 from laconic.errors import BadInput, LaconicError, RecordError, StorageError, UnknownName
 from laconic.lab.runs.stopping import only_one
 from laconic.searching import owners
-from laconic.searching.bench import kills
-from laconic.searching.bench.database import Server, postgres, why_absent
-from laconic.searching.bench.kills import kill_tests
 from laconic.searching.spec import SearchSpec
 from laconic.searching.storage import opened_study
 from laconic.searching.trial import Trial
@@ -174,30 +170,6 @@ def test_a_search_in_which_all_fails_gives_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(300)
-def test_searches_that_are_killed_lose_and_double_nothing() -> None:
-    """The small version of `laconic bench search --part kills`."""
-    found = kill_tests(3, seed=2)
-    assert found["holds"], found
-    assert found["kills"] == 3
-
-
-def test_a_search_that_cannot_be_made_ends_the_kill_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kills, "why_absent", lambda: "left out")
-    monkeypatch.setattr(kills, "_killed", lambda *_: kills.Killed("journal", why="the search ended with exit code 1"))
-    assert not kill_tests(3)["holds"]
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.timeout(900)
-def test_searches_that_are_killed_fifty_times_lose_and_double_nothing() -> None:
-    found = kill_tests(50, seed=3)
-    assert found["holds"], found
-    assert found["kills"] == 50
-
-
-@pytest.mark.processes
 def test_two_processes_that_share_a_search_try_no_point_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ask for the same next point of a grid; the storage's numbers say whose it is."""
     monkeypatch.setenv("COUNTED", str(tmp_path / "counted"))
@@ -341,36 +313,6 @@ def test_the_door_loads_no_more_than_it_needs() -> None:
     code = "import sys, laconic; laconic.search; print(sum(name.split('.')[0] == 'laconic' for name in sys.modules))"
     loaded = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, cwd=ROOT).stdout)
     assert loaded <= 110
-
-
-@pytest.fixture
-def database() -> Iterator[Server]:
-    """A server of its own."""
-    if absent := why_absent():
-        pytest.skip(absent)
-    with postgres() as server:
-        yield server
-
-
-@pytest.mark.processes
-def test_a_database_may_go_away_and_come_back(database: Server, tmp_path: Path) -> None:
-    ended, broken = [], []
-
-    def note(trial: object, spec: object) -> None:
-        ended.append(trial)
-        if len(ended) in (3, 9):
-            database.restart()
-        if len(ended) in (5, 7):
-            broken.append(database.break_connections())
-
-    found = laconic.search(score, CHOICES, "random", 12, storage=database.url, folder=tmp_path / "run", note=note)
-    assert len(broken) == 2
-    assert all(broken)
-    kept = laconic.searching.load(tmp_path / "run").history.trials
-    assert {n: (t.state, t.point) for n, t in kept.items()} == {
-        n: (t.state, t.point) for n, t in found.history.trials.items()
-    }
-    assert sum(trial.state == "done" for trial in kept.values()) == 12
 
 
 def _wait_for_port(port: int, longest_s: float = 60.0) -> None:

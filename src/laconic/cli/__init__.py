@@ -30,7 +30,6 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
             "codecs": "laconic.cli.bench:codecs",
             "collectives": "laconic.cli.bench:collectives",
             "memory": "laconic.cli.bench:memory",
-            "search": "laconic.cli.bench_search:search",
             "step": "laconic.cli.bench_step:step",
         },
     ),

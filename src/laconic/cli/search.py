@@ -19,11 +19,10 @@ from laconic.searching.retrain import retrain as train_again
 from laconic.searching.samplers import names
 from laconic.searching.spaces import SPACES
 from laconic.searching.spec import SearchSpec
-from laconic.searching.tables import TABLES
 
 
 def search(
-    objective: Annotated[str | None, typer.Argument(help=f"A workload, module:function, {', '.join(TABLES)}.")] = None,
+    objective: Annotated[str | None, typer.Argument(help="A workload, or module:function.")] = None,
     space: Annotated[str | None, typer.Option(help=f"A .toml file, 'rate = log(0.1, 1)', {', '.join(SPACES)}.")] = None,
     method: Annotated[str, typer.Option(help=f"{', '.join(names())}; with options: evolution(population=30).")] = "tpe",
     trials: Annotated[int | None, typer.Option(help="How many; default 20.")] = None,

@@ -25,7 +25,6 @@ from laconic.searching.space import Point, Space
 from laconic.searching.spaces import SPACES
 from laconic.searching.spec import FILE, SearchSpec
 from laconic.searching.storage import opened_study
-from laconic.searching.tables import TABLES
 from laconic.searching.trial import NamedObjective, Objective
 from laconic.storage.files import folder_of, writing
 
@@ -224,8 +223,6 @@ def resolve(objective: str | Callable[..., float], options: Mapping[str, Any]) -
         if not callable(objective):
             raise BadInput(f"an objective is a function or a name, got {type(objective).__name__}")
         return objective, getattr(objective, "__qualname__", type(objective).__name__)
-    if objective in TABLES:
-        return TABLES[objective](None), objective
     module, colon, name = objective.partition(":")
     if colon and name.isidentifier():
         if os.getcwd() not in sys.path:

@@ -3,8 +3,8 @@
     NAS-Bench-201     six edges of a cell, five operations: 15,625 networks, CIFAR-10, validation after 12 epochs
     NAS-Bench-Macro   eight layers, three blocks each: 6,561 networks, CIFAR-10, test accuracy
 
-Callers: `laconic bench search` and tests. The tables are read from a folder that is named or from LACONIC_DATA, as
-files or inside `nasbench.tar.xz`; none is part of Laconic.
+Callers: `methods_on_tables.py`, and who searches them. The tables are read from a folder that is named or from
+LACONIC_DATA, as files or inside `nasbench.tar.xz`; none is part of Laconic.
 
 Source: Dong, Yang, NAS-Bench-201, ICLR 2020; Su et al., Prioritized Architecture Sampling with Monto-Carlo Tree Search
 (NAS-Bench-Macro), CVPR 2021.
@@ -19,6 +19,7 @@ import re
 import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from laconic.errors import BadInput
@@ -48,9 +49,6 @@ class Table:
     name: str
     space: Space
     values: Mapping[tuple[object, ...], float]
-
-    def __call__(self, trial: Trial) -> float:
-        return self.value(trial.params)
 
     def value(self, point: Point) -> float:
         """The value of a point."""
@@ -92,6 +90,22 @@ def nas_bench_macro(folder: str | Path | None = None) -> Table:
 TABLES: dict[str, Callable[[str | Path | None], Table]] = {
     "nas-bench-201": nas_bench_201, "nas-bench-macro": nas_bench_macro,
 }  # fmt: skip
+
+
+@cache
+def table(name: str, folder: str | Path | None = None) -> Table:
+    """A published table, read once."""
+    return TABLES[name](folder)
+
+
+def cells(trial: Trial) -> float:
+    """The objective of NAS-Bench-201: `laconic.search(cells, CELLS, …)`."""
+    return table("nas-bench-201").value(trial.params)
+
+
+def layers(trial: Trial) -> float:
+    """The objective of NAS-Bench-Macro: `laconic.search(layers, LAYERS, …)`."""
+    return table("nas-bench-macro").value(trial.params)
 
 
 def _whole(name: str, space: Space, values: Mapping[tuple[object, ...], float]) -> Table:

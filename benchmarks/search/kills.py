@@ -1,6 +1,6 @@
 """Kill tests: SIGKILL of a worker, of the coordinator, of the database's connections, at moments by chance.
 
-Callers: `laconic bench search --part kills`, and a small version in the tests. A search runs in a process of its own
+Callers: `search.py`, `--part kills`, and a small version in the tests. A search runs in a process of its own
 and is resumed whenever it was killed. At the end every trial that had ended is still there with its value (nothing
 lost), and no point was completed twice (nothing doubled).
 """
@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.search.database import Server, postgres, why_absent
 from laconic.errors import LaconicError
 from laconic.searching.api import Result, load
-from laconic.searching.bench.database import Server, postgres, why_absent
 from laconic.searching.space import Space
 from laconic.searching.spec import SearchSpec
 from laconic.searching.trial import Trial
@@ -108,7 +108,7 @@ def kill_tests(kills: int, seed: int = 0) -> dict[str, Any]:
 def _killed(folder: Path, server: Server | None, plan: list[str], chance: random.Random) -> Killed:
     """One search; the kills that suit it are taken out of the plan."""
     spec = SearchSpec(
-        "laconic.searching.bench.kills:slow", Space.read(SPACE), "evolution(population=8, sample=3)", TRIALS,
+        "benchmarks.search.kills:slow", Space.read(SPACE), "evolution(population=8, sample=3)", TRIALS,
         seed=chance.randrange(10**6), parallel=PARALLEL, folder=folder, storage="" if server is None else server.url,
         retries=100, give_up=1000,
     )  # fmt: skip

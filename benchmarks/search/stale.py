@@ -1,7 +1,7 @@
 """YellowFin where every gradient is some steps old, its loop open and closed, beside SGD.
 
-Callers: `laconic bench search`. The delay is exact: the gradient of step t is computed with the weights of step t − τ,
-as P = τ + 1 workers in turn give it to a server.
+Caller: `search.py`. The delay is exact: the gradient of step t is computed with the weights of step t − τ, as P = τ + 1
+workers in turn give it to a server.
 """
 
 from __future__ import annotations

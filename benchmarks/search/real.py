@@ -1,6 +1,6 @@
 """A real search: a workload's hyper-parameters within a stated budget, what was found trained anew beside the default.
 
-Callers: `laconic bench search`.
+Caller: `search.py`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.search.methods_on_tables import mean
 from laconic.searching.api import search
-from laconic.searching.bench.tables import mean
 from laconic.searching.retrain import retrain
 
 SEEDS = 3

@@ -1,4 +1,6 @@
-"""Join pieces of `laconic bench search --json` of other seeds or parts: python merge_search.py OUT PIECE…
+"""Join pieces of `search --json` of other seeds or parts.
+
+    python -m benchmarks merge-search OUT PIECE…
 
 Rows of the same space and method become one, with all their values, a new mean, interval and test.
 """
@@ -10,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from laconic.searching.bench.tables import mean
+from benchmarks.search.methods_on_tables import mean
 from laconic.statistics import sign_permutation
 
 
@@ -44,6 +46,7 @@ def merge(pieces: list[dict[str, Any]]) -> dict[str, Any]:
             "results": results}  # fmt: skip
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write one record of several."""
     out, *names = sys.argv[1:]
     Path(out).write_text(json.dumps(merge([json.loads(Path(name).read_text()) for name in names]), indent=1) + "\n")

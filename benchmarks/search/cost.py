@@ -1,6 +1,6 @@
 """What a search itself takes: milliseconds a trial, and how well several processes are used on uneven trials.
 
-Callers: `laconic bench search`.
+Caller: `search.py`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     stale       YellowFin under staleness, its loop open and closed
     kills       SIGKILL of workers, coordinators and connections
 
-Callers: `laconic bench search`.
+Caller: `search.py`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.search.cost import cost
+from benchmarks.search.kills import kill_tests
+from benchmarks.search.methods_on_tables import METHODS, tables
+from benchmarks.search.population import digits, toy
+from benchmarks.search.real import BUDGETS, real
+from benchmarks.search.stale import stale
 from laconic.errors import UnknownName
 from laconic.lab.environment import environment
-from laconic.searching.bench.cost import cost
-from laconic.searching.bench.kills import kill_tests
-from laconic.searching.bench.population import digits, toy
-from laconic.searching.bench.real import BUDGETS, real
-from laconic.searching.bench.stale import stale
-from laconic.searching.bench.tables import METHODS, tables
 
 PARTS = ("tables", "population", "cost", "real", "stale", "kills")
 
@@ -63,7 +63,7 @@ class Asked:
 
 
 def run(asked: Asked) -> dict[str, Any]:
-    """The record that `laconic bench search` prints."""
+    """The record that `python -m benchmarks search` prints."""
     record: dict[str, Any] = {"environment": environment(), "configuration": asdict(asked), "results": []}
     if "tables" in asked.parts:
         record["results"] += tables(asked.methods, asked.evaluations, asked.repeats, asked.slow_repeats, asked.seed,
@@ -79,6 +79,3 @@ def run(asked: Asked) -> dict[str, Any]:
     if "kills" in asked.parts:
         record["kills"] = kill_tests(asked.kills, asked.seed)
     return record
-
-
-__all__ = ["METHODS", "PARTS", "Asked", "run"]

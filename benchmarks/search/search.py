@@ -1,4 +1,4 @@
-"""`laconic bench search`: methods on published tables, populations, the search's cost, real searches, and kills."""
+"""Methods on published tables, populations, the search's cost, real searches, and kills."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.search import parts
 from laconic.cli.shared import Json, count_option, echo_json, echo_table
-from laconic.searching import bench
 
-STANDARD = bench.Asked()
+STANDARD = parts.Asked()
 
 
-def search(
-    part: Annotated[list[str] | None, typer.Option(help=f"{', '.join(bench.PARTS)}; repeat it. Default: all.")] = None,
+def main(
+    part: Annotated[list[str] | None, typer.Option(help=f"{', '.join(parts.PARTS)}; repeat it. Default: all.")] = None,
     method: Annotated[list[str] | None, typer.Option(help="On tables; repeat it for more. Default: all.")] = None,
     workload: Annotated[list[str] | None, typer.Option(help="Of real searches; repeat it for more.")] = None,
     evaluations: Annotated[int, count_option("Of each search on a table.")] = STANDARD.evaluations,
@@ -26,7 +26,7 @@ def search(
     json: Json = False,
 ) -> None:
     """Compare methods on NAS-Bench-201 and NAS-Bench-Macro, which are read from LACONIC_DATA; train; kill searches."""
-    record = bench.run(bench.Asked(
+    record = parts.run(parts.Asked(
         part or STANDARD.parts, method or STANDARD.methods, evaluations, repeats, slow_repeats, seed, pairs, processes,
         kills, workload or STANDARD.workloads,
     ))  # fmt: skip

@@ -1,6 +1,6 @@
 """Population-based training against the same epochs without exchange: its toy problem, and a network on real digits.
 
-Callers: `laconic bench search`.
+Caller: `search.py`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.search.methods_on_tables import mean
 from laconic.lab.runs.trainer import begin_with
 from laconic.searching.api import search
-from laconic.searching.bench.tables import mean
 from laconic.searching.training import HeldOut
 from laconic.searching.trial import Trial
 from laconic.statistics import sign_permutation

@@ -1,6 +1,6 @@
 """How good methods are on published tables: nothing is trained or written, a method is asked and the value looked up.
 
-Callers: `laconic bench search`. Repeats differ by their seed alone, and the same seed gives the same figure.
+Caller: `search.py`. Repeats differ by their seed alone, and the same seed gives the same figure.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache
 from multiprocessing import get_context
 from typing import Any
 
@@ -17,10 +16,10 @@ import numpy as np
 import optuna
 from optuna.trial import TrialState
 
+from benchmarks.search.nas_bench import TABLES, Table, table
 from laconic.searching.history import history_of, score_of
 from laconic.searching.optimize import begin, end, propose
 from laconic.searching.samplers import build
-from laconic.searching.tables import TABLES, Table
 from laconic.statistics import mean_interval
 
 METHODS = ("random", "evolution", "evolution(ageing=false)", "tpe", "pso", "genetic", "hierarchical", "enas",
@@ -40,14 +39,9 @@ def on_table(table: Table, method: str, evaluations: int, seed: int) -> float:
     return -math.inf if best is None else score_of(best)
 
 
-@cache
-def _table(space: str, folder: str | None) -> Table:
-    return TABLES[space](folder)
-
-
 def _repeats(space: str, method: str, evaluations: int, seeds: Sequence[int], folder: str | None) -> list[float]:
-    table = _table(space, folder)
-    return [on_table(table, method, evaluations, seed) for seed in seeds]
+    known = table(space, folder)
+    return [on_table(known, method, evaluations, seed) for seed in seeds]
 
 
 def tables(
@@ -58,7 +52,7 @@ def tables(
     rows = []
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         for space in TABLES:
-            optimum = _table(space, folder).optimum
+            optimum = table(space, folder).optimum
             for method in methods:
                 count = slow_repeats if method.partition("(")[0] in SLOW else repeats
                 parts = [range(seed + start, seed + count, processes) for start in range(min(processes, count))]
