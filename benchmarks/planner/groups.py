@@ -32,10 +32,11 @@ from laconic.planner.plan import division_of, keep_calibrations
 from laconic.planner.predict import Setting, predict
 from laconic.planner.strategy import Strategy
 from laconic.planner.subject import subject
-from laconic.planner.work import Work, read_work
+from laconic.planner.work import Work
 from laconic.planner.work import measure as measure_work
 from laconic.schedules.link import Link
 from laconic.storage import files, json_text
+from laconic.storage.typed_json import from_plain
 
 ROOT = Path(__file__).parents[2]
 REPLICATED = {
@@ -183,7 +184,7 @@ def setting_of(record: dict[str, Any]) -> Setting:
     """What the predictions of a measured group are made from. Each host has the workload's batch."""
     counted = cost(record["workload"])
     return Setting(
-        read_work(record["work"]), counted, counted.batch * record["hosts"], link_of(record["link"]),
+        from_plain(Work, record["work"], "the work"), counted, counted.batch * record["hosts"], link_of(record["link"]),
         {name: (float(pair[0]), float(pair[1])) for name, pair in record["speeds"].items()},
         crowding=max(1.0, record["hosts"] / record["cores"]),
     )  # fmt: skip

@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from laconic.errors import UnknownName
 from laconic.lab.environment import environment
 from laconic.shrinking.door import Shrunk, load_shrunk
-from laconic.shrinking.memory import Memory
 from laconic.shrinking.parts import Part
 from laconic.shrinking.plan import Plan
+from laconic.shrinking.search import CANDIDATE
 from laconic.shrinking.share import STARTS
 from laconic.shrinking.training import TaskTraining, error_of
+from laconic.storage.memo import Memo
 from laconic.workloads import Task, get
 from laconic.workloads.inputs import Pixels, ShiftedPixels
 
@@ -140,7 +141,7 @@ class _Training:
         """Train, then prune to each goal and share; sharing changes nothing for the goals that follow."""
         model, of = self.task.model, self.network
         first = (of.workload, of.epochs, of.shifts, self.seed)
-        dense = Memory(self._folder, repr(first)).recall("dense", self._train_dense)
+        dense = Memo(self._folder, repr(first), required=True).recall("dense", self._train_dense)
         model.load_state_dict(dense)
         dense_error, dense_wrong = self.judge(model), _wrong(self.task, model)
         self._say(f"dense error {100 * dense_error:.2f} %")
@@ -148,7 +149,7 @@ class _Training:
         for place, goal in enumerate(of.goals[:count]):
             way = [(each.density, each.retraining) for each in of.goals[: place + 1]]
             key = (*first, of.rounds, of.rate, way)
-            memory = Memory(self._folder, repr(key))
+            memory = Memo(self._folder, repr(key), required=True)
             masks: dict[str, Tensor] = {}
             for turn in range(1, of.rounds + 1):
                 density = goal.density * (before / goal.density) ** (1 - turn / of.rounds)
@@ -157,8 +158,8 @@ class _Training:
                 model.load_state_dict(kept["state"])
                 masks = kept["masks"]
             before = goal.density
-            memory = Memory(self._folder, repr((*key, of.tuning, goal)))
-            parts, error = memory.recall_parts(f"shared-{calls}", partial(self._share, model, masks, goal))
+            memory = Memo(self._folder, repr((*key, of.tuning, goal)), required=True)
+            parts, error = memory.recall(f"shared-{calls}", partial(self._share, model, masks, goal), CANDIDATE)
             shrunk = Shrunk(model, parts, Plan(density=goal.density, bits=goal.bits), dense_error, error)
             row = self._row(shrunk, goal, dense_wrong) | {"start_errors": self._starts(model, masks, goal)}
             self._say(f"{row['ratio']:.1f}× at {100 * row['shrunk_error']:.2f} %, {row['file_nbytes']:,} bytes")

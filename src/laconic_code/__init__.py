@@ -14,7 +14,6 @@ An application of the library `laconic`, which does not know it: `laconic code â
     networks.py    networks over the sequence and over the graph
     classify.py    classes of programs in folders
     device_mapping.py, coarsening.py   tasks on measured data, which archives.py reads; selection.py chooses a forest
-    prediction_cache.py   predictions that need not be made again
 
 Source: Ben-Nun, Jakobovits, Hoefler, Neural Code Comprehension: A Learnable Representation of Code Semantics
 (inst2vec), NeurIPS 2018.

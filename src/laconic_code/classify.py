@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from laconic.errors import BadInput, UnknownName
+from laconic.storage.memo import ARRAY, Memo
 from laconic_code import archives, ir, networks
 from laconic_code.corpus import Corpus, Progress, find_files, read_all
-from laconic_code.prediction_cache import PredictionCache
 from laconic_code.programs import (
     TREES,
     Labels,
@@ -127,9 +127,8 @@ def _add_published(found: Ways, corpus: Corpus) -> None:
 def _predictions(
     found: Ways, corpus: Corpus, labels: Labels, places: Labels, how: Setting, progress: Progress
 ) -> Iterator[tuple[str, Labels]]:
-    def kept(fitting: networks.Fitting | None) -> PredictionCache:
-        return PredictionCache(how.cache, [how.folds, how.seed, how.trees, fitting, places.tobytes(), labels.tobytes(),
-                                *(row.tobytes() for row in found.rows)])  # fmt: skip
+    def kept(fitting: networks.Fitting | None) -> Memo:
+        return Memo(how.cache, how.folds, how.seed, how.trees, fitting, places, labels, found.rows)
 
     def by_forest(features: Any) -> Labels:
         return cross_predict(dense(features), labels, places, lambda: forest(how.seed, how.trees))
@@ -141,13 +140,14 @@ def _predictions(
     made: dict[str, Callable[[], Labels]] = {}
     for way, features in found.features.items():
         name, predict = ("raw counts with a forest", by_forest) if way == "raw counts" else (way, by_line)
-        made[name] = functools.partial(plain.get, name, functools.partial(predict, features))
+        made[name] = functools.partial(plain.recall, name, functools.partial(predict, features), ARRAY)
     if how.fitting is not None:
         edges = [graph.edges for graph in corpus.graphs]
         for network, (way, (rows, vectors)) in product(networks.NETWORKS, found.read.items()):
             programs, name = networks.Programs(rows, edges, np.arange(len(labels))), f"{network}, {way}"
             given = (network, programs, labels, places, vectors, how.fitting, progress)
-            made[name] = functools.partial(fitted.get, name, functools.partial(networks.cross_predict, *given))
+            predict_by = functools.partial(networks.cross_predict, *given)
+            made[name] = functools.partial(fitted.recall, name, predict_by, ARRAY)
     for name, make in made.items():
         if not how.methods or name in how.methods:
             yield name, make()

@@ -10,8 +10,8 @@ Source: Cummins et al., End-to-end Deep Learning of Optimization Heuristics, PAC
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from laconic.errors import BadInput, UnknownName
+from laconic.storage.memo import ARRAY, Memo
 from laconic_code import archives, networks, selection
 from laconic_code.corpus import kept as kept_graph
 from laconic_code.graph import FlowGraph, build
 from laconic_code.ir import find, read_text
-from laconic_code.prediction_cache import PredictionCache
 from laconic_code.programs import TREES, Labels, Matrix, Ways, dense, ways
 
 PLATFORMS = ("amd", "nvidia")
@@ -107,15 +107,14 @@ class _Task:
 def _predictions(
     task: _Task, found: Ways, graphs: Sequence[FlowGraph], fitting: networks.Fitting | None, cache: Path | None
 ) -> Iterator[tuple[str, str, Labels]]:
-    def kept(how: networks.Fitting | None) -> PredictionCache:
-        rows = (row.tobytes() for row in found.rows)
-        return PredictionCache(cache, [task.platform, task.seed, task.trees, how, *rows])
+    def kept(how: networks.Fitting | None) -> Memo:
+        return Memo(cache, task.platform, task.seed, task.trees, how, found.rows)
 
     forests, fitted = kept(None), kept(fitting)
     for method, features in task.features(found).items():
         for kind, folds in task.folds.items():
             given = (features, task.labels, task.worth, folds, task.seed, task.trees)
-            yield method, kind, forests.get(f"{method}, {kind}", functools.partial(selection.cross_predict, *given))
+            yield method, kind, forests.recall(f"{method}, {kind}", partial(selection.cross_predict, *given), ARRAY)
     if fitting is None:
         return
     edges, auxiliary = [graph.edges for graph in graphs], task.auxiliary.astype(np.float32)
@@ -125,7 +124,7 @@ def _predictions(
         method, programs = f"{name}, {way} + auxiliary", networks.Programs(rows, edges, task.place, auxiliary)
         for kind, folds in task.folds.items():
             network = (name, programs, task.labels, folds, vectors, fitting)
-            yield method, kind, fitted.get(f"{method}, {kind}", functools.partial(networks.cross_predict, *network))
+            yield method, kind, fitted.recall(f"{method}, {kind}", partial(networks.cross_predict, *network), ARRAY)
 
 
 def kernel_name(row: dict[str, str]) -> str:
@@ -141,7 +140,7 @@ def read_kernels(task: str, tell: Tell, cache: Path | None = None) -> tuple[dict
     """
     found, unread = {}, 0
     for name, text in archives.kernels(task).items():
-        make = functools.partial(_read_kernel, text, name)
+        make = partial(_read_kernel, text, name)
         try:
             found[name] = kept_graph(cache, f"{find('llvm-as')} {text}".encode(), make) if cache else make()
         except BadInput as error:

@@ -10,10 +10,10 @@ import pytest
 
 from laconic.cli import main
 from laconic.errors import BadInput, UnknownName
+from laconic.storage.memo import ARRAY, Memo
 from laconic_code import classify
 from laconic_code import ir as ir_module
 from laconic_code.ir import find
-from laconic_code.prediction_cache import PredictionCache
 from tests.laconic_code.programs import KINDS, ir
 
 pytest.importorskip("llvmlite")
@@ -118,11 +118,11 @@ def test_predictions_are_kept_once_they_are_made(tmp_path: Path) -> None:
         return np.arange(3)
 
     for settings in ("a", "a", "b"):
-        assert PredictionCache(tmp_path, [settings]).get("way", make).tolist() == [0, 1, 2]
+        assert Memo(tmp_path, settings).recall("way", make, ARRAY).tolist() == [0, 1, 2]
     assert len(made) == 2
     for path in tmp_path.iterdir():
         path.write_bytes(b"damaged")
-    assert PredictionCache(tmp_path, ["a"]).get("way", make).tolist() == [0, 1, 2]
+    assert Memo(tmp_path, "a").recall("way", make, ARRAY).tolist() == [0, 1, 2]
     assert len(made) == 3
 
 

@@ -6,7 +6,6 @@ Which method is quickest depends on the machine's mood, so most tests choose by 
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 
 import pytest
@@ -19,6 +18,7 @@ from laconic.operators import search as search_module
 from laconic.operators.nearness import gradient_noise
 from laconic.operators.plan import Row
 from laconic.operators.search import Choice
+from laconic.storage import tree
 from laconic.workloads import models
 
 TUNE = "laconic.operators.tuning"
@@ -160,23 +160,28 @@ def test_the_cache_is_used_and_what_is_foreign_or_corrupt_is_measured_again(decr
     assert len(decreed) == 3
     assert again.plan.from_cache
     assert type(again[0]).__name__ == "TunedConv2d"
-    (path,) = tmp_path.iterdir()
-    whole = json.loads(path.read_text())
+    (here,) = tmp_path.iterdir()
+    whole = {path: tree.read_file(path) for path in here.iterdir()}
+    assert len(whole) == 4  # each layer, and the model
 
-    def asked_with(text):
-        path.write_text(text)
+    def asked_with(change):
         decreed.clear()
+        for path, kept in whole.items():
+            change(path, kept)
         tune(small(), X, cache=tmp_path)
         return len(decreed)
 
-    assert asked_with(json.dumps(whole)) == 0
-    assert asked_with(path.read_text()[:100]) == 3
-    assert asked_with(json.dumps({**whole, "machine": {**whole["machine"], "threads": 99}})) == 3
-    spoilt = {
-        key: [{**entry[0], "method": "nosuch"}] for key, entry in whole["entries"].items() if key.startswith("layer")
-    }
-    assert asked_with(json.dumps({**whole, "entries": spoilt})) == 3
-    assert asked_with(json.dumps({**whole, "entries": dict.fromkeys(whole["entries"], 7)})) == 3
+    def spoilt(path, kept):
+        if path.name.startswith("layer"):
+            tree.write_file(path, {**kept, "value": [{**kept["value"][0], "method": "nosuch"}]})
+        else:
+            path.unlink()
+
+    assert asked_with(tree.write_file) == 0
+    assert asked_with(lambda path, kept: path.write_bytes(path.read_bytes()[:100])) == 3
+    assert asked_with(lambda path, kept: tree.write_file(path, {**kept, "key": "of another machine"})) == 3
+    assert asked_with(spoilt) == 3
+    assert asked_with(lambda path, kept: tree.write_file(path, {**kept, "value": 7})) == 3
     # Another shape, another tolerance, another workspace: other entries.
     decreed.clear()
     tune(small(), X[:1], cache=tmp_path)

@@ -102,7 +102,7 @@ def test_a_budget_that_nothing_meets_writes_nothing(tmp_path: Path, capsys: pyte
         assert not (tmp_path / "a.lac").exists()
     assert "retrained" not in said
     kept = sorted(path.name.partition("-")[0] for path in (tmp_path / "kept").iterdir())
-    assert kept == ["pruned", "shared", "trained.state"]
+    assert kept == ["pruned", "shared", "trained"]
 
 
 @pytest.mark.parametrize("name", ["none.pt", "junk.pt", "list.pt", "none.lac", "junk.safetensors", "keys.pt", "cut.pt",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -384,41 +385,68 @@ def test_without_training_values_are_shared_and_coded(task: Task) -> None:
 
 def test_search_is_resumed(task: Task, tmp_path: Path) -> None:
     """A second search trains nothing, and gives the same file; its candidates can be inspected."""
-    calls, shares = [], []
-    trainer, judge = TaskTraining(task, 1), error_of(task)
+    lines, shares = [], []
 
-    def train(model: nn.Module) -> None:
-        calls.append(1)
-        trainer(model)
+    def say(line: str, share: float) -> None:
+        lines.append(line)
+        shares.append(share)
 
     def run() -> laconic.shrinking.Shrunk:  # type: ignore[name-defined]
-        plan = Plan(rounds=1)
-        say = lambda line, share: shares.append(share)  # noqa: E731
-        return laconic.shrink(task.model, train, judge, 0.03, plan=plan, folder=tmp_path, progress=say)
+        given = (TaskTraining(task, 1), error_of(task), 0.03)
+        return laconic.shrink(task.model, *given, plan=Plan(rounds=1), folder=tmp_path, progress=say)
 
     small = run()
-    first = len(calls)
+    first = lines.count("retrained")
+    assert first > 0
     assert small.report().density < 0.6
     assert small.error <= small.dense_error + 0.03
     assert shares == sorted(shares)
     assert shares[-1] > 0.6
     assert file.dumps(run().parts) == file.dumps(small.parts)
-    assert len(calls) == first
+    assert lines.count("retrained") == first
     kept = [file.Reader(path) for path in tmp_path.glob("shared-*.lac")]
     assert small.error in [reader.about["error"] for reader in kept]
 
 
-def test_an_interrupted_search_goes_on(task: Task, tmp_path: Path) -> None:
-    calls, trainer = [], TaskTraining(task, 1)
+@pytest.mark.parametrize("other", ["train", "evaluate"])
+def test_another_dataset_is_another_search(other: str, task: Task, tmp_path: Path) -> None:
+    """Nothing of a search with another trainer or judge is taken over, even where the dense error is the same."""
+    calls: list[str] = []
 
-    def train(model: nn.Module) -> None:
-        calls.append(1)
-        if len(calls) == 3:
+    def train_on(data: torch.Tensor) -> Callable[[nn.Module], None]:
+        def train(model: nn.Module) -> None:
+            calls.append(f"train on {float(data)}")
+
+        return train
+
+    def judge_on(data: torch.Tensor) -> Callable[[nn.Module], float]:
+        def judge(model: nn.Module) -> float:
+            calls.append(f"judge on {float(data)}")
+            return 0.5
+
+        return judge
+
+    one, two = torch.tensor(1.0), torch.tensor(2.0)
+    plan = Plan(density=0.5, rounds=1, bits=4)
+    laconic.shrink(task.model, train_on(one), judge_on(one), 0.1, plan=plan, folder=tmp_path)
+    calls.clear()
+    given = (train_on(two), judge_on(one)) if other == "train" else (train_on(one), judge_on(two))
+    laconic.shrink(task.model, *given, 0.1, plan=plan, folder=tmp_path)
+    assert [call for call in calls if call.startswith("train")]
+
+
+def test_an_interrupted_search_goes_on(task: Task, tmp_path: Path) -> None:
+    trained = []
+
+    def say(line: str, share: float) -> None:
+        trained.extend([line] if line == "retrained" else [])
+        if len(trained) == 3:
+            trained.append("interrupted")
             raise KeyboardInterrupt
-        trainer(model)
 
     def run() -> None:
-        laconic.shrink(task.model, train, error_of(task), 0.03, plan=Plan(rounds=1, bits=4), folder=tmp_path)
+        given = (TaskTraining(task, 1), error_of(task), 0.03)
+        laconic.shrink(task.model, *given, plan=Plan(rounds=1, bits=4), folder=tmp_path, progress=say)
 
     with pytest.raises(KeyboardInterrupt):
         run()

@@ -21,10 +21,10 @@ from laconic.errors import BadInput, MissingExtra, UnknownName, near
 from laconic.shrinking import file
 from laconic.shrinking.door import encode_exactly, shrink_state
 from laconic.shrinking.door import shrink as shrink_model
-from laconic.shrinking.memory import Memory
 from laconic.shrinking.plan import Plan
 from laconic.shrinking.report import HEADINGS, Report, report
 from laconic.shrinking.training import Progress, TaskTraining
+from laconic.storage.memo import Memo
 from laconic.workloads import Task, get, names
 
 SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")  # of files of weights
@@ -73,7 +73,7 @@ def shrink(
         task = workload.prepare(seed)
         with _resumable(folder), _progress() as say:
             say("training", 0.0)
-            memory = Memory(folder, f"{model}, seed {seed}, {epochs} epochs")
+            memory = Memo(folder, f"{model}, seed {seed}, {epochs} epochs", required=True)
             task.model.load_state_dict(memory.recall("trained", partial(_trained, task, epochs)))
             train: Any = TaskTraining(task, epochs) if epochs else task
             small = shrink_model(task.model, train, None, budget, plan=plan, folder=folder, progress=say)

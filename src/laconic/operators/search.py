@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from laconic.errors import BadInput
 from laconic.operators import method as methods
 from laconic.operators.convolve import Route, turned
 from laconic.operators.method import Method, WeightGradient
@@ -68,6 +69,14 @@ class Choice:
     error: float
     workspace_nbytes: int
 
+    def __post_init__(self) -> None:
+        methods.build(self.method)
+        figures = (self.native_s, self.tuned_s, self.speedup, self.undivided_s, self.error)
+        if self.role not in ROLES or not all(figure >= 0 for figure in figures):
+            raise BadInput(f"a choice has one of the roles {', '.join(ROLES)}, and no figure below zero, got {self}")
+        if not self.pieces or min(self.pieces) < 1:
+            raise BadInput(f"a batch is divided into pieces of 1 sample or more, got {self.pieces}")
+
     @property
     def gains(self) -> bool:
         """Whether it is not just torch's own on the whole batch."""
@@ -84,21 +93,6 @@ class Choice:
             return self
         other = self.method.replace(", channels_last=true", "")
         return self.native() if other == self.method else replace(self, method=other)
-
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "pieces": list(self.pieces)}
-
-    @staticmethod
-    def from_json(found: dict[str, Any]) -> Choice:
-        """The choice as it was written; ValueError and its like if it is none."""
-        choice = Choice(**{**found, "pieces": tuple(found["pieces"])})
-        methods.build(choice.method)
-        numbers = (choice.native_s, choice.tuned_s, choice.speedup, choice.undivided_s, choice.error)
-        if choice.role not in ROLES or not all(isinstance(v, float) and v >= 0 for v in numbers):
-            raise ValueError("not a choice")
-        if not choice.pieces or not all(isinstance(piece, int) and piece > 0 for piece in choice.pieces):
-            raise ValueError("not a division")
-        return choice
 
 
 def least_workspace(conv: Convolution) -> float:

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from laconic.errors import BadInput
-from laconic.operators.cache import Cache
 from laconic.operators.convolve import flushed_denormals
+from laconic.operators.machine import measurements
 from laconic.operators.micro_batch import sizes
 from laconic.operators.nearness import evaluating, gradient_noise, gradients_of, model_error, tensors
 from laconic.operators.numerics import checked_tolerance
@@ -35,6 +35,7 @@ from laconic.operators.timing import race
 from laconic.operators.tuned import TUNED, TunedLayer, tuned_layer
 from laconic.quantities import parse_nbytes
 from laconic.storage.files import cache_folder
+from laconic.storage.memo import Memo
 
 log = logging.getLogger("laconic.operators")
 _SECONDS = 40.0  # of measurements: the last layer and the check of the whole take up to 20 more
@@ -76,15 +77,14 @@ def tune(model: nn.Module, example: Any, tolerance: float | str = 1e-5, workspac
     sizes(policy, 1)
     inputs = example if isinstance(example, tuple) else (example,)
     untune(model)
-    kept = Cache(cache_folder() if cache == "default" else None if cache is None else Path(cache))
+    kept = measurements(cache_folder() if cache == "default" else None if cache is None else Path(cache))
     key = _signature(model, inputs, limits)
     plan = _from_cache(kept, key, model)
     if plan is None:
         with flushed_denormals():
             model, plan = _measured(model, inputs, limits, kept)
         if not any(row.left_alone == _LATE for row in plan.rows):
-            kept.put(key, [_row_json(row) for row in plan.rows])
-        kept.save()
+            kept.put(key, tuple(plan.rows), tuple[Row, ...])
     else:
         model = _apply(model, plan, train)
     _PLANS[model] = plan
@@ -120,7 +120,7 @@ def plan_of(model: nn.Module) -> Plan | None:
     return _PLANS.get(model)
 
 
-def _measured(model: nn.Module, inputs: tuple[Any, ...], limits: Limits, kept: Cache) -> tuple[nn.Module, Plan]:
+def _measured(model: nn.Module, inputs: tuple[Any, ...], limits: Limits, kept: Memo) -> tuple[nn.Module, Plan]:
     """Tune every layer that the example passes, and check the model as a whole; the tuned model and its plan."""
     seen, native = _observe(model, inputs, limits.train)
     every = [(name, conv) for name, convs in seen.items() for conv in convs]
@@ -195,19 +195,19 @@ def _near_enough(
 
 
 def _choices(
-    module: nn.Module, conv: Convolution, x: Tensor, limits: Limits, kept: Cache, seconds: float
+    module: nn.Module, conv: Convolution, x: Tensor, limits: Limits, kept: Memo, seconds: float
 ) -> list[Choice]:
     """What was chosen before, or is now within about so many seconds; nothing where there are none left."""
     key = f"layer {conv} {conv.dtype} {limits}" + (" with its input's gradient" if x.requires_grad else "")
-    found = kept.get(key, lambda entry: all(Choice.from_json(each) for each in entry))
+    found = kept.get(key, tuple[Choice, ...])
     if found is not None:
-        return [Choice.from_json(each) for each in found]
+        return list(found)
     if seconds <= 0:
         return []
     races = (len(sizes(limits.policy, conv.batch)) + 2) * (3 if limits.train else 1)
     hurried = replace(limits, budget_s=min(limits.budget_s, seconds / races))
     chosen = choose(conv, x.detach(), module.weight, module.bias, hurried, x.requires_grad)  # type: ignore[arg-type]
-    kept.put(key, [choice.as_json() for choice in chosen])
+    kept.put(key, tuple(chosen), tuple[Choice, ...])
     return chosen
 
 
@@ -307,31 +307,11 @@ def _signature(model: nn.Module, inputs: tuple[Any, ...], limits: Limits) -> str
     return f"model {hashlib.sha256(json.dumps([*parts, repr(limits)]).encode()).hexdigest()}"
 
 
-def _from_cache(kept: Cache, key: str, model: nn.Module) -> Plan | None:
-    layers = dict(model.named_modules())
-
-    def valid(entry: Any) -> bool:
-        return all(_row(each).layer in layers for each in entry)
-
-    found = kept.get(key, valid)
-    return None if found is None else Plan([_row(each) for each in found], from_cache=True)
-
-
-def _row_json(row: Row) -> dict[str, Any]:
-    conv = None if row.convolution is None else dict(row.convolution.__dict__)
-    return {
-        "layer": row.layer,
-        "convolution": conv,
-        "choices": [c.as_json() for c in row.choices],
-        "left_alone": row.left_alone,
-    }
-
-
-def _row(found: dict[str, Any]) -> Row:
-    fields = found["convolution"]
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in (fields or {}).items()}
-    conv = Convolution(**values) if fields else None
-    return Row(found["layer"], conv, tuple(Choice.from_json(each) for each in found["choices"]), found["left_alone"])
+def _from_cache(kept: Memo, key: str, model: nn.Module) -> Plan | None:
+    layers, found = dict(model.named_modules()), kept.get(key, tuple[Row, ...])
+    if found is None or any(row.layer not in layers for row in found):
+        return None
+    return Plan(list(found), from_cache=True)
 
 
 @contextmanager

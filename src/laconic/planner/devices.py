@@ -16,13 +16,13 @@ import functools
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from laconic.errors import UnknownName
-from laconic.operators.cache import Cache
+from laconic.operators.machine import measurements
 from laconic.operators.timing import Load
 from laconic.storage.files import cache_folder
 
@@ -95,20 +95,19 @@ def device(name: str, folder: Path | None = None) -> Device:
 
 def here(folder: Path | None) -> Device:
     """This machine with the threads that torch uses now."""
-    cache = Cache(folder, "planner")
-    found = cache.get(_KEY, lambda entry: Device(**entry).macs_per_s > 0)
-    if found is not None:
-        return Device(**found)
+    memo = measurements(folder, "planner")
+    found = memo.get(_KEY, Device)
+    if found is not None and found.macs_per_s > 0:
+        return found
     device = _measured(torch.get_num_threads())
     if not device.busy:
-        cache.put(_KEY, asdict(device))
-        cache.save()
+        memo.put(_KEY, device, Device)
     return device
 
 
 def kept_in(folder: Path | None = None) -> Path | None:
-    """The file that keeps what the planner measured on this machine; without it, everything is measured anew."""
-    return Cache(folder or cache_folder(), "planner").path
+    """The folder that keeps what the planner measured on this machine; without it, everything is measured anew."""
+    return measurements(folder or cache_folder(), "planner").folder
 
 
 @functools.lru_cache(maxsize=8)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from laconic.codecs import codec
 from laconic.exchange.chooser import Cost, cost_of, speed_of
-from laconic.operators.cache import Cache
+from laconic.operators.machine import measurements
 from laconic.planner.devices import HERE, Device
 from laconic.schedules import registry
 from laconic.schedules.link import Link
@@ -85,7 +85,7 @@ def speeds(specs: tuple[str, ...], device: Device, folder: Path | None) -> dict[
     if device.name != HERE:
         found = (_ENCODE_NBYTES / device.bandwidth_Bps, _DECODE_NBYTES / device.bandwidth_Bps)
         return dict.fromkeys(specs, found)
-    cache = Cache(folder, "planner")
+    memo = measurements(folder, "planner")
     found_here: dict[str, tuple[float, float]] = {}
     for spec in specs:
         chosen = codec(spec)
@@ -96,10 +96,9 @@ def speeds(specs: tuple[str, ...], device: Device, folder: Path | None) -> dict[
             found_here[spec] = (pace, 4.0 / device.bandwidth_Bps)
         else:
             key = f"codec {spec} by processor time"
-            entry = cache.get(key, lambda pair: len(pair) == 2 and min(map(float, pair)) > 0)
-            if entry is None:
-                entry = list(speed_of(chosen, time.thread_time))
-                cache.put(key, entry)
-            found_here[spec] = (float(entry[0]), float(entry[1]))
-    cache.save()
+            entry = memo.get(key, tuple[float, float])
+            if entry is None or min(entry) <= 0:
+                entry = speed_of(chosen, time.thread_time)
+                memo.put(key, entry, tuple[float, float])
+            found_here[spec] = entry
     return found_here

@@ -18,7 +18,7 @@ import torch
 
 from laconic.errors import BadInput, PayloadError, UnknownName
 from laconic.exchange.chooser import QUALITIES
-from laconic.operators.cache import Cache
+from laconic.operators.machine import measurements
 from laconic.planner.cost import Cost, LayerCost, cost
 from laconic.planner.devices import HERE, UNSURE, device
 from laconic.planner.exchanges import speeds
@@ -275,15 +275,12 @@ def _counted(chosen: Subject, batch: int) -> Cost:
 
 def calibrations(folder: Path | None) -> dict[str, Calibration]:
     """What the benchmark `planner` fitted on this machine, by door."""
-    found = Cache(folder, "planner").get("calibrations", lambda entry: bool([Calibration(**e) for e in entry.values()]))
-    return {} if found is None else {name: Calibration(**entry) for name, entry in found.items()}
+    return measurements(folder, "planner").get("calibrations", dict[str, Calibration]) or {}
 
 
 def keep_calibrations(fitted: dict[str, Calibration], folder: Path | None) -> None:
     """Keep them for this machine."""
-    cache = Cache(folder, "planner")
-    cache.put("calibrations", {name: asdict(each) for name, each in fitted.items()})
-    cache.save()
+    measurements(folder, "planner").put("calibrations", fitted, dict[str, Calibration])
 
 
 def strategies(setting: Setting, asked: Asked) -> Iterator[Strategy]:

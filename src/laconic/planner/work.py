@@ -1,7 +1,7 @@
 """How long each layer of a model takes, forward and backward: measured on this machine, or from a device's description.
 
 Callers: `laconic profile`, `predict.py`. What was measured is kept by processor, threads, torch and the layers' shapes
-(`operators.cache`), so that what is foreign or stale is measured again and never trusted.
+(`operators.machine`), so that what is foreign or stale is measured again and never trusted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from laconic.operators.cache import Cache
+from laconic.operators.machine import measurements
 from laconic.operators.timing import Load
 from laconic.planner.cost import Cost, sum_of_outputs
 from laconic.planner.devices import Device
@@ -96,16 +96,14 @@ def measure(chosen: Subject, cost: Cost, folder: Path | None, again: bool = Fals
     if found is None:
         found = _measured(chosen, cost)
         if not found.busy:
-            cache = Cache(folder, "planner")
-            cache.put(key_of(cost), asdict(found))
-            cache.save()
+            measurements(folder, "planner").put(key_of(cost), found, Work)
     return found
 
 
 def known(cost: Cost, folder: Path | None) -> Work | None:
     """What was measured here before for these very layers and this batch."""
-    found = Cache(folder, "planner").get(key_of(cost), lambda entry: read_work(entry).seconds > 0)
-    return None if found is None else read_work(found)
+    found = measurements(folder, "planner").get(key_of(cost), Work)
+    return found if found is not None and found.seconds > 0 else None
 
 
 def key_of(cost: Cost) -> str:
@@ -113,13 +111,6 @@ def key_of(cost: Cost) -> str:
     shapes = [(each.kind, each.calls, each.parameters, each.output_shape, each.multiply_adds) for each in cost.layers]
     digest = hashlib.sha256(repr((shapes, cost.optimizer_nbytes)).encode()).hexdigest()[:16]
     return f"step {cost.batch} {digest} by processor time"
-
-
-def read_work(entry: dict[str, Any]) -> Work:
-    """The reverse of `asdict`."""
-    layers = tuple(LayerTime(**layer) for layer in entry["layers"])
-    return Work(layers, entry["batch"], entry["optimizer_s"], entry["spread"], entry["source"],
-                entry.get("busy", False))  # fmt: skip
 
 
 class _Clock:

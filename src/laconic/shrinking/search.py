@@ -23,11 +23,12 @@ from torch import Tensor, nn
 
 from laconic.errors import BadInput
 from laconic.shrinking import prune, retrain
-from laconic.shrinking.memory import Memory
+from laconic.shrinking.file import Reader, write
 from laconic.shrinking.parts import Part
 from laconic.shrinking.plan import Plan
 from laconic.shrinking.share import build, share
 from laconic.shrinking.training import Evaluate, Steps, Train
+from laconic.storage.memo import Form, Memo
 
 DENSITIES = (0.5, 0.3, 0.18, 0.1, 0.06, 0.035, 0.02, 0.012)
 TOLERANCES = (0.001, 0.003, 0.01, 0.03, 0.08, 0.15, 0.25, 0.4, 0.6)
@@ -59,15 +60,16 @@ class Search:
                  progress: Callable[[str, float], None] | None) -> None:  # fmt: skip
         self._step = Steps(progress)
         self.train, self.evaluate, self.limit = self._step.reporting(train), evaluate, limit
-        self._folder = folder
+        self._trainer, self._folder = train, folder
 
     def best(self, model: nn.Module, plan: Plan, dense_error: float) -> Candidate:
         """The smallest candidate within the limit; the one with the least error where there is none."""
         with tempfile.TemporaryDirectory() as own:  # for a model that was pruned and judged is needed again
-            memory = Memory(self._folder or Path(own), _digest(model, plan, self.limit))
+            made_from = (model, plan, self.limit, self._trainer, self.evaluate)
+            memory = Memo(self._folder or Path(own), *made_from, required=True)
             return self._best(model, plan, dense_error, memory)
 
-    def _best(self, model: nn.Module, plan: Plan, dense_error: float, memory: Memory) -> Candidate:
+    def _best(self, model: nn.Module, plan: Plan, dense_error: float, memory: Memo) -> Candidate:
         names = list(prune.weights(model))
         searched = plan.density is None and self.train is not None
         trainings = plan.rounds * (len(TOLERANCES).bit_length() if searched else 1) + 1 if self.train else 0
@@ -83,7 +85,7 @@ class Search:
                 missed.append(found)
         return min(missed, key=lambda each: each.error)
 
-    def _densities(self, model: nn.Module, plan: Plan, dense_error: float, memory: Memory) -> list[Plan]:
+    def _densities(self, model: nn.Module, plan: Plan, dense_error: float, memory: Memo) -> list[Plan]:
         """Plans with densities by name: first the least within the limit when retrained, then gentler ones."""
         scan = {name: memory.recall(_name("scan", name), partial(self._scan, model, plan, name))
                 for name in prune.weights(model)}  # fmt: skip
@@ -123,7 +125,7 @@ class Search:
         self._step.say(f"pruned to {_overall(masks):.2%}: error {error:.4g}, limit {self.limit:.4g}")
         return {"state": dict(small.state_dict()), "masks": masks, "error": error}
 
-    def _share(self, model: nn.Module, pruned: Mapping[str, Any], plan: Plan, more: int, memory: Memory) -> Candidate:
+    def _share(self, model: nn.Module, pruned: Mapping[str, Any], plan: Plan, more: int, memory: Memo) -> Candidate:
         """A pruned model with shared and tuned values, `more` bits a weight beyond what each needs alone."""
         small = retrain.copy_of(model)
         small.load_state_dict(pruned["state"])
@@ -138,7 +140,7 @@ class Search:
             small.eval()
             return parts, self.evaluate(small)
 
-        parts, error = memory.recall_parts(_name("shared", plan.density, plan.bits), compute)
+        parts, error = memory.recall(_name("shared", plan.density, plan.bits), compute, CANDIDATE)
         self._step.say(f"shared: error {error:.4g}, limit {self.limit:.4g}")
         return Candidate(parts, plan, error)
 
@@ -194,10 +196,15 @@ def _name(what: str, *of: object) -> str:
     return f"{what}-{hashlib.blake2b(repr(of).encode(), digest_size=6).hexdigest()}"
 
 
-def _digest(model: nn.Module, plan: Plan, limit: float) -> str:
-    """What a search is for: the weights, the plan and the limit."""
-    found = hashlib.blake2b(f"{plan} {limit}".encode(), digest_size=16)
-    for name, tensor in model.state_dict().items():
-        found.update(name.encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+def _read_candidate(path: Path) -> tuple[str, tuple[dict[str, Part], float]]:
+    reader = Reader(path)
+    parts = {each: reader.part(each) for each in reader.entries}
+    return str(reader.about["key"]), (parts, float(reader.about["error"]))
+
+
+def _write_candidate(path: Path, key: str, found: tuple[dict[str, Part], float]) -> None:
+    write(path, found[0], {"key": key, "error": found[1]})
+
+
+# The parts of a file and their error, as a file that `laconic inspect` reads.
+CANDIDATE = Form(".lac", _read_candidate, _write_candidate)

@@ -165,6 +165,10 @@ class Task:
         self._batches = workload.batches(len(data.train))
         self._epoch: tuple[EpochOrder, Tensor | None] | None = None
 
+    def __fingerprint__(self) -> tuple[object, ...]:
+        """What decides how it trains and is judged, for results that are kept."""
+        return self.workload, self.seed, self.data, self.scaling
+
     def optimizer(self, parameters: Iterable[Tensor]) -> Optimizer:
         """The workload's optimiser over `parameters`."""
         return self.workload.optimizer(parameters, self.workload.learning_rate)
