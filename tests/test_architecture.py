@@ -151,6 +151,20 @@ def test_importing_is_cheap() -> None:
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+MOST_HOMONYMS = 10
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    where: dict[str, list[str]] = {}
+    for path in _modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    assert len(where) > 100
+    homonyms = {name: files for name, files in where.items() if len(files) > 1}
+    assert len(homonyms) <= MOST_HOMONYMS, homonyms
+
+
 @pytest.mark.parametrize(("door", "most"), [("compress", 60), ("distribute", 70), ("search", 110)])
 def test_a_door_loads_few_modules(door: str, most: int) -> None:
     code = f"import sys, laconic; laconic.{door}; print(sum(name.split('.')[0] == 'laconic' for name in sys.modules))"

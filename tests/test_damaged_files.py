@@ -18,14 +18,16 @@ from laconic.lab.records import metrics
 from laconic.lab.records.record import Record
 from laconic.lab.runs.elastic.journals import ExitRow, Journals
 from laconic.schedules import Link
-from laconic.transports.profile import Profile, Residual
+from laconic.transports.profile import FitResidual, Profile
 from tests.lab.sample_records import compare_record
 
 VIEW = View(1, ((7, "127.0.0.1:5555:00"), (9, "127.0.0.1:6666:00")), "a job", 1.5)
 ROWS = [ExitRow(1, index, 4000 + index, 1.5 + index, "was killed by SIGKILL", 10 * index) for index in range(4)]
 EVENTS = [event(VIEW, step, 9, "lost: its connection broke", 1) for step in (3, 40)]
 MEASURED = {"ring": ((400, 2e-3), (40_000, 3e-3))}
-PROFILE = Profile("gloo", 4, Link(1e-4, 1e-9), (Residual(1, 8, 1e-4, 1.1e-4),), MEASURED, ("höst",), "2026", {"a": "1"})
+PROFILE = Profile(
+    "gloo", 4, Link(1e-4, 1e-9), (FitResidual(1, 8, 1e-4, 1.1e-4),), MEASURED, ("höst",), "2026", {"a": "1"}
+)
 
 
 def _record(folder: Path) -> Path:

@@ -28,7 +28,7 @@ from laconic.errors import BadInput
 from laconic.exchange.collectives import barrier
 from laconic.lab.clusters.cluster import Cluster, core_of, interface_nbytes
 from laconic.lab.environment import environment
-from laconic.lab.records.record import Span
+from laconic.lab.records.record import TimeSpan
 from laconic.parallel.boundary import Boundary, pack, predicted_nbytes, unpack
 from laconic.parallel.forms.stages import Stages
 from laconic.parallel.pipeline import Pipeline, build
@@ -147,10 +147,10 @@ def _row(
     }  # fmt: skip
 
 
-def spans(row: dict[str, Any]) -> list[Span]:
+def spans(row: dict[str, Any]) -> list[TimeSpan]:
     """A row's timeline, a lane for each stage and way, for `report.lanes`: who computes, and who waits."""
     first = min((begun for _, _, begun, _ in row["timeline"]), default=0.0)
-    return [Span(lane, part, begun - first, seconds) for lane, part, begun, seconds in row["timeline"]]
+    return [TimeSpan(lane, part, begun - first, seconds) for lane, part, begun, seconds in row["timeline"]]
 
 
 # on every rank

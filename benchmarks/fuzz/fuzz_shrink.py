@@ -28,7 +28,7 @@ from laconic.shrinking import file
 from tests.shrinking.samples import sample_parts, with_header
 
 MOST_NBYTES = 1 << 24
-FIELDS = [field.name for field in dataclasses.fields(file.Entry)]
+FIELDS = [field.name for field in dataclasses.fields(file.TensorEntry)]
 ODD: tuple[Any, ...] = (
     -1, 0, 1, 255, 256, 1 << 16, 1 << 31, 1 << 40, 1 << 63, 1 << 70, 2.5, 1e300, "x", "", None, True, [], [0], [-1],
     [1 << 30, 1 << 30], [0, 1 << 61], [[1]], {"a": 1}, "raw", "exact", "shared", "even", "f2", "f4", "int64",

@@ -18,10 +18,10 @@ from torch import Tensor
 from benchmarks.operators import layer_sets
 from laconic import operators
 from laconic.lab.environment import environment
-from laconic.operators.convolve import Route, turned
+from laconic.operators.convolve import ConvolutionRoute, turned
 from laconic.operators.methods.native import convolution, gradients
 from laconic.operators.numerics import Judge
-from laconic.operators.search import Choice, Limits, choose
+from laconic.operators.search import Limits, MethodChoice, choose
 from laconic.operators.shape import Convolution
 from laconic.operators.timing import race
 
@@ -75,7 +75,7 @@ def _measured(
     x, weight, grad = _operands(conv)
     chosen = {choice.role: choice for choice in choose(conv, x[:1], weight, None, limits)}
     forward = chosen["forward"]
-    route = Route(operators.build(forward.method), forward.pieces)
+    route = ConvolutionRoute(operators.build(forward.method), forward.pieces)
     prepared = route.method.prepare(weight, conv)
 
     def ours() -> Any:
@@ -95,13 +95,13 @@ def _measured(
     )  # fmt: skip
 
 
-def _backward(conv: Convolution, operands: tuple[Tensor, Tensor, Tensor], chosen: dict[str, Choice], turns: int,
+def _backward(conv: Convolution, operands: tuple[Tensor, Tensor, Tensor], chosen: dict[str, MethodChoice], turns: int,
               budget_s: float) -> tuple[float, float, float]:  # fmt: skip
     """Milliseconds of both gradients by what was chosen and by torch, and the median ratio."""
     x, weight, grad = operands
     of_input, of_weight = chosen["input gradient"], chosen["weight gradient"]
     adjoint = conv.adjoint()
-    back, of_w = (Route(operators.build(each.method), each.pieces) for each in (of_input, of_weight))
+    back, of_w = (ConvolutionRoute(operators.build(each.method), each.pieces) for each in (of_input, of_weight))
 
     def ours() -> None:
         native = [each.method == "native" and len(each.pieces) == 1 for each in (of_input, of_weight)]
@@ -118,7 +118,7 @@ def _backward(conv: Convolution, operands: tuple[Tensor, Tensor, Tensor], chosen
     return 1e3 * timed["ours"].seconds, 1e3 * timed["native"].seconds, timed["ours"].speedup
 
 
-def _micro_batching(chosen: dict[str, Choice]) -> float:
+def _micro_batching(chosen: dict[str, MethodChoice]) -> float:
     """Time of the best undivided methods over that of what was chosen."""
     every = chosen.values()
     return sum(choice.undivided_s for choice in every) / sum(choice.tuned_s for choice in every)

@@ -106,7 +106,7 @@ def _fill_zeros(model: nn.Module) -> None:
                 parameter.normal_(std=0.1)
 
 
-def _inputs(network: models.Network, batch: int) -> Tensor:
+def _inputs(network: models.KnownNetwork, batch: int) -> Tensor:
     if network.vocabulary:
         return torch.randint(network.vocabulary, (batch, *network.sample))
     return torch.randn(batch, *network.sample)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from laconic.consistency.closing import Closing
 from laconic.consistency.roll import Roll
-from laconic.consistency.servers.wire import Kind, Message, unpack
+from laconic.consistency.servers.wire import ServerKind, ServerMessage, unpack
 from laconic.errors import PeerLost
 
 SIZE = 3
@@ -30,7 +30,7 @@ def _merge(rows: list[Tensor]) -> Tensor:
     return torch.stack([row.view(torch.float32) for row in rows]).mean(0).view(torch.uint8)
 
 
-def _end_together(dies: Callable[[int, int, Message], bool]) -> dict[int, Any]:
+def _end_together(dies: Callable[[int, int, ServerMessage], bool]) -> dict[int, Any]:
     """Three ranks on threads over one store; `dies(sender, receiver, message)` kills a sender before it sends that."""
     store, dead, found = dist.HashStore(), set[int](), dict[int, Any]()
     boxes: list[queue.SimpleQueue[Tensor]] = [queue.SimpleQueue() for _ in range(SIZE)]
@@ -40,7 +40,7 @@ def _end_together(dies: Callable[[int, int, Message], bool]) -> dict[int, Any]:
         mesh: Any = SimpleNamespace(rank=rank, timeout_s=20.0)
         roll = Roll(world, "stale")
 
-        def send(to: int, message: Message) -> None:
+        def send(to: int, message: ServerMessage) -> None:
             if dies(rank, to, message):
                 raise Died
             boxes[to].put(message.pack())
@@ -77,14 +77,14 @@ def _end_together(dies: Callable[[int, int, Message], bool]) -> dict[int, Any]:
     ("killed_at", "expected"),
     [
         (None, {0: 1.0, 1: 1.0, 2: 1.0}),
-        ((0, 1, Kind.FINISH), {0: "died", 1: 1.5, 2: 1.5}),
-        ((2, 0, Kind.PULL), {0: 0.5, 1: 0.5, 2: "died"}),
-        ((0, 2, Kind.REPLY), {0: "died", 1: 1.5, 2: 1.5}),  # one has the root's mean, the other has not
-        ((0, 1, Kind.COMMIT), {0: "died", 1: 1.0, 2: 1.0}),  # both have it, and the store says so
-        ((2, 0, Kind.STORED), {0: 1.0, 1: 1.0, 2: "died"}),
+        ((0, 1, ServerKind.FINISH), {0: "died", 1: 1.5, 2: 1.5}),
+        ((2, 0, ServerKind.PULL), {0: 0.5, 1: 0.5, 2: "died"}),
+        ((0, 2, ServerKind.REPLY), {0: "died", 1: 1.5, 2: 1.5}),  # one has the root's mean, the other has not
+        ((0, 1, ServerKind.COMMIT), {0: "died", 1: 1.0, 2: 1.0}),  # both have it, and the store says so
+        ((2, 0, ServerKind.STORED), {0: 1.0, 1: 1.0, 2: "died"}),
     ],
 )
 def test_whoever_is_killed_when_the_others_end_with_one_mean(
-    killed_at: tuple[int, int, Kind] | None, expected: dict[int, Any]
+    killed_at: tuple[int, int, ServerKind] | None, expected: dict[int, Any]
 ) -> None:
     assert _end_together(lambda sender, to, message: (sender, to, message.kind) == killed_at) == expected

@@ -18,7 +18,7 @@ from laconic.errors import CollectiveTimeout, LaconicError, PayloadError
 from laconic.exchange.coded import Channel, reduce_scatter_steps
 from laconic.exchange.hook import hook
 from laconic.transports.base import Transport, finish
-from laconic.transports.faults import Faulty, Message
+from laconic.transports.faults import Faulty, WireMessage
 from laconic.transports.launcher import LocalJob
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
@@ -34,7 +34,7 @@ def _train(form: str, fault: str) -> dict[str, Any]:
     world = laconic.init(timeout_s=TIMEOUT_S)
     assert world.engine == os.environ["LACONIC_ENGINE"]
 
-    def chosen(message: Message) -> bool:
+    def chosen(message: WireMessage) -> bool:
         return world.rank == CULPRIT and message.sequence == FAULT_AT and message.peer == 2
 
     world.transport = Faulty(world.transport, **{fault: chosen})

@@ -13,7 +13,7 @@ from laconic.lab.records.record import (
     Configuration,
     Event,
     Interruption,
-    Layer,
+    LayerRecord,
     LinkSetting,
     Point,
     Record,
@@ -93,7 +93,7 @@ def _trial(index: int, seed: int, order: int) -> Trial:
         step_seconds_interval=(centre.low, centre.high), step_seconds=steps.tolist(), breakdown=parts,
         sent_nbytes_per_step=share * raw, raw_nbytes_per_step=raw, wire_seconds_per_step=wire_s, curve=curve,
         layers=[
-            Layer(layer, shape, _numel(shape), codec if len(shape) > 1 else "none", 4.0 * _numel(shape),
+            LayerRecord(layer, shape, _numel(shape), codec if len(shape) > 1 else "none", 4.0 * _numel(shape),
                   4.0 * _numel(shape) * (share if len(shape) > 1 else 1.0))
             for layer, shape in SHAPES.items()
         ],

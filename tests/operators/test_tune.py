@@ -16,8 +16,8 @@ from laconic.errors import BadInput, UnknownName
 from laconic.operators import build, tune, untune
 from laconic.operators import search as search_module
 from laconic.operators.nearness import gradient_noise
-from laconic.operators.plan import Row
-from laconic.operators.search import Choice
+from laconic.operators.plan import OperatorRow
+from laconic.operators.search import MethodChoice
 from laconic.storage import tree
 from laconic.workloads import models
 
@@ -41,7 +41,7 @@ def decreed(monkeypatch):
             wish = ("winograd(4)", "winograd(2)", "im2col")
             spec = "native" if target is None else next(s for s in wish if not build(s).refuses(target))
             pieces = (conv.batch,) if conv.batch == 1 or spec == "native" else (conv.batch - 1, 1)
-            found.append(Choice(role, spec, pieces, 2.0, 1.0, 2.0, 1.5, 1e-7, 0))
+            found.append(MethodChoice(role, spec, pieces, 2.0, 1.0, 2.0, 1.5, 1e-7, 0))
         return found
 
     monkeypatch.setattr(f"{TUNE}.choose", choose)
@@ -259,7 +259,7 @@ def test_what_slows_the_whole_is_given_up_and_what_reorders_first(monkeypatch, d
 
     def only_the_last(conv, x, weight, bias, limits, needs_input_gradient):
         spec = "prepacked(true)" if conv.groups > 1 else "im2col"
-        return [Choice("forward", spec, (conv.batch,), 2.0, 1.0, 2.0, 1.0, 1e-7, 0)]
+        return [MethodChoice("forward", spec, (conv.batch,), 2.0, 1.0, 2.0, 1.0, 1e-7, 0)]
 
     monkeypatch.setattr(f"{TUNE}.choose", only_the_last)
     monkeypatch.setattr(f"{TUNE}._whole_speedup", lambda model, *_: 0.9 if hasattr(model[2], "routes") else 1.1)
@@ -282,8 +282,8 @@ def test_by_measurement():
 
 def test_micro_batches_of_torchs_own_can_be_the_worst_there_is():
     """Where nothing else gains any more and the whole is still off, they go, too."""
-    divided = Choice("forward", "native", (2, 2), 2.0, 1.0, 2.0, 2.0, 0.0, 0)
-    row = Row("0", None, (divided,)).without_the_worst()
+    divided = MethodChoice("forward", "native", (2, 2), 2.0, 1.0, 2.0, 2.0, 0.0, 0)
+    row = OperatorRow("0", None, (divided,)).without_the_worst()
     assert (row.gains, row.left_alone) == (False, "native: the whole would be off")
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laconic.parallel.boundary import Boundary, Cut, predicted_nbytes
-from laconic.parallel.moves import Copy, Fold, Gather, Halo, Move, Reduce, Scatter, Send, Shift, Spread, Turn, even
+from laconic.parallel.moves import Copy, Fold, Gather, Halo, Move, Reduce, Scatter, SendMove, Shift, Spread, Turn, even
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
 
@@ -40,7 +40,7 @@ def cases(ranks: int, n: int, m: int) -> dict[str, Case]:
         "turn": Case(lambda cut: Turn(cut, 0, rows, 1, columns), tall, wide),
         "shift": Case(lambda cut: Shift(cut, 1, shapes=tall), tall, moved),
         "halo": Case(lambda cut: Halo(cut, 0, rows, needs), tall, widened),
-        "send": Case(lambda cut: Send(cut, 0, ranks - 1, (n, m)), whole, whole),
+        "send": Case(lambda cut: SendMove(cut, 0, ranks - 1, (n, m)), whole, whole),
     }
 
 

@@ -17,14 +17,14 @@ from laconic import schedules
 from laconic.errors import BadInput, ProfileError, UnknownName
 from laconic.schedules import Link
 from laconic.storage.json_text import unseal
-from laconic.transports.profile import Profile, Residual
+from laconic.transports.profile import FitResidual, Profile
 
 LINK = Link(latency_s=1e-4, s_per_byte=1e-9, overhead_s=1e-6, gap_s=2e-6, reduce_s_per_byte=1e-10)
 PROFILE = Profile(
     engine="gloo",
     world_size=4,
     link=LINK,
-    residuals=(Residual(1, 8, 1e-4, 1.1e-4), Residual(16, 8, 2e-4, 1.4e-4)),
+    residuals=(FitResidual(1, 8, 1e-4, 1.1e-4), FitResidual(16, 8, 2e-4, 1.4e-4)),
     measured={"ring": ((400, 2e-3), (40_000, 3e-3), (4_000_000, 30e-3)), "native": ((400, 1e-3), (4_000_000, 50e-3))},
     hosts=("here", "here", "höst", "there"),
     created="2026-01-02T03:04:05+00:00",

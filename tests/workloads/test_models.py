@@ -161,10 +161,10 @@ def test_a_gpt_sees_nothing_of_what_follows_and_takes_shorter_windows() -> None:
 
 def test_attention_is_the_formula() -> None:
     """softmax(q kᵀ / √d, of what is not later) v, for each head."""
-    from laconic.workloads.models.gpt import Block
+    from laconic.workloads.models.gpt import GptBlock
 
     torch.manual_seed(0)
-    block, x = Block(width=8, heads=2), torch.randn(3, 5, 8)
+    block, x = GptBlock(width=8, heads=2), torch.randn(3, 5, 8)
     with torch.no_grad():
         normed = functional.layer_norm(x, (8,), block.attention_norm.weight)
         query, key, value = (normed @ part.T for part in block.attention.weight.split(8))

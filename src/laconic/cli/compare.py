@@ -18,7 +18,7 @@ from laconic.errors import BadInput
 from laconic.lab.clusters.cluster import Cluster
 from laconic.lab.lint import counts, failures
 from laconic.lab.records.record import Record
-from laconic.lab.records.summary import Row, main_claim, results, summarise
+from laconic.lab.records.summary import SummaryRow, main_claim, results, summarise
 from laconic.lab.report import FILE, words
 from laconic.lab.runs.compare import compare as run
 from laconic.lab.runs.compare import resume as go_on
@@ -157,7 +157,7 @@ def unsteady(record: Record) -> list[str]:
     return []
 
 
-def _cells(record: Record, row: Row, base: str | None) -> list[str]:
+def _cells(record: Record, row: SummaryRow, base: str | None) -> list[str]:
     quality = _shown(row.accuracy, words.percent)
     if record.workload.judged_by_loss:
         quality = _shown(row.loss, words.digits)

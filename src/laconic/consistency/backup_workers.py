@@ -14,7 +14,16 @@ from torch import Tensor
 
 from laconic.consistency.averaging import Buffers, OwnWeights
 from laconic.consistency.base import Setup
-from laconic.consistency.churn.wire import Kind, Message, address, blank, pack, unpack, values_of, weighted_mean
+from laconic.consistency.churn.wire import (
+    MemberKind,
+    MemberMessage,
+    address,
+    blank,
+    pack,
+    unpack,
+    values_of,
+    weighted_mean,
+)
 from laconic.consistency.side import open_mesh, receive, wait
 from laconic.errors import PayloadError, PeerLost
 
@@ -42,7 +51,7 @@ class BackupAgreement(OwnWeights):
     def __init__(self, setup: Setup, drop_slowest: int) -> None:
         super().__init__(setup)
         self._needed = max(1, self.world.world_size - drop_slowest)
-        self._gradients: dict[int, Message] = {}
+        self._gradients: dict[int, MemberMessage] = {}
         self._means: dict[tuple[int, int], Tensor] = {}  # by view and step
         self._view = 0  # states loaded so far: what was sent before the last is of a training that was given up
         self._finished: set[int] = set()
@@ -71,7 +80,7 @@ class BackupAgreement(OwnWeights):
         self._gradients.clear()
         message = blank(4 * self.weights.values.numel())
         weighted_mean([(1, parts[rank]) for rank in sorted(parts)], values_of(message))
-        address(message, Kind.MEAN, *self._now)
+        address(message, MemberKind.MEAN, *self._now)
         for peer in self._mesh.peers:
             self._tell(peer, message)
         return values_of(message).clone()  # a copy: the message is on its way
@@ -88,9 +97,9 @@ class BackupAgreement(OwnWeights):
         """The other ranks' part; a mean that is there already was made without this rank."""
         self._drain()
         if self._now in self._means:
-            self._tell(0, pack(Kind.HELD, *self._now))  # late, and on its way
+            self._tell(0, pack(MemberKind.HELD, *self._now))  # late, and on its way
         else:
-            self._tell(0, address(own, Kind.GRADIENT, *self._now))
+            self._tell(0, address(own, MemberKind.GRADIENT, *self._now))
         self._wait(lambda: self._now in self._means)
         return self._means.pop(self._now)
 
@@ -108,17 +117,17 @@ class BackupAgreement(OwnWeights):
         if message is None:
             return False
         whole = message.body.numel() == 4 * self.weights.values.numel()
-        if message.kind is Kind.GRADIENT and whole:
+        if message.kind is MemberKind.GRADIENT and whole:
             self._gradients[message.sender] = message
-        elif message.kind is Kind.MEAN and whole:
+        elif message.kind is MemberKind.MEAN and whole:
             self._means[message.view, message.step] = message.body.view(torch.float32)
-        elif message.kind is Kind.FINISH:
+        elif message.kind is MemberKind.FINISH:
             self._finished.add(message.sender)
-        elif message.kind is Kind.DONE:
+        elif message.kind is MemberKind.DONE:
             Buffers(self.model).load(message.body)
             self._done = True
         for peer in self._finished & set(self._mesh.peers):
-            self._tell(peer, pack(Kind.BUSY, 0, self.step))
+            self._tell(peer, pack(MemberKind.BUSY, 0, self.step))
         return True
 
     def _tell(self, peer: int, message: Tensor) -> None:
@@ -150,11 +159,11 @@ class BackupAgreement(OwnWeights):
     def finish(self) -> None:
         """Wait until the slowest has applied every step too, as long as it goes on; buffers become rank 0's."""
         if self.world.rank:
-            self._tell(0, pack(Kind.FINISH, 0, self.step))
+            self._tell(0, pack(MemberKind.FINISH, 0, self.step))
             self._wait(lambda: self._done)
             self._done = False
             return
         self._wait(lambda: self._finished >= set(self._mesh.peers), finishing=True)
         for peer in self._mesh.peers:
-            self._tell(peer, pack(Kind.DONE, 0, self.step, body=Buffers(self.model).pack()))
+            self._tell(peer, pack(MemberKind.DONE, 0, self.step, body=Buffers(self.model).pack()))
         self._finished.clear()

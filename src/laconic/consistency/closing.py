@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from laconic.consistency.roll import Roll
-from laconic.consistency.servers.wire import Kind, Message
+from laconic.consistency.servers.wire import ServerKind, ServerMessage
 from laconic.consistency.side import wait
 from laconic.transports.zeromq import ZmqTransport
 
@@ -36,7 +36,7 @@ class Closing:
         self,
         mesh: ZmqTransport,
         roll: Roll,
-        send: Callable[[int, Message], None],
+        send: Callable[[int, ServerMessage], None],
         merge: Callable[[list[Tensor]], Tensor],
     ) -> None:
         self._mesh, self._roll, self._send, self._merge = mesh, roll, send, merge
@@ -62,8 +62,8 @@ class Closing:
         """
         self._begin()
         self._number += 1
-        self._tell(Kind.FINISH)
-        self.take(Message(Kind.FINISH, 0, self._roll.rank, self._number))
+        self._tell(ServerKind.FINISH)
+        self.take(ServerMessage(ServerKind.FINISH, 0, self._roll.rank, self._number))
 
         def look(timeout_s: float) -> bool:
             came = take_in(timeout_s)
@@ -77,20 +77,20 @@ class Closing:
         assert self._mean is not None
         return self._mean, waited
 
-    def take(self, message: Message) -> None:
+    def take(self, message: ServerMessage) -> None:
         """Take in what a peer says about the end; anything else is passed over."""
-        if message.kind == Kind.FINISH:
+        if message.kind == ServerKind.FINISH:
             self._ready.setdefault(message.sequence, set()).add(message.worker)
         elif message.sequence != self._number or message.payload is None:
             return
-        elif message.kind == Kind.PULL and message.version == self._roll.rank:
+        elif message.kind == ServerKind.PULL and message.version == self._roll.rank:
             self._rows[message.worker] = message.payload.clone()
-        elif message.kind == Kind.STORED and message.version == self._roll.rank:
+        elif message.kind == ServerKind.STORED and message.version == self._roll.rank:
             self._stored.add(message.worker)
-        elif message.kind == Kind.REPLY and message.version == self._root:
+        elif message.kind == ServerKind.REPLY and message.version == self._root:
             self._mean = message.payload.clone()
-            self._send(self._root, Message(Kind.STORED, 0, self._roll.rank, self._number, self._root))
-        elif message.kind == Kind.COMMIT and message.version == self._root:
+            self._send(self._root, ServerMessage(ServerKind.STORED, 0, self._roll.rank, self._number, self._root))
+        elif message.kind == ServerKind.COMMIT and message.version == self._root:
             self._committed = True
 
     def drop_gone(self, awaited: set[int]) -> None:
@@ -121,21 +121,23 @@ class Closing:
             if self._root == me:
                 self._rows[me] = self._row
             else:
-                self._send(self._root, Message(Kind.PULL, 0, me, self._number, self._root, payload=self._row))
+                self._send(
+                    self._root, ServerMessage(ServerKind.PULL, 0, me, self._number, self._root, payload=self._row)
+                )
         if self._root != me:
             return self._committed
         others = set(left) - {me}
         if self._mean is None and others.issubset(self._rows):
             self._mean = self._merge([self._rows[rank] for rank in left])
-            self._tell(Kind.REPLY, self._mean)
+            self._tell(ServerKind.REPLY, self._mean)
         if self._mean is None or not others.issubset(self._stored):
             return False
         self._roll.commit(f"{self._number}/{me}")
-        self._tell(Kind.COMMIT)
+        self._tell(ServerKind.COMMIT)
         return True
 
-    def _tell(self, kind: Kind, payload: Tensor | None = None) -> None:
-        message = Message(kind, 0, self._roll.rank, self._number, self._root or 0, payload=payload)
+    def _tell(self, kind: ServerKind, payload: Tensor | None = None) -> None:
+        message = ServerMessage(kind, 0, self._roll.rank, self._number, self._root or 0, payload=payload)
         for rank in self._roll.left():
             if rank != self._roll.rank:
                 self._send(rank, message)

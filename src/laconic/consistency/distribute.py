@@ -18,7 +18,7 @@ from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options
 from laconic.transports.world import World, current
 
 
-class Planned(Protocol):
+class PlannedTraining(Protocol):
     """What `laconic.plan` chose."""
 
     @property
@@ -34,7 +34,7 @@ def distribute(
     codec: CodecPlan | None = None,
     consistency: str | Mode = "sync",
     world: World | None = None,
-    plan: Planned | None = None,
+    plan: PlannedTraining | None = None,
     **options: Any,
 ) -> Agreement:
     """Let `optimizer` train `model` together with all other workers; use both as before.

@@ -21,7 +21,7 @@ from laconic.consistency.churn.exchanged import Exchanged
 from laconic.consistency.churn.job import ElasticJob
 from laconic.consistency.churn.meeting import Meeting
 from laconic.consistency.churn.options import ElasticOptions, Samples
-from laconic.consistency.churn.replica import BlockWork, Replica, Work
+from laconic.consistency.churn.replica import BlockWork, Replica, StepWork
 from laconic.consistency.churn.wire import Collected, Exact, Rule, weighted_mean
 from laconic.consistency.modes.local import BlockMomentum, Local
 from laconic.consistency.modes.robust import Robust
@@ -53,9 +53,11 @@ def way_for(consistency: str | Mode, workers: int | None = None) -> Way:
 
 def parts_of(
     way: Way, codec: Codec, replica: Replica, options: ElasticOptions
-) -> tuple[Work, Collected | Exchanged]:
+) -> tuple[StepWork, Collected | Exchanged]:
     """What a worker does between two agreements, and how what it offers travels."""
-    work: Work = BlockWork(replica, way, relative=not codec.exact) if isinstance(way, BlockMode) else Work(replica)
+    work: StepWork = (
+        BlockWork(replica, way, relative=not codec.exact) if isinstance(way, BlockMode) else StepWork(replica)
+    )
     rule = ruled(way) if isinstance(way, Robust) else None
     if rule is None and not options.drop_slowest:
         return work, Exchanged(codec, replica.coded_numel, replica.numel, options.algorithm)

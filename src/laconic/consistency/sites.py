@@ -17,7 +17,7 @@ from torch import Tensor
 
 from laconic.codecs import Codec, indices
 from laconic.codecs import codec as codec_of
-from laconic.consistency.servers.wire import Kind, Message, settings
+from laconic.consistency.servers.wire import ServerKind, ServerMessage, settings
 from laconic.errors import BadInput, PayloadError, TransportError
 from laconic.exchange.collectives import all_reduce, broadcast
 from laconic.exchange.residuals import mode_for
@@ -126,7 +126,7 @@ class Significance:
         self.accumulated[chosen] -= told
 
 
-class Link:
+class SiteLink:
     """One site's end of the link to another site: what their leaders send each other, and when they wait.
 
     Messages (`servers/wire.py`) are PUSH, the significant updates up to a clock, none of them being a message too;
@@ -151,7 +151,7 @@ class Link:
         self.noise: Tensor | None = None  # told beyond what was meant, by codecs whose noise is not fed back
         self._announced: Tensor | None = None
 
-    def outgoing(self, weights: Tensor, clock: int, codec: Codec) -> list[Message]:
+    def outgoing(self, weights: Tensor, clock: int, codec: Codec) -> list[ServerMessage]:
         """What to send after step `clock`."""
         chosen = self.filter.select(weights, clock)
         if chosen.numel() and self.under_way:
@@ -159,7 +159,7 @@ class Link:
             return []
         if not chosen.numel():
             self.held_back = False  # what was held back has been undone by later updates
-            return [Message(Kind.PUSH, self.site, 0, clock=clock)]
+            return [ServerMessage(ServerKind.PUSH, self.site, 0, clock=clock)]
         values = self.filter.accumulated[chosen]
         payload = codec.encode(values, step=clock)
         told = values if codec.exact else codec.decode(payload, values.numel())
@@ -173,29 +173,29 @@ class Link:
         text = {"count": chosen.numel(), **({"codec": str(codec)} if not codec.exact else {})}
         section = _packed(chosen, self.numel)
         if not self.held_back:
-            return [_message(Kind.PUSH, self.site, clock, text, torch.cat([section, payload]))]
+            return [_message(ServerKind.PUSH, self.site, clock, text, torch.cat([section, payload]))]
         self.held_back = False
         return [
-            _message(Kind.BARRIER, self.site, clock, text, section),
-            _message(Kind.PUSH, self.site, clock, {**text, "announced": True}, payload),
+            _message(ServerKind.BARRIER, self.site, clock, text, section),
+            _message(ServerKind.PUSH, self.site, clock, {**text, "announced": True}, payload),
         ]
 
-    def take_in(self, message: Message) -> bool:
+    def take_in(self, message: ServerMessage) -> bool:
         """File what came from the other site; whether it must be told that it came."""
-        if message.kind == Kind.STORED:
+        if message.kind == ServerKind.STORED:
             self.under_way = False
-        elif message.kind == Kind.FINISH:
+        elif message.kind == ServerKind.FINISH:
             self.ended = True
-        elif message.kind == Kind.BARRIER:
+        elif message.kind == ServerKind.BARRIER:
             self._announced = _unpacked(message, self.numel)[0]
             self.barriers += 1
-        elif message.kind == Kind.PUSH:
+        elif message.kind == ServerKind.PUSH:
             return self._take_update(message)
         else:
             raise PayloadError(f"site {self.site} sent a message of kind {message.kind.name}")
         return False
 
-    def _take_update(self, message: Message) -> bool:
+    def _take_update(self, message: ServerMessage) -> bool:
         told = settings(message.text)
         if told.get("count"):
             if told.get("announced"):
@@ -222,8 +222,8 @@ class Link:
         self.ended = self.held_back = False
 
 
-def _message(kind: Kind, site: int, clock: int, text: dict[str, Any], payload: Tensor) -> Message:
-    return Message(kind, site, 0, clock=clock, text=json.dumps(text), payload=payload)
+def _message(kind: ServerKind, site: int, clock: int, text: dict[str, Any], payload: Tensor) -> ServerMessage:
+    return ServerMessage(kind, site, 0, clock=clock, text=json.dumps(text), payload=payload)
 
 
 def _packed(chosen: Tensor, numel: int) -> Tensor:
@@ -234,7 +234,7 @@ def _packed(chosen: Tensor, numel: int) -> Tensor:
     return torch.from_numpy(section)
 
 
-def _unpacked(message: Message, numel: int) -> tuple[Tensor, Tensor]:
+def _unpacked(message: ServerMessage, numel: int) -> tuple[Tensor, Tensor]:
     """The indices at the beginning of a payload, and what follows them."""
     count = settings(message.text).get("count")
     if not isinstance(count, int) or not 0 < count <= numel or message.payload is None:

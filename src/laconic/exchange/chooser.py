@@ -46,7 +46,7 @@ _SAMPLE = 1 << 18  # values a codec's speed is measured on
 
 
 @dataclass(frozen=True)
-class Cost:
+class CodecCost:
     """What one bucket would take through one codec, in seconds."""
 
     codec: str
@@ -61,12 +61,12 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Choice:
+class BucketChoice:
     """One bucket's codec, beside what the others would have cost."""
 
     numel: int
     hidden_s: float  # backward that is still to come when the bucket is ready
-    costs: tuple[Cost, ...]
+    costs: tuple[CodecCost, ...]
     chosen: str
 
 
@@ -77,7 +77,7 @@ class AutoCodec(CodecChoice):
         if quality not in QUALITIES:
             raise UnknownName("quality", quality, QUALITIES)
         self.quality = quality
-        self.choices: dict[int, Choice] = {}  # by bucket, once made
+        self.choices: dict[int, BucketChoice] = {}  # by bucket, once made
         self.step_s: dict[str, float] = {}  # measured seconds a step, exact ("warm") and as chosen ("trial")
         self.verdict = f"exact for the first {WARM_STEPS} steps, which are measured"
         self._plans: list[tuple[int, dict[int, Codec]]] = [(0, {})]  # from which step on, the codec of each bucket
@@ -144,11 +144,11 @@ class AutoCodec(CodecChoice):
         costs = []
         for place, b in enumerate(buckets):
             others = [cost_of(spec, self._plain[b][0], world.world_size, link, *pace[spec]) for spec in specs[1:]]
-            costs.append((Cost("none", "native", 0.0, plain[place], 0.0), *others))
+            costs.append((CodecCost("none", "native", 0.0, plain[place], 0.0), *others))
         picked = choose(costs, gaps)
         for place, b in enumerate(buckets):
             chosen = costs[place][picked[place]].codec
-            self.choices[b] = Choice(self._plain[b][0], gaps[place], costs[place], chosen)
+            self.choices[b] = BucketChoice(self._plain[b][0], gaps[place], costs[place], chosen)
         self._plans.append((step + 1, {b: codec(choice.chosen) for b, choice in self.choices.items()}))
         if all(choice.chosen == "none" for choice in self.choices.values()):
             self._settle("none is quickest for every bucket")
@@ -202,14 +202,14 @@ def choice_for(codec: CodecPlan, quality: str | None = None) -> CodecChoice:
     return PlannedCodec(codec, matrices=True)
 
 
-def choose(costs: Sequence[Sequence[Cost]], hidden: Sequence[float]) -> list[int]:
+def choose(costs: Sequence[Sequence[CodecCost]], hidden: Sequence[float]) -> list[int]:
     """The most exact codec of each bucket with which the last bucket is there as early as with the quickest ones.
 
     Buckets are exchanged one after the other, bucket b from −hidden[b] on, when 0 is the end of backward. First every
     bucket takes its quickest codec; then each, in order, takes a more exact one where the end moves by less than 1 % or
     0.2 ms.
 
-    >>> slow, quick = Cost("none", "native", 0, 8.0, 0), Cost("dynamic8", "direct", 1, 2.0, 1)
+    >>> slow, quick = CodecCost("none", "native", 0, 8.0, 0), CodecCost("dynamic8", "direct", 1, 2.0, 1)
     >>> choose([[slow, quick], [slow, quick]], [10.0, 0.0])  # the first is hidden by what backward still does
     [0, 1]
     """
@@ -249,7 +249,7 @@ def speed_of(chosen: Codec, now: Callable[[], float] = time.perf_counter) -> tup
     return statistics.median(encode) / _SAMPLE, statistics.median(decode) / _SAMPLE
 
 
-def cost_of(spec: str, numel: int, world_size: int, link: Link, encode_s: float, decode_s: float) -> Cost:
+def cost_of(spec: str, numel: int, world_size: int, link: Link, encode_s: float, decode_s: float) -> CodecCost:
     """Two encodings of parts that add up to 1 + 1/P of the bucket and 2(P−1)/P decoded by direct; gather decodes P."""
     channel = Channel(torch.empty(numel, device="meta"), codec(spec))
     spec = str(channel.codec)
@@ -257,12 +257,12 @@ def cost_of(spec: str, numel: int, world_size: int, link: Link, encode_s: float,
     nbytes = channel.codec.max_nbytes(numel)
     if name in SPARSE:
         _, seconds = cheapest_sparse(world_size, counts([channel])[0], numel, link)
-        return Cost(spec, name, numel * encode_s, seconds, 0.0)
+        return CodecCost(spec, name, numel * encode_s, seconds, 0.0)
     if name == GATHER:
         wire = link.burst_s(world_size - 1, nbytes, reduced=False)
-        return Cost(spec, name, numel * encode_s, wire, world_size * numel * decode_s)
+        return CodecCost(spec, name, numel * encode_s, wire, world_size * numel * decode_s)
     wire = 2 * link.burst_s(world_size - 1, nbytes / world_size, reduced=False)
-    return Cost(spec, name, numel * encode_s * (1 + 1 / world_size), wire, 2 * numel * decode_s)
+    return CodecCost(spec, name, numel * encode_s * (1 + 1 / world_size), wire, 2 * numel * decode_s)
 
 
 def mean_of_ranks(values: Sequence[float], world: World) -> list[float]:

@@ -41,7 +41,7 @@ _WIRE = {torch.bfloat16: Bf16(), torch.float16: Fp16()}  # without loss, for val
 
 
 @dataclass(frozen=True)
-class Shard:
+class ParameterShard:
     """A parameter's place in every rank's row of the reduce-scatter, and how it is cut."""
 
     name: str
@@ -70,7 +70,7 @@ class Shard:
 class _Rows:
     """Where the residuals of whole parameters lie in P rows of shards side by side."""
 
-    shards: tuple[Shard, ...]
+    shards: tuple[ParameterShard, ...]
     world_size: int
 
     @property
@@ -109,7 +109,7 @@ class CompressedReduceScatter:
         self.step = 0
         self.codec: Codec | None = None
         self.residual: Residual | None = None
-        self.shards: list[Shard] = []
+        self.shards: list[ParameterShard] = []
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for the input and the output, as torch asks for it."""
@@ -134,7 +134,7 @@ class CompressedReduceScatter:
             self._use(chosen, size)
             coded, exact = [s for s in self.shards if not s.exempt], [s for s in self.shards if s.exempt]
         else:  # not all parameters took part, and torch does not say which
-            chosen, coded, exact = _EXACT, [], [Shard("", (), 0, 0, values.shape[1], True)]
+            chosen, coded, exact = _EXACT, [], [ParameterShard("", (), 0, 0, values.shape[1], True)]
         channels, as_it_is = [], _WIRE.get(input_tensor.dtype, _EXACT)
         if coded:
             wire = as_it_is if chosen.exact and self.residual is None else chosen
@@ -239,7 +239,7 @@ class ShardedCompression(Job):
         self.stream.close()
 
 
-def _laid_out(parameters: Sequence[tuple[str, Any]], world_size: int, exempt: Exemptions) -> list[Shard]:
+def _laid_out(parameters: Sequence[tuple[str, Any]], world_size: int, exempt: Exemptions) -> list[ParameterShard]:
     """Where each parameter lies in a row, as torch packs them: side by side, dim 0 padded to a multiple of P."""
     shards, at = [], 0
     for name, parameter in parameters:
@@ -248,12 +248,12 @@ def _laid_out(parameters: Sequence[tuple[str, Any]], world_size: int, exempt: Ex
         numel = parameter.numel() // world_size
         if dim == 0:
             numel = -(-shape[0] // world_size) * torch.Size(shape[1:]).numel()
-        shards.append(Shard(name, shape, dim, at, at + numel, exempt.covers(name, parameter)))
+        shards.append(ParameterShard(name, shape, dim, at, at + numel, exempt.covers(name, parameter)))
         at += numel
     return shards
 
 
-def _cut(values: Tensor, shards: Sequence[Shard]) -> Tensor:
+def _cut(values: Tensor, shards: Sequence[ParameterShard]) -> Tensor:
     """The columns of these shards, side by side, as a copy."""
     return torch.cat([values[:, s.start : s.stop] for s in shards], 1)
 

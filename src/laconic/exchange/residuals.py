@@ -57,7 +57,7 @@ def mode_for(codec: Codec, feedback: bool | None = None) -> Mode:
     return "off" if (codec.unbiased or codec.fine) and feedback is None else "full"
 
 
-class Layout(Protocol):
+class ResidualLayout(Protocol):
     """Where named values lie in a vector: `cut` gives each name's, flat; `join` has zeros where a name has none."""
 
     @property
@@ -281,19 +281,19 @@ class Residuals:
     def __init__(self, feedback: bool | None = None, *, tentative: bool = False) -> None:
         self.feedback = feedback
         self._tentative = tentative
-        self._vectors: dict[str, tuple[Layout, Residual]] = {}  # by each name that lies in it
+        self._vectors: dict[str, tuple[ResidualLayout, Residual]] = {}  # by each name that lies in it
         self._codecs: dict[str, Codec] = {}  # of the names that `encode` was called for
         self._waiting: dict[str, Tensor] = {}  # of names that lie in no vector now
         self._resumed: set[str] = set()  # of these, those that another job left as it would have gone on
 
-    def lay_out(self, layout: Layout, codec: Codec) -> Residual | None:
+    def lay_out(self, layout: ResidualLayout, codec: Codec) -> Residual | None:
         """The residual of a vector that goes through `codec` from now on, with what its names had before.
 
         None where nothing is fed back, and nothing is left.
         """
         return self._laid_out(layout, mode_for(codec, self.feedback))
 
-    def _laid_out(self, layout: Layout, mode: Mode) -> Residual | None:
+    def _laid_out(self, layout: ResidualLayout, mode: Mode) -> Residual | None:
         left = {name: value for name in layout.names if (value := self.take(name)) is not None}
         if mode == "off" and not left:
             return None

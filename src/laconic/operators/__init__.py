@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from laconic.operators import methods  # noqa: F401  (registers them)
 from laconic.operators.convolve import convolve
-from laconic.operators.method import Cost, Method, build, candidates, examples, get, names, register
+from laconic.operators.method import Method, MethodCost, build, candidates, examples, get, names, register
 from laconic.operators.recurrent import GRU, LSTM
 from laconic.operators.shape import Convolution
 from laconic.operators.tuning import plan_of, tune, untune
@@ -28,8 +28,8 @@ __all__ = [
     "GRU",
     "LSTM",
     "Convolution",
-    "Cost",
     "Method",
+    "MethodCost",
     "build",
     "candidates",
     "convolve",

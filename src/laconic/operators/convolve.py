@@ -34,7 +34,7 @@ def flushed_denormals() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Route:
+class ConvolutionRoute:
     """A method and how the batch is divided for it: `pieces` sum up to the batch."""
 
     method: Method
@@ -72,9 +72,9 @@ class Roles:
     """
 
     conv: Convolution
-    forward: Route
-    input_gradient: Route | None = None
-    weight_gradient: Route | None = None
+    forward: ConvolutionRoute
+    input_gradient: ConvolutionRoute | None = None
+    weight_gradient: ConvolutionRoute | None = None
     prepared: Callable[[Tensor, Method, Convolution], Any] = lambda weight, method, conv: method.prepare(weight, conv)
 
 
@@ -129,8 +129,8 @@ def apply(x: Tensor, weight: Tensor, bias: Tensor | None, roles: Roles) -> Tenso
 def roles_by(method: Method, conv: Convolution, pieces: Sequence[int] = ()) -> Roles:
     """Everything by one method, as far as it goes; torch's own for what it cannot do."""
     adjoint = conv.adjoint()
-    back = Route(method, (conv.batch,)) if adjoint is not None and not method.refuses(adjoint) else None
-    route = Route(method, tuple(pieces) or (conv.batch,))
+    back = ConvolutionRoute(method, (conv.batch,)) if adjoint is not None and not method.refuses(adjoint) else None
+    route = ConvolutionRoute(method, tuple(pieces) or (conv.batch,))
     return Roles(conv, route, back, route if isinstance(method, WeightGradient) else None)
 
 

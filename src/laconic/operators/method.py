@@ -19,7 +19,7 @@ from laconic.registry import Registry
 
 
 @dataclass(frozen=True)
-class Cost:
+class MethodCost:
     """What a method costs, and how far it may be off.
 
     Attributes:
@@ -44,7 +44,7 @@ class Method(Protocol):
         """Why this method cannot compute `conv`; empty when it can."""
         ...
 
-    def cost(self, conv: Convolution) -> Cost:
+    def cost(self, conv: Convolution) -> MethodCost:
         """What it costs here."""
         ...
 
@@ -107,6 +107,6 @@ def sum_depth(conv: Convolution) -> int:
     return log2_ceiling(conv.in_channels // conv.groups) + sum(log2_ceiling(k) for k in conv.kernel)
 
 
-def direct_cost(conv: Convolution, workspace_nbytes: int) -> Cost:
+def direct_cost(conv: Convolution, workspace_nbytes: int) -> MethodCost:
     """The cost of a method that sums the products as they stand: n terms are rounded at most n + 1 times."""
-    return Cost(conv.multiplications, sum_depth(conv), workspace_nbytes, conv.terms + 2.0)
+    return MethodCost(conv.multiplications, sum_depth(conv), workspace_nbytes, conv.terms + 2.0)

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from laconic.operators.search import Choice
+from laconic.operators.search import MethodChoice
 from laconic.operators.shape import Convolution
 
 
 @dataclass(frozen=True)
-class Row:
+class OperatorRow:
     """One layer for one shape of input: the choices, or why it was left alone."""
 
     layer: str
     convolution: Convolution | None
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[MethodChoice, ...] = ()
     left_alone: str = ""
 
     @property
@@ -25,17 +25,17 @@ class Row:
         """Whether any role is computed otherwise than by torch."""
         return any(choice.gains for choice in self.choices)
 
-    def without_the_worst(self) -> Row:
+    def without_the_worst(self) -> OperatorRow:
         """The same with torch's own for the role that is furthest off; alone when nothing is left that gains."""
         worst = max((c for c in self.choices if c.gains), key=lambda choice: choice.error)
         found = replace(self, choices=tuple(c.native() if c is worst else c for c in self.choices))
-        return found if found.gains else Row(self.layer, self.convolution, (), "native: the whole would be off")
+        return found if found.gains else OperatorRow(self.layer, self.convolution, (), "native: the whole would be off")
 
-    def in_order(self) -> Row:
+    def in_order(self) -> OperatorRow:
         """The same with results in torch's order of memory, for what comes next: Winograd's by its other form, which
         takes about as long, others by torch's own."""
         found = replace(self, choices=tuple(choice.in_order() for choice in self.choices))
-        slower = Row(self.layer, self.convolution, (), "native: the whole would be slower")
+        slower = OperatorRow(self.layer, self.convolution, (), "native: the whole would be slower")
         return found if found.gains or not self.gains else slower
 
     @property
@@ -55,7 +55,7 @@ class Plan:
         from_cache: nothing was measured.
     """
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[OperatorRow] = field(default_factory=list)
     error: float | None = None
     speedup: float | None = None
     from_cache: bool = False

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from laconic.errors import BadInput
 from laconic.operators import method as methods
-from laconic.operators.convolve import Route, turned
+from laconic.operators.convolve import ConvolutionRoute, turned
 from laconic.operators.method import Method, WeightGradient
 from laconic.operators.methods.native import convolution, gradients
 from laconic.operators.micro_batch import divide, sizes
@@ -52,7 +52,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Choice:
+class MethodChoice:
     """What was chosen for one role, and what it gave: seconds of torch's own and of this, measured in turns.
 
     `undivided_s` is the time of the quickest admitted way that takes the batch whole: what micro-batches gain is its
@@ -82,12 +82,12 @@ class Choice:
         """Whether it is not just torch's own on the whole batch."""
         return self.method != "native" or len(self.pieces) > 1
 
-    def native(self) -> Choice:
+    def native(self) -> MethodChoice:
         """torch's own instead."""
         return replace(self, method="native", pieces=(sum(self.pieces),), tuned_s=self.native_s, speedup=1.0,
                        undivided_s=self.native_s, error=0.0, workspace_nbytes=0)  # fmt: skip
 
-    def in_order(self) -> Choice:
+    def in_order(self) -> MethodChoice:
         """The same with a result in torch's order of memory; gradients of weights always are."""
         if self.role == "weight gradient" or not getattr(methods.build(self.method), "channels_last", False):
             return self
@@ -104,7 +104,7 @@ def least_workspace(conv: Convolution) -> float:
 
 def choose(
     conv: Convolution, x: Tensor, weight: Tensor, bias: Tensor | None, limits: Limits, needs_input_gradient: bool = True
-) -> list[Choice]:
+) -> list[MethodChoice]:
     """The choice for each role: one without training, two or three with.
 
     Args:
@@ -165,7 +165,7 @@ class _Contest:
     error: Callable[[str], float]
     allowed: float
 
-    def winner(self, limits: Limits) -> Choice:
+    def winner(self, limits: Limits) -> MethodChoice:
         """The best route: methods undivided first, then the best of them in pieces, then against torch's own again."""
         errors: dict[str, float] = {}
 
@@ -187,9 +187,9 @@ class _Contest:
         for (spec, pieces), found in sorted(final.items(), key=lambda item: item[1].seconds):
             if found.speedup >= MARGIN:
                 nbytes = self.every[spec].cost(self.conv.with_batch(max(pieces))).workspace_nbytes
-                return Choice(self.role, spec, pieces, native_s, found.seconds, found.speedup, undivided_s,
+                return MethodChoice(self.role, spec, pieces, native_s, found.seconds, found.speedup, undivided_s,
                               errors[spec], nbytes)  # fmt: skip
-        return Choice(self.role, "native", whole, native_s, native_s, 1.0, native_s, errors["native"], 0)
+        return MethodChoice(self.role, "native", whole, native_s, native_s, 1.0, native_s, errors["native"], 0)
 
     def _seconds(self, limits: Limits, admitted: Callable[[str], bool]) -> dict[str, dict[int, float]]:
         """Seconds by method and number of samples, as far as they fit and promise something."""
@@ -222,29 +222,29 @@ class _Contest:
 
 
 def _convolution(role: str, conv: Convolution, operands: tuple[Tensor, Tensor, Tensor, Tensor | None], limits: Limits,
-                 native: Callable[[], Any]) -> Choice:  # fmt: skip
+                 native: Callable[[], Any]) -> MethodChoice:  # fmt: skip
     """The best route of an output, or of an input's gradient as the output of the adjoint convolution."""
     sample, batch, weight, bias = operands
     judge = Judge(conv, sample, weight)
     every = dict(_candidates(conv, limits))
 
-    def timed(route: Route, some: Tensor, of_size: Convolution, charged: bool) -> Callable[[], Any]:
+    def timed(route: ConvolutionRoute, some: Tensor, of_size: Convolution, charged: bool) -> Callable[[], Any]:
         if charged:
             return lambda: route.run(some, route.method.prepare(weight, of_size), bias, of_size)
         prepared = route.method.prepare(weight, of_size)
         return lambda: route.run(some, prepared, bias, of_size)
 
     def piece(spec: str, size: int, charged: bool) -> Callable[[], Any]:
-        return timed(Route(every[spec], (size,)), batch[:size], conv.with_batch(size), charged)
+        return timed(ConvolutionRoute(every[spec], (size,)), batch[:size], conv.with_batch(size), charged)
 
     def routed(spec: str, pieces: tuple[int, ...]) -> Callable[[], Any]:
-        return timed(Route(every[spec], pieces), batch, conv, limits.train)
+        return timed(ConvolutionRoute(every[spec], pieces), batch, conv, limits.train)
 
     return _Contest(role, conv, every, native, piece, routed, lambda spec: judge.error(every[spec]),
                     judge.allowed(limits.tolerance)).winner(limits)  # fmt: skip
 
 
-def _input_gradient(conv: Convolution, x: Tensor, weight: Tensor, grad: Tensor, limits: Limits) -> Choice:
+def _input_gradient(conv: Convolution, x: Tensor, weight: Tensor, grad: Tensor, limits: Limits) -> MethodChoice:
     adjoint = conv.adjoint()
 
     def native() -> Any:
@@ -252,25 +252,25 @@ def _input_gradient(conv: Convolution, x: Tensor, weight: Tensor, grad: Tensor, 
 
     if adjoint is None:
         seconds = race({"native": native}, 3)["native"].seconds
-        return Choice("input gradient", "native", (conv.batch,), seconds, seconds, 1.0, seconds, 0.0, 0)
+        return MethodChoice("input gradient", "native", (conv.batch,), seconds, seconds, 1.0, seconds, 0.0, 0)
     return _convolution("input gradient", adjoint, (grad[:1], grad, turned(weight, conv), None), limits, native)
 
 
-def _weight_gradient(conv: Convolution, x: Tensor, weight: Tensor, grad: Tensor, limits: Limits) -> Choice:
+def _weight_gradient(conv: Convolution, x: Tensor, weight: Tensor, grad: Tensor, limits: Limits) -> MethodChoice:
     """The best route of the gradient of the weights, which is judged by one sample."""
     one = conv.with_batch(1)
     every: dict[str, Method] = {s: m for s, m in _candidates(conv, limits) if isinstance(m, WeightGradient)}
     exact = gradients(x[:1].double(), weight.double(), grad[:1].double(), one, (False, True))[1]
 
     def error(spec: str) -> float:
-        return relative_error(Route(every[spec], (1,)).weight_gradient(x[:1], grad[:1], one).double(), exact)
+        return relative_error(ConvolutionRoute(every[spec], (1,)).weight_gradient(x[:1], grad[:1], one).double(), exact)
 
     def piece(spec: str, size: int, charged: bool) -> Callable[[], Any]:
-        route, of_size = Route(every[spec], (size,)), conv.with_batch(size)
+        route, of_size = ConvolutionRoute(every[spec], (size,)), conv.with_batch(size)
         return lambda: route.weight_gradient(x[:size], grad[:size], of_size)
 
     def routed(spec: str, pieces: tuple[int, ...]) -> Callable[[], Any]:
-        return lambda: Route(every[spec], pieces).weight_gradient(x, grad, conv)
+        return lambda: ConvolutionRoute(every[spec], pieces).weight_gradient(x, grad, conv)
 
     plain = error("native")
     allowed = plain if limits.tolerance == "native" else max(float(limits.tolerance), plain)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from laconic.operators import method as methods
-from laconic.operators.convolve import Roles, Route, apply
+from laconic.operators.convolve import ConvolutionRoute, Roles, apply
 from laconic.operators.method import Method
-from laconic.operators.search import Choice
+from laconic.operators.search import MethodChoice
 from laconic.operators.shape import Convolution
 
 _SAMPLES = 64
@@ -102,7 +102,7 @@ class TunedConv2d(TunedLayer, nn.Conv2d):
 TUNED: dict[type[nn.Module], type[TunedLayer]] = {nn.Conv1d: TunedConv1d, nn.Conv2d: TunedConv2d}
 
 
-def tuned_layer(layer: nn.Module, plans: Iterable[tuple[Convolution, list[Choice]]], trains: bool) -> TunedLayer:
+def tuned_layer(layer: nn.Module, plans: Iterable[tuple[Convolution, list[MethodChoice]]], trains: bool) -> TunedLayer:
     """A layer that shares everything with `layer` and follows the plans."""
     kind = TUNED[type(layer)]
     found = kind.__new__(kind)
@@ -112,14 +112,14 @@ def tuned_layer(layer: nn.Module, plans: Iterable[tuple[Convolution, list[Choice
     return found
 
 
-def _roles(conv: Convolution, choices: list[Choice], prepared: Prepared) -> Roles:
+def _roles(conv: Convolution, choices: list[MethodChoice], prepared: Prepared) -> Roles:
     by_role = {choice.role: choice for choice in choices}
     forward = by_role["forward"]
-    roles = Roles(conv, Route(methods.build(forward.method), forward.pieces), prepared=prepared)
+    roles = Roles(conv, ConvolutionRoute(methods.build(forward.method), forward.pieces), prepared=prepared)
     back = by_role.get("input gradient")
     if back is not None and back.gains:
-        roles.input_gradient = Route(methods.build(back.method), back.pieces)
+        roles.input_gradient = ConvolutionRoute(methods.build(back.method), back.pieces)
     of_weight = by_role.get("weight gradient")
     if of_weight is not None and of_weight.gains:
-        roles.weight_gradient = Route(methods.build(of_weight.method), of_weight.pieces)
+        roles.weight_gradient = ConvolutionRoute(methods.build(of_weight.method), of_weight.pieces)
     return roles

@@ -28,8 +28,8 @@ from laconic.operators.machine import measurements
 from laconic.operators.micro_batch import sizes
 from laconic.operators.nearness import evaluating, gradient_noise, gradients_of, model_error, tensors
 from laconic.operators.numerics import checked_tolerance
-from laconic.operators.plan import Plan, Row
-from laconic.operators.search import Choice, Limits, choose, least_workspace
+from laconic.operators.plan import OperatorRow, Plan
+from laconic.operators.search import Limits, MethodChoice, choose, least_workspace
 from laconic.operators.shape import Convolution, of_tensors
 from laconic.operators.timing import race
 from laconic.operators.tuned import TUNED, TunedLayer, tuned_layer
@@ -84,7 +84,7 @@ def tune(model: nn.Module, example: Any, tolerance: float | str = 1e-5, workspac
         with flushed_denormals():
             model, plan = _measured(model, inputs, limits, kept)
         if not any(row.left_alone == _LATE for row in plan.rows):
-            kept.put(key, tuple(plan.rows), tuple[Row, ...])
+            kept.put(key, tuple(plan.rows), tuple[OperatorRow, ...])
     else:
         model = _apply(model, plan, train)
     _PLANS[model] = plan
@@ -135,11 +135,11 @@ def _measured(model: nn.Module, inputs: tuple[Any, ...], limits: Limits, kept: M
         for name, module in named.items():
             why = _left_alone(module)
             if why:
-                plan.rows.append(Row(name, None, left_alone=why))
+                plan.rows.append(OperatorRow(name, None, left_alone=why))
             for conv, x in seen.get(name, {}).items():
                 step(name)
                 found = _choices(module, conv, x, limits, kept, (end - time.monotonic()) / left)
-                plan.rows.append(Row(name, conv, tuple(found), _LATE if not found else ""))
+                plan.rows.append(OperatorRow(name, conv, tuple(found), _LATE if not found else ""))
                 left -= 1
     return _whole(model, plan, inputs, native, limits)
 
@@ -164,7 +164,7 @@ def _whole(
             tuned = _apply(untune(tuned), plan, limits.train)
     if plan.speedup is not None and plan.speedup < 1:
         slower, tuned = "native: the whole would be slower", untune(tuned)
-        plan = Plan([Row(r.layer, r.convolution, (), slower) if r.gains else r for r in plan.rows], plan.error)
+        plan = Plan([OperatorRow(r.layer, r.convolution, (), slower) if r.gains else r for r in plan.rows], plan.error)
     log.info("error %s, speed-up %s", plan.error, plan.speedup)
     return tuned, plan
 
@@ -196,10 +196,10 @@ def _near_enough(
 
 def _choices(
     module: nn.Module, conv: Convolution, x: Tensor, limits: Limits, kept: Memo, seconds: float
-) -> list[Choice]:
+) -> list[MethodChoice]:
     """What was chosen before, or is now within about so many seconds; nothing where there are none left."""
     key = f"layer {conv} {conv.dtype} {limits}" + (" with its input's gradient" if x.requires_grad else "")
-    found = kept.get(key, tuple[Choice, ...])
+    found = kept.get(key, tuple[MethodChoice, ...])
     if found is not None:
         return list(found)
     if seconds <= 0:
@@ -207,7 +207,7 @@ def _choices(
     races = (len(sizes(limits.policy, conv.batch)) + 2) * (3 if limits.train else 1)
     hurried = replace(limits, budget_s=min(limits.budget_s, seconds / races))
     chosen = choose(conv, x.detach(), module.weight, module.bias, hurried, x.requires_grad)  # type: ignore[arg-type]
-    kept.put(key, tuple(chosen), tuple[Choice, ...])
+    kept.put(key, tuple(chosen), tuple[MethodChoice, ...])
     return chosen
 
 
@@ -308,7 +308,7 @@ def _signature(model: nn.Module, inputs: tuple[Any, ...], limits: Limits) -> str
 
 
 def _from_cache(kept: Memo, key: str, model: nn.Module) -> Plan | None:
-    layers, found = dict(model.named_modules()), kept.get(key, tuple[Row, ...])
+    layers, found = dict(model.named_modules()), kept.get(key, tuple[OperatorRow, ...])
     if found is None or any(row.layer not in layers for row in found):
         return None
     return Plan(list(found), from_cache=True)

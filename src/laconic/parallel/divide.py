@@ -20,8 +20,8 @@ from laconic.parallel.forms.stages import Stages
 from laconic.parallel.forms.trick import Trick
 from laconic.parallel.layer import Context, Layer, scaled, share_gradients
 from laconic.parallel.pipeline import Pipeline, build
-from laconic.parallel.plan import Form, LayerForm, Plan, Planned, SplitForm
-from laconic.parallel.turns import Turns
+from laconic.parallel.plan import DividedForm, Form, Plan, PlannedDivision, SplitForm
+from laconic.parallel.turns import PassTurns
 from laconic.transports.world import World, current
 
 ELEMENTWISE = (
@@ -33,7 +33,7 @@ CONTEXT = "laconic_division"  # the attribute of a divided model that holds its 
 
 def divide(
     model: nn.Module,
-    plan: Plan | Form | Mapping[str, Form | str] | str | Planned,
+    plan: Plan | Form | Mapping[str, Form | str] | str | PlannedDivision,
     *,
     codec: Spec | tuple[Spec, Spec] | Boundary | None = None,
     world: World | None = None,
@@ -75,10 +75,10 @@ def divide(
     lies = _layouts(model, layers, context.base)
     _enter_turns(layers, lies, context)
     made = {name: form.make(name, module, context, *lies[name])
-            for name, module, form in layers if isinstance(form, LayerForm)}  # fmt: skip
+            for name, module, form in layers if isinstance(form, DividedForm)}  # fmt: skip
     for name, module, form in layers:
         if isinstance(form, Trick):
-            module.forward = Turns(module.forward, context.cut(name), context, form.scheme)
+            module.forward = PassTurns(module.forward, context.cut(name), context, form.scheme)
     for name, layer in made.items():
         owner, _, own = name.rpartition(".")
         if not name:
@@ -151,7 +151,7 @@ def _refuse_tied(model: nn.Module, layers: Sequence[tuple[str, nn.Module, Form]]
     for key, parameter in model.named_parameters(remove_duplicate=False):
         holders.setdefault(id(parameter), []).append(key)
     for name, module, form in layers:
-        for own, parameter in module.named_parameters(recurse=False) if isinstance(form, LayerForm) else ():
+        for own, parameter in module.named_parameters(recurse=False) if isinstance(form, DividedForm) else ():
             if len(holders[id(parameter)]) > 1:
                 key = f"{name}.{own}" if name else own
                 other = next(each for each in holders[id(parameter)] if each != key)
@@ -163,9 +163,9 @@ def _layouts(
 ) -> dict[str, tuple[str, str]]:
     """(takes, gives) of each layer: as its form says; parts between neighbours that fit; else as the model's input."""
     lies: dict[str, list[str]] = {}
-    last: tuple[str, LayerForm] | None = None
+    last: tuple[str, DividedForm] | None = None
     for name, _, form in layers:
-        if not isinstance(form, LayerForm):
+        if not isinstance(form, DividedForm):
             continue
         takes, gives = getattr(form, "takes", None), getattr(form, "gives", None)
         lies[name] = [takes or base, gives or base]
@@ -180,7 +180,11 @@ def _layouts(
 
 
 def _fits(
-    model: nn.Module, last: tuple[str, LayerForm], name: str, form: LayerForm, layers: Sequence[tuple[str, Any, Form]]
+    model: nn.Module,
+    last: tuple[str, DividedForm],
+    name: str,
+    form: DividedForm,
+    layers: Sequence[tuple[str, Any, Form]],
 ) -> bool:
     """Whether a layer can take the parts of the one before: both in one Sequential, only such layers between them."""
     (before, opener), owner = last, name.rpartition(".")[0]

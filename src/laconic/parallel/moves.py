@@ -351,7 +351,7 @@ class Halo(Move):
         return self.cut.swap(way, sends, shapes, self.whole)
 
 
-class Send(Move):
+class SendMove(Move):
     """`target` gets what `source` holds, of this shape; what the other ranks bring counts for nothing.
 
     Every rank calls it. The adjoint sends back: `source` gets what `target` holds, and the others zeros.

@@ -46,7 +46,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class LayerForm(Form):
+class DividedForm(Form):
     """A form of single layers.
 
     Attributes:
@@ -80,7 +80,7 @@ class LayerForm(Form):
 
 
 @dataclass(frozen=True)
-class SplitForm(LayerForm):
+class SplitForm(DividedForm):
     """A form of layers with a weight, divided by output or input."""
 
     split: str = "output"
@@ -101,7 +101,7 @@ class SplitForm(LayerForm):
 
 
 @runtime_checkable
-class Planned(Protocol):
+class PlannedDivision(Protocol):
     """What `laconic.plan` chose, which knows the spec of its division; None divides nothing."""
 
     @property
@@ -136,7 +136,7 @@ class Plan:
     entries: tuple[tuple[str, Form], ...]
 
     @classmethod
-    def of(cls, given: Plan | Form | Mapping[str, Form | str] | str | Planned) -> Plan:
+    def of(cls, given: Plan | Form | Mapping[str, Form | str] | str | PlannedDivision) -> Plan:
         """The plan that a form, a mapping of patterns to forms, a spec, a JSON text or `laconic.plan` names.
 
         Raises:
@@ -145,7 +145,7 @@ class Plan:
         """
         if isinstance(given, Plan):
             return given
-        if isinstance(given, Planned):
+        if isinstance(given, PlannedDivision):
             if given.division is None:
                 raise BadInput("the plan divides no model: give it to laconic.distribute(model, optimizer, plan=plan)")
             given = given.division
@@ -249,7 +249,7 @@ def matches(pattern: str, name: str) -> bool:
 
 def _divisible(name: str, module: nn.Module, form: Form) -> list[str]:
     """The names of what a form divides in a module: itself, or those inside."""
-    if not isinstance(form, LayerForm) or form.divides(module):
+    if not isinstance(form, DividedForm) or form.divides(module):
         return [name]
     prefix = f"{name}." if name else ""
     inside = [prefix + each for each, inner in module.named_modules() if form.divides(inner)]

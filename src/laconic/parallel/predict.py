@@ -29,7 +29,7 @@ from laconic.transports.world import World
 
 
 @dataclass(frozen=True)
-class Row:
+class PredictedRow:
     """A cut: its name, the form, how its input and output lie, and the bytes a rank sends in a step."""
 
     name: str
@@ -41,10 +41,10 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class DivisionPrediction:
     """What one rank sends in a step, by cut, in the model's order."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[PredictedRow, ...]
 
     @property
     def nbytes(self) -> int:
@@ -68,7 +68,7 @@ def predict(
     *,
     codec: Spec | tuple[Spec, Spec] | Boundary | None = None,
     rank: int = 0,
-) -> Prediction:
+) -> DivisionPrediction:
     """What `rank` of `ranks` will send in a step of training on a batch like `example`; the model is left as it is.
 
     Args:
@@ -104,13 +104,13 @@ def predict(
         layer = layers.get(name)
         lies = ("", "") if layer is None else (layer.takes, layer.gives)
         sent = [traffic.sent_nbytes[name, way] for way in ("forward", "backward")]
-        rows.append(Row(name, forms.get(name, "gradients"), *lies, *sent))
-    return Prediction(tuple(rows))
+        rows.append(PredictedRow(name, forms.get(name, "gradients"), *lies, *sent))
+    return DivisionPrediction(tuple(rows))
 
 
 def _stages(
     model: nn.Module, stages: Stages, boundary: Boundary, example: Tensor, place: tuple[int, int]
-) -> Prediction:
+) -> DivisionPrediction:
     """A row for each value that crosses, and for each weight that several stages have."""
     rank, ranks = place
     traced = Traced.of(model, training=True)
@@ -125,7 +125,11 @@ def _stages(
     for value in values:
         sent = [sent_nbytes(value, each[value.name], boundary, rank) for each in forms]
         users = ", ".join(map(str, value.targets))
-        rows.append(Row(value.name, f"stage {value.source} → {users}", "", "", *map(sum, zip(*sent, strict=True))))
+        rows.append(
+            PredictedRow(value.name, f"stage {value.source} → {users}", "", "", *map(sum, zip(*sent, strict=True)))
+        )
     for name, weight, on in weights_of_several([traced.segment(places, stage).module for stage in range(ranks)]):
-        rows.append(Row(name, f"tied: stages {', '.join(map(str, on))}", "", "", *tied_nbytes(weight, on, rank)))
-    return Prediction(tuple(rows))
+        rows.append(
+            PredictedRow(name, f"tied: stages {', '.join(map(str, on))}", "", "", *tied_nbytes(weight, on, rank))
+        )
+    return DivisionPrediction(tuple(rows))

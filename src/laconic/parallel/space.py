@@ -25,7 +25,7 @@ DIMS = {"height": -2, "width": -1}
 
 
 @dataclass(frozen=True)
-class Window:
+class SpaceWindow:
     """The window of one dimension: kernel, stride, padding before and after, dilation; torch's ceil_mode."""
 
     kernel: int
@@ -59,7 +59,7 @@ def _pair(value: Any, dims: int) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, tuple | list) else (value,) * dims
 
 
-def _windows(layer: Any, dims: int) -> list[Window]:
+def _windows(layer: Any, dims: int) -> list[SpaceWindow]:
     kernels, strides = _pair(layer.kernel_size, dims), _pair(layer.stride, dims)
     dilations = _pair(getattr(layer, "dilation", 1), dims)
     ceil = getattr(layer, "ceil_mode", False)
@@ -70,7 +70,7 @@ def _windows(layer: Any, dims: int) -> list[Window]:
             before, after = total // 2, total - total // 2
         else:
             before = after = 0 if layer.padding == "valid" else _pair(layer.padding, dims)[index]
-        found.append(Window(kernel, stride, before, after, dilation, ceil))
+        found.append(SpaceWindow(kernel, stride, before, after, dilation, ceil))
     return found
 
 
@@ -92,7 +92,7 @@ class Strips(Layer):
 
     def __init__(
         self, name: str, context: Context, whole: nn.Module, takes: str, gives: str, axes: Sequence[Axis],
-        windows: Sequence[Window], fill: float = 0.0,
+        windows: Sequence[SpaceWindow], fill: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(name, context, whole, takes, gives)
         self.axes, self.windows, self.fill = list(axes), list(windows), fill
@@ -178,7 +178,7 @@ class Strips(Layer):
         return y
 
 
-class Convolution(Strips):
+class DividedConvolution(Strips):
     """A convolution in strips; its weight is alike on all ranks."""
 
     def __init__(
@@ -246,7 +246,7 @@ class Locations(Strips):
         self, name: str, context: Context, layer: Any, takes: str, gives: str, axes: Sequence[Axis]
     ) -> None:
         pad = layer.kernel // 2
-        window = Window(layer.kernel, 1, pad, pad)
+        window = SpaceWindow(layer.kernel, 1, pad, pad)
         super().__init__(name, context, layer, takes, gives, axes, [window, window])
         width, sizes = layer.size, even(layer.size, self.size)
         starts = [sum(sizes[:rank]) for rank in range(self.size)]

@@ -37,7 +37,7 @@ def row_counts(scheme: str, rows: tuple[int, ...]) -> list[tuple[int, ...]]:
     return list(zip(*(even(count, ranks) for count in rows), strict=True))
 
 
-class Turns:
+class PassTurns:
     """The forward of a module of divided layers, in turns."""
 
     def __init__(self, inner: Callable[[Tensor], Tensor], cut: Cut, context: Context, scheme: str) -> None:
@@ -81,7 +81,7 @@ def train_in_passes(
     Source: Krizhevsky 2014, §4.2 (variable batch size).
     """
     turns = getattr(module, "forward", None)
-    if not isinstance(turns, Turns):
+    if not isinstance(turns, PassTurns):
         raise BadInput(f"passes need a module that is divided in turns (trick), got {type(module).__name__}")
     run, context, ranks = turns.begin(x), turns.context, turns.cut.size
     sizes, whole = [counts[turns.cut.rank] for counts in run.counts], sum(map(sum, run.counts))

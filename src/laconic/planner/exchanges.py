@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from laconic.codecs import codec
-from laconic.exchange.chooser import Cost, cost_of, speed_of
+from laconic.exchange.chooser import CodecCost, cost_of, speed_of
 from laconic.operators.machine import measurements
 from laconic.planner.devices import HERE, Device
 from laconic.schedules import registry
@@ -25,17 +25,17 @@ MATRIX_PRODUCTS = 4  # of a low-rank codec: M·Q, Mᵀ·P, the sum of both, and 
 
 
 @functools.lru_cache(maxsize=65536)
-def plain(numel: int, ranks: int, link: Link) -> Cost:
+def plain(numel: int, ranks: int, link: Link) -> CodecCost:
     """The quickest all-reduce of float32 values."""
     if ranks < 2 or not numel:
-        return Cost("none", "none", 0.0, 0.0, 0.0)
+        return CodecCost("none", "none", 0.0, 0.0, 0.0)
     seconds = {name: registry.get("all_reduce", name).seconds(ranks, 4 * numel, link) for name in ALGORITHMS}
     name = min(seconds, key=lambda each: seconds[each])
-    return Cost("none", name, 0.0, seconds[name], 0.0)
+    return CodecCost("none", name, 0.0, seconds[name], 0.0)
 
 
 @functools.lru_cache(maxsize=65536)
-def coded(spec: str, numel: int, ranks: int, link: Link, speed: tuple[float, float]) -> Cost:
+def coded(spec: str, numel: int, ranks: int, link: Link, speed: tuple[float, float]) -> CodecCost:
     """An exchange of `numel` values through a codec, with its encoding and decoding."""
     chosen = codec(spec)
     if ranks < 2 or not numel or chosen.exact:
@@ -45,10 +45,10 @@ def coded(spec: str, numel: int, ranks: int, link: Link, speed: tuple[float, flo
     return cost_of(spec, numel, ranks, link, *speed)
 
 
-def _low_rank(spec: str, numel: int, ranks: int, link: Link, speed: tuple[float, float]) -> Cost:
+def _low_rank(spec: str, numel: int, ranks: int, link: Link, speed: tuple[float, float]) -> CodecCost:
     """Two all-reduces of factors; the matrix is taken for a square one of `numel` values."""
     factor = plain(max(1, round(math.sqrt(numel) * _matrix_rank(spec))), ranks, link).wire_s
-    return Cost(spec, "all-reduce of factors", numel * speed[0], 2 * factor, numel * speed[1])
+    return CodecCost(spec, "all-reduce of factors", numel * speed[0], 2 * factor, numel * speed[1])
 
 
 def _matrix_rank(spec: str) -> int:

@@ -27,7 +27,7 @@ def ends_of_stages(layers: tuple[LayerTime, ...], count: int, s_per_byte: float 
     return tuple(place + 1 for place in cut(seconds, wires, min(count, len(layers)), SLACK, s_per_byte > 0))
 
 
-class Bucket(NamedTuple):
+class PredictedBucket(NamedTuple):
     """Gradients that are exchanged together: when backward has made them, how many, and the first layer they are of."""
 
     ready_s: float
@@ -44,14 +44,14 @@ def limits(strategy: Strategy) -> tuple[int, int]:
     return numel, numel
 
 
-def buckets(layers: Sequence[LayerTime], share: float, full: tuple[int, int]) -> Iterator[Bucket]:
+def buckets(layers: Sequence[LayerTime], share: float, full: tuple[int, int]) -> Iterator[PredictedBucket]:
     """Gradients come from the last layer to the first; a bucket is handed over when it is full, see `limits`."""
     now, held, (most, others) = 0.0, 0, full
     for place in reversed(range(len(layers))):
         now += layers[place].backward_s
         held += round(layers[place].parameters * share)
         if held >= most:
-            yield Bucket(now, held, place)
+            yield PredictedBucket(now, held, place)
             held, most = 0, others
     if held:
-        yield Bucket(now, held, 0)
+        yield PredictedBucket(now, held, 0)

@@ -19,7 +19,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from laconic.codecs import codec
-from laconic.exchange.chooser import Cost
+from laconic.exchange.chooser import CodecCost
 from laconic.planner.cost import Cost as ModelCost
 from laconic.planner.devices import Device
 from laconic.planner.exchanges import coded, messages, plain, sent_nbytes
@@ -34,7 +34,7 @@ _DIVIDED = (
 )  # fmt: skip
 
 
-Exchanged = tuple[Cost, float, int]  # what it takes, and the bytes and messages that a rank sends
+Exchanged = tuple[CodecCost, float, int]  # what it takes, and the bytes and messages that a rank sends
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,9 @@ class Setting:
             return found, sent_nbytes(spec, numel, ranks, found.form), messages(spec, ranks, found.form)
         inside, hosts = plain(numel, self.per_host, self.link), -(-ranks // self.per_host)
         across = coded(spec, -(-numel // self.per_host), hosts, self.between, self.speeds[spec])
-        whole = Cost(spec, f"{across.form} of hosts", across.encode_s, inside.wire_s + across.wire_s, across.decode_s)
+        whole = CodecCost(
+            spec, f"{across.form} of hosts", across.encode_s, inside.wire_s + across.wire_s, across.decode_s
+        )
         sent = sent_nbytes(spec, -(-numel // self.per_host), hosts, across.form)
         return whole, sent, messages("none", self.per_host, inside.form) + messages(spec, hosts, across.form)
 
@@ -202,7 +204,7 @@ def door(strategy: Strategy) -> str:
 
 
 @dataclass(frozen=True)
-class Replica:
+class ReplicaCost:
     """One replica's step before replicas agree.
 
     Attributes:
@@ -222,7 +224,7 @@ class Replica:
     messages: float = 0.0
 
 
-def _replica(setting: Setting, strategy: Strategy, slow: float) -> Replica:
+def _replica(setting: Setting, strategy: Strategy, slow: float) -> ReplicaCost:
     samples = setting.batch / strategy.data
     scale = setting.work_for(samples) * slow
     layers = tuple(_scaled(layer, scale) for layer in setting.work.layers)
@@ -235,7 +237,7 @@ def _replica(setting: Setting, strategy: Strategy, slow: float) -> Replica:
     if strategy.pipeline > 1:
         return _pipeline(setting, strategy, inside, optimizer, scale / slow)
     compute = sum(layer.forward_s + layer.backward_s for layer in inside.layers) + optimizer / strategy.tensor
-    return Replica(inside.layers, compute, optimizer / strategy.tensor, inside.exposed_s, inside.sent_nbytes,
+    return ReplicaCost(inside.layers, compute, optimizer / strategy.tensor, inside.exposed_s, inside.sent_nbytes,
                    1 / strategy.tensor, messages=inside.messages)  # fmt: skip
 
 
@@ -274,7 +276,7 @@ def _tensor(
     return _Inside(parts, exposed, sent, count)
 
 
-def _weird_trick(setting: Setting, strategy: Strategy, layers: tuple[LayerTime, ...], optimizer: float) -> Replica:
+def _weird_trick(setting: Setting, strategy: Strategy, layers: tuple[LayerTime, ...], optimizer: float) -> ReplicaCost:
     """Convolutions by samples, dense layers by their outputs: every rank sees the whole batch there, in turns.
 
     Source: Krizhevsky, One Weird Trick for Parallelizing Convolutional Neural Networks, 2014, scheme (c).
@@ -293,7 +295,7 @@ def _weird_trick(setting: Setting, strategy: Strategy, layers: tuple[LayerTime, 
     held = whole - sum(layer.parameters for layer in dense) * (1 - 1 / ranks)
     compute = sum(layer.forward_s + layer.backward_s for layer in layers) + optimizer * held / max(1, whole)
     conv = tuple(_replace(layer, 0) if layer.kind == "Linear" else layer for layer in layers)
-    return Replica(conv, compute, optimizer, exposed, sum(nbytes) * 2 * (ranks - 1), held / max(1, whole))
+    return ReplicaCost(conv, compute, optimizer, exposed, sum(nbytes) * 2 * (ranks - 1), held / max(1, whole))
 
 
 def _replace(layer: LayerTime, parameters: int) -> LayerTime:
@@ -302,7 +304,7 @@ def _replace(layer: LayerTime, parameters: int) -> LayerTime:
 
 def _pipeline(
     setting: Setting, strategy: Strategy, inside: _Inside, optimizer: float, samples: float
-) -> Replica:
+) -> ReplicaCost:
     """The slowest stage is busy for m + p − 1 micro-batches, or the slowest link for m and what it takes to fill it.
 
     With c seconds of computing and t of sending a micro-batch, one way: the larger of (m + p − 1) · c + 2 (p − 1) · t
@@ -324,7 +326,7 @@ def _pipeline(
     share = sum(layer.parameters for layer in heaviest) / whole
     optimizer *= share / strategy.tensor
     compute = steps * piece + optimizer
-    return Replica(heaviest, compute, optimizer, exposed + waits, sent + 2 * pieces * max(nbytes, default=0.0),
+    return ReplicaCost(heaviest, compute, optimizer, exposed + waits, sent + 2 * pieces * max(nbytes, default=0.0),
                    share / strategy.tensor, 1 / len(cut), count + 2 * pieces * (len(cut) > 1))  # fmt: skip
 
 
@@ -339,7 +341,7 @@ class _Agreed(NamedTuple):
     timeline: tuple[Bar, ...]
 
 
-def _agreement(setting: Setting, strategy: Strategy, replica: Replica, slow: float) -> _Agreed:
+def _agreement(setting: Setting, strategy: Strategy, replica: ReplicaCost, slow: float) -> _Agreed:
     """The exchange of all buckets, one after the other, from when backward has made them."""
     forward = sum(layer.forward_s for layer in replica.layers)
     backward = sum(layer.backward_s for layer in replica.layers)
@@ -400,7 +402,7 @@ def _period(consistency: str) -> int:
     return int(rest.rstrip(")") or 8) if name == "local" else 1
 
 
-def _memory(setting: Setting, strategy: Strategy, replica: Replica) -> float:
+def _memory(setting: Setting, strategy: Strategy, replica: ReplicaCost) -> float:
     """A rank's memory: its part of what is fixed, residuals of a lossy codec, and its samples' activations."""
     samples = setting.batch / strategy.data
     residuals = 4 * setting.cost.total("parameters") if strategy.codec != "none" and strategy.data > 1 else 0

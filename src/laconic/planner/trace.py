@@ -28,7 +28,7 @@ from laconic.planner.counting import count
 
 
 @dataclass
-class Traced:
+class TracedModel:
     """What one module ran itself, not through its children.
 
     Attributes:
@@ -65,7 +65,7 @@ class Trace:
         peak_nbytes: the most that is allocated at once in a step, with weights, gradients and the optimiser's state.
     """
 
-    layers: dict[str, Traced] = field(default_factory=dict)
+    layers: dict[str, TracedModel] = field(default_factory=dict)
     depth: int = 0
     backward_multiply_adds: int = 0
     saved_nbytes: int = 0
@@ -80,7 +80,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
         self.names = names
-        self.stack: list[Traced] = []
+        self.stack: list[TracedModel] = []
         self.backward = False
         self._live: dict[int, int] = {}
         self._depth: dict[int, int] = {}
@@ -144,7 +144,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         name = self.names.get(id(module), "")
-        layer = self.trace.layers.setdefault(name, Traced(name, type(module).__name__))
+        layer = self.trace.layers.setdefault(name, TracedModel(name, type(module).__name__))
         layer.calls += 1
         layer.trains_input |= any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
         self.stack.append(layer)

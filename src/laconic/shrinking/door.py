@@ -22,7 +22,7 @@ from laconic.shrinking.parts import Part, Whole
 from laconic.shrinking.plan import Plan
 from laconic.shrinking.report import Report, report
 from laconic.shrinking.search import Search, model_of
-from laconic.shrinking.training import Evaluate, Progress, Steps, Train, resolve
+from laconic.shrinking.training import Evaluate, Progress, Train, TrainingSteps, resolve
 from laconic.workloads import Task, Workload
 
 
@@ -119,7 +119,7 @@ def shrink(
         small, parts, plan, after = model_of(model, best.parts), best.parts, best.plan, best.error
     else:
         small = retrain.copy_of(model)
-        trainer = Steps(progress, plan.rounds + 1).reporting(trainer)
+        trainer = TrainingSteps(progress, plan.rounds + 1).reporting(trainer)
         parts, after = plan.share_values(small, plan.prune(small, trainer), trainer), None
         small.eval()
     shrunk = Shrunk(small, parts, plan, before, after)

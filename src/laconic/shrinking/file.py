@@ -41,7 +41,7 @@ _VALUES = {"f2": 2, "f4": 4}
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """A tensor of the header.
 
     Attributes:
@@ -250,7 +250,7 @@ class Reader:
         except PayloadError as error:
             raise PayloadError(f"{self.path}: tensor '{name}': {error}") from error
 
-    def _values(self, entry: Entry) -> tuple[Array, int, float | None]:
+    def _values(self, entry: TensorEntry) -> tuple[Array, int, float | None]:
         """The value of each symbol; for evenly spaced ones also offset and step."""
         head = self._data[entry.at : entry.at + _book_nbytes(entry)].tobytes()
         if entry.coding == "even":
@@ -260,7 +260,7 @@ class Reader:
         book = np.frombuffer(head, f"<{entry.values}").astype(np.float32)
         return np.concatenate([np.zeros(1, np.float32), book]), 0, None
 
-    def _chunks(self, entry: Entry) -> list[memoryview]:
+    def _chunks(self, entry: TensorEntry) -> list[memoryview]:
         """The pieces of a payload, without a copy."""
         sizes = entry.chunks
         if entry.coding == "exact":
@@ -269,7 +269,7 @@ class Reader:
         return [self._data[start:stop].data for start, stop in itertools.pairwise(ends)]
 
 
-def _book_nbytes(entry: Entry) -> int:
+def _book_nbytes(entry: TensorEntry) -> int:
     return {"even": 5, "shared": entry.levels * _VALUES.get(entry.values, 0)}.get(entry.coding, 0)
 
 
@@ -303,10 +303,10 @@ def _header(data: Array) -> dict[str, Any]:
     return header
 
 
-def _entries(rows: list[Any], data: Array, most_nbytes: int) -> dict[str, Entry]:
+def _entries(rows: list[Any], data: Array, most_nbytes: int) -> dict[str, TensorEntry]:
     """The header's tensors, each checked against the file before anything is allocated for it."""
     at = _PREFIX.size + struct.unpack("<I", data[12:16].tobytes())[0]
-    found: dict[str, Entry] = {}
+    found: dict[str, TensorEntry] = {}
     left = most_nbytes
     for row in rows:
         entry = _entry(row)
@@ -317,17 +317,17 @@ def _entries(rows: list[Any], data: Array, most_nbytes: int) -> dict[str, Entry]
         payload = data[at : at + entry.nbytes]
         if entry.name in found or payload.size != entry.nbytes or zlib.crc32(payload.data) != entry.crc32:
             raise PayloadError(f"tensor '{entry.name}' is there twice, cut off or changed")
-        found[entry.name] = Entry(**{**entry.__dict__, "at": at})
+        found[entry.name] = TensorEntry(**{**entry.__dict__, "at": at})
         at += entry.nbytes
     if at != data.size:
         raise PayloadError(f"{data.size - at} bytes follow its last tensor")
     return found
 
 
-def _entry(row: Any) -> Entry:
+def _entry(row: Any) -> TensorEntry:
     """One tensor of the header, checked in itself."""
     try:
-        entry = Entry(**{**row, "shape": tuple(row["shape"]), "chunks": tuple(row.get("chunks", ())), "at": 0})
+        entry = TensorEntry(**{**row, "shape": tuple(row["shape"]), "chunks": tuple(row.get("chunks", ())), "at": 0})
         if not isinstance(entry.values, str):
             raise ValueError(f"values of {entry.values!r}")
         whole = [*entry.shape, entry.nbytes, entry.crc32, entry.levels]
@@ -341,7 +341,7 @@ def _entry(row: Any) -> Entry:
     return entry
 
 
-def _check_sizes(entry: Entry, lists: Any, coded: int) -> None:
+def _check_sizes(entry: TensorEntry, lists: Any, coded: int) -> None:
     """Raise ValueError unless shape, chunks and payload fit each other."""
     numel = math.prod(max(1, size) for size in entry.shape)  # a shape with a 0 must not overflow either
     if not isinstance(entry.name, str) or entry.dtype not in DTYPES or numel >= 1 << 48:

@@ -18,7 +18,7 @@ HEADINGS = ("layer", "weights", "kept %", "weight bits", "index bits", "bytes", 
 
 
 @dataclass(frozen=True)
-class Row:
+class ShrinkRow:
     """One tensor.
 
     Attributes:
@@ -57,7 +57,7 @@ class Row:
 class Report:
     """A file: its rows, the bytes of all of it, and what its writer wrote about it."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ShrinkRow, ...]
     file_nbytes: int
     about: Mapping[str, object]
 
@@ -118,5 +118,7 @@ def report(reader: Reader) -> Report:
             weight_bits = 8 * (entry.nbytes - index_nbytes) / nonzero
         elif is_weight and entry.numel:
             kept = int(reader.tensor(name).count_nonzero()) / entry.numel
-        rows.append(Row(name, entry.numel, kept, weight_bits, index_bits, entry.nbytes, entry.dense_nbytes, is_weight))
+        rows.append(
+            ShrinkRow(name, entry.numel, kept, weight_bits, index_bits, entry.nbytes, entry.dense_nbytes, is_weight)
+        )
     return Report(tuple(rows), reader.nbytes, reader.about)

@@ -27,7 +27,7 @@ from laconic.shrinking.file import Reader, write
 from laconic.shrinking.parts import Part
 from laconic.shrinking.plan import Plan
 from laconic.shrinking.share import build, share
-from laconic.shrinking.training import Evaluate, Steps, Train
+from laconic.shrinking.training import Evaluate, Train, TrainingSteps
 from laconic.storage.memo import Form, Memo
 
 DENSITIES = (0.5, 0.3, 0.18, 0.1, 0.06, 0.035, 0.02, 0.012)
@@ -58,7 +58,7 @@ class Search:
 
     def __init__(self, train: Train | None, evaluate: Evaluate, limit: float, folder: Path | None,
                  progress: Callable[[str, float], None] | None) -> None:  # fmt: skip
-        self._step = Steps(progress)
+        self._step = TrainingSteps(progress)
         self.train, self.evaluate, self.limit = self._step.reporting(train), evaluate, limit
         self._trainer, self._folder = train, folder
 

@@ -23,7 +23,7 @@ STARTS = ("density", "linear", "random")
 _TURNS = 12
 
 
-class Method(Protocol):
+class SharingMethod(Protocol):
     """A way to share: the weights that are kept → sorted values, and for each weight the number of its value."""
 
     name: ClassVar[str]
@@ -35,7 +35,7 @@ class Method(Protocol):
 METHODS: Registry[type[Any]] = Registry("way to share weights")
 
 
-def build(spec: str, bits: int | None = None) -> Method:
+def build(spec: str, bits: int | None = None) -> SharingMethod:
     """The method that a spec names; `bits` is used where the method has bits.
 
     >>> build("kmeans", 4)
@@ -44,7 +44,7 @@ def build(spec: str, bits: int | None = None) -> Method:
     name, _ = specs.split(METHODS.what, spec)
     if name not in METHODS.names():  # a plan may also share none
         raise UnknownName(METHODS.what, name, [*METHODS.names(), "none"])
-    method: Method = specs.build(METHODS, spec)
+    method: SharingMethod = specs.build(METHODS, spec)
     return replace(method, bits=bits) if bits is not None and hasattr(method, "bits") else method  # type: ignore[type-var]
 
 
@@ -58,7 +58,7 @@ def bits_in(spec: str) -> int | None:
     return getattr(build(spec), "bits", None) if named else None
 
 
-def share(weight: Tensor, method: Method, mask: Tensor | None = None, bit_price: float = 0.0) -> Shared:
+def share(weight: Tensor, method: SharingMethod, mask: Tensor | None = None, bit_price: float = 0.0) -> Shared:
     """A weight with few values; pruned where the mask says so.
 
     Args:
@@ -158,7 +158,7 @@ class Uniform:
 
 @METHODS.register("ternary")
 @dataclass(frozen=True)
-class Ternary:
+class TernaryValues:
     """−a, 0, a: weights below 0.7 · mean |w| go, and a is the mean |w| of the others.
 
     Source: Li, Zhang, Liu, Ternary Weight Networks, 2016, equations 5 and 6.

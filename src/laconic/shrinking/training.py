@@ -20,7 +20,7 @@ Evaluate = Callable[[nn.Module], float]
 Progress = Callable[[str, float], None]
 
 
-class Steps:
+class TrainingSteps:
     """Says what was done, and which share of all steps that is.
 
     Args:

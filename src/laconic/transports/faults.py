@@ -23,7 +23,7 @@ DAMAGED_NBYTES = 17
 
 
 @dataclass(frozen=True)
-class Message:
+class WireMessage:
     """A message about to be sent: what a fault is chosen by.
 
     Attributes:
@@ -38,7 +38,7 @@ class Message:
     nbytes: int
 
 
-Choice = Callable[[Message], bool]
+Choice = Callable[[WireMessage], bool]
 
 
 class Faulty(Transport):
@@ -68,7 +68,7 @@ class Faulty(Transport):
         *,
         corrupt: Choice | None = None,
         drop: Choice | None = None,
-        delay: Callable[[Message], float] | None = None,
+        delay: Callable[[WireMessage], float] | None = None,
         die: Choice | None = None,
     ) -> None:
         super().__init__(inner.rank, inner.world_size, inner.timeout_s)
@@ -92,7 +92,7 @@ class Faulty(Transport):
     def post(self, call: Call, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
         kept = []
         for send in sends:
-            message = Message(call.sequence, call.collective, call.algorithm, round, send.peer, send.data.nbytes)
+            message = WireMessage(call.sequence, call.collective, call.algorithm, round, send.peer, send.data.nbytes)
             if self._die is not None and self._die(message):
                 os.kill(os.getpid(), signal.SIGKILL)
             if self._delay is not None:

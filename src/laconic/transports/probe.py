@@ -33,7 +33,7 @@ from laconic import schedules
 from laconic.schedules import Link
 from laconic.transports.base import Incoming, Outgoing, Transport, drive, finish
 from laconic.transports.executor import gather_texts, run, run_native
-from laconic.transports.profile import Profile, Residual
+from laconic.transports.profile import FitResidual, Profile
 
 Floats = npt.NDArray[np.float64]
 
@@ -95,7 +95,7 @@ def probe(transport: Transport, *, quick: bool = False) -> Profile:
         bursts = _measure_bursts(bench, effort)
         link = fit(exchanges, bursts, overhead_s, reduce_s_per_byte)
         rounds = [(1, nbytes, seconds) for nbytes, seconds in exchanges] + bursts
-        residuals = [Residual(c, n, seconds, link.burst_s(c, n, reduced=False)) for c, n, seconds in rounds]
+        residuals = [FitResidual(c, n, seconds, link.burst_s(c, n, reduced=False)) for c, n, seconds in rounds]
     measured = _measure_all_reduces(bench, effort, link)
     (created,) = bench.largest([time.time()])
     return Profile(

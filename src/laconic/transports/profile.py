@@ -25,7 +25,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Residual:
+class FitResidual:
     """One measurement behind the fit: a round of `messages` messages of `nbytes` to one peer, and what the fit says."""
 
     messages: int
@@ -68,7 +68,7 @@ class Profile:
     engine: str
     world_size: int
     link: Link
-    residuals: tuple[Residual, ...] = ()
+    residuals: tuple[FitResidual, ...] = ()
     measured: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
     created: str = ""

@@ -189,7 +189,7 @@ def init(
     if known is not None and known.engine != name:
         raise BadInput(f"the link profile was measured on engine '{known.engine}', this world runs on '{name}'")
     _generations += 1
-    options = Options(name, timeout_s, key_file, bind, insecure, _generations)
+    options = EngineOptions(name, timeout_s, key_file, bind, insecure, _generations)
     transport = _ENGINES[name](place, options)
     store = None if place.store is None else dist.PrefixStore(f"world/g{_generations}", place.store)
     _current, _was_closed = World(transport, known, watch=watch_launcher(place, transport), store=store), False
@@ -209,7 +209,7 @@ def current() -> World:
 
 
 @dataclass(frozen=True)
-class Options:
+class EngineOptions:
     """What `init` was asked for, for the engine's opener."""
 
     engine: str
@@ -220,14 +220,14 @@ class Options:
     generation: int
 
 
-def _store(place: Place, options: Options) -> dist.Store:
+def _store(place: Place, options: EngineOptions) -> dist.Store:
     """The store under a prefix that no other generation uses."""
     if place.store is None:
         raise BadInput(f"engine '{options.engine}' needs torchrun's store; under mpiexec use engine 'mpi'")
     return dist.PrefixStore(f"{options.engine}/g{options.generation}", place.store)
 
 
-def _open_torch(place: Place, options: Options) -> Transport:
+def _open_torch(place: Place, options: EngineOptions) -> Transport:
     from laconic.transports.torchdist import TorchTransport
 
     group = None
@@ -239,13 +239,13 @@ def _open_torch(place: Place, options: Options) -> Transport:
     return TorchTransport(store, place.rank, place.world_size, timeout_s, group=group, store_host=place.store_host)
 
 
-def _open_mpi(place: Place, options: Options) -> Transport:
+def _open_mpi(place: Place, options: EngineOptions) -> Transport:
     from laconic.transports.mpi import MpiTransport
 
     return MpiTransport(timeout_s=options.timeout_s)
 
 
-def _open_zmq(place: Place, options: Options) -> Transport:
+def _open_zmq(place: Place, options: EngineOptions) -> Transport:
     from laconic.transports.zeromq import ZmqTransport
     from laconic.transports.zeromq_keys import read_key
 
@@ -260,7 +260,7 @@ def _open_zmq(place: Place, options: Options) -> Transport:
     )
 
 
-_ENGINES: dict[str, Callable[[Place, Options], Transport]] = {
+_ENGINES: dict[str, Callable[[Place, EngineOptions], Transport]] = {
     "gloo": _open_torch,
     "mpi": _open_mpi,
     "nccl": _open_torch,

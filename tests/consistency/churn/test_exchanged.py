@@ -18,8 +18,8 @@ import laconic
 from laconic.consistency.churn.exchanged import Exchanged
 from laconic.consistency.churn.line import Line
 from laconic.consistency.churn.meeting import View, read_events
-from laconic.consistency.churn.progress import Progress
-from laconic.consistency.churn.wire import Kind, Message, Occasion, pack, piece, piece_tag, unpack
+from laconic.consistency.churn.progress import ExchangeProgress
+from laconic.consistency.churn.wire import MemberKind, MemberMessage, Occasion, pack, piece, piece_tag, unpack
 from laconic.errors import BadInput
 from laconic.transports.base import Transport
 from laconic.transports.threads import run_threads
@@ -134,16 +134,16 @@ def test_pieces_of_other_views_are_dropped_and_no_message_is_taken_for_one() -> 
     assert piece(2, tag, 7, data).view == 7
     assert piece(2, tag, 8, data).view == -1
     with pytest.raises(laconic.errors.PayloadError):
-        unpack(2, pack(Kind.PIECE, 7, 0))
+        unpack(2, pack(MemberKind.PIECE, 7, 0))
 
 
 def test_who_cannot_reach_whom_is_known_as_long_as_it_is_so(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    progress = Progress(View(1, ((3, ""), (5, ""), (9, "")), "", 0.0))
+    progress = ExchangeProgress(View(1, ((3, ""), (5, ""), (9, "")), "", 0.0))
 
-    def says(sender: int, missed: int, kind: Kind = Kind.WAITING) -> None:
-        progress.note(Message(sender, kind, 1, 0, missed, 0, torch.empty(0)))
+    def says(sender: int, missed: int, kind: MemberKind = MemberKind.WAITING) -> None:
+        progress.note(MemberMessage(sender, kind, 1, 0, missed, 0, torch.empty(0)))
 
     says(5, 0b100)
     now[0] += 1.0
@@ -155,7 +155,7 @@ def test_who_cannot_reach_whom_is_known_as_long_as_it_is_so(monkeypatch: pytest.
     says(5, 0)
     assert progress.apart(0.5) == {}
     says(9, 0b10)
-    says(9, 0, Kind.READY)
+    says(9, 0, MemberKind.READY)
     now[0] += 9.0
     assert progress.apart(0.5) == {}
 
@@ -234,7 +234,7 @@ def test_two_members_that_cannot_reach_each_other_do_not_stop_the_others(
     def stop(job: Any) -> None:
         cut.set()
         job._group._line.transport.send_to = lambda peer, payload, tag, send=job._group._line.transport.send_to: (
-            send(1, pack(Kind.BUSY, 0, 0), 0) if tag and peer in apart else send(peer, payload, tag)
+            send(1, pack(MemberKind.BUSY, 0, 0), 0) if tag and peer in apart else send(peer, payload, tag)
         )
 
     workers = []

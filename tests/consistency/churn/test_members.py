@@ -16,8 +16,8 @@ from torch import nn
 import laconic
 from laconic.consistency.churn import line
 from laconic.consistency.churn.meeting import Meeting, View, event, read_events
-from laconic.consistency.churn.replica import Replica, Work, digest
-from laconic.consistency.churn.wire import HEADER_NBYTES, Kind, pack, unpack
+from laconic.consistency.churn.replica import Replica, StepWork, digest
+from laconic.consistency.churn.wire import HEADER_NBYTES, MemberKind, pack, unpack
 from laconic.errors import BadInput, PayloadError, PeerLost, UnknownName
 from laconic.transports.launcher import LocalJob
 from laconic.transports.zeromq import ZmqTransport
@@ -75,11 +75,11 @@ def test_events_are_read_even_when_the_last_line_is_cut_off(tmp_path: Path) -> N
 
 
 def test_messages_round_trip_and_strangers_are_refused() -> None:
-    message = unpack(5, pack(Kind.MEAN, 7, 3, 1 << 63, 1, torch.arange(3.0)))
-    assert (message.sender, message.kind, message.view, message.step) == (5, Kind.MEAN, 7, 3)
+    message = unpack(5, pack(MemberKind.MEAN, 7, 3, 1 << 63, 1, torch.arange(3.0)))
+    assert (message.sender, message.kind, message.view, message.step) == (5, MemberKind.MEAN, 7, 3)
     assert (message.detail, message.flag) == (1 << 63, 1)
     assert torch.equal(message.body.view(torch.float32), torch.arange(3.0))
-    good = pack(Kind.JOIN, 1, 0, body=b"somewhere")
+    good = pack(MemberKind.JOIN, 1, 0, body=b"somewhere")
     for bad in (good[: HEADER_NBYTES - 1], good.float(), torch.zeros(64, dtype=torch.uint8)):
         with pytest.raises(PayloadError):
             unpack(1, bad)
@@ -124,7 +124,7 @@ def _trained(make: Any, steps: int) -> Replica:
     for step in range(steps):
         model(torch.randn(5, 6))
         gradient = torch.randn(replica.numel, generator=torch.Generator().manual_seed(step))
-        Work(replica).apply(gradient, 1, (0,))
+        StepWork(replica).apply(gradient, 1, (0,))
     return replica
 
 
@@ -142,7 +142,7 @@ def test_a_newcomer_goes_on_with_the_same_bits(make: Any) -> None:
     for _ in range(3):
         mean = torch.randn(old.numel)
         for replica in (old, new):
-            Work(replica).apply(mean.clone(), 1, (0,))
+            StepWork(replica).apply(mean.clone(), 1, (0,))
     assert digest(old.weights.values) == digest(new.weights.values)
     for ours, theirs in zip(old.model.state_dict().values(), new.model.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs)

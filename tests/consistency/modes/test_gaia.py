@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.consistency.servers.wire import Kind, Message
-from laconic.consistency.sites import Link, Significance, site_numbers
+from laconic.consistency.servers.wire import ServerKind, ServerMessage
+from laconic.consistency.sites import Significance, SiteLink, site_numbers
 from laconic.errors import BadInput, PayloadError
 from laconic.transports.launcher import run_local
 from tests.reference.significance import gaia_sender
@@ -42,9 +42,9 @@ def test_the_filter_tells_what_the_reference_tells(threshold: float) -> None:
 def test_nothing_is_lost_on_a_link_that_cannot_keep_up(codec: str) -> None:
     """Messages are delayed at random; whatever was applied here is there, on its way, or still to be told."""
     rng, generator = random.Random(1), torch.Generator().manual_seed(2)
-    here, there = Link(1, 500, 0.02), Link(0, 500, 0.02)
+    here, there = SiteLink(1, 500, 0.02), SiteLink(0, 500, 0.02)
     w = torch.randn(500, generator=generator)
-    wire: deque[Message] = deque()
+    wire: deque[ServerMessage] = deque()
     total = torch.zeros(500)
     kinds = []
     for clock in range(1, 60):
@@ -57,7 +57,7 @@ def test_nothing_is_lost_on_a_link_that_cannot_keep_up(codec: str) -> None:
         wire.extend(sent)
         while wire and rng.random() < 0.4:
             if there.take_in(wire.popleft()):
-                here.take_in(Message(Kind.STORED, 0, 0))
+                here.take_in(ServerMessage(ServerKind.STORED, 0, 0))
         assert there.mirror <= clock
         if there.mirror == clock and codec == "none":
             missing = (total - there.incoming).abs() if there.incoming is not None else total.abs()
@@ -65,34 +65,34 @@ def test_nothing_is_lost_on_a_link_that_cannot_keep_up(codec: str) -> None:
     while wire:
         there.take_in(wire.popleft())
     assert there.barriers == 0
-    assert Kind.BARRIER in kinds
+    assert ServerKind.BARRIER in kinds
     assert here.told > 0
     torch.testing.assert_close(there.incoming + here.filter.accumulated, total, rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_no_longer_significant_is_not_held_back() -> None:
     """An update that was held back and then undone leaves no barrier behind."""
-    link, none = Link(1, 4, 0.1), laconic.codec("none")
+    link, none = SiteLink(1, 4, 0.1), laconic.codec("none")
     sent, w = [], torch.ones(4)
     for clock, update in enumerate(([1.0, 0, 0, 0], [0, 1.0, 0, 0], [0, -1.0, 0, 0]), start=1):
         link.filter.add(torch.tensor(update))
         sent.append([message.kind for message in link.outgoing(w, clock, none)])
-    assert sent == [[Kind.PUSH], [], [Kind.PUSH]]
+    assert sent == [[ServerKind.PUSH], [], [ServerKind.PUSH]]
     assert link.under_way
     assert not link.held_back
-    link.take_in(Message(Kind.STORED, 0, 0))
+    link.take_in(ServerMessage(ServerKind.STORED, 0, 0))
     link.filter.add(torch.ones(4))
-    assert [message.kind for message in link.outgoing(w, 4, none)] == [Kind.PUSH]
+    assert [message.kind for message in link.outgoing(w, 4, none)] == [ServerKind.PUSH]
 
 
 def test_broken_messages_between_sites() -> None:
-    link = Link(1, 100, 0.01)
+    link = SiteLink(1, 100, 0.01)
     nothing = torch.zeros(0, dtype=torch.uint8)
     for text in ('{"count": 0.5}', '{"count": 101}', '{"count": 7}', '{"count": 3, "announced": true}'):
         with pytest.raises(PayloadError):
-            link.take_in(Message(Kind.PUSH, 0, 0, text=text, payload=nothing))
+            link.take_in(ServerMessage(ServerKind.PUSH, 0, 0, text=text, payload=nothing))
     with pytest.raises(PayloadError, match="kind PULL"):
-        link.take_in(Message(Kind.PULL, 0, 0))
+        link.take_in(ServerMessage(ServerKind.PULL, 0, 0))
     assert (link.incoming, link.mirror) == (None, 0)
 
 

@@ -21,8 +21,15 @@ from laconic.consistency.modes.easgd import Centre
 from laconic.consistency.servers.clocks import Clocks
 from laconic.consistency.servers.desk import Desk, Serving
 from laconic.consistency.servers.server import Server
-from laconic.consistency.servers.shards import Layout, Shard, ShardOptimizer, changed_options, cut, plain_options
-from laconic.consistency.servers.wire import Kind, Message, settings, unpack, weights_in
+from laconic.consistency.servers.shards import (
+    ShardLayout,
+    ShardOptimizer,
+    WeightShard,
+    changed_options,
+    cut,
+    plain_options,
+)
+from laconic.consistency.servers.wire import ServerKind, ServerMessage, settings, unpack, weights_in
 from laconic.errors import BadInput, PayloadError, PeerLost
 from laconic.transports.launcher import LocalJob, run_local
 from tests.reference.downpour import downpour
@@ -30,7 +37,9 @@ from tests.reference.downpour import downpour
 
 def test_messages_survive_the_wire_and_broken_ones_do_not() -> None:
     payload = torch.arange(100, dtype=torch.uint8)
-    message = Message(Kind.PUSH, 3, 7, 2**40, 5, 9, 2.5, True, text='{"codec": "topk(0.1)"}', payload=payload)
+    message = ServerMessage(
+        ServerKind.PUSH, 3, 7, 2**40, 5, 9, 2.5, True, text='{"codec": "topk(0.1)"}', payload=payload
+    )
     packed = message.pack()
     again = unpack(packed)
     assert torch.equal(again.payload, payload)
@@ -38,7 +47,7 @@ def test_messages_survive_the_wire_and_broken_ones_do_not() -> None:
     fields = [name for name in message.__dataclass_fields__ if name != "payload"]
     assert [getattr(again, name) for name in fields] == [getattr(message, name) for name in fields]
     forwarded = unpack(message.forwarded(4.0).pack())
-    assert (forwarded.kind, forwarded.original, forwarded.value) == (Kind.FORWARD, Kind.PUSH, 4.0)
+    assert (forwarded.kind, forwarded.original, forwarded.value) == (ServerKind.FORWARD, ServerKind.PUSH, 4.0)
     for broken in (packed[:20], packed[:60], packed[1:], torch.zeros(64, dtype=torch.uint8)):
         with pytest.raises(PayloadError):
             unpack(broken)
@@ -53,77 +62,77 @@ def test_messages_survive_the_wire_and_broken_ones_do_not() -> None:
 
 def test_options_of_many_groups_travel_with_a_push() -> None:
     groups = {str(number): {"lr": 0.1 / (1 + number), "initial_lr": 0.1} for number in range(2000)}
-    push = Message(Kind.PUSH, 0, 0, text=json.dumps({"groups": groups}))
+    push = ServerMessage(ServerKind.PUSH, 0, 0, text=json.dumps({"groups": groups}))
     assert settings(unpack(push.pack()).text) == {"groups": groups}
 
 
 def test_layouts() -> None:
     assert [end - begin for begin, end in cut(10, 4)] == [2, 3, 2, 3]
-    dedicated = Layout(5, servers=2, replicas=1, numel=100)
+    dedicated = ShardLayout(5, servers=2, replicas=1, numel=100)
     assert (dedicated.homes, dedicated.trainers) == ([0, 1, 2, 3, 4, 3, 4], [0, 1, 2])
     assert (dedicated.chain(1), dedicated.held_by(5)) == ([6, 5], [0, 1])
     with pytest.raises(BadInput, match="leaves no worker"):
-        Layout(2, servers=2, replicas=0, numel=10)
+        ShardLayout(2, servers=2, replicas=0, numel=10)
     with pytest.raises(BadInput, match="replicas=1"):
-        Layout(3, servers=1, replicas=1, numel=10)
+        ShardLayout(3, servers=1, replicas=1, numel=10)
 
 
 def test_a_server_stays_until_those_who_finished_have_their_answers() -> None:
     """A copy answers in the place of a server that is killed between two answers to FINISH."""
-    layout, sent = Layout(2, servers=None, replicas=1, numel=4), list[tuple[int, Message]]()
+    layout, sent = ShardLayout(2, servers=None, replicas=1, numel=4), list[tuple[int, ServerMessage]]()
     serving = Serving("async")
     shards = {number: serving.shard(layout, number, torch.zeros(2)) for number in (0, 1)}
     desk = Desk(3, layout, shards, serving, lambda member, message: sent.append((member, message)))
     for worker in (0, 1):
-        desk.take(2, Message(Kind.FINISH, 0, worker, payload=torch.empty(0)).forwarded(0))
-        desk.take(worker, Message(Kind.FINISH, 1, worker, wants_weights=True, payload=torch.empty(0)))
+        desk.take(2, ServerMessage(ServerKind.FINISH, 0, worker, payload=torch.empty(0)).forwarded(0))
+        desk.take(worker, ServerMessage(ServerKind.FINISH, 1, worker, wants_weights=True, payload=torch.empty(0)))
         for member, message in list(sent):
-            if message.kind == Kind.FORWARD:
-                desk.take(member, Message(Kind.STORED, message.shard, message.worker, message.sequence))
+            if message.kind == ServerKind.FORWARD:
+                desk.take(member, ServerMessage(ServerKind.STORED, message.shard, message.worker, message.sequence))
     desk.answer()
     assert desk.unanswered
     desk.leave(2)  # and the workers turn to this one
-    desk.take(0, Message(Kind.FINISH, 0, 0, wants_weights=True))
+    desk.take(0, ServerMessage(ServerKind.FINISH, 0, 0, wants_weights=True))
     desk.answer()
     assert sent[-1][0] == 0
-    assert sent[-1][1].kind == Kind.REPLY
+    assert sent[-1][1].kind == ServerKind.REPLY
     for worker in (0, 1):
         assert desk.unanswered
-        desk.take(worker, Message(Kind.COMMIT, 0, worker))
+        desk.take(worker, ServerMessage(ServerKind.COMMIT, 0, worker))
     assert not desk.unanswered
 
 
 def test_a_copy_that_took_over_answers_only_what_another_copy_has_too() -> None:
     """A push that its dead server had passed on is asked again: two hold it before the worker hears so."""
-    layout, sent = Layout(3, servers=None, replicas=1, numel=6), list[tuple[int, Message]]()
+    layout, sent = ShardLayout(3, servers=None, replicas=1, numel=6), list[tuple[int, ServerMessage]]()
     serving = Serving("async")
     shards = {number: serving.shard(layout, number, torch.zeros(2)) for number in range(3) if 4 in layout.chain(number)}
     desk = Desk(4, layout, shards, serving, lambda member, message: sent.append((member, message)))
-    push = Message(Kind.PUSH, 0, 0, payload=laconic.codec("none").encode(torch.ones(2)))
+    push = ServerMessage(ServerKind.PUSH, 0, 0, payload=laconic.codec("none").encode(torch.ones(2)))
     desk.take(3, push.forwarded(0))
     desk.leave(3)
     sent.clear()
     desk.take(0, push)
     desk.answer()
-    assert [(member, message.kind) for member, message in sent] == [(5, Kind.COPY), (5, Kind.FORWARD)]
-    desk.take(5, Message(Kind.STORED, 0, 0, push.sequence))
+    assert [(member, message.kind) for member, message in sent] == [(5, ServerKind.COPY), (5, ServerKind.FORWARD)]
+    desk.take(5, ServerMessage(ServerKind.STORED, 0, 0, push.sequence))
     desk.answer()
     assert sent[-1][0] == 0
-    assert sent[-1][1].kind == Kind.REPLY
+    assert sent[-1][1].kind == ServerKind.REPLY
     assert torch.equal(desk.shards[0].values, torch.ones(2))
 
 
-def _two_servers() -> tuple[list[Server], Callable[[int, Message], None]]:
+def _two_servers() -> tuple[list[Server], Callable[[int, ServerMessage], None]]:
     """The servers beside two workers, without threads and sockets, and what delivers a message and all that follow."""
-    layout, serving, servers = Layout(2, servers=None, replicas=1, numel=4), Serving("async"), list[Server]()
-    on_the_way: list[tuple[int, int, Message]] = []
+    layout, serving, servers = ShardLayout(2, servers=None, replicas=1, numel=4), Serving("async"), list[Server]()
+    on_the_way: list[tuple[int, int, ServerMessage]] = []
     for me in (2, 3):
         server, shards = object.__new__(Server), {n: serving.shard(layout, n, torch.zeros(2)) for n in (0, 1)}
         server.shards, server.lock = shards, threading.Lock()
         server._desk = Desk(me, layout, shards, serving, lambda to, note, me=me: on_the_way.append((me, to, note)))
         servers.append(server)
 
-    def deliver(to: int, message: Message) -> None:
+    def deliver(to: int, message: ServerMessage) -> None:
         on_the_way.append((message.worker, to, message))
         while on_the_way:
             sender, to, message = on_the_way.pop(0)
@@ -137,7 +146,7 @@ def test_copies_that_were_saved_at_other_moments_are_given_anew_after_a_restart(
     servers, deliver = _two_servers()
     for server, updates in zip(servers, (5, 3), strict=True):
         server.load_state_dict({n: {"values": torch.full((2,), float(updates)), "version": updates} for n in "01"})
-    push = Message(Kind.PUSH, 0, 0, payload=laconic.codec("none").encode(torch.ones(2)))
+    push = ServerMessage(ServerKind.PUSH, 0, 0, payload=laconic.codec("none").encode(torch.ones(2)))
     deliver(2, push)
     deliver(3, dataclasses.replace(push, shard=1))
     for number, updates in enumerate((6, 4)):  # as the shard's server had it, and the push
@@ -180,7 +189,9 @@ def test_shards_step_as_the_users_optimiser_does(name: str, servers: int) -> Non
     shards = []
     for begin, end in cut(flat.numel(), servers):
         own = flat[begin:end].clone()
-        shards.append((begin, end, Shard(own, ShardOptimizer(optimizer, parameters, begin, own), Clocks([0], None))))
+        shards.append(
+            (begin, end, WeightShard(own, ShardOptimizer(optimizer, parameters, begin, own), Clocks([0], None)))
+        )
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
     generator = torch.Generator().manual_seed(1)
     for step in range(6):
@@ -191,7 +202,7 @@ def test_shards_step_as_the_users_optimiser_does(name: str, servers: int) -> Non
         for begin, end, shard in shards:
             text = json.dumps({"groups": changed})
             payload = laconic.codec("none").encode(gradient[begin:end].clone())
-            shard.apply(Message(Kind.PUSH, 0, 0, step, clock=step + 1, text=text, payload=payload), 0, 1.0)
+            shard.apply(ServerMessage(ServerKind.PUSH, 0, 0, step, clock=step + 1, text=text, payload=payload), 0, 1.0)
         optimizer.step()
         scheduler.step()
         if step == 3:

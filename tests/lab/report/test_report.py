@@ -23,7 +23,7 @@ from laconic.cli.compare import unsteady
 from laconic.errors import MissingExtra
 from laconic.lab.lint import lint
 from laconic.lab.records import metrics
-from laconic.lab.records.record import Event, Record, Span
+from laconic.lab.records.record import Event, Record, TimeSpan
 from laconic.lab.records.summary import make_claims, summarise
 from laconic.lab.report import export, write_report
 from laconic.lab.report.canvas import MARGIN, NARROW, WIDE
@@ -293,7 +293,11 @@ def test_every_chart_has_units_on_its_axes():
 
 def test_a_timeline_has_a_lane_for_the_training_and_one_for_each_bucket():
     record = compare_record()
-    spans = [Span("training", "compute", 0.0, 0.5), Span("3.mlp", "wire", 0.25, 0.5), Span("3.mlp", "decode", 0.5, 0.5)]
+    spans = [
+        TimeSpan("training", "compute", 0.0, 0.5),
+        TimeSpan("3.mlp", "wire", 0.25, 0.5),
+        TimeSpan("3.mlp", "decode", 0.5, 0.5),
+    ]
     trials = [replace(record.trials[0], timeline=spans), *record.trials[1:]]
     (made,) = [each for each in figures(record, summarise(replace(record, trials=trials))) if "timeline" in each.name]
     bars = re.findall(r'class="bar"><title>([^<]*)</title><path d="([^"]*)"', made.wide)
@@ -310,7 +314,7 @@ def test_a_timeline_has_a_lane_for_the_training_and_one_for_each_bucket():
 def test_a_part_of_a_timeline_that_nobody_knows_is_drawn_as_another(tmp_path: Path):
     """A record of another version may name one; its name stays readable."""
     record = compare_record()
-    record.trials[0] = replace(record.trials[0], timeline=[Span("training", "<surprise>", 0.0, 0.5)])
+    record.trials[0] = replace(record.trials[0], timeline=[TimeSpan("training", "<surprise>", 0.0, 0.5)])
     record.save(tmp_path)
     assert _run("report", str(tmp_path)) == 0
     text = (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from laconic.consistency import get, names
 from laconic.lab.records.record import Trial
 from laconic.lab.runs.spec import TrialSpec, configuration
 from laconic.lab.runs.trainer import Ended, LockstepTraining
-from laconic.lab.runs.trial import Evaluation, Figures, Outcome, StepFigures, assemble
+from laconic.lab.runs.trial import Evaluation, Figures, StepFigures, TrialOutcome, assemble
 from laconic.statistics import median
 from laconic.transports.world import init
 from laconic.workloads import Changes
@@ -24,7 +24,7 @@ def _assembled(mode: str, seconds: np.ndarray) -> Trial:
     values = np.ones((*seconds.shape, len(StepFigures._fields)))
     values[:, :, StepFigures._fields.index("seconds")] = seconds
     tests = [Evaluation(step, 0.5, 0.9, 0.1, True) for step in (seconds.shape[1] // 2, seconds.shape[1])]
-    outcome = Outcome(0.5, tests, lambda step: 10 * step, 100, [], "", True)
+    outcome = TrialOutcome(0.5, tests, lambda step: 10 * step, 100, [], "", True)
     return assemble(configuration(f"distribute:none@{mode}", 2), 0, 0, Figures(values), outcome)
 
 

@@ -21,7 +21,17 @@ from laconic.consistency.churn.line import NewView
 from laconic.consistency.churn.membership import Membership
 from laconic.consistency.churn.mesh import ViewTransport
 from laconic.consistency.churn.watch import TICK_S
-from laconic.consistency.churn.wire import Collected, Kind, Mean, Message, Occasion, Offer, Unreadable, address, pack
+from laconic.consistency.churn.wire import (
+    Collected,
+    Mean,
+    MemberKind,
+    MemberMessage,
+    Occasion,
+    Offer,
+    Unreadable,
+    address,
+    pack,
+)
 from laconic.errors import PayloadError
 
 WORD_S = 0.1  # how often a member that waits in an exchange says so: who says nothing at all is lost
@@ -66,13 +76,17 @@ class Group(Membership):
                     message = self._hear_unless_back()
                 if message is None:
                     return None
-                if message.kind is Kind.MEAN and message.step == self.step and not isinstance(self.wire, Exchanged):
+                if (
+                    message.kind is MemberKind.MEAN
+                    and message.step == self.step
+                    and not isinstance(self.wire, Exchanged)
+                ):
                     return self._mean(self.wire, message)
         except NewView as news:
             self._pending = news.view
         return None
 
-    def _hear_unless_back(self) -> Message | None:
+    def _hear_unless_back(self) -> MemberMessage | None:
         """The coordinator's next message; None as soon as it can be reached again: in its block it says nothing."""
         for message in self._heard(2 * self._limit_s):
             if message is not None or self._line.reaches(self.view.coordinator):
@@ -93,9 +107,9 @@ class Group(Membership):
         progress = self._line.progress
         if self._is_coordinator:
             self._until(lambda: all(progress.ready.get(member) == self.step for member in self._others))
-            self._tell_all(pack(Kind.COMMIT, self.view.number, self.step))
+            self._tell_all(pack(MemberKind.COMMIT, self.view.number, self.step))
         else:
-            self._line.tell(self.view.coordinator, pack(Kind.READY, self.view.number, self.step))
+            self._line.tell(self.view.coordinator, pack(MemberKind.READY, self.view.number, self.step))
             self._until(lambda: progress.committed == self.step)
         return Mean(values, tuple(range(len(self.view.ids))))
 
@@ -127,7 +141,7 @@ class Group(Membership):
             return
         self._spoken_at = time.monotonic()
         missed = [place for place, m in enumerate(self.view.ids) if m != self.id and not self._line.reaches(m)]
-        message = pack(Kind.WAITING, self.view.number, self.step, sum(1 << place for place in missed))
+        message = pack(MemberKind.WAITING, self.view.number, self.step, sum(1 << place for place in missed))
         if self._is_coordinator:
             self._tell_all(message)
         else:
@@ -142,7 +156,7 @@ class Group(Membership):
         unreadable = Unreadable(member, error)
         if self._is_coordinator:
             self._propose({member: str(unreadable)})
-        about = pack(Kind.UNREADABLE, self.view.number, self.step, error.peer, body=str(unreadable).encode())
+        about = pack(MemberKind.UNREADABLE, self.view.number, self.step, error.peer, body=str(unreadable).encode())
         self._line.tell(self.view.coordinator, about)
         self._until(lambda: False)
         raise AssertionError
@@ -152,14 +166,14 @@ class Group(Membership):
     def _contribute(self, wire: Collected, samples: int, occasion: Occasion) -> Mean:
         """A member's part of a step."""
         message = wire.offer(samples, occasion)
-        address(message, Kind.GRADIENT, self.view.number, self.step, samples)
+        address(message, MemberKind.GRADIENT, self.view.number, self.step, samples)
         self._line.tell(self.view.coordinator, message)
         while True:
             answer = self._hear(2 * self._limit_s)
-            if answer.kind is Kind.MEAN and answer.step == self.step:
+            if answer.kind is MemberKind.MEAN and answer.step == self.step:
                 return self._mean(wire, answer)
 
-    def _mean(self, wire: Collected, message: Message) -> Mean:
+    def _mean(self, wire: Collected, message: MemberMessage) -> Mean:
         try:
             values = wire.read(message.body)
         except PayloadError as error:
@@ -186,7 +200,7 @@ class Group(Membership):
         except Unreadable as error:
             self._propose({error.member: str(error)})
         if message is not None:
-            address(message, Kind.MEAN, self.view.number, self.step, sum(1 << place for place in included))
+            address(message, MemberKind.MEAN, self.view.number, self.step, sum(1 << place for place in included))
             self._tell_all(message)
         return Mean(values, tuple(included))
 
@@ -204,7 +218,7 @@ class Group(Membership):
         self._committed_at, self._fresh, self._doubt = now, False, Doubt()
         self._new.clear()
         if not self._is_coordinator:
-            self._line.tell(self.view.coordinator, pack(Kind.HELD, self.view.number, self.step))
+            self._line.tell(self.view.coordinator, pack(MemberKind.HELD, self.view.number, self.step))
             return True
         try:
             self._await_holder(limit_s)
@@ -220,7 +234,7 @@ class Group(Membership):
             message = self._line.next(TICK_S)
             if message is None:
                 self._replace(self._others, since, limit_s)
-            elif message.kind is Kind.HELD and message.step == self.step:
+            elif message.kind is MemberKind.HELD and message.step == self.step:
                 return
 
     # the end
@@ -232,8 +246,8 @@ class Group(Membership):
             if self._is_coordinator:
                 self._end()
             else:
-                self._line.tell(self.view.coordinator, pack(Kind.FINISH, self.view.number, self.step))
-                while self._hear(2 * self.deadline.seconds).kind is not Kind.DONE:
+                self._line.tell(self.view.coordinator, pack(MemberKind.FINISH, self.view.number, self.step))
+                while self._hear(2 * self.deadline.seconds).kind is not MemberKind.DONE:
                     pass
             return True
         except NewView as news:
@@ -246,4 +260,4 @@ class Group(Membership):
             if self._line.next(TICK_S) is None:
                 self._replace(waiting, since, self._limit_s)
         self.meeting.finish(self.step)
-        self._tell_all(pack(Kind.DONE, self.view.number, self.step))
+        self._tell_all(pack(MemberKind.DONE, self.view.number, self.step))

@@ -13,9 +13,9 @@ from torch import Tensor
 from laconic.consistency.churn.exchanged import Exchanged
 from laconic.consistency.churn.group import Group
 from laconic.consistency.churn.meeting import Meeting
-from laconic.consistency.churn.membership import Fenced, Finished
+from laconic.consistency.churn.membership import Fenced, TrainingOver
 from laconic.consistency.churn.options import Deadline, ElasticOptions
-from laconic.consistency.churn.replica import Replica, Work, digest
+from laconic.consistency.churn.replica import Replica, StepWork, digest
 from laconic.consistency.churn.watch import NO_MODEL
 from laconic.consistency.churn.wire import Collected, Mean
 from laconic.errors import BadInput
@@ -37,7 +37,7 @@ class ElasticJob(Job):
     def __init__(
         self,
         replica: Replica,
-        parts: tuple[Work, Collected | Exchanged],
+        parts: tuple[StepWork, Collected | Exchanged],
         meeting: Meeting,
         options: ElasticOptions,
         epochs: int,
@@ -53,7 +53,7 @@ class ElasticJob(Job):
         self._group: Group | None = None
         try:
             self._group = Group(meeting, replica, self._wire, self._deadline, options, self._work.period)
-        except Finished:
+        except TrainingOver:
             over = f"the job in {meeting.folder} has finished: nothing is left to train, and this model stays as it is"
             warnings.warn(f"{over}; another training needs another folder", stacklevel=3)
 
@@ -165,7 +165,7 @@ class ElasticJob(Job):
                 self.rejoined += 1
                 try:
                     group.rejoin()
-                except Finished:
+                except TrainingOver:
                     self._group = None
                     return False
 

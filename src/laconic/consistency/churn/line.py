@@ -13,8 +13,8 @@ import time
 from torch import Tensor
 
 from laconic.consistency.churn.meeting import Meeting, View, event
-from laconic.consistency.churn.progress import Progress
-from laconic.consistency.churn.wire import MAX_MEMBERS, Kind, Message, Offer, pack, piece, unpack
+from laconic.consistency.churn.progress import ExchangeProgress
+from laconic.consistency.churn.wire import MAX_MEMBERS, MemberKind, MemberMessage, Offer, pack, piece, unpack
 from laconic.consistency.side import receive_tagged
 from laconic.errors import PayloadError, PeerLost
 from laconic.transports.zeromq import ZmqTransport
@@ -47,12 +47,12 @@ class Line:
         self.busy: set[int] = set()  # who has said so, in this view or before
         self.receiving: set[int] = set()  # members that a state is on its way to
         self.finishing: set[int] = set()  # members that have made their last step
-        self.progress = Progress(self.view)
+        self.progress = ExchangeProgress(self.view)
         self.ignored = 0  # messages of other views, of strangers and of no known kind
         self._leaving: set[int] = set()
         self._holding: set[int] = set()
         self._excused_at = 0.0  # when the last of `busy` or `receiving` was over
-        self._gradients: dict[int, Message] = {}
+        self._gradients: dict[int, MemberMessage] = {}
         self._met: dict[int, float] = {}  # since when we have had, or tried to have, a connection to a member
         self._silence_s = silence_s
         self._is_closed, self._tried_at = False, 0.0
@@ -71,7 +71,7 @@ class Line:
         self._is_closed = True
         for member in self.view.ids:
             if member != self.id:
-                self.tell(member, pack(Kind.LEAVE, self.view.number, 0))
+                self.tell(member, pack(MemberKind.LEAVE, self.view.number, 0))
         self.transport.close()
 
     # joining
@@ -93,7 +93,7 @@ class Line:
         met = (self.transport.mesh.peers[member] for member in view.ids)
         if not all(peer.established and peer.greeted for peer in met):
             return False
-        self.tell(view.coordinator, pack(Kind.JOIN, view.number, 0, body=self.address.encode()))
+        self.tell(view.coordinator, pack(MemberKind.JOIN, view.number, 0, body=self.address.encode()))
         return True
 
     def invitation(self, wait_s: float) -> View | None:
@@ -122,7 +122,7 @@ class Line:
             self._met.setdefault(member, time.monotonic())
         for known in (self.receiving, self.finishing, self._leaving, self._holding, self._gradients):
             known.clear()
-        self.progress = Progress(view)
+        self.progress = ExchangeProgress(view)
         self.busy &= set(view.ids)  # an evaluation goes on whoever comes or goes
 
     def has_newcomers(self) -> bool:
@@ -148,7 +148,7 @@ class Line:
             newest = self.meeting.newest(self.view.number)
             assert newest is not None
             return newest
-        announcement = pack(Kind.VIEW, view.number, step, body=view.to_json().encode())
+        announcement = pack(MemberKind.VIEW, view.number, step, body=view.to_json().encode())
         for member in view.ids[1:]:
             self.tell(member, announcement)
         self.meeting.record(
@@ -186,7 +186,7 @@ class Line:
         with contextlib.suppress(PeerLost):
             self.transport.send_to(member, message, 0)
 
-    def next(self, wait_s: float, *, look: bool = True) -> Message | None:
+    def next(self, wait_s: float, *, look: bool = True) -> MemberMessage | None:
         """The next message of the present view, None when none came within `wait_s`; NewView when that is over."""
         deadline = time.monotonic() + wait_s
         while True:
@@ -196,11 +196,11 @@ class Line:
                     self.look()
                 if time.monotonic() >= deadline:
                     return None
-            elif message.kind is Kind.JOIN:
+            elif message.kind is MemberKind.JOIN:
                 self.newcomers[message.sender] = message.text
-            elif message.kind is Kind.VIEW:
+            elif message.kind is MemberKind.VIEW:
                 self._announced(message)
-            elif message.kind is Kind.BUSY:
+            elif message.kind is MemberKind.BUSY:
                 self._excuse(self.busy, message.sender, bool(message.flag))
             elif message.view != self.view.number or message.sender not in self.view.ids:
                 self.ignored += 1
@@ -216,20 +216,20 @@ class Line:
             if message.step == step
         }
 
-    def _note(self, message: Message) -> None:
+    def _note(self, message: MemberMessage) -> None:
         """Keep what may be wanted after the wait in which it came."""
         self.progress.note(message)
-        if message.kind is Kind.START:
+        if message.kind is MemberKind.START:
             getting = {m for place, m in enumerate(self.view.ids) if message.detail >> place & 1}
             self.receiving = getting - self._holding - {self.id}
-        elif message.kind is Kind.HELD:
+        elif message.kind is MemberKind.HELD:
             self._holding.add(message.sender)
             self._excuse(self.receiving, message.sender, False)
-        elif message.kind is Kind.FINISH:
+        elif message.kind is MemberKind.FINISH:
             self.finishing.add(message.sender)
-        elif message.kind is Kind.LEAVE:
+        elif message.kind is MemberKind.LEAVE:
             self._leaving.add(message.sender)
-        elif message.kind is Kind.GRADIENT:
+        elif message.kind is MemberKind.GRADIENT:
             self._gradients[message.sender] = message
 
     def _excuse(self, excused: set[int], member: int, begins: bool) -> None:
@@ -239,7 +239,7 @@ class Line:
             excused.remove(member)
             self._excused_at = time.monotonic()
 
-    def _announced(self, message: Message) -> None:
+    def _announced(self, message: MemberMessage) -> None:
         try:
             view = View.parse(message.text)
         except PayloadError:
@@ -257,7 +257,7 @@ class Line:
         if newest is not None:
             raise NewView(newest)
 
-    def _receive(self, wait_s: float) -> Message | None:
+    def _receive(self, wait_s: float) -> MemberMessage | None:
         came = receive_tagged(self.transport, wait_s)
         if came is None:
             return None

@@ -19,15 +19,15 @@ from laconic.consistency.churn.meeting import Meeting, View, event
 from laconic.consistency.churn.options import Deadline, ElasticOptions
 from laconic.consistency.churn.outage import RETRY_S, Outage, outlast
 from laconic.consistency.churn.replica import Replica
-from laconic.consistency.churn.watch import LOGGER, NO_MODEL, TICK_S, Watch, model_lost
-from laconic.consistency.churn.wire import Collected, Kind, Message, pack
+from laconic.consistency.churn.watch import LOGGER, NO_MODEL, TICK_S, MemberWatch, model_lost
+from laconic.consistency.churn.wire import Collected, MemberKind, MemberMessage, pack
 from laconic.errors import BadInput, PeerLost, StorageError
 
 LOOK_S = 0.08  # how often the meeting folder is looked into while nobody answers
 ASK_AGAIN_S = 1.0  # a coordinator may have changed its mind about us, or its role, without a new view
 
 
-class Finished(Exception):
+class TrainingOver(Exception):
     """The training was over before this worker came."""
 
 
@@ -65,7 +65,7 @@ def join(line: Line, job: str, patience_s: float, outage_s: float) -> View:
         if view is not None:
             return view
         if outlast(lambda: line.meeting.finished, line.meeting.folder, outage_s):
-            raise Finished
+            raise TrainingOver
         if line.has_reached(newest.coordinator):
             quiet_since = time.monotonic()  # it lives, and answers between two steps
         if time.monotonic() - quiet_since > patience_s:
@@ -74,7 +74,7 @@ def join(line: Line, job: str, patience_s: float, outage_s: float) -> View:
             raise PeerLost(f"{where} within {patience_s:g} s; {cure}", rank=line.id, peer=newest.coordinator)
 
 
-class Membership(Watch):
+class Membership(MemberWatch):
     """One worker's place in a group."""
 
     def __init__(
@@ -122,7 +122,7 @@ class Membership(Watch):
                 return self.meeting.number()
             except StorageError as error:
                 if outlast(lambda: self.meeting.finished, folder, outage_s):
-                    raise Finished from None
+                    raise TrainingOver from None
                 if outlast(self.meeting.newest, folder, outage_s) is None:
                     raise StorageError(f"workers cannot meet in {folder}: {error}", error.errno) from error
                 outage.failed(error)
@@ -184,7 +184,7 @@ class Membership(Watch):
                 missing = [m for m in self.view.ids if m not in reports]
                 self._replace([m for m in missing if m not in self._new], since, self.deadline.seconds)
                 self._replace(missing, since, self._limit_s)
-            elif message.kind is Kind.REPORT:
+            elif message.kind is MemberKind.REPORT:
                 reports[message.sender] = message.step
                 self._begun |= bool(message.flag)
         newest = max(reports.values())
@@ -198,9 +198,9 @@ class Membership(Watch):
         self._new |= set(behind)
         self._line.receiving = set(behind)
         places = sum(1 << self.view.ids.index(member) for member in behind)
-        self._tell_all(pack(Kind.START, self.view.number, newest, places, not self._held))
+        self._tell_all(pack(MemberKind.START, self.view.number, newest, places, not self._held))
         if behind:
-            state = pack(Kind.STATE, self.view.number, newest, body=self.replica.save())
+            state = pack(MemberKind.STATE, self.view.number, newest, body=self.replica.save())
             for member in behind:
                 self._line.tell(member, state)
 
@@ -208,37 +208,37 @@ class Membership(Watch):
         """Fetch the state of a member that is further on; the others are not to think this one lost meanwhile."""
         self.say_busy(True)
         try:
-            self._line.tell(holder, pack(Kind.FETCH, self.view.number, self.step))
+            self._line.tell(holder, pack(MemberKind.FETCH, self.view.number, self.step))
             while True:
                 message = self._line.next(TICK_S)
                 if message is None:
                     self._replace([holder], time.monotonic(), None)
-                elif message.kind is Kind.STATE and message.sender == holder:
+                elif message.kind is MemberKind.STATE and message.sender == holder:
                     return self._take(message)
         finally:
             self.say_busy(False)
 
     def _report(self) -> None:
         """A member's part: say how far it is; give or take the state."""
-        self._line.tell(self.view.coordinator, pack(Kind.REPORT, self.view.number, self.step, flag=self._begun))
+        self._line.tell(self.view.coordinator, pack(MemberKind.REPORT, self.view.number, self.step, flag=self._begun))
         waits: float | None = 2 * self._limit_s
         while True:
             message = self._hear(waits if self.step != NO_MODEL else None)
-            if message.kind is Kind.FETCH:
+            if message.kind is MemberKind.FETCH:
                 body = self.replica.save()
-                self._line.tell(self.view.coordinator, pack(Kind.STATE, self.view.number, self.step, body=body))
-            elif message.kind is Kind.START:
+                self._line.tell(self.view.coordinator, pack(MemberKind.STATE, self.view.number, self.step, body=body))
+            elif message.kind is MemberKind.START:
                 self._held = not message.flag
                 self._begun |= not self._held
                 self._new |= {m for place, m in enumerate(self.view.ids) if message.detail >> place & 1}
                 if message.step == self.step:
                     return
                 waits = None  # the state takes as long as it takes; a broken connection is noticed
-            elif message.kind is Kind.STATE:
+            elif message.kind is MemberKind.STATE:
                 self._take(message)
-                return self._tell_all(pack(Kind.HELD, self.view.number, self.step))
+                return self._tell_all(pack(MemberKind.HELD, self.view.number, self.step))
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: MemberMessage) -> None:
         self.replica.load(message.body)
         self.step = message.step
         self.wire.resume(self.step, self.id in self.replica.included)

@@ -11,10 +11,10 @@ from collections import defaultdict, deque
 from torch import Tensor
 
 from laconic.consistency.churn.meeting import View
-from laconic.consistency.churn.wire import Kind, Message
+from laconic.consistency.churn.wire import MemberKind, MemberMessage
 
 
-class Progress:
+class ExchangeProgress:
     """What was heard in one view.
 
     Attributes:
@@ -33,20 +33,20 @@ class Progress:
         self._said_at: dict[int, float] = {}
         self._cut: dict[tuple[int, int], float] = {}  # (by whom, who) cannot be reached, since when
 
-    def note(self, message: Message) -> None:
+    def note(self, message: MemberMessage) -> None:
         """A message of this view has come."""
         sender, now = message.sender, time.monotonic()
         self._said_at[sender] = now
-        if message.kind is Kind.PIECE:
+        if message.kind is MemberKind.PIECE:
             self.pieces[sender].append((message.detail, message.body))
-        elif message.kind is Kind.READY:
+        elif message.kind is MemberKind.READY:
             self.ready[sender] = message.step
             self._cut = {pair: at for pair, at in self._cut.items() if pair[0] != sender}
-        elif message.kind is Kind.COMMIT:
+        elif message.kind is MemberKind.COMMIT:
             self.committed = message.step
-        elif message.kind is Kind.UNREADABLE and message.detail < len(self._ids):
+        elif message.kind is MemberKind.UNREADABLE and message.detail < len(self._ids):
             self.unreadable[self._ids[message.detail]] = message.text
-        elif message.kind is Kind.WAITING:
+        elif message.kind is MemberKind.WAITING:
             missed = [m for place, m in enumerate(self._ids) if message.detail >> place & 1]
             others = {pair: at for pair, at in self._cut.items() if pair[0] != sender}
             self._cut = others | {(sender, m): self._cut.get((sender, m), now) for m in missed}

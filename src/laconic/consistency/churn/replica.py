@@ -131,7 +131,7 @@ def digest(values: Tensor) -> int:
     return zlib.crc32(values.view(torch.uint8).numpy().tobytes())
 
 
-class Work:
+class StepWork:
     """One step, by what all workers' gradients give."""
 
     period = 1  # the most steps from one agreement to the next
@@ -175,7 +175,7 @@ class Work:
         self._replica.forget_gradients()
 
 
-class BlockWork(Work):
+class BlockWork(StepWork):
     """A block of `period` steps, or fewer at the end of an epoch; then what `mode.merge` makes of the mean weights.
 
     The mean counts each member by its samples: w̄ = Σᵢ nᵢ·wᵢ / N, with nᵢ of the block's N samples at member i.

@@ -20,7 +20,7 @@ from laconic.consistency.churn.meeting import View
 from laconic.consistency.churn.options import Deadline, ElasticOptions
 from laconic.consistency.churn.outage import RETRY_S, Outage
 from laconic.consistency.churn.replica import Replica
-from laconic.consistency.churn.wire import MAX_MEMBERS, Kind, Message, pack
+from laconic.consistency.churn.wire import MAX_MEMBERS, MemberKind, MemberMessage, pack
 from laconic.errors import PeerLost, StorageError
 
 LOGGER = logging.getLogger("laconic.consistency")
@@ -35,7 +35,7 @@ def model_lost(worker: int) -> PeerLost:
     return PeerLost(f"[worker {worker}] everyone who had the model is gone", rank=worker)
 
 
-class Watch:
+class MemberWatch:
     """One worker's eyes on the others of its view; `period` is the most steps from one agreement to the next.
 
     Attributes:
@@ -90,21 +90,21 @@ class Watch:
     def _others(self) -> list[int]:
         return [member for member in self.view.ids if member != self.id]
 
-    def _hear(self, waits_s: float | None) -> Message:
+    def _hear(self, waits_s: float | None) -> MemberMessage:
         """The next message from the coordinator; when that is lost, the next in line takes over.
 
         It may be silent for `waits_s`; None: as long as its connection stands.
         """
         return next(message for message in self._heard(waits_s) if message is not None)
 
-    def _heard(self, waits_s: float | None) -> Iterator[Message | None]:
+    def _heard(self, waits_s: float | None) -> Iterator[MemberMessage | None]:
         """As `_hear`, with pieces of any member, and with None after every moment in which nothing came."""
         since, watched = time.monotonic(), self.view.coordinator
         suspects: dict[int, str] = {}
         while True:
             message = self._line.next(TICK_S)
             if message is not None:
-                if message.sender == self.view.coordinator or message.kind is Kind.PIECE:
+                if message.sender == self.view.coordinator or message.kind is MemberKind.PIECE:
                     yield message
                 continue
             suspects |= {m: CUT for m in self._others if m not in suspects and not self._line.reaches(m)}
@@ -188,7 +188,7 @@ class Watch:
 
     def say_busy(self, busy: bool) -> None:
         """Tell all members that no step comes from here for a while, or that it does again."""
-        self._tell_all(pack(Kind.BUSY, self.view.number, self.step, flag=busy))
+        self._tell_all(pack(MemberKind.BUSY, self.view.number, self.step, flag=busy))
 
     def _tell_all(self, message: Tensor) -> None:
         for member in self._others:

@@ -25,7 +25,7 @@ _VERSION = 2
 MAX_MEMBERS = 64  # bits of a message's `detail`
 
 
-class Kind(IntEnum):
+class MemberKind(IntEnum):
     """What a message is for; M: said by a member to the coordinator, C: by the coordinator to members."""
 
     JOIN = 1  # by a newcomer to the coordinator; body: its address
@@ -48,11 +48,11 @@ class Kind(IntEnum):
     PIECE = 18  # from member to member: a piece of an exchange; no message of this format, see `piece_tag`
 
 
-class Message(NamedTuple):
+class MemberMessage(NamedTuple):
     """A message taken apart."""
 
     sender: int
-    kind: Kind
+    kind: MemberKind
     view: int
     step: int
     detail: int
@@ -65,10 +65,10 @@ class Message(NamedTuple):
         return bytes(self.body.numpy()).decode(errors="replace")
 
 
-def pack(kind: Kind, view: int, step: int, detail: int = 0, flag: int = 0, body: bytes | Tensor = b"") -> Tensor:
+def pack(kind: MemberKind, view: int, step: int, detail: int = 0, flag: int = 0, body: bytes | Tensor = b"") -> Tensor:
     """A message as one uint8 tensor.
 
-    >>> unpack(3, pack(Kind.VIEW, 7, 2, body=b"abc")).text
+    >>> unpack(3, pack(MemberKind.VIEW, 7, 2, body=b"abc")).text
     'abc'
     """
     if not isinstance(body, Tensor):
@@ -88,24 +88,24 @@ def values_of(message: Tensor) -> Tensor:
     return message[HEADER_NBYTES:].view(torch.float32)
 
 
-def address(message: Tensor, kind: Kind, view: int, step: int, detail: int = 0, flag: int = 0) -> Tensor:
+def address(message: Tensor, kind: MemberKind, view: int, step: int, detail: int = 0, flag: int = 0) -> Tensor:
     """Write the header of a message whose body is there."""
     head = _HEADER.pack(_MAGIC, kind, flag, _VERSION, view, step, detail)
     message[:HEADER_NBYTES] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
     return message
 
 
-def unpack(sender: int, message: Tensor) -> Message:
+def unpack(sender: int, message: Tensor) -> MemberMessage:
     """Take a message apart, PayloadError when it is not one of ours; the body is not copied."""
     if message.dtype != torch.uint8 or message.numel() < HEADER_NBYTES:
         raise PayloadError(f"a group's message has at least {HEADER_NBYTES} bytes")
     magic, kind, flag, version, view, step, detail = _HEADER.unpack(bytes(message[:HEADER_NBYTES].numpy()))
     if magic != _MAGIC or version != _VERSION or kind not in _KINDS:
         raise PayloadError("not a message of a group, or of another version")
-    return Message(sender, _KINDS[kind], view, step, detail, flag, message[HEADER_NBYTES:])
+    return MemberMessage(sender, _KINDS[kind], view, step, detail, flag, message[HEADER_NBYTES:])
 
 
-_KINDS = {int(kind): kind for kind in Kind if kind is not Kind.PIECE}
+_KINDS = {int(kind): kind for kind in MemberKind if kind is not MemberKind.PIECE}
 
 
 def piece_tag(view: int, code: int) -> int:
@@ -122,9 +122,9 @@ def view_of(tag: int) -> int | None:
     return tag >> 24 & 0x7F if tag >> 31 else None
 
 
-def piece(sender: int, tag: int, view: int, data: Tensor) -> Message:
+def piece(sender: int, tag: int, view: int, data: Tensor) -> MemberMessage:
     """A piece that came in `view`, as a message; its own view is another where the tag says so."""
-    return Message(sender, Kind.PIECE, view if view_of(tag) == view & 0x7F else -1, 0, tag, 0, data)
+    return MemberMessage(sender, MemberKind.PIECE, view if view_of(tag) == view & 0x7F else -1, 0, tag, 0, data)
 
 
 Rule = Callable[[Sequence[tuple[int, Tensor]], Tensor], None]  # one vector of (samples, vector) of each

@@ -28,7 +28,7 @@ from laconic.consistency.base import Setup
 from laconic.consistency.closing import Closing
 from laconic.consistency.gossip.edges import Edges, trust
 from laconic.consistency.roll import Roll
-from laconic.consistency.servers.wire import Message as Note
+from laconic.consistency.servers.wire import ServerMessage as Note
 from laconic.consistency.servers.wire import unpack as unpack_note
 from laconic.consistency.side import open_mesh
 from laconic.errors import CollectiveTimeout, PeerLost
@@ -64,7 +64,9 @@ class PairsAgreement(OwnWeights):
         if not self.alone:
             pull = 0.5 * (trust(coder) if gamma is None else gamma)
             draw = np.random.Generator(np.random.Philox(key=[seed, world.rank]))
-            self.pairs = _Pairs(open_mesh(world), self.roll, self.weights.values, coder, pull, Choice(friends, draw))
+            self.pairs = _Pairs(
+                open_mesh(world), self.roll, self.weights.values, coder, pull, PartnerChoice(friends, draw)
+            )
             self._closing = Closing(self.pairs.mesh, self.roll, self.pairs.send_note, self.end.merge)
             self.pairs.closing = self._closing
             self.parts["edges"] = self.pairs
@@ -117,7 +119,7 @@ class PairsAgreement(OwnWeights):
 
 
 @dataclass(frozen=True)
-class Choice:
+class PartnerChoice:
     """Whom a worker asks."""
 
     friends: Callable[[Sequence[int]], list[int]]
@@ -133,7 +135,7 @@ class _Pairs:
     """The thread that asks and answers; between `stop` and `start` the caller may `serve` in its place."""
 
     def __init__(
-        self, mesh: ZmqTransport, roll: Roll, values: Tensor, coder: Codec, pull: float, choice: Choice
+        self, mesh: ZmqTransport, roll: Roll, values: Tensor, coder: Codec, pull: float, choice: PartnerChoice
     ) -> None:
         self.mesh, self.roll, self.coder, self.pull, self.choice = mesh, roll, coder, pull, choice
         self.edges = Edges(values)

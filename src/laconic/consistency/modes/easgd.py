@@ -13,7 +13,7 @@ from laconic.consistency.averaging import WEIGHT_OPTIONS, Averager, Averaging, B
 from laconic.consistency.base import Mode, Setup, check_whole, register
 from laconic.consistency.servers.desk import Serving
 from laconic.consistency.servers.served import Served
-from laconic.consistency.servers.shards import Layout
+from laconic.consistency.servers.shards import ShardLayout
 from laconic.consistency.servers.wire import Coder
 from laconic.errors import BadInput
 from laconic.exchange.options import CodecPlan
@@ -223,7 +223,7 @@ class Centre:
         self, world: World, start: Tensor, codec: CodecPlan, alpha: float = 1.0, buffers: Buffers | None = None
     ) -> None:
         self.values, self.alpha, self.buffers = start.clone(), alpha, buffers or Buffers(nn.Module())
-        layout, coder = Layout(world.world_size, None, 1, start.numel()), Coder(codec, world, feedback=False)
+        layout, coder = ShardLayout(world.world_size, None, 1, start.numel()), Coder(codec, world, feedback=False)
         self.served = Served(world, layout, self.values, Serving("easgd", merge=self.buffers.mean), coder)
         self._added = 0
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from laconic.consistency.averaging import OwnWeights, average_buffers
 from laconic.consistency.base import Mode, Setup, check_whole, register
-from laconic.consistency.servers.wire import Kind, Message, unpack
+from laconic.consistency.servers.wire import ServerKind, ServerMessage, unpack
 from laconic.consistency.side import open_members, receive, wait
-from laconic.consistency.sites import Link, Site, site_numbers
+from laconic.consistency.sites import Site, SiteLink, site_numbers
 from laconic.errors import BadInput, PeerLost
 from laconic.exchange.collectives import all_reduce
 from laconic.exchange.options import PlannedCodec
@@ -96,7 +96,7 @@ class GaiaAgreement(OwnWeights):
         self.site = Site(world, numbers)
         self.resources.callback(self.site.close)
         self.clock = 0
-        self.links: dict[int, Link] = {}
+        self.links: dict[int, SiteLink] = {}
         self._mesh: ZmqTransport | None = None
         self._base = torch.empty(0)
         self._restored = False
@@ -108,7 +108,7 @@ class GaiaAgreement(OwnWeights):
                 self.resources.callback(self._mesh.close)
                 numel = self.weights.values.numel()
                 others = [site for site in range(self.site.count) if site != self.site.number]
-                self.links = {site: Link(site, numel, mode.threshold) for site in others}
+                self.links = {site: SiteLink(site, numel, mode.threshold) for site in others}
                 self.share = self.weights.values / self.site.count
 
     @property
@@ -170,7 +170,7 @@ class GaiaAgreement(OwnWeights):
         for message in self.links[site].outgoing(self.weights.values, self.clock, codec):
             self._send(site, message)
 
-    def _send(self, site: int, message: Message) -> None:
+    def _send(self, site: int, message: ServerMessage) -> None:
         assert self._mesh is not None
         try:
             self._mesh.send_to(site, message.pack(), int(message.kind))
@@ -189,7 +189,7 @@ class GaiaAgreement(OwnWeights):
         site, data = came
         link = self.links[site]
         if link.take_in(unpack(data)):
-            self._send(site, Message(Kind.STORED, self.site.number, 0))
+            self._send(site, ServerMessage(ServerKind.STORED, self.site.number, 0))
         if link.held_back and not link.under_way:
             self._tell(site)  # now, for the other site may be waiting for it, and this one for the other
         return True
@@ -243,7 +243,7 @@ class GaiaAgreement(OwnWeights):
         if self.links:
             self._wait(lambda: not any(link.under_way for link in self.links.values()), "confirms nothing")
             for site in self.links:
-                self._send(site, Message(Kind.FINISH, self.site.number, 0))
+                self._send(site, ServerMessage(ServerKind.FINISH, self.site.number, 0))
             self._wait(lambda: all(link.ended for link in self.links.values()), "does not finish")
 
     def _begin_anew(self, share: Tensor) -> None:

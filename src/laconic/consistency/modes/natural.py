@@ -77,7 +77,7 @@ class FisherFactor:
 
 @register("natural")
 @dataclass(frozen=True)
-class Natural(BlockMode):
+class NaturalMode(BlockMode):
     """As `local`, and each worker makes the gradients of its nn.Linear layers natural before it steps.
 
     For a layer with inputs a (1 appended for the bias) and gradients d of its outputs, the Fisher matrix is taken to be
@@ -95,7 +95,7 @@ class Natural(BlockMode):
         forget: the share of the newest batch in the factors.
         every: batches between two that are looked at.
 
-    >>> str(Natural(16))
+    >>> str(NaturalMode(16))
     'natural(16)'
 
     Source: Povey, Zhang and Khudanpur, Parallel Training of DNNs with Natural Gradient and Parameter Averaging, ICLR
@@ -129,7 +129,7 @@ class Natural(BlockMode):
 class NaturalAgreement(BlockAgreement):
     """Natural at work."""
 
-    def __init__(self, mode: Natural, setup: Setup) -> None:
+    def __init__(self, mode: NaturalMode, setup: Setup) -> None:
         self.layers = {
             name: _Layer(module, mode)
             for name, module in setup.model.named_modules()
@@ -171,7 +171,7 @@ class NaturalAgreement(BlockAgreement):
 class _Layer:
     """A Linear layer and the two factors of its Fisher matrix."""
 
-    def __init__(self, module: nn.Linear, mode: Natural) -> None:
+    def __init__(self, module: nn.Linear, mode: NaturalMode) -> None:
         self.module = module
         self.watching = False
         inputs = module.in_features + (module.bias is not None)

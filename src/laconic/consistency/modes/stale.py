@@ -20,7 +20,7 @@ from laconic.consistency.servers.clocks import Clocks, check_read
 from laconic.consistency.servers.desk import Serving
 from laconic.consistency.servers.served import ServedAgreement
 from laconic.consistency.servers.shards import outlives
-from laconic.consistency.servers.wire import Coder, Kind, Message, settings, unpack
+from laconic.consistency.servers.wire import Coder, ServerKind, ServerMessage, settings, unpack
 from laconic.consistency.side import open_mesh, receive, wait
 from laconic.errors import BadInput, PayloadError, PeerLost
 from laconic.storage.form import check_like
@@ -126,7 +126,7 @@ class StalePeersAgreement(OwnWeights):
             self.parts["residuals"] = self.coder.residuals
             self.resources.callback(self._mesh.close)
         self._arrived: dict[int, Tensor] = {}  # by worker: the sum of gradients not yet applied
-        self._early: list[Message] = []  # of steps that this worker has yet to come to
+        self._early: list[ServerMessage] = []  # of steps that this worker has yet to come to
         self._staleness = 0
 
     def before_step(self) -> None:
@@ -137,7 +137,7 @@ class StalePeersAgreement(OwnWeights):
             self.clock += 1
             spec, payload = self.coder.encode(0, self.weights.gradients(), self.step)
             text = json.dumps({"codec": spec}) if spec != "none" else ""
-            own = Message(Kind.PUSH, 0, self.world.rank, clock=self.clock, text=text, payload=payload)
+            own = ServerMessage(ServerKind.PUSH, 0, self.world.rank, clock=self.clock, text=text, payload=payload)
             self._tell_all(own)
             self._file(own)
             early, self._early = self._early, []
@@ -168,7 +168,7 @@ class StalePeersAgreement(OwnWeights):
 
     # messages
 
-    def _tell_all(self, message: Message) -> None:
+    def _tell_all(self, message: ServerMessage) -> None:
         assert self._mesh is not None
         data = message.pack()
         for peer in self._mesh.peers:
@@ -193,13 +193,13 @@ class StalePeersAgreement(OwnWeights):
             self._file(message)
         return True
 
-    def _file(self, message: Message) -> None:
+    def _file(self, message: ServerMessage) -> None:
         worker = message.worker
-        if message.kind == Kind.PUSH and message.clock > self.clock + self.bound:
+        if message.kind == ServerKind.PUSH and message.clock > self.clock + self.bound:
             self._early.append(message)  # with bound 0 a step is made of its own gradients only
-        elif message.kind == Kind.PUSH and message.clock <= self.clocks.clocks.get(worker, 0):
+        elif message.kind == ServerKind.PUSH and message.clock <= self.clocks.clocks.get(worker, 0):
             return  # its sender went back to a checkpoint, and these weights have the same gradient from before
-        elif message.kind == Kind.PUSH:
+        elif message.kind == ServerKind.PUSH:
             numel = self.weights.values.numel()
             sum_of = self._arrived.setdefault(worker, torch.zeros(numel))
             if message.payload is None:
@@ -210,7 +210,7 @@ class StalePeersAgreement(OwnWeights):
             elif worker in self.clocks.clocks:
                 self.clocks.hear(worker, message.clock)
         else:
-            if message.kind == Kind.FINISH:
+            if message.kind == ServerKind.FINISH:
                 self.clocks.pause(worker)
             self._closing.take(message)
 

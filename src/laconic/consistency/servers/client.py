@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from laconic.consistency.roll import Roll
-from laconic.consistency.servers.shards import Layout
-from laconic.consistency.servers.wire import Kind, Message, unpack, weights_in
+from laconic.consistency.servers.shards import ShardLayout
+from laconic.consistency.servers.wire import ServerKind, ServerMessage, unpack, weights_in
 from laconic.consistency.side import receive, wait
 from laconic.errors import PeerLost
 from laconic.transports.zeromq import ZmqTransport
@@ -45,7 +45,7 @@ class Client:
     """
 
     def __init__(
-        self, mesh: ZmqTransport, roll: Roll, layout: Layout, values: Tensor, server_failure: Callable[[], Any]
+        self, mesh: ZmqTransport, roll: Roll, layout: ShardLayout, values: Tensor, server_failure: Callable[[], Any]
     ) -> None:
         self.mesh, self.roll, self.layout, self.values = mesh, roll, layout, values
         self.buffers = torch.empty(0, dtype=torch.uint8)
@@ -96,12 +96,12 @@ class Client:
             spec, payload = encode(shard, values[begin:end])
             told: dict[str, Any] = {"codec": spec} if spec != "none" else {}
             text = json.dumps({**told, "groups": groups} if groups else told) if told or groups else ""
-            self._request(shard, Kind.PUSH, clock, wants_weights, text, payload)
+            self._request(shard, ServerKind.PUSH, clock, wants_weights, text, payload)
 
     def pull(self) -> None:
         """Ask for the weights; does not wait."""
         for shard in range(len(self.edges)):
-            self._request(shard, Kind.PULL, 0, True)
+            self._request(shard, ServerKind.PULL, 0, True)
 
     def finish(self, buffers: Tensor | None = None) -> int:
         """Wait until all workers have finished; the weights are then the same on all. Returns the clock to go on at.
@@ -112,9 +112,9 @@ class Client:
             PeerLost: all workers were lost, or this rank was given up by the others.
         """
         for shard in range(len(self.edges)):
-            self._request(shard, Kind.FINISH, 0, True, payload=buffers if shard == 0 else None)
+            self._request(shard, ServerKind.FINISH, 0, True, payload=buffers if shard == 0 else None)
         self.wait()
-        note = Message(Kind.COMMIT, 0, self.mesh.rank).pack()
+        note = ServerMessage(ServerKind.COMMIT, 0, self.mesh.rank).pack()
         for member in self.mesh.peers:
             with contextlib.suppress(PeerLost):
                 self.mesh.send_to(member, note, 0)
@@ -144,11 +144,17 @@ class Client:
             pass
 
     def _request(
-        self, shard: int, kind: Kind, clock: int, wants_weights: bool, text: str = "", payload: Tensor | None = None
+        self,
+        shard: int,
+        kind: ServerKind,
+        clock: int,
+        wants_weights: bool,
+        text: str = "",
+        payload: Tensor | None = None,
     ) -> None:
         sequence = self._sequence[shard]
         self._sequence[shard] += 1
-        message = Message(
+        message = ServerMessage(
             kind, shard, self.mesh.rank, sequence, self.versions[shard], clock, 0.0, wants_weights, text=text,
             payload=payload,
         )  # fmt: skip
@@ -172,15 +178,15 @@ class Client:
             return False
         message = unpack(came[1])
         shard = message.shard
-        if message.kind == Kind.REFUSED and message.wants_weights:
+        if message.kind == ServerKind.REFUSED and message.wants_weights:
             raise self._nobody_has(shard)
-        if message.kind == Kind.REFUSED:
+        if message.kind == ServerKind.REFUSED:
             self._retry_at.setdefault(shard, time.monotonic() + RETRY_S)
             return False
-        if message.kind == Kind.WAITING:
+        if message.kind == ServerKind.WAITING:
             moved, self._seen[shard] = message.version != self._seen[shard], message.version
             return moved
-        if message.kind != Kind.REPLY or self._unanswered[shard].pop(message.sequence, None) is None:
+        if message.kind != ServerKind.REPLY or self._unanswered[shard].pop(message.sequence, None) is None:
             return False
         self._orphan_since.pop(shard, None)
         self._staleness[shard] = int(message.value)

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from laconic.consistency.servers.clocks import Clocks
-from laconic.consistency.servers.shards import Layout, Shard, ShardOptimizer
-from laconic.consistency.servers.wire import Kind, Message, raw
+from laconic.consistency.servers.shards import ShardLayout, ShardOptimizer, WeightShard
+from laconic.consistency.servers.wire import ServerKind, ServerMessage, raw
 from laconic.errors import PayloadError
 from laconic.storage import tree
 
 WAITING_S = 1.0  # how often those who finished hear that others have yet to
-REQUESTS = (Kind.PUSH, Kind.PULL, Kind.FINISH)
+REQUESTS = (ServerKind.PUSH, ServerKind.PULL, ServerKind.FINISH)
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class Serving:
     staleness_aware: bool = False
     merge: Callable[[list[Tensor]], Tensor] = lambda rows: rows[0]
 
-    def shard(self, layout: Layout, number: int, own: Tensor) -> Shard:
+    def shard(self, layout: ShardLayout, number: int, own: Tensor) -> WeightShard:
         """A shard with the weights `own`, which it keeps."""
-        return Shard(own, self.make_optimizer(layout.edges[number][0], own), Clocks(layout.trainers, self.bound))
+        return WeightShard(own, self.make_optimizer(layout.edges[number][0], own), Clocks(layout.trainers, self.bound))
 
 
 @dataclass
 class _Held:
     """A request that is applied here and not answered yet."""
 
-    request: Message
+    request: ServerMessage
     staleness: int
     unstored: set[int]  # copies that have yet to confirm
 
@@ -72,7 +72,12 @@ class Desk:
     """
 
     def __init__(
-        self, me: int, layout: Layout, shards: dict[int, Shard], serving: Serving, send: Callable[[int, Message], None]
+        self,
+        me: int,
+        layout: ShardLayout,
+        shards: dict[int, WeightShard],
+        serving: Serving,
+        send: Callable[[int, ServerMessage], None],
     ) -> None:
         self.me, self.layout, self.shards, self.serving, self.send = me, layout, shards, serving, send
         self.live = {member for member in range(len(layout.homes)) if layout.linked(me, member)}
@@ -91,18 +96,18 @@ class Desk:
         ended = {worker for shard in self.shards.values() for worker in shard.idle}
         return bool((ended & self.live) - self._answered)
 
-    def take(self, peer: int, message: Message) -> None:
+    def take(self, peer: int, message: ServerMessage) -> None:
         """Do what a message asks for."""
         if message.kind in REQUESTS:
             self._answered.discard(message.worker)
             self._request(message)
-        elif message.kind == Kind.COMMIT:
+        elif message.kind == ServerKind.COMMIT:
             self._answered.add(message.worker)
-        elif message.kind == Kind.FORWARD:
+        elif message.kind == ServerKind.FORWARD:
             self._store(peer, message)
-        elif message.kind == Kind.COPY:
+        elif message.kind == ServerKind.COPY:
             self._take_over(message)
-        elif message.kind == Kind.STORED:
+        elif message.kind == ServerKind.STORED:
             for held in self._held:
                 if held.request.key == message.key:
                     held.unstored.discard(peer)
@@ -129,13 +134,13 @@ class Desk:
 
     # requests
 
-    def _request(self, message: Message) -> None:
+    def _request(self, message: ServerMessage) -> None:
         number, shard = message.shard, self.shards.get(message.shard)
         serves = 0 <= number < len(self.layout.edges) and self.serves(number)
         missing = 0 if shard is None else shard.missing(message)
         if shard is None or missing > 0 or not serves:
             worker, nobody = message.worker, shard is None and serves
-            self.send(worker, Message(Kind.REFUSED, number, worker, message.sequence, wants_weights=nobody))
+            self.send(worker, ServerMessage(ServerKind.REFUSED, number, worker, message.sequence, wants_weights=nobody))
             return
         if any(held.request.key == message.key for held in self._held):
             return  # the same request came before, and waits for copies
@@ -148,20 +153,20 @@ class Desk:
             self.send(member, message.forwarded(staleness))
         self._held.append(_Held(message, staleness, copies))
 
-    def _apply(self, shard: Shard, message: Message, kind: Kind, staleness: int) -> None:
-        if kind == Kind.PUSH:
+    def _apply(self, shard: WeightShard, message: ServerMessage, kind: ServerKind, staleness: int) -> None:
+        if kind == ServerKind.PUSH:
             shard.apply(message, staleness, 1.0 / (1 + staleness) if self.serving.staleness_aware else 1.0)
         else:
             shard.note(message, kind, staleness)
 
-    def _store(self, peer: int, message: Message) -> None:
+    def _store(self, peer: int, message: ServerMessage) -> None:
         """A copy applies what its shard's server applied."""
         shard = self.shards.get(message.shard)
         if shard is None or self.serves(message.shard):
             return  # from one that this server has given up as lost
         if shard.missing(message) == 0:
             self._apply(shard, message, message.original, int(message.value))
-        self.send(peer, Message(Kind.STORED, message.shard, message.worker, message.sequence))
+        self.send(peer, ServerMessage(ServerKind.STORED, message.shard, message.worker, message.sequence))
 
     # copies
 
@@ -178,10 +183,10 @@ class Desk:
                 return
             if member in self.live and member not in copies:
                 state = torch.frombuffer(tree.dumps(self.shards[number].handed_over()), dtype=torch.uint8)
-                self.send(member, Message(Kind.COPY, number, 0, payload=state))
+                self.send(member, ServerMessage(ServerKind.COPY, number, 0, payload=state))
                 copies.add(member)
 
-    def _take_over(self, message: Message) -> None:
+    def _take_over(self, message: ServerMessage) -> None:
         number = message.shard
         if not 0 <= number < len(self.layout.edges) or self.serves(number) or message.payload is None:
             return  # from one that this server has given up as lost
@@ -214,9 +219,9 @@ class Desk:
                 self._reply(held)
                 continue
             waiting.append(held)
-            if tell and held.request.kind == Kind.FINISH:
+            if tell and held.request.kind == ServerKind.FINISH:
                 request, version = held.request, self.shards[held.request.shard].version
-                note = Message(Kind.WAITING, request.shard, request.worker, request.sequence, version)
+                note = ServerMessage(ServerKind.WAITING, request.shard, request.worker, request.sequence, version)
                 self.send(request.worker, note)
         self._held = waiting
 
@@ -231,7 +236,7 @@ class Desk:
         if held.unstored:
             return False
         shard, request = self.shards[held.request.shard], held.request
-        if request.kind == Kind.FINISH:
+        if request.kind == ServerKind.FINISH:
             return request.worker not in shard.finished
         return not request.wants_weights or (shard.clocks.may_begin(request.worker) and not self._is_ahead(held))
 
@@ -246,10 +251,10 @@ class Desk:
     def _reply(self, held: _Held) -> None:
         shard, request = self.shards[held.request.shard], held.request
         weights = raw(shard.values) if request.wants_weights else None
-        if weights is not None and request.kind == Kind.FINISH:
+        if weights is not None and request.kind == ServerKind.FINISH:
             weights = torch.cat([weights, shard.mean])
-        reply = Message(
-            Kind.REPLY, request.shard, request.worker, request.sequence, shard.version, shard.clocks.slowest,
+        reply = ServerMessage(
+            ServerKind.REPLY, request.shard, request.worker, request.sequence, shard.version, shard.clocks.slowest,
             held.staleness, request.wants_weights, payload=weights,
         )  # fmt: skip
         self.send(request.worker, reply)

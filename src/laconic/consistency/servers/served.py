@@ -19,7 +19,14 @@ from laconic.consistency.roll import Roll
 from laconic.consistency.servers.client import Client
 from laconic.consistency.servers.desk import Serving
 from laconic.consistency.servers.server import Server
-from laconic.consistency.servers.shards import Layout, Shard, ShardOptimizer, changed_options, copies, plain_options
+from laconic.consistency.servers.shards import (
+    ShardLayout,
+    ShardOptimizer,
+    WeightShard,
+    changed_options,
+    copies,
+    plain_options,
+)
 from laconic.consistency.servers.wire import Coder
 from laconic.consistency.side import open_members
 from laconic.errors import BadInput
@@ -36,9 +43,9 @@ class Served:
     own, None where it has none.
     """
 
-    def __init__(self, world: World, layout: Layout, values: Tensor, serving: Serving, coder: Coder) -> None:
+    def __init__(self, world: World, layout: ShardLayout, values: Tensor, serving: Serving, coder: Coder) -> None:
         self.layout, self.coder, self.roll = layout, coder, Roll(world, serving.mode)
-        shards: dict[int, dict[int, Shard]] = {}
+        shards: dict[int, dict[int, WeightShard]] = {}
         for member in range(world.world_size, len(layout.homes)):
             if layout.homes[member] == world.rank:
                 shards[member] = {}
@@ -133,7 +140,7 @@ class ServedAgreement(OwnWeights):
         self._initial = [plain_options(group) for group in optimizer.param_groups]
         self._gradients: SetAside | None = None
         if not self.alone:
-            layout = Layout(self.world.world_size, servers, copies(servers, replicas), values.numel())
+            layout = ShardLayout(self.world.world_size, servers, copies(servers, replicas), values.numel())
             self.serves_only = self.world.rank not in layout.trainers
             coder = Coder(setup.codec, self.world)
             own = replace(

@@ -15,8 +15,8 @@ import torch
 
 from laconic.consistency.roll import Roll
 from laconic.consistency.servers.desk import Desk, Serving
-from laconic.consistency.servers.shards import Layout, Shard
-from laconic.consistency.servers.wire import Message, unpack
+from laconic.consistency.servers.shards import ShardLayout, WeightShard
+from laconic.consistency.servers.wire import ServerMessage, unpack
 from laconic.consistency.side import TICK_S, receive
 from laconic.errors import BadInput, PeerLost
 from laconic.transports.zeromq import ZmqTransport
@@ -38,7 +38,7 @@ class Server:
     """
 
     def __init__(
-        self, mesh: ZmqTransport, roll: Roll, layout: Layout, shards: dict[int, Shard], serving: Serving
+        self, mesh: ZmqTransport, roll: Roll, layout: ShardLayout, shards: dict[int, WeightShard], serving: Serving
     ) -> None:
         self.mesh, self.roll, self.shards = mesh, roll, shards
         self.failure: Exception | None = None
@@ -122,7 +122,7 @@ class Server:
                 self.roll.give_up(rank)
             desk.leave(member)
 
-    def _send(self, member: int, message: Message) -> None:
+    def _send(self, member: int, message: ServerMessage) -> None:
         data = message.pack()
         try:
             self.mesh.send_to(member, data, int(message.kind))

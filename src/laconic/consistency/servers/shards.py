@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from laconic.codecs import codec
 from laconic.consistency.servers.clocks import Clocks
-from laconic.consistency.servers.wire import Kind, Message, settings
+from laconic.consistency.servers.wire import ServerKind, ServerMessage, settings
 from laconic.errors import BadInput, PayloadError
 from laconic.schedules.schedule import bounds
 from laconic.storage.form import check_like
@@ -51,7 +51,7 @@ def outlives(rank: int, world_size: int, servers: int | None, replicas: int | No
     return copies(servers, replicas) > 0 or (servers is not None and rank < world_size - servers)
 
 
-class Shard:
+class WeightShard:
     """One stretch of the weights with what is known about it: who holds it decides what happens to it."""
 
     def __init__(self, values: Tensor, optimizer: ShardOptimizer | None, clocks: Clocks) -> None:
@@ -66,12 +66,12 @@ class Shard:
         self.mean = torch.empty(0, dtype=torch.uint8)  # of the buffers, when all had finished
         self._sum = torch.zeros_like(values)
 
-    def missing(self, message: Message) -> int:
+    def missing(self, message: ServerMessage) -> int:
         """How many requests of this worker come before this one that has not been applied: 0 for the next in line,
         below 0 for one applied already."""
         return message.sequence - self.last.get(message.worker, (-1, 0))[0] - 1
 
-    def apply(self, message: Message, staleness: int, rate: float) -> None:
+    def apply(self, message: ServerMessage, staleness: int, rate: float) -> None:
         """Apply one push: a step of the optimiser with learning rate · `rate`, or without one values += payload.
 
         Nothing is applied by a PayloadError: the payload is not what its codec makes of this many values.
@@ -90,11 +90,11 @@ class Shard:
         if message.worker in self.clocks.clocks:  # else it has died since
             self.clocks.tick(message.worker, message.clock)
 
-    def note(self, message: Message, kind: Kind, staleness: int) -> None:
+    def note(self, message: ServerMessage, kind: ServerKind, staleness: int) -> None:
         """Apply a request that changes no weights."""
         self.last[message.worker] = (message.sequence, staleness)
         self.idle.discard(message.worker)
-        if kind == Kind.FINISH:
+        if kind == ServerKind.FINISH:
             self.finished.add(message.worker)
             self.clocks.pause(message.worker)
             if message.payload is not None and message.payload.numel():
@@ -274,10 +274,10 @@ _codec = functools.lru_cache(maxsize=64)(codec)
 
 
 @dataclass(frozen=True)
-class Layout:
+class ShardLayout:
     """Who serves what: workers are members 0 … P−1 of the mesh, one a rank; servers are members P, P+1, …
 
-    >>> layout = Layout(4, servers=None, replicas=1, numel=10)
+    >>> layout = ShardLayout(4, servers=None, replicas=1, numel=10)
     >>> layout.homes, layout.chain(3)
     ([0, 1, 2, 3, 0, 1, 2, 3], [7, 4])
     """

@@ -27,7 +27,7 @@ _ALIGNMENT = 64  # of the payload, from the beginning of the message
 MAX_TEXT_NBYTES = 1 << 24  # options of an optimiser with a group for every parameter of a large model are 100 kB
 
 
-class Kind(IntEnum):
+class ServerKind(IntEnum):
     """What a message is for; requests come from workers, and each is answered once by a REPLY."""
 
     PUSH = 1  # apply the payload; the answer holds the weights if wanted
@@ -44,7 +44,7 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Message:
+class ServerMessage:
     """One message about a shard; `worker` is the rank whose request it is, or belongs to.
 
     Attributes:
@@ -57,7 +57,7 @@ class Message:
         payload: what the codec made, or float32 weights as bytes.
     """
 
-    kind: Kind
+    kind: ServerKind
     shard: int
     worker: int
     sequence: int = 0
@@ -65,7 +65,7 @@ class Message:
     clock: int = 0
     value: float = 0.0
     wants_weights: bool = False
-    original: Kind = Kind.PUSH
+    original: ServerKind = ServerKind.PUSH
     text: str = ""
     payload: Tensor | None = None
 
@@ -77,7 +77,7 @@ class Message:
     def pack(self) -> Tensor:
         """The message as one uint8 tensor of its own.
 
-        >>> Message(Kind.PULL, shard=2, worker=1, sequence=7).pack().numel()
+        >>> ServerMessage(ServerKind.PULL, shard=2, worker=1, sequence=7).pack().numel()
         64
         """
         text = self.text.encode()
@@ -94,15 +94,15 @@ class Message:
             packed[begin:] = self.payload
         return packed
 
-    def forwarded(self, staleness: float) -> Message:
+    def forwarded(self, staleness: float) -> ServerMessage:
         """This request as its server passes it on."""
-        return replace(self, kind=Kind.FORWARD, original=self.kind, value=staleness)
+        return replace(self, kind=ServerKind.FORWARD, original=self.kind, value=staleness)
 
 
-def unpack(data: Tensor) -> Message:
-    """Read what `Message.pack` made, PayloadError for anything else; the payload is a view of `data`.
+def unpack(data: Tensor) -> ServerMessage:
+    """Read what `ServerMessage.pack` made, PayloadError for anything else; the payload is a view of `data`.
 
-    >>> unpack(Message(Kind.PUSH, 0, 1, payload=torch.ones(3, dtype=torch.uint8)).pack()).payload
+    >>> unpack(ServerMessage(ServerKind.PUSH, 0, 1, payload=torch.ones(3, dtype=torch.uint8)).pack()).payload
     tensor([1, 1, 1], dtype=torch.uint8)
     """
     if data.dtype != torch.uint8 or data.numel() < HEADER_NBYTES:
@@ -113,11 +113,11 @@ def unpack(data: Tensor) -> Message:
     if magic != _MAGIC or text_nbytes > MAX_TEXT_NBYTES or begin > data.numel():
         raise PayloadError("not a message between workers and servers, or one cut short")
     try:
-        kinds = Kind(kind), Kind(flags >> 1)
+        kinds = ServerKind(kind), ServerKind(flags >> 1)
         text = bytes(data[HEADER_NBYTES : HEADER_NBYTES + text_nbytes].numpy()).decode()
     except ValueError as error:
         raise PayloadError(f"a message of an unknown kind or with a broken text: {error}") from None
-    return Message(
+    return ServerMessage(
         kinds[0], shard, worker, sequence, version, clock, value, bool(flags & 1), kinds[1], text, data[begin:]
     )
 
@@ -138,7 +138,7 @@ def raw(values: Tensor) -> Tensor:
     return values.view(torch.uint8)
 
 
-def weights_in(message: Message, numel: int, more: bool = False) -> Tensor:
+def weights_in(message: ServerMessage, numel: int, more: bool = False) -> Tensor:
     """The float32 weights a REPLY holds; PayloadError when they are not `numel`, or with `more` not even that."""
     payload = message.payload
     came = 0 if payload is None else payload.numel()

@@ -120,7 +120,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerRecord:
     """What one worker sends of one parameter in a step."""
 
     name: str
@@ -132,7 +132,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Span:
+class TimeSpan:
     """A part of two steps in a row on one lane of their timeline: the training's, or that of a bucket's layers."""
 
     lane: str
@@ -176,9 +176,9 @@ class Trial:
     step_seconds: list[float] | None = None
     breakdown: Breakdown | None = None
     curve: list[Point] = field(default_factory=list)
-    layers: list[Layer] = field(default_factory=list)
+    layers: list[LayerRecord] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-    timeline: list[Span] = field(default_factory=list)
+    timeline: list[TimeSpan] = field(default_factory=list)
     weights_sha256: str | None = None
     replicas_identical: bool | None = None
     staleness_mean: float | None = None

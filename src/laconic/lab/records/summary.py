@@ -102,7 +102,7 @@ def accuracy(trials: list[Trial]) -> float | None:
 
 
 @dataclass(frozen=True)
-class Row:
+class SummaryRow:
     """A configuration and its figures over the seeds.
 
     Attributes:
@@ -128,20 +128,20 @@ class Row:
     claims: dict[str, Claim]
 
 
-def main_claim(row: Row) -> Claim | None:
+def main_claim(row: SummaryRow) -> Claim | None:
     """The claim to speak of first: the time to the target, where there is one."""
     return row.claims.get("time to target") or next(iter(row.claims.values()), None)
 
 
-def summarise(record: Record) -> list[Row]:
+def summarise(record: Record) -> list[SummaryRow]:
     """The rows of a record, in its order of configurations."""
     return [_row(record, configuration) for configuration in record.configurations]
 
 
-def _row(record: Record, configuration: Configuration) -> Row:
+def _row(record: Record, configuration: Configuration) -> SummaryRow:
     trials = record.trials_of(configuration.name)
     claims = {claim.what: claim for claim in record.claims if claim.configuration == configuration.name}
-    return Row(
+    return SummaryRow(
         configuration=configuration,
         trials=trials,
         failed=sum(t.configuration == configuration.name and t.failed is not None for t in record.trials),
@@ -174,7 +174,7 @@ def _breakdown(trials: list[Trial]) -> Breakdown | None:
     return Breakdown(**{name: statistics.median([getattr(b, name) for b in found]).value for name in names})
 
 
-def wire_bound(record: Record, row: Row) -> float | None:
+def wire_bound(record: Record, row: SummaryRow) -> float | None:
     """The least seconds a step can take on the record's link: the bytes a worker sends, at the link's rate.
 
     None where the link's rate is not known, or where workers share hosts and part of the bytes never meets it.

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from laconic.lab.records.record import Span
+from laconic.lab.records.record import TimeSpan
 from laconic.lab.report import words
 from laconic.lab.report.canvas import NARROW, Canvas, Size
 from laconic.lab.report.charts import ticks
@@ -104,7 +104,7 @@ def spreads(rows: Sequence[Spread], size: Size, *, title: str) -> Canvas:
     return canvas
 
 
-def timed(spans: Sequence[Span]) -> list[tuple[str, Piece]]:
+def timed(spans: Sequence[TimeSpan]) -> list[tuple[str, Piece]]:
     """A record's spans as pieces of lanes."""
     return [
         (span.lane, Piece(look(span.part), span.begun_s, span.seconds,

@@ -16,7 +16,7 @@ from typing import Any
 
 from laconic.errors import MissingExtra
 from laconic.lab.records import metrics
-from laconic.lab.records.record import Breakdown, Layer, Point, Record
+from laconic.lab.records.record import Breakdown, LayerRecord, Point, Record
 from laconic.lab.records.summary import results, summarise
 from laconic.lab.report.canvas import PAPER, WIDE
 from laconic.lab.report.figures import figures
@@ -39,7 +39,10 @@ def write_csv(record: Record, folder: str | os.PathLike[str]) -> list[Path]:
         "curves": [{**name, **asdict(point)} for name, trial in both for point in trial.curve],
         "layers": [{**name, **asdict(layer)} for name, trial in both for layer in trial.layers],
     }
-    empty = {"curves": ["configuration", "seed", *_names(Point)], "layers": ["configuration", "seed", *_names(Layer)]}
+    empty = {
+        "curves": ["configuration", "seed", *_names(Point)],
+        "layers": ["configuration", "seed", *_names(LayerRecord)],
+    }
     texts = {name: _csv(list(rows), empty.get(name, ["configuration"])) for name, rows in tables.items()}
     return [replace(Path(folder) / f"{name}.csv", text) for name, text in texts.items()]
 

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from laconic.lab.records.record import Point, Record
-from laconic.lab.records.summary import Row, wire_bound
+from laconic.lab.records.summary import SummaryRow, wire_bound
 from laconic.lab.report import bars, charts, words
 from laconic.lab.report.canvas import NARROW, WIDE, Canvas, Size
 from laconic.lab.report.charts import Axis, Pair, Scale, Series, Target
@@ -43,13 +43,13 @@ class Figure:
         return self.draw(NARROW).svg()
 
 
-def figures(record: Record, rows: Sequence[Row]) -> list[Figure]:
+def figures(record: Record, rows: Sequence[SummaryRow]) -> list[Figure]:
     """Every chart the record has data for."""
     made = (time_to_accuracy(record, rows), accuracy_by_bytes(record, rows), breakdown(record, rows), spread(rows))
     return [*(figure for figure in made if figure is not None), *timelines(rows)]
 
 
-def time_to_accuracy(record: Record, rows: Sequence[Row]) -> Figure | None:
+def time_to_accuracy(record: Record, rows: Sequence[SummaryRow]) -> Figure | None:
     """Quality against seconds."""
     quality, y = _quality(record, rows)
     series = _series(rows, lambda point: point.seconds, quality)
@@ -84,7 +84,7 @@ def _curves(
     return Figure(name, title, draw, caption, [event.label for event in events])
 
 
-def _events(rows: Sequence[Row]) -> list[Event]:
+def _events(rows: Sequence[SummaryRow]) -> list[Event]:
     """What happened in all trials, numbered by time; whose it was is said where there are several trials."""
     alone = sum(len(row.trials) for row in rows) == 1
     found = [
@@ -98,7 +98,7 @@ def _events(rows: Sequence[Row]) -> list[Event]:
     ]
 
 
-def accuracy_by_bytes(record: Record, rows: Sequence[Row]) -> Figure | None:
+def accuracy_by_bytes(record: Record, rows: Sequence[SummaryRow]) -> Figure | None:
     """Quality against what one worker has sent."""
     quality, y = _quality(record, rows)
     series = _series(rows, lambda point: point.sent_nbytes or math.nan, quality)
@@ -115,7 +115,7 @@ def accuracy_by_bytes(record: Record, rows: Sequence[Row]) -> Figure | None:
     return _curves(record, "accuracy-by-bytes", "bytes sent", scaled, (x, y), caption)
 
 
-def breakdown(record: Record, rows: Sequence[Row]) -> Figure | None:
+def breakdown(record: Record, rows: Sequence[SummaryRow]) -> Figure | None:
     """Where a step's time goes."""
     stacks = [
         bars.Stack(row.configuration.name, index,
@@ -134,7 +134,7 @@ def breakdown(record: Record, rows: Sequence[Row]) -> Figure | None:
     return Figure("step-time", title, partial(bars.stacked, stacks, title=title), caption)
 
 
-def spread(rows: Sequence[Row]) -> Figure | None:
+def spread(rows: Sequence[SummaryRow]) -> Figure | None:
     """How the steps' times are spread."""
     made = []
     for index, row in enumerate(rows):
@@ -149,7 +149,7 @@ def spread(rows: Sequence[Row]) -> Figure | None:
     return Figure("step-spread", title, partial(bars.spreads, made, title=title), caption)
 
 
-def timelines(rows: Sequence[Row]) -> list[Figure]:
+def timelines(rows: Sequence[SummaryRow]) -> list[Figure]:
     """Two steps in a row on the clock, of each configuration whose exchanges were on record; one of a pipeline."""
     found = []
     for number, row in enumerate(rows):
@@ -165,7 +165,7 @@ def timelines(rows: Sequence[Row]) -> list[Figure]:
     return found
 
 
-def _quality(record: Record, rows: Sequence[Row]) -> tuple[Callable[[Point], float | None], Axis]:
+def _quality(record: Record, rows: Sequence[SummaryRow]) -> tuple[Callable[[Point], float | None], Axis]:
     """The value of a point that the workload is judged by, and its axis."""
     if record.workload.judged_by_loss:
         return (lambda point: point.test_loss), Axis("test loss (logarithmic)", "log")
@@ -188,7 +188,9 @@ def y_note(axis: Axis) -> str:
     return "The vertical axis is logarithmic in the error, 100 % minus accuracy." if axis.scale == "error" else ""
 
 
-def _series(rows: Sequence[Row], x: Callable[[Point], float], y: Callable[[Point], float | None]) -> list[Series]:
+def _series(
+    rows: Sequence[SummaryRow], x: Callable[[Point], float], y: Callable[[Point], float | None]
+) -> list[Series]:
     made = []
     for index, row in enumerate(rows):
         every = [[(x(p), value) for p in trial.curve if (value := y(p)) is not None] for trial in row.trials]

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from laconic.lab.lint import counts
 from laconic.lab.records.record import Claim, Finding, Interruption, Record, Trial
-from laconic.lab.records.summary import Row, main_claim, summarise
+from laconic.lab.records.summary import SummaryRow, main_claim, summarise
 from laconic.lab.report import words
 from laconic.lab.report.canvas import swatch
 from laconic.lab.report.figures import figures
@@ -79,12 +79,12 @@ def _meta(record: Record) -> list[str]:
     return [part for part in parts if part]
 
 
-def _untrained(record: Record, row: Row) -> str:
+def _untrained(record: Record, row: SummaryRow) -> str:
     broken = [t.failed for t in record.trials if t.configuration == row.configuration.name and t.failed is not None]
     return f"failed: {broken[0]}" if broken else "has not been trained."
 
 
-def _took(record: Record, row: Row, claim: Claim) -> str:
+def _took(record: Record, row: SummaryRow, claim: Claim) -> str:
     """What a claim is about, as the beginning of a sentence."""
     if claim.what == "time to target" and record.workload.target_accuracy is not None and row.to_target is not None:
         return f"reaches {words.goal(record.workload)} in {words.seconds(row.to_target.value)}"
@@ -97,14 +97,14 @@ def _odds(claim: Claim) -> str:
     return f"{words.interval(claim, words.times)}; {words.p_value(claim.p_value)}"
 
 
-def _below(row: Row) -> str:
+def _below(row: SummaryRow) -> str:
     """What stands below a configuration's name."""
     kind = {"peer": "peer", "single": "one process"}.get(row.configuration.kind, "")
     parts = [kind, words.count(len(row.trials), "seed"), f"{row.failed} failed" if row.failed else ""]
     return " · ".join(part for part in parts if part)
 
 
-def _less(row: Row) -> str:
+def _less(row: SummaryRow) -> str:
     """What is sent, beside float32."""
     if row.sent is None or not row.sent.value:
         return "nothing"
@@ -120,12 +120,12 @@ def _beside(record: Record, claim: Claim) -> str:
     return "losses in the first column" if record.workload.judged_by_loss else "accuracy not given"
 
 
-def _claims(row: Row) -> list[Claim]:
+def _claims(row: SummaryRow) -> list[Claim]:
     """Its claims, the one to speak of first."""
     return sorted(row.claims.values(), key=lambda claim: claim is not main_claim(row))
 
 
-def _breakdowns(rows: Sequence[Row]) -> list[list[str]]:
+def _breakdowns(rows: Sequence[SummaryRow]) -> list[list[str]]:
     """The figures behind the bars: seconds of each part of a step."""
     return [
         [row.configuration.name, *(words.seconds(getattr(row.breakdown, f"{part}_s")) for part in PARTS)]
@@ -133,7 +133,7 @@ def _breakdowns(rows: Sequence[Row]) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def _layered(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _layered(rows: Sequence[SummaryRow]) -> list[dict[str, Any]]:
     """What one worker sends of every parameter or boundary in a step, per configuration, the largest first."""
     made: list[dict[str, Any]] = []
     for row in rows:

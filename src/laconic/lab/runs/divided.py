@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from laconic.exchange.collectives import all_gather, barrier, broadcast
-from laconic.lab.records.record import Configuration, Layer, Span
+from laconic.lab.records.record import Configuration, LayerRecord, TimeSpan
 from laconic.lab.runs.trainee import Parts, Times, Trainee
 from laconic.parallel import Boundary, Data, Plan, Stages, Traffic
 from laconic.parallel.boundary import pack, unpack
@@ -62,17 +62,19 @@ class DividedTrainee(Trainee):
         """Nothing is sent by parameter: `layers` is by boundary."""
         return "none", 0.0
 
-    def layers(self, sent: float | None) -> list[Layer]:
+    def layers(self, sent: float | None) -> list[LayerRecord]:
         return self._rows(self._traffic.sent_nbytes, self._traffic.numel)
 
-    def _rows(self, sent: Mapping[tuple[str, str], int], numel: Mapping[tuple[str, str], int]) -> list[Layer]:
+    def _rows(self, sent: Mapping[tuple[str, str], int], numel: Mapping[tuple[str, str], int]) -> list[LayerRecord]:
         """What crossed each boundary, in the mean of the steps so far."""
         rows = []
         for (name, way), nbytes in sent.items():
             count, steps = numel[name, way], max(1, self._steps)
             codec = self._boundary.forward if way == "forward" else self._boundary.backward
             label = "none" if nbytes >= 4 * count else str(codec)
-            rows.append(Layer(f"{name}, {way}", [], round(count / steps), label, 4 * count / steps, nbytes / steps))
+            rows.append(
+                LayerRecord(f"{name}, {way}", [], round(count / steps), label, 4 * count / steps, nbytes / steps)
+            )
         return rows
 
     def state_dict(self) -> dict[str, Any]:
@@ -135,7 +137,7 @@ class PipelineTrainee(DividedTrainee):
         held = {id(parameter) for parameter in made.parameters()}
         for group in optimizer.param_groups:
             group["params"] = [twins[id(p)] for p in group["params"] if id(twins[id(p)]) in held]
-        self._seen: list[Span] = []
+        self._seen: list[TimeSpan] = []
         self._sums: tuple[Counts, Counts] = ({}, {})
 
     def part(self, share: int, workers: int) -> tuple[int, int]:
@@ -166,15 +168,15 @@ class PipelineTrainee(DividedTrainee):
         self.model.load_state_dict(self.module.state_dict())
         self._load_packed(state)
 
-    def layers(self, sent: float | None) -> list[Layer]:
+    def layers(self, sent: float | None) -> list[LayerRecord]:
         """Of all workers: a boundary's activations are sent by one, their gradients by another."""
         return self._rows(*self._sums)
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TimeSpan]:
         return self._seen
 
 
-def _on_one_clock(model: Pipeline, world: World) -> list[Span]:
+def _on_one_clock(model: Pipeline, world: World) -> list[TimeSpan]:
     """What every stage did in the last step, from its beginning; the ranks' clocks are set by a barrier."""
     barrier(group=world)
     now = time.perf_counter()
@@ -186,7 +188,7 @@ def _on_one_clock(model: Pipeline, world: World) -> list[Span]:
     kept = [(stage, each) for stage, rows in enumerate(stages) for each in rows.tolist() if each[0] >= 0]
     begun = min((each[2] for _, each in kept), default=0.0)
     return [
-        Span(f"stage {stage}, {WAYS[int(way)]}", "wait" if waits else "compute", begin - begun, seconds)
+        TimeSpan(f"stage {stage}, {WAYS[int(way)]}", "wait" if waits else "compute", begin - begun, seconds)
         for stage, (way, waits, begin, seconds) in kept
     ]
 

@@ -118,7 +118,7 @@ class TrialSpec:
     slow: float = 1.0
 
 
-class Prepared:
+class PreparedRun:
     """A trial's task, read in `loading_s`; `samples_per_step` is over all workers, in the mean.
 
     Attributes:

@@ -34,7 +34,7 @@ POWERSGD = {"matrix_approximation_rank": 1, "start_powerSGD_iter": 2}
 
 
 @dataclass(frozen=True)
-class Peer:
+class PeerStrategy:
     """A peer: how it wraps a model, and how many bytes it makes of a parameter's gradient, before the all-reduce."""
 
     codec: str
@@ -70,9 +70,9 @@ def _powersgd_nbytes(shape: Sequence[int]) -> float:
 
 
 PEERS = {
-    "ddp": Peer("none", DistributedDataParallel, lambda shape: 4.0 * math.prod(shape), {}),
-    "ddp-fp16": Peer("fp16", _fp16, lambda shape: 2.0 * math.prod(shape), {}),
-    "ddp-powersgd": Peer("powersgd", _powersgd, _powersgd_nbytes, POWERSGD),
+    "ddp": PeerStrategy("none", DistributedDataParallel, lambda shape: 4.0 * math.prod(shape), {}),
+    "ddp-fp16": PeerStrategy("fp16", _fp16, lambda shape: 2.0 * math.prod(shape), {}),
+    "ddp-powersgd": PeerStrategy("powersgd", _powersgd, _powersgd_nbytes, POWERSGD),
 }
 
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from laconic.exchange.job import BucketRecord
-from laconic.lab.records.record import Span
+from laconic.lab.records.record import TimeSpan
 from laconic.lab.runs.trainee import Times, Trainee
 
 TRAINING = "training"
@@ -28,7 +28,7 @@ class StepTimeline:
         """A step has ended."""
         self._times.append(times)
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TimeSpan]:
         """The parts of the last two steps by lane, the training's first; empty where nothing was exchanged."""
         records = {(r.step, r.bucket): r for r in (*self._trainee.recent, *self._trainee.exchanged())}
         if len(self._times) < 2 or not records:
@@ -36,23 +36,23 @@ class StepTimeline:
         begun, ended = self._times[0].begun, self._times[-1].ended
         waits = sorted({wait for times in self._times for wait in self._trainee.waits(times)})
         waits = [(a, b) for a, b in waits if begun <= a and b <= ended]
-        found = [Span(TRAINING, "wait", a, b - a) for a, b in waits]
-        found += [Span(TRAINING, "compute", a, b - a) for a, b in between(waits, begun, ended)]
+        found = [TimeSpan(TRAINING, "wait", a, b - a) for a, b in waits]
+        found += [TimeSpan(TRAINING, "compute", a, b - a) for a, b in between(waits, begun, ended)]
         for times in self._times:
             found += self._exchanged([r for r in records.values() if times.forward <= r.made <= times.ended], times)
-        return [Span(s.lane, s.part, s.begun_s - begun, s.seconds) for s in found if begun <= s.begun_s <= ended]
+        return [TimeSpan(s.lane, s.part, s.begun_s - begun, s.seconds) for s in found if begun <= s.begun_s <= ended]
 
-    def _exchanged(self, records: Sequence[BucketRecord], times: Times) -> list[Span]:
+    def _exchanged(self, records: Sequence[BucketRecord], times: Times) -> list[TimeSpan]:
         found, before = [], times.forward
         for record in sorted(records, key=lambda record: record.made):
             lane, ended = lane_of(self._trainee.layers_of(record.bucket)), record.begun + record.seconds
             sent, came = record.begun + record.encode_s, ended - record.decode_s
             if before < record.made <= times.backward:
-                found.append(Span(lane, "compute", before, record.made - before))
+                found.append(TimeSpan(lane, "compute", before, record.made - before))
                 before = record.made
-            found.append(Span(lane, "encode", record.begun, record.encode_s))
-            found.append(Span(lane, "wire", sent, max(0.0, came - sent)))
-            found.append(Span(lane, "decode", came, record.decode_s))
+            found.append(TimeSpan(lane, "encode", record.begun, record.encode_s))
+            found.append(TimeSpan(lane, "wire", sent, max(0.0, came - sent)))
+            found.append(TimeSpan(lane, "decode", came, record.decode_s))
         return found
 
 

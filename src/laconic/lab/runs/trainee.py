@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from laconic.codecs import Codec
 from laconic.exchange.job import BucketRecord
-from laconic.lab.records.record import Configuration, Layer, Span
+from laconic.lab.records.record import Configuration, LayerRecord, TimeSpan
 from laconic.transports.world import World
 from laconic.workloads.workload import Batch, Task
 
@@ -78,11 +78,11 @@ class Trainee(ABC):
     def payload(self, name: str, parameter: nn.Parameter) -> tuple[str, float]:
         """By what codec a parameter's gradient goes, and how many bytes a worker sends for it."""
 
-    def layers(self, sent: float | None) -> list[Layer]:
+    def layers(self, sent: float | None) -> list[LayerRecord]:
         """What a worker sends in a step, by parameter or boundary; `sent` is what was counted, where it was."""
         return layers(self.module, self.payload, self.chosen.workers, sent)
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TimeSpan]:
         """A timeline of the strategy's own, by stage; empty where the exchanges make it."""
         return []
 
@@ -135,7 +135,7 @@ def coded_nbytes(codec: Codec, numel: int) -> float:
 
 def layers(
     module: nn.Module, payload: Callable[[str, nn.Parameter], tuple[str, float]], world_size: int, sent: float | None
-) -> list[Layer]:
+) -> list[LayerRecord]:
     """What one worker sends of each parameter in a step.
 
     Buckets mix layers, so what was counted, `sent`, is divided among them by their payloads' sizes; where nothing was,
@@ -148,6 +148,6 @@ def layers(
     scale = 1.0 if sent is None or total == 0 else sent / total
     factor = wire_factor(world_size)
     return [
-        Layer(name, list(p.shape), p.numel(), found[name][0], 4.0 * p.numel() * factor, found[name][1] * scale)
+        LayerRecord(name, list(p.shape), p.numel(), found[name][0], 4.0 * p.numel() * factor, found[name][1] * scale)
         for name, p in module.named_parameters()
     ]

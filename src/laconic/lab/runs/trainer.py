@@ -27,12 +27,12 @@ from laconic.consistency import build as build_mode
 from laconic.exchange.collectives import all_gather, barrier
 from laconic.lab.records.record import Clock, Trial
 from laconic.lab.runs.monitor import Monitor, SentCounter
-from laconic.lab.runs.spec import PIPELINE, Prepared, TrialSpec
+from laconic.lab.runs.spec import PIPELINE, PreparedRun, TrialSpec
 from laconic.lab.runs.stopping import Stopping, request_stop
 from laconic.lab.runs.strategies import make_trainee
 from laconic.lab.runs.timeline import StepTimeline
 from laconic.lab.runs.trainee import Times, Trainee
-from laconic.lab.runs.trial import Evaluation, Figures, Outcome, StepFigures, assemble
+from laconic.lab.runs.trial import Evaluation, Figures, StepFigures, TrialOutcome, assemble
 from laconic.storage.checkpoints import CheckpointFiles
 from laconic.storage.tree import read_file
 from laconic.transports.world import World
@@ -81,7 +81,7 @@ class RankTraining(ABC):
         self.folder = Path(trial.folder) if trial.folder is not None else None
         self._warm_up(workload)
         barrier(group=world)
-        self.prepared = Prepared(trial, workload)
+        self.prepared = PreparedRun(trial, workload)
         self.loading_s = self.prepared.loading_s
         if trial.begin is not None:
             begin_with(self.prepared.task.model, read_file(Path(trial.begin)))
@@ -191,7 +191,7 @@ class RankTraining(ABC):
             return Ended(self.step)
         counted = self.trainee.counts or self.sent.is_used
         sent = float(figures.column("sent").mean()) if counted else None
-        outcome = Outcome(
+        outcome = TrialOutcome(
             loading_s=float(scalars[:, 0].max()),
             evaluations=self.evaluations,
             samples_at=self.prepared.samples_at,

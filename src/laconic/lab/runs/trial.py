@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from laconic import statistics
 from laconic.consistency import build as build_mode
-from laconic.lab.records.record import Breakdown, Configuration, Layer, Point, Span, Trial
+from laconic.lab.records.record import Breakdown, Configuration, LayerRecord, Point, TimeSpan, Trial
 from laconic.lab.runs.trainee import wire_factor
 
 Array = NDArray[np.float64]
@@ -55,7 +55,7 @@ class Evaluation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """What a training gave, beside its steps' figures.
 
     Attributes:
@@ -71,15 +71,15 @@ class Outcome:
     evaluations: Sequence[Evaluation]
     samples_at: Callable[[int], int]
     parameters: int
-    layers: list[Layer]
+    layers: list[LayerRecord]
     weights_sha256: str
     replicas_identical: bool | None
     counted: bool = True
-    timeline: Sequence[Span] = ()
+    timeline: Sequence[TimeSpan] = ()
     staleness: tuple[float, int] | None = None
 
 
-def assemble(configuration: Configuration, seed: int, order: int, figures: Figures, outcome: Outcome) -> Trial:
+def assemble(configuration: Configuration, seed: int, order: int, figures: Figures, outcome: TrialOutcome) -> Trial:
     """Put together the trial of a training that has come to its end."""
     world_size, evaluations = configuration.workers, outcome.evaluations
     seconds = elapsed(figures.column("seconds"), [each.step for each in evaluations])
@@ -122,7 +122,7 @@ def assemble(configuration: Configuration, seed: int, order: int, figures: Figur
     )
 
 
-def _curve(figures: Figures, outcome: Outcome, clock: Array, sent: Array) -> list[Point]:
+def _curve(figures: Figures, outcome: TrialOutcome, clock: Array, sent: Array) -> list[Point]:
     total_sent = np.concatenate([[0.0], np.cumsum(sent)])
     losses, begins = figures.column("loss").mean(axis=0), [0, *(each.step for each in outcome.evaluations)]
     return [

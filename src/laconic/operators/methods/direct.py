@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from laconic.kernels import njit
-from laconic.operators.method import Cost, direct_cost, register
+from laconic.operators.method import MethodCost, direct_cost, register
 from laconic.operators.products import multiply_lines, row
 from laconic.operators.scratch import fresh
 from laconic.operators.shape import Convolution
@@ -38,7 +38,7 @@ class Direct:
     def refuses(self, conv: Convolution) -> str:
         return ""
 
-    def cost(self, conv: Convolution) -> Cost:
+    def cost(self, conv: Convolution) -> MethodCost:
         flat = conv.planar()
         if _pointwise(flat):
             pixels = 0 if max(flat.stride) == 1 else conv.batch * conv.in_channels * math.prod(flat.output)

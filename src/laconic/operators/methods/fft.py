@@ -18,7 +18,7 @@ from scipy.fft import next_fast_len
 from torch import Tensor
 
 from laconic.errors import BadInput
-from laconic.operators.method import Cost, log2_ceiling, register
+from laconic.operators.method import MethodCost, log2_ceiling, register
 from laconic.operators.shape import Convolution
 
 
@@ -76,7 +76,7 @@ class Fft:
             return f"the input of {longest} fits one tile of {self.tile}: use fft"
         return ""
 
-    def cost(self, conv: Convolution) -> Cost:
+    def cost(self, conv: Convolution) -> MethodCost:
         tiles = self._tiles(conv)
         every, values = conv.batch * math.prod(tiles.count), math.prod(tiles.length)
         products = conv.in_channels // conv.groups * conv.out_channels * tiles.frequencies
@@ -86,7 +86,7 @@ class Fft:
         bound = (inner + 6 * log2_ceiling(values) + 8) * math.sqrt(values / math.prod(conv.kernel))
         depth = 2 * log2_ceiling(values) + log2_ceiling(inner)
         # A spectrum and its copy in the order of the product.
-        return Cost(4 * products * every, depth, 2 * conv.item_nbytes * 2 * spectra, bound)
+        return MethodCost(4 * products * every, depth, 2 * conv.item_nbytes * 2 * spectra, bound)
 
     def prepare(self, weight: Tensor, conv: Convolution) -> Tensor:
         """The conjugate spectra: frequencies, groups, K, C; for depthwise layers K, then the frequencies.

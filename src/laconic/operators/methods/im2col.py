@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from laconic.errors import BadInput
-from laconic.operators.method import Cost, direct_cost, register
+from laconic.operators.method import MethodCost, direct_cost, register
 from laconic.operators.scratch import fresh
 from laconic.operators.shape import Convolution
 
@@ -47,7 +47,7 @@ class Im2col:
     def refuses(self, conv: Convolution) -> str:
         return ""
 
-    def cost(self, conv: Convolution) -> Cost:
+    def cost(self, conv: Convolution) -> MethodCost:
         flat = conv.planar()
         if _pointwise(flat):
             return direct_cost(conv, 0)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from laconic.operators.method import Cost, direct_cost, register
+from laconic.operators.method import MethodCost, direct_cost, register
 from laconic.operators.shape import Convolution
 
 
@@ -25,7 +25,7 @@ class Native:
     def refuses(self, conv: Convolution) -> str:
         return ""
 
-    def cost(self, conv: Convolution) -> Cost:
+    def cost(self, conv: Convolution) -> MethodCost:
         return direct_cost(conv, 0)
 
     def prepare(self, weight: Tensor, conv: Convolution) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from laconic.operators.method import Cost, direct_cost, register
+from laconic.operators.method import MethodCost, direct_cost, register
 from laconic.operators.shape import Convolution
 
 
@@ -39,7 +39,7 @@ class Prepacked:
         # 4096 taps of 8 channels: 20 s where torch takes 0.5; oneDNN falls back on its reference loops.
         return "oneDNN has no quick kernel of more than 64 values a side" if max(conv.kernel) > 64 else ""
 
-    def cost(self, conv: Convolution) -> Cost:
+    def cost(self, conv: Convolution) -> MethodCost:
         order = math.prod(conv.input_shape) * conv.item_nbytes if self.channels_last else 0
         return direct_cost(conv, math.prod(conv.weight_shape) * conv.item_nbytes + order)
 

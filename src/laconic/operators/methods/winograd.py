@@ -18,7 +18,7 @@ from torch import Tensor
 
 from laconic.errors import BadInput
 from laconic.kernels import Array
-from laconic.operators.method import Cost, log2_ceiling, register
+from laconic.operators.method import MethodCost, log2_ceiling, register
 from laconic.operators.methods.winograd_kernels import (
     matrices,
     output_transform,
@@ -75,7 +75,7 @@ class Winograd:
             return "only stride 1 and dilation 1"
         return "a channel a group leaves no matrix product" if conv.depthwise else ""
 
-    def cost(self, conv: Convolution) -> Cost:
+    def cost(self, conv: Convolution) -> MethodCost:
         tiling = _tiling(self.outputs, conv)
         m, r, alpha = tiling.m, tiling.r, tiling.alpha
         workspace = alpha**2 * (conv.groups * tiling.kept + tiling.most * sum(tiling.widths))
@@ -83,7 +83,7 @@ class Winograd:
         a, g, b = (np.abs(matrix).sum(1).max() ** 2 for matrix in matrices(m, r))
         bound = (tiling.inner + 2 * r + 4 * alpha) * a * g * b / r**2
         multiplications = alpha**2 * tiling.inner * conv.out_channels * conv.batch * tiling.th * tiling.tw
-        return Cost(multiplications, depth, workspace * conv.item_nbytes, float(bound))
+        return MethodCost(multiplications, depth, workspace * conv.item_nbytes, float(bound))
 
     def prepare(self, weight: Tensor, conv: Convolution) -> Tensor:
         """G g Gᵀ: for each group and each of the α² positions a matrix of C × K, in panels of some columns."""

@@ -1,4 +1,4 @@
-"""`Local`: locally connected layers divided by location."""
+"""`LocalForm`: locally connected layers divided by location."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import nn
 
 from laconic.parallel.forms.space import axes
 from laconic.parallel.layer import Context, Layer
-from laconic.parallel.plan import LayerForm, one_of, register
+from laconic.parallel.plan import DividedForm, one_of, register
 from laconic.parallel.space import Locations
 from laconic.workloads.models.cifar import LocallyConnected2d
 
 
 @register("local")
 @dataclass(frozen=True)
-class Local(LayerForm):
+class LocalForm(DividedForm):
     """A locally connected layer of which each rank holds and computes a strip of pixels.
 
     No weight, nor its gradient, is ever sent; of activations what `Space` sends.

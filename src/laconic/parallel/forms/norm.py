@@ -11,12 +11,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from laconic.parallel.layer import Context, Layer
 from laconic.parallel.moves import Copy, Spread
-from laconic.parallel.plan import LayerForm, register
+from laconic.parallel.plan import DividedForm, register
 
 
 @register("norm")
 @dataclass(frozen=True)
-class Norm(LayerForm):
+class Norm(DividedForm):
     """Batch normalisation by the statistics of all ranks' rows or strips, whose sizes may differ.
 
     Without it, each rank normalises by what it sees. A rank sends 2C + 1 values to each other rank forward, and as many

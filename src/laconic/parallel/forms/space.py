@@ -1,4 +1,4 @@
-"""`Space`: convolutions and pools divided in height or width, with halo exchange."""
+"""`SpatialForm`: convolutions and pools divided in height or width, with halo exchange."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import nn
 
 from laconic.errors import BadInput
 from laconic.parallel.layer import Context, Layer
-from laconic.parallel.plan import LayerForm, check_count, one_of, register
-from laconic.parallel.space import DIMS, Axis, Convolution, MaxPool, MeanPool, Strips
+from laconic.parallel.plan import DividedForm, check_count, one_of, register
+from laconic.parallel.space import DIMS, Axis, DividedConvolution, MaxPool, MeanPool, Strips
 
 _MAKERS: dict[type[nn.Module], Callable[..., Strips]] = {
-    nn.Conv1d: Convolution, nn.Conv2d: Convolution, nn.MaxPool1d: MaxPool, nn.MaxPool2d: MaxPool,
+    nn.Conv1d: DividedConvolution, nn.Conv2d: DividedConvolution, nn.MaxPool1d: MaxPool, nn.MaxPool2d: MaxPool,
     nn.AvgPool1d: MeanPool, nn.AvgPool2d: MeanPool,
 }  # fmt: skip
 
 
 @register("space")
 @dataclass(frozen=True)
-class Space(LayerForm):
+class SpatialForm(DividedForm):
     """A convolution or a pool of which each rank makes a strip of the image; any kernel, stride, padding and dilation.
 
     A rank sends the rows its neighbours' windows reach over, about N·C·W·(k − s) values a neighbour and way; nothing

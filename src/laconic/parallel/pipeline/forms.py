@@ -29,13 +29,13 @@ class TensorForm:
 
 
 @dataclass(frozen=True)
-class Constant:
+class ConstantForm:
     """Something else, such as a size, that follows from the shapes and need not be sent."""
 
     value: Any
 
 
-Forms = dict[str, TensorForm | Constant]
+Forms = dict[str, TensorForm | ConstantForm]
 
 
 class Outline:
@@ -83,12 +83,12 @@ class Outline:
         return found
 
 
-def _form(name: str, value: Any) -> TensorForm | Constant:
+def _form(name: str, value: Any) -> TensorForm | ConstantForm:
     if isinstance(value, Tensor):
         return TensorForm(tuple(value.shape), value.dtype, value.requires_grad)
     if any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
         raise BadInput(f"'{name}', which crosses a cut, holds several tensors; cut after what takes it apart")
-    return Constant(value)
+    return ConstantForm(value)
 
 
 def _mapped(model: nn.Module, mapped: Callable[[Tensor], Tensor]) -> nn.Module:

@@ -29,7 +29,7 @@ from laconic.parallel.boundary import Traffic
 from laconic.parallel.pipeline.cutting import Segment, Value
 from laconic.parallel.pipeline.delta import Deltas
 from laconic.parallel.pipeline.forms import Forms, Outline
-from laconic.parallel.pipeline.runner import Batch, Runner, Span
+from laconic.parallel.pipeline.runner import MicroBatches, Runner, Span
 from laconic.parallel.pipeline.tied import Tied
 from laconic.parallel.pipeline.timetable import Pass, passes
 from laconic.parallel.pipeline.versions import Versions
@@ -151,7 +151,7 @@ class Pipeline(nn.Module):
             return loss_fn(output, answers[index]) / (given[0].shape[0] / parts[index][0].shape[0])
 
         numbers = None if self._deltas is None or samples is None else [n for (n,) in self._split([samples], "batch")]
-        batch = Batch(track.segment, forms, parts, loss, self._versions.begin(), numbers, self._begun)
+        batch = MicroBatches(track.segment, forms, parts, loss, self._versions.begin(), numbers, self._begun)
         flush = not any(self.layout.delays)
         ended = None if flush else track.trainer.ended
         order = passes(self._begun, micro, self.layout.lags[self.stage], ended)
@@ -202,7 +202,7 @@ class Pipeline(nn.Module):
         track, given = self._tracks[self.training], _tensors(inputs)
         micro = self.layout.micro if given[0].shape[0] % self.layout.micro == 0 else 1
         parts = split_batch(given, micro, "batch")
-        batch = Batch(track.segment, track.forms(parts), parts, None, first=track.viewer.ended)
+        batch = MicroBatches(track.segment, track.forms(parts), parts, None, first=track.viewer.ended)
         with answerable(self._world.transport):
             track.viewer.run(batch, [Pass("F", track.viewer.ended + number) for number in range(micro)])
             track.viewer.settle()

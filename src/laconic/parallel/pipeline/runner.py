@@ -26,7 +26,7 @@ from laconic.errors import BadInput
 from laconic.parallel.boundary import Boundary, Crossing, Cut, predicted_nbytes
 from laconic.parallel.pipeline.cutting import Segment, Value
 from laconic.parallel.pipeline.delta import Deltas
-from laconic.parallel.pipeline.forms import Constant, Forms, TensorForm
+from laconic.parallel.pipeline.forms import ConstantForm, Forms, TensorForm
 from laconic.parallel.pipeline.timetable import Pass
 
 Loss = Callable[[Any, int], Tensor]  # of the model's output for the index-th micro-batch of its batch
@@ -43,7 +43,7 @@ class Span(NamedTuple):
 
 
 @dataclass(eq=False)
-class Batch:
+class MicroBatches:
     """What a stage must know of a batch under way.
 
     Attributes:
@@ -80,15 +80,15 @@ class Batch:
 class _Held:
     """What a backward pass needs of its forward pass."""
 
-    batch: Batch
+    batch: MicroBatches
     taken: dict[str, Tensor]
     given: dict[str, Tensor]
     loss: Tensor | None
 
 
-def sent_nbytes(value: Value, form: TensorForm | Constant, boundary: Boundary, stage: int) -> tuple[int, int]:
+def sent_nbytes(value: Value, form: TensorForm | ConstantForm, boundary: Boundary, stage: int) -> tuple[int, int]:
     """What a stage sends of a value for a micro-batch, forward and backward."""
-    if isinstance(form, Constant):
+    if isinstance(form, ConstantForm):
         return 0, 0
     codecs = boundary if form.dtype.is_floating_point else Boundary.of(None)
     numel, users = math.prod(form.shape), len(value.targets) if value.source == stage else 0
@@ -127,7 +127,7 @@ class Runner:
         self.spans: list[Span] = []
         self.peak_in_flight = 0
 
-    def run(self, batch: Batch, order: Sequence[Pass]) -> None:
+    def run(self, batch: MicroBatches, order: Sequence[Pass]) -> None:
         """Run passes; forward ones are of `batch`, backward ones of the batches they were forward in."""
         self.spans = []
         for kind, micro in order:
@@ -147,7 +147,7 @@ class Runner:
         for key in list(self._going):
             self._arrived(*key)
 
-    def _post(self, batch: Batch, micro: int) -> None:
+    def _post(self, batch: MicroBatches, micro: int) -> None:
         """Post the receives of activations up to as many as the stage before may have sent."""
         last = batch.first + len(batch.inputs)
         if batch.loss is not None:
@@ -184,7 +184,7 @@ class Runner:
 
     # forward
 
-    def _forward(self, batch: Batch, micro: int) -> None:
+    def _forward(self, batch: MicroBatches, micro: int) -> None:
         taken = self._take(batch, micro)
         begun = time.perf_counter()
         given, output = self._compute(batch, taken)
@@ -206,14 +206,14 @@ class Runner:
         if self.stage:  # the stages before have run this forward pass, so they have taken this gradient
             self._arrived("backward", micro - self.lags[0] - 1)
 
-    def _take(self, batch: Batch, micro: int) -> dict[str, Any]:
+    def _take(self, batch: MicroBatches, micro: int) -> dict[str, Any]:
         """What the stage's part of the model is given, by name."""
         if self.stage == 0:
             return dict(zip(batch.segment.takes, batch.inputs[micro - batch.first], strict=True))
         taken: dict[str, Any] = {}
         for name in batch.segment.takes:
             form = batch.forms_of(micro)[name]
-            if isinstance(form, Constant):
+            if isinstance(form, ConstantForm):
                 taken[name] = form.value
                 continue
             came = self._wait("forward", micro, name)
@@ -222,7 +222,7 @@ class Runner:
             taken[name] = came.requires_grad_(form.needs_grad and batch.loss is not None)
         return taken
 
-    def _compute(self, batch: Batch, taken: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]:
+    def _compute(self, batch: MicroBatches, taken: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]:
         """What the stage gives to others, by name, and the model's output on the last stage."""
         segment = batch.segment
         args = [
@@ -237,11 +237,11 @@ class Runner:
         count = len(segment.gives)
         return dict(zip(segment.gives, out[:count], strict=True)), out[count] if len(out) > count else None
 
-    def _send_values(self, batch: Batch, micro: int, given: Mapping[str, Tensor]) -> None:
+    def _send_values(self, batch: MicroBatches, micro: int, given: Mapping[str, Tensor]) -> None:
         going = self._going.setdefault(("forward", micro), [])
         for value in self._values:
             form = batch.forms_of(micro)[value.name]
-            if value.source != self.stage or isinstance(form, Constant):
+            if value.source != self.stage or isinstance(form, ConstantForm):
                 continue
             tensor, cut = given[value.name], self._cut(value, form)
             if tuple(tensor.shape) != form.shape or tensor.dtype != form.dtype:
@@ -252,7 +252,7 @@ class Runner:
             if deltas is not None:
                 deltas.add(value.name, batch.samples_of(micro), going[-1].arrives())
 
-    def _await_gradients(self, batch: Batch, micro: int) -> None:
+    def _await_gradients(self, batch: MicroBatches, micro: int) -> None:
         """Post the receives of gradients, in the order in which the stages behind send them."""
         for value in self._values:
             form = batch.forms_of(micro)[value.name]
@@ -261,7 +261,7 @@ class Runner:
                 coming = self._cut(value, form).recv("backward", form.shape, form.dtype, behind)
                 self._coming["backward", micro, value.name] = coming
 
-    def _deltas_of(self, batch: Batch, micro: int, form: TensorForm) -> Deltas | None:
+    def _deltas_of(self, batch: MicroBatches, micro: int, form: TensorForm) -> Deltas | None:
         """The memory of what crosses, where it crosses as a change."""
         if self._deltas is None or batch.samples is None or self.exact or form.dtype != torch.float32:
             return None

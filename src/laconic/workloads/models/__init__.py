@@ -8,8 +8,8 @@ implementation gives one, the published number of parameters, which a test compa
 from __future__ import annotations
 
 from laconic.registry import discover
-from laconic.workloads.models.registry import Network, build, describe, names, network, parameter_count
+from laconic.workloads.models.registry import KnownNetwork, build, describe, names, network, parameter_count
 
-__all__ = ["Network", "build", "describe", "names", "network", "parameter_count"]
+__all__ = ["KnownNetwork", "build", "describe", "names", "network", "parameter_count"]
 
 discover(__name__, __path__)

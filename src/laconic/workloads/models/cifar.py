@@ -12,7 +12,7 @@ from laconic.errors import BadInput
 from laconic.workloads.models.registry import network
 
 
-class Block(nn.Module):
+class CifarBlock(nn.Module):
     """y = relu(x + BN(conv(relu(BN(conv(x)))))), both convolutions 3×3.
 
     The shortcut has no parameters: where the image is halved and the filters doubled, the input is taken at every
@@ -48,7 +48,7 @@ class CifarResNet(nn.Module):
         filters = 16
         for stage, outputs in enumerate((16, 32, 64)):
             for block in range(blocks):
-                layers.append(Block(filters, outputs, 2 if stage and not block else 1))
+                layers.append(CifarBlock(filters, outputs, 2 if stage and not block else 1))
                 filters = outputs
         self.blocks = nn.Sequential(*layers)
         self.head = nn.Linear(64, classes)

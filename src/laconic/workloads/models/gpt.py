@@ -14,7 +14,7 @@ from laconic.workloads.models.registry import network
 _DEVIATION = 0.02  # of the weights at the start, as in GPT-2
 
 
-class Block(nn.Module):
+class GptBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); a character attends to itself and to those before it."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -44,7 +44,7 @@ class CharGPT(nn.Module):
         super().__init__()
         self.characters = nn.Embedding(characters, width)
         self.places = nn.Embedding(length, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(GptBlock(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width, bias=False)
         self.head = nn.Linear(width, characters, bias=False)
         for name, parameter in self.named_parameters():

@@ -152,7 +152,7 @@ def googlenet(classes: int = 1000) -> nn.Module:
     return nn.Sequential(*layers, *head)
 
 
-class Residual(nn.Module):
+class ImagenetBlock(nn.Module):
     """y = relu(shortcut(x) + body(x)); the shortcut is a 1×1 convolution where shapes differ (option B)."""
 
     def __init__(self, inputs: int, width: int, outputs: int, stride: int) -> None:
@@ -176,7 +176,7 @@ def _resnet(blocks: tuple[int, ...], expansion: int, classes: int) -> nn.Module:
     for stage, count in enumerate(blocks):
         width = 64 << stage
         for block in range(count):
-            layers.append(Residual(inputs, width, width * expansion, 2 if stage and not block else 1))
+            layers.append(ImagenetBlock(inputs, width, width * expansion, 2 if stage and not block else 1))
             inputs = width * expansion
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
 

@@ -15,7 +15,7 @@ P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
-class Network:
+class KnownNetwork:
     """A registered network.
 
     Attributes:
@@ -35,7 +35,7 @@ class Network:
     summary: str
 
 
-REGISTRY: Registry[Network] = Registry("network")
+REGISTRY: Registry[KnownNetwork] = Registry("network")
 
 
 def network(
@@ -44,7 +44,7 @@ def network(
     """Decorator: register a builder under `name`."""
 
     def add(builder: Callable[P, nn.Module]) -> Callable[P, nn.Module]:
-        REGISTRY.add(name, Network(name, builder, sample, vocabulary, published, summary_of(builder)))
+        REGISTRY.add(name, KnownNetwork(name, builder, sample, vocabulary, published, summary_of(builder)))
         return builder
 
     return add

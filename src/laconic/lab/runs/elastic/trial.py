@@ -24,7 +24,7 @@ from laconic.lab.runs.elastic.journals import EvaluationRow, Journals, Loss, Ste
 from laconic.lab.runs.elastic.worker import WorkerEnded
 from laconic.lab.runs.spec import TrialSpec
 from laconic.lab.runs.trainee import coded_nbytes, layers
-from laconic.lab.runs.trial import Array, Evaluation, Figures, Outcome, StepFigures, assemble
+from laconic.lab.runs.trial import Array, Evaluation, Figures, StepFigures, TrialOutcome, assemble
 from laconic.workloads import Workload
 
 CLOCK = Clock(
@@ -52,7 +52,7 @@ def elastic_trial(record: Record, trial: TrialSpec, workload: Workload, ended: S
     loading = _loading_s(journals, chosen.workers)
     sent = float(np.mean([row.sent for each in rows for row in each]))
     held = [each.digest for each in ended if each.digest]  # who came too late has none
-    outcome = Outcome(
+    outcome = TrialOutcome(
         loading_s=sum(loading.values()),
         evaluations=[_evaluation(row, loading) for row in tested],
         samples_at=lambda step: round(step * record.workload.train_samples * workload.epochs / total),

@@ -32,7 +32,7 @@ from laconic.errors import BadInput, PayloadError, StorageError
 from laconic.lab.runs import stopping
 from laconic.lab.runs.elastic.journals import EvaluationRow, Journals, StepRow, WorkerRow
 from laconic.lab.runs.monitor import Monitor, SentCounter
-from laconic.lab.runs.spec import Prepared, TrialSpec
+from laconic.lab.runs.spec import PreparedRun, TrialSpec
 from laconic.lab.runs.trainer import compute_repeatably, weights_digest
 from laconic.lab.runs.trial import StepFigures
 from laconic.storage.checkpoints import CheckpointFiles
@@ -86,7 +86,7 @@ class ElasticWorker:
         self._residuals = CheckpointFiles(self.folder / "residuals", trial.index)
         self._held: dict[str, torch.Tensor] = {}  # what the mode kept, at a resumption
         self.workload = trial.changes.of(trial.workload)
-        self.prepared = Prepared(trial, self.workload)
+        self.prepared = PreparedRun(trial, self.workload)
         self.task, self.steps_per_epoch = self.prepared.task, self.prepared.task.steps_per_epoch()
         self.optimizer = self.task.optimizer(self.task.model.parameters())
         if trial.resume:
