@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from laconic.lab.report.canvas import WIDE
-from laconic.lab.report.charts import Axis, Series, curves
+from laconic.lab.report.charts import ChartAxis, Series, curves
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "benchmarks" / "results" / "collectives-gloo-4.json"
@@ -29,8 +29,8 @@ def main() -> None:
     series = [Series(name, style, line) for style, (name, line) in enumerate(ratios.items())]
     title = (f"All-reduce over {record['world_size']} ranks on {record['engine']}: "
              "time relative to the engine's own (lower is better)")  # fmt: skip
-    x = Axis("float32 values in the buffer (logarithmic)", "log")
-    y = Axis(f"{title}, logarithmic", "log", "{:g}×".format)
+    x = ChartAxis("float32 values in the buffer (logarithmic)", "log")
+    y = ChartAxis(f"{title}, logarithmic", "log", "{:g}×".format)
     drawn = curves([*series, Series("what auto picks", 7, picked, joined=False)], x, y, WIDE, title=title)
     TARGET.write_text(drawn.alone())
     print(f"wrote {TARGET.relative_to(ROOT)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from laconic.lab.report.canvas import WIDE
-from laconic.lab.report.charts import Axis, Series, curves
+from laconic.lab.report.charts import ChartAxis, Series, curves
 from laconic.planner.plan import Asked, crossings, scale
 
 ASKED = Asked(256, "10gbit,20us", batch=1024, device="v100", quality="exact")
@@ -18,8 +18,8 @@ def main() -> None:
         Series(kind, style, [(float(p.ranks), 1e3 * p.seconds[kind]) for p in points if kind in p.seconds])
         for style, kind in enumerate(KINDS, 1)
     ]
-    x = Axis("machines (logarithmic)", "log")
-    y = Axis("time of a step (ms, logarithmic)", "log")
+    x = ChartAxis("machines (logarithmic)", "log")
+    y = ChartAxis("time of a step (ms, logarithmic)", "log")
     drawn = curves(series, x, y, WIDE, title="Time of a step of AlexNet by number of machines, simulated")
     Path(__file__).parents[2].joinpath("docs/plan.svg").write_text(drawn.alone())
     print("\n".join(crossings(points)))

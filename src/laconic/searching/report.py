@@ -15,7 +15,7 @@ from pathlib import Path
 
 from laconic.lab.report import FILE, words
 from laconic.lab.report.canvas import NARROW, WIDE, Canvas, Size
-from laconic.lab.report.charts import Axis, Pair, Series, curves
+from laconic.lab.report.charts import ChartAxis, Pair, Series, curves
 from laconic.lab.report.pages import render
 from laconic.searching.api import Result
 from laconic.searching.history import Seen, score_of
@@ -68,7 +68,7 @@ def _curve(results: Sequence[Result]) -> tuple[Callable[[Size], Canvas], str] | 
         middle, *spread = ([(i + 1.0, at[k]) for i, at in enumerate(found)] for k in range(3))
         series = Series(f"mean of {len(lines)} searches", 0, middle, spread)
         caption = f"The best value after each trial: the mean of {len(lines)} searches and its 95 % interval."
-    x, y = Axis("trials", "linear"), Axis("best value", "linear", lambda v: words.digits(v, 4))
+    x, y = ChartAxis("trials", "linear"), ChartAxis("best value", "linear", lambda v: words.digits(v, 4))
     return partial(curves, [series], x, y, title=caption), caption
 
 

@@ -20,7 +20,7 @@ from laconic.exchange.late_hook import WATCHED
 from laconic.lab.bench import step as step_lab
 from laconic.lab.bench.kernel_time import kernel_seconds
 from laconic.lab.bench.readiness import Readiness, watch
-from laconic.lab.bench.step import Measured, Place, StepSpec, Turns, measure
+from laconic.lab.bench.step import Measured, ProcessPlace, StepSpec, Turns, measure
 from laconic.lab.runs.spec import configuration
 from laconic.lab.runs.strategies import options_of
 from laconic.transports.launcher import RankFailed
@@ -82,7 +82,7 @@ def test_on_emulated_hosts_the_interface_counts_and_the_link_is_the_wire() -> No
     assert ours["step_seconds"] > 0.8 * ours["wire_seconds"]
 
 
-def fails(spec: StepSpec, place: Place) -> Measured:
+def fails(spec: StepSpec, place: ProcessPlace) -> Measured:
     """One rank of the second configuration fails; all others wait for their turn."""
     if place.first == 1 and os.environ["RANK"] == "1":
         raise ValueError("this rank fails on purpose")
@@ -103,7 +103,7 @@ def test_a_rank_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None
 @given(st.integers(1, 9), st.integers(0, 12))
 def test_every_turn_is_taken_once_and_blocks_begin_with_another_each_time(count: int, blocks: int) -> None:
     chosen = configuration("ddp", 2)
-    taken = [Place(chosen, first, count, ("", 0)).turns(blocks) for first in range(count)]
+    taken = [ProcessPlace(chosen, first, count, ("", 0)).turns(blocks) for first in range(count)]
     assert sorted(turn for turns in taken for turn in turns) == list(range(count * (1 + blocks)))
     for block in range(1, 1 + blocks):
         assert all(turns[block] // count == block for turns in taken)

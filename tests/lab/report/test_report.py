@@ -27,7 +27,7 @@ from laconic.lab.records.record import Event, Record, TimeSpan
 from laconic.lab.records.summary import make_claims, summarise
 from laconic.lab.report import export, write_report
 from laconic.lab.report.canvas import MARGIN, NARROW, WIDE
-from laconic.lab.report.charts import Axis, Series, Target, curves, ticks
+from laconic.lab.report.charts import ChartAxis, Series, Target, curves, ticks
 from laconic.lab.report.figures import figures
 from laconic.lab.report.style import DARK, DASHES, LIGHT, MARKERS, SERIES
 from tests.lab.sample_records import compare_record
@@ -240,7 +240,7 @@ def _ends(path: str) -> list[tuple[float, float]]:
 
 def test_the_words_on_the_target_line_stand_where_no_curve_crosses_them():
     """In the legend, above the plot: whatever the curve."""
-    axis = Axis("y", "linear", str)
+    axis = ChartAxis("y", "linear", str)
     for line in ([(0.0, 0.5), (1.0, 0.52), (10.0, 0.9)], [(0.0, 0.1), (9.0, 0.5), (10.0, 0.52)]):
         drawn = curves([Series("a", 0, line)], axis, axis, WIDE, title="t", target=Target(0.5, "target 50 %")).svg()
         (path,) = re.findall(r'class="line"><path d="([^"]*)"', drawn)
@@ -411,7 +411,7 @@ def test_the_page_asks_for_nothing(tmp_path: Path):
 
 
 def test_a_curve_of_one_point_has_no_line():
-    axis = Axis("x (s)", "linear", str)
+    axis = ChartAxis("x (s)", "linear", str)
     drawing = curves([Series("a", 0, [(1.0, 2.0)])], axis, axis, WIDE, title="t").svg()
     ElementTree.fromstring(drawing)
     assert 'class="line"' not in drawing
@@ -420,7 +420,7 @@ def test_a_curve_of_one_point_has_no_line():
 
 def test_a_dollar_is_a_dollar():
     """Matplotlib would take what stands between two for a formula, and fail where it is none."""
-    axis = Axis("$x^ (s)$", "linear", str)
+    axis = ChartAxis("$x^ (s)$", "linear", str)
     drawing = curves([Series("$a^_$", 0, [(1.0, 2.0)])], axis, axis, WIDE, title="t").svg()
     assert {"$a^_$", "$x^ (s)$"} <= set(_places(drawing))
 

@@ -18,7 +18,7 @@ Operation = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Peer:
+class CodecPeer:
     """A label, its operations by name in the order they are run, and facts for the record."""
 
     label: str
@@ -26,12 +26,12 @@ class Peer:
     about: dict[str, Any]
 
 
-def find(x: Tensor, out: Tensor, threads: int) -> tuple[list[Peer], list[dict[str, Any]]]:
+def find(x: Tensor, out: Tensor, threads: int) -> tuple[list[CodecPeer], list[dict[str, Any]]]:
     """The peers that run here, encoding x and decoding to `out`, and a record for each that does not.
 
     `threads` are for peers with threads of their own; torch's are set by the caller.
     """
-    found: list[Peer] = []
+    found: list[CodecPeer] = []
     absent: list[dict[str, Any]] = []
     for package, make in {"torch": _torch, "bitsandbytes": _bitsandbytes, "piquant": _piquant}.items():
         try:
@@ -48,17 +48,17 @@ def find(x: Tensor, out: Tensor, threads: int) -> tuple[list[Peer], list[dict[st
     return found, absent
 
 
-def _torch(x: Tensor, out: Tensor, threads: int) -> list[Peer]:
+def _torch(x: Tensor, out: Tensor, threads: int) -> list[CodecPeer]:
     half = torch.zeros_like(x, dtype=torch.float16)
     cast: dict[str, Operation] = {
         "encode": lambda: half.copy_(x),
         "decode": lambda: out.copy_(half),
         "decode_add": lambda: out.add_(half),
     }
-    return [Peer("torch float16 copy_", cast, {"version": torch.__version__, "bits_per_element": 16.0})]
+    return [CodecPeer("torch float16 copy_", cast, {"version": torch.__version__, "bits_per_element": 16.0})]
 
 
-def _bitsandbytes(x: Tensor, out: Tensor, threads: int) -> list[Peer]:
+def _bitsandbytes(x: Tensor, out: Tensor, threads: int) -> list[CodecPeer]:
     package = importlib.import_module("bitsandbytes")
     functional = importlib.import_module("bitsandbytes.functional")
     held: dict[str, Any] = {}
@@ -72,10 +72,10 @@ def _bitsandbytes(x: Tensor, out: Tensor, threads: int) -> list[Peer]:
     }
     note = "quantize_blockwise(blocksize=4096); allocates its results, as its CPU path takes no out="
     about = {"version": str(package.__version__), "bits_per_element": 8 + 32 / 4096, "note": note}
-    return [Peer("bitsandbytes", operations, about)]
+    return [CodecPeer("bitsandbytes", operations, about)]
 
 
-def _piquant(x: Tensor, out: Tensor, threads: int) -> list[Peer]:
+def _piquant(x: Tensor, out: Tensor, threads: int) -> list[CodecPeer]:
     package = importlib.import_module("piquant")
     context = package.Context(threads)
     into = torch.zeros(x.numel(), dtype=torch.uint8)
@@ -95,4 +95,7 @@ def _piquant(x: Tensor, out: Tensor, threads: int) -> list[Peer]:
         "decode_add": lambda: decode(package.ReduceOp.ADD),
     }
     stochastic: dict[str, Operation] = {"encode": lambda: encode(package.RoundMode.STOCHASTIC)}
-    return [Peer("piquant uint8 nearest", nearest, about), Peer("piquant uint8 stochastic", stochastic, about)]
+    return [
+        CodecPeer("piquant uint8 nearest", nearest, about),
+        CodecPeer("piquant uint8 stochastic", stochastic, about),
+    ]

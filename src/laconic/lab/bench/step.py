@@ -95,7 +95,7 @@ class StepSpec:
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessPlace:
     """What the ranks of one configuration are told beside what is measured.
 
     Attributes:
@@ -113,7 +113,7 @@ class Place:
     def turns(self, blocks: int) -> list[int]:
         """Its turns among all: in the block b the order begins with the b-th configuration.
 
-        >>> [Place(None, first, 3, ("", 0)).turns(2) for first in range(3)]
+        >>> [ProcessPlace(None, first, 3, ("", 0)).turns(2) for first in range(3)]
         [[0, 3, 8], [1, 4, 6], [2, 5, 7]]
         """
         return [self.first, *(self.count * (1 + b) + (self.first - b) % self.count for b in range(blocks))]
@@ -136,7 +136,7 @@ class Measured:
 class Turns:
     """Whose turn it is, over all processes of a run."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ProcessPlace) -> None:
         self._store = dist.TCPStore(*place.store, is_master=False, timeout=LONGEST)
 
     @contextmanager
@@ -229,7 +229,7 @@ class Steps:
         return found
 
 
-def run_rank(spec: StepSpec, place: Place) -> Measured:
+def run_rank(spec: StepSpec, place: ProcessPlace) -> Measured:
     """Train one configuration on this rank, in its turns."""
     if spec.pin:
         os.sched_setaffinity(0, {core_of(int(os.environ["RANK"]))})
@@ -280,7 +280,7 @@ def measure(spec: StepSpec) -> dict[str, Any]:
         turns = cluster.new_store() if cluster else dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
         jobs: list[LocalJob[Measured]] = []
         for first, each in enumerate(chosen):
-            task = (spec, Place(each, first, len(chosen), (turns.host, turns.port)))
+            task = (spec, ProcessPlace(each, first, len(chosen), (turns.host, turns.port)))
             jobs.append(cluster.start(run_rank, task) if cluster else LocalJob(spec.hosts, run_rank, task))
             stack.callback(jobs[-1].kill)
         alone, *rest = _results(jobs)

@@ -30,7 +30,7 @@ _HATCHES = {"encode": "//", "decode": r"\\\\", "wait": "||"}
 
 
 @dataclass(frozen=True)
-class Piece:
+class BarPiece:
     """A part of a bar: which of `PARTS` it looks like, where it begins, how long it is, and what a pointer reads."""
 
     part: str
@@ -50,7 +50,7 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Spread:
+class BarSpread:
     """One row of `QUANTILES` of the step time, in seconds."""
 
     label: str
@@ -76,7 +76,7 @@ def stacked(stacks: Sequence[Stack], size: Size, *, title: str) -> Canvas:
         for part in used:
             length = stack.seconds.get(part, 0.0)
             tip = f"{stack.label}, {LABELS[part]}: {words.seconds(length)}"
-            draw(canvas, axes, Piece(part, begin, length, tip), top + 22, 22)
+            draw(canvas, axes, BarPiece(part, begin, length, tip), top + 22, 22)
             begin += length
         _value(canvas, axes, begin, top + 38, words.seconds(begin))
         if stack.limit is not None:
@@ -85,7 +85,7 @@ def stacked(stacks: Sequence[Stack], size: Size, *, title: str) -> Canvas:
     return canvas
 
 
-def spreads(rows: Sequence[Spread], size: Size, *, title: str) -> Canvas:
+def spreads(rows: Sequence[BarSpread], size: Size, *, title: str) -> Canvas:
     """A thick bar from the quartile to the quartile, a thin line from 5 to 95 %, the median and a dot at 99 %."""
     most = max(row.quantiles[-1] for row in rows)
     canvas, axes = _rows(size, title, ROW * len(rows), most, 92.0, {})
@@ -104,16 +104,16 @@ def spreads(rows: Sequence[Spread], size: Size, *, title: str) -> Canvas:
     return canvas
 
 
-def timed(spans: Sequence[TimeSpan]) -> list[tuple[str, Piece]]:
+def timed(spans: Sequence[TimeSpan]) -> list[tuple[str, BarPiece]]:
     """A record's spans as pieces of lanes."""
     return [
-        (span.lane, Piece(look(span.part), span.begun_s, span.seconds,
+        (span.lane, BarPiece(look(span.part), span.begun_s, span.seconds,
                           f"{span.lane}, {LABELS.get(span.part, span.part)}: {words.seconds(span.seconds)}"))
         for span in spans
     ]  # fmt: skip
 
 
-def lanes(pieces: Sequence[tuple[str, Piece]], size: Size, *, title: str, end: float = 0.0) -> Canvas:
+def lanes(pieces: Sequence[tuple[str, BarPiece]], size: Size, *, title: str, end: float = 0.0) -> Canvas:
     """Pieces from left to right, on lanes in the order they first come; the clock goes to `end` or further."""
     names = list(dict.fromkeys(lane for lane, _ in pieces))
     most = max([piece.begin + piece.length for _, piece in pieces] + [end])
@@ -127,7 +127,7 @@ def lanes(pieces: Sequence[tuple[str, Piece]], size: Size, *, title: str, end: f
     return canvas
 
 
-def sizes(rows: Sequence[tuple[str, Sequence[Piece]]], legend: dict[str, str], size: Size, *, title: str) -> Canvas:
+def sizes(rows: Sequence[tuple[str, Sequence[BarPiece]]], legend: dict[str, str], size: Size, *, title: str) -> Canvas:
     """A named bar of bytes for each row; `legend` says what the parts stand for."""
     most = max((sum(piece.length for piece in pieces) for _, pieces in rows), default=0.0)
     canvas, axes = _rows(size, title, 40.0 * len(rows), most, 106.0, legend, foot=8)
@@ -141,7 +141,7 @@ def sizes(rows: Sequence[tuple[str, Sequence[Piece]]], legend: dict[str, str], s
     return canvas
 
 
-def draw(canvas: Canvas, axes: Axes, piece: Piece, top: float, height: float) -> None:
+def draw(canvas: Canvas, axes: Axes, piece: BarPiece, top: float, height: float) -> None:
     """A piece of a bar, with its part's pattern and a thin gap to the next."""
     (bar,) = axes.barh(top + height / 2, piece.length, height, piece.begin, **_filled(canvas, piece.part))
     canvas.tip(bar, f"bar part-{piece.part}", piece.tip)

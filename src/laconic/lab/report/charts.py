@@ -25,7 +25,7 @@ LEFT, RIGHT, FOOT = 52.0, 18.0, 46.0  # room around a plot for the ticks' labels
 
 
 @dataclass(frozen=True)
-class Axis:
+class ChartAxis:
     """A title with its unit, a scale, and how a tick is written.
 
     "error" is logarithmic in 1 − value, so that 99 and 99.9 % are as far apart as 90 and 99 %.
@@ -56,8 +56,8 @@ class Target:
 
 
 def curves(
-    series: Sequence[Series], x: Axis, y: Axis, size: Size, *, title: str, target: Target | None = None,
-    events: Sequence[flags.Event] = (),
+    series: Sequence[Series], x: ChartAxis, y: ChartAxis, size: Size, *, title: str, target: Target | None = None,
+    events: Sequence[flags.FlagEvent] = (),
 ) -> Canvas:  # fmt: skip
     """Draw the series; `title` is what a screen reader says.
 
@@ -88,7 +88,7 @@ def curves(
     return canvas
 
 
-def _marked(canvas: Canvas, axes: Axes, series: Series, x: Axis, y: Axis) -> None:
+def _marked(canvas: Canvas, axes: Axes, series: Series, x: ChartAxis, y: ChartAxis) -> None:
     """The line, about ten markers along it, and a filled one at its end; one point has no line."""
     if len(series.line) > 1 and series.joined:
         canvas.line(axes, series.style, series.line, gid=f"{OURS}line")
@@ -99,7 +99,7 @@ def _marked(canvas: Canvas, axes: Axes, series: Series, x: Axis, y: Axis) -> Non
         canvas.tip(marks, "mark", *(f"{series.label}: {y.write(b)} at {x.write(a)}" for a, b in some))
 
 
-def _span(canvas: Canvas, axes: Axes, which: Literal["x", "y"], axis: Axis, values: Sequence[float]) -> None:
+def _span(canvas: Canvas, axes: Axes, which: Literal["x", "y"], axis: ChartAxis, values: Sequence[float]) -> None:
     """Set an axis' scale, extent and ticks for these values."""
     low, high = extent(values, axis.scale, 0.02 if which == "x" else 0.06)
     ends = (_value(low, axis.scale), _value(high, axis.scale))
@@ -166,7 +166,7 @@ def ticks(low: float, high: float, scale: Scale, most: int) -> list[float]:
     return kept[:: math.ceil(len(kept) / most)]
 
 
-def _drawable(series: Series, x: Axis, y: Axis) -> Series:
+def _drawable(series: Series, x: ChartAxis, y: ChartAxis) -> Series:
     def keep(line: Sequence[Pair]) -> list[Pair]:
         return [p for p in line if math.isfinite(transform(p[0], x.scale)) and math.isfinite(transform(p[1], y.scale))]
 

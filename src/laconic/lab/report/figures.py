@@ -16,8 +16,8 @@ from laconic.lab.records.record import Point, Record
 from laconic.lab.records.summary import SummaryRow, wire_bound
 from laconic.lab.report import bars, charts, words
 from laconic.lab.report.canvas import NARROW, WIDE, Canvas, Size
-from laconic.lab.report.charts import Axis, Pair, Scale, Series, Target
-from laconic.lab.report.flags import Event
+from laconic.lab.report.charts import ChartAxis, Pair, Scale, Series, Target
+from laconic.lab.report.flags import FlagEvent
 from laconic.lab.report.style import PARTS
 from laconic.statistics import median
 
@@ -57,7 +57,7 @@ def time_to_accuracy(record: Record, rows: Sequence[SummaryRow]) -> Figure | Non
         return None
     ends = [each.line[-1][0] for each in series]
     scale: Scale = "log" if min(ends) > 0 and max(ends) > 4 * min(ends) else "linear"
-    x = Axis(f"training time (s{', logarithmic' if scale == 'log' else ''})", scale)
+    x = ChartAxis(f"training time (s{', logarithmic' if scale == 'log' else ''})", scale)
     flags = _events(rows)
     rests = "runs" if record.clock.includes_evaluation else "stands still"
     caption = (
@@ -69,8 +69,8 @@ def time_to_accuracy(record: Record, rows: Sequence[SummaryRow]) -> Figure | Non
 
 
 def _curves(
-    record: Record, name: str, against: str, series: Sequence[Series], axes: tuple[Axis, Axis], caption: str,
-    events: Sequence[Event] = (),
+    record: Record, name: str, against: str, series: Sequence[Series], axes: tuple[ChartAxis, ChartAxis], caption: str,
+    events: Sequence[FlagEvent] = (),
 ) -> Figure:  # fmt: skip
     """Quality against something, with the target and the events."""
     by_loss = record.workload.judged_by_loss
@@ -84,7 +84,7 @@ def _curves(
     return Figure(name, title, draw, caption, [event.label for event in events])
 
 
-def _events(rows: Sequence[SummaryRow]) -> list[Event]:
+def _events(rows: Sequence[SummaryRow]) -> list[FlagEvent]:
     """What happened in all trials, numbered by time; whose it was is said where there are several trials."""
     alone = sum(len(row.trials) for row in rows) == 1
     found = [
@@ -93,7 +93,7 @@ def _events(rows: Sequence[SummaryRow]) -> list[Event]:
     ]  # fmt: skip
     found.sort(key=lambda each: each[0])
     return [
-        Event(seconds, number, index, f"{whose}step {event.step}: {event.what}")
+        FlagEvent(seconds, number, index, f"{whose}step {event.step}: {event.what}")
         for number, (seconds, index, whose, event) in enumerate(found, 1)
     ]
 
@@ -110,7 +110,7 @@ def accuracy_by_bytes(record: Record, rows: Sequence[SummaryRow]) -> Figure | No
         Series(s.label, s.style, [(a / unit, b) for a, b in s.line], [[(a / unit, b) for a, b in t] for t in s.thin])
         for s in series
     ]
-    x = Axis(f"sent by one worker ({name}, logarithmic)", "log")
+    x = ChartAxis(f"sent by one worker ({name}, logarithmic)", "log")
     caption = "What one worker has put on the network when each evaluation was made; further left is less said."
     return _curves(record, "accuracy-by-bytes", "bytes sent", scaled, (x, y), caption)
 
@@ -141,7 +141,7 @@ def spread(rows: Sequence[SummaryRow]) -> Figure | None:
         steps = [s for trial in row.trials for s in trial.step_seconds or ()]
         if steps:
             found = np.quantile(steps, bars.QUANTILES, method="inverted_cdf").tolist()
-            made.append(bars.Spread(row.configuration.name, index, found))
+            made.append(bars.BarSpread(row.configuration.name, index, found))
     if not made:
         return None
     title = "How the steps' times are spread"
@@ -165,17 +165,17 @@ def timelines(rows: Sequence[SummaryRow]) -> list[Figure]:
     return found
 
 
-def _quality(record: Record, rows: Sequence[SummaryRow]) -> tuple[Callable[[Point], float | None], Axis]:
+def _quality(record: Record, rows: Sequence[SummaryRow]) -> tuple[Callable[[Point], float | None], ChartAxis]:
     """The value of a point that the workload is judged by, and its axis."""
     if record.workload.judged_by_loss:
-        return (lambda point: point.test_loss), Axis("test loss (logarithmic)", "log")
+        return (lambda point: point.test_loss), ChartAxis("test loss (logarithmic)", "log")
 
     def accuracy(point: Point) -> float | None:
         return None if point.test_accuracy is None else min(point.test_accuracy, _highest(record))
 
     seen = [a for row in rows for t in row.trials for p in t.curve if (a := accuracy(p)) is not None]
     scale: Scale = "error" if seen and max(seen) > 0.9 else "linear"
-    return accuracy, Axis("test accuracy (%)", scale, lambda v: f"{100 * v:.6g}")
+    return accuracy, ChartAxis("test accuracy (%)", scale, lambda v: f"{100 * v:.6g}")
 
 
 def _highest(record: Record) -> float:
@@ -183,7 +183,7 @@ def _highest(record: Record) -> float:
     return 1 - 0.5 / max(record.workload.test_samples, 1)
 
 
-def y_note(axis: Axis) -> str:
+def y_note(axis: ChartAxis) -> str:
     """What a reader must know of an unusual vertical axis."""
     return "The vertical axis is logarithmic in the error, 100 % minus accuracy." if axis.scale == "error" else ""
 

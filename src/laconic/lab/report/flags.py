@@ -21,7 +21,7 @@ HEIGHT = 18  # of a flag, with the room around it
 _LETTER, _GAP = 7.7, 2.0  # a bold digit's width at the flag's size; the least room between flags
 
 
-class Event(NamedTuple):
+class FlagEvent(NamedTuple):
     """Something at a place of the x axis, by its number in the list of events."""
 
     x: float
@@ -34,7 +34,7 @@ class Event(NamedTuple):
 class Flag:
     """The events that one flag stands for, in their order, and where their lines are."""
 
-    events: tuple[Event, ...]
+    events: tuple[FlagEvent, ...]
     places: tuple[float, ...]
     left: float
     right: float
@@ -61,10 +61,10 @@ class Flag:
         return self.middle + self.width / 2 + _GAP > other.middle - other.width / 2
 
 
-def flags(events: Sequence[Event], across: Callable[[float], float], left: float, right: float) -> list[Flag]:
+def flags(events: Sequence[FlagEvent], across: Callable[[float], float], left: float, right: float) -> list[Flag]:
     """The fewest flags for events in the order of their numbers, so that none covers another.
 
-    >>> marks = [Event(x, number, 0, "") for number, x in enumerate([10.0, 12.0, 90.0], 1)]
+    >>> marks = [FlagEvent(x, number, 0, "") for number, x in enumerate([10.0, 12.0, 90.0], 1)]
     >>> [flag.label for flag in flags(marks, float, 0.0, 100.0)]
     ['1–2', '3']
     """
@@ -79,7 +79,7 @@ def flags(events: Sequence[Event], across: Callable[[float], float], left: float
     return made
 
 
-def draw(canvas: Canvas, axes: Axes, events: Sequence[Event], top: float) -> None:
+def draw(canvas: Canvas, axes: Axes, events: Sequence[FlagEvent], top: float) -> None:
     """Flags above the plot, which begins at `top`, and a line through it for each of the events."""
     box = axes.get_window_extent()
     for flag in flags(events, lambda x: float(axes.transData.transform((x, 0))[0]), box.x0, box.x1):

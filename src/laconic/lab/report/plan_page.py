@@ -11,7 +11,7 @@ from functools import partial
 
 from laconic.lab.report import bars, words
 from laconic.lab.report.canvas import NARROW, WIDE, Canvas, Size
-from laconic.lab.report.charts import Axis, Series, curves
+from laconic.lab.report.charts import ChartAxis, Series, curves
 from laconic.lab.report.pages import render
 from laconic.planner.plan import Planned, ScalePoint, crossings
 from laconic.planner.predict import Bar, Prediction
@@ -20,11 +20,11 @@ KINDS = ("one machine", "data", "tensor", "pipeline", "hybrid")
 TITLES = ("plan", "step", "from", "to", "sent", "memory", "bottleneck")
 LISTED, DOTS, LAYERS = 20, 40, 12  # at most: rows of the table, dots of a kind, layers
 HELD = {"compute": "weights, gradients, optimiser", "encode": "saved for backward"}
-MACHINES = Axis("machines (logarithmic)", "log")
-SCALED: dict[str, tuple[Axis, Callable[[ScalePoint, str], float]]] = {
-    "Time": (Axis("time of a step (s, logarithmic)", "log"), lambda point, kind: point.seconds[kind]),
-    "Efficiency": (Axis("efficiency (%)", "linear"), lambda point, kind: 100 * point.efficiency(kind)),
-    "Cost": (Axis("machine-seconds for 1,000 samples (logarithmic)", "log"), lambda point, kind: point.cost(kind)),
+MACHINES = ChartAxis("machines (logarithmic)", "log")
+SCALED: dict[str, tuple[ChartAxis, Callable[[ScalePoint, str], float]]] = {
+    "Time": (ChartAxis("time of a step (s, logarithmic)", "log"), lambda point, kind: point.seconds[kind]),
+    "Efficiency": (ChartAxis("efficiency (%)", "linear"), lambda point, kind: 100 * point.efficiency(kind)),
+    "Cost": (ChartAxis("machine-seconds for 1,000 samples (logarithmic)", "log"), lambda point, kind: point.cost(kind)),
 }
 
 
@@ -50,8 +50,8 @@ def _candidates(planned: Planned) -> Callable[[Size], Canvas] | None:
               for style, kind in enumerate(KINDS)]  # fmt: skip
     best = sorted(pareto(several), key=lambda each: each.sent_nbytes)
     series = [*(each for each in series if each.line), Series("not beaten in both", 7, _dots(best))]
-    x = Axis("sent by each machine a step (MB, logarithmic)", "log")
-    return partial(curves, series, x, Axis("time of a step (s, logarithmic)", "log"),
+    x = ChartAxis("sent by each machine a step (MB, logarithmic)", "log")
+    return partial(curves, series, x, ChartAxis("time of a step (s, logarithmic)", "log"),
                    title="Candidates by time and bytes")  # fmt: skip
 
 
@@ -73,11 +73,11 @@ def _cells(found: Prediction) -> list[str]:
             words.nbytes(found.sent_nbytes), words.nbytes(found.memory_nbytes), found.bottleneck]  # fmt: skip
 
 
-def _lane(bar: Bar) -> tuple[str, bars.Piece]:
+def _lane(bar: Bar) -> tuple[str, bars.BarPiece]:
     """A bar of the prediction on a lane of its own name, or on the link's."""
     part = "wire" if bar.lane == "link" else "wait" if bar.name.startswith("wait") else "compute"
     length = bar.end_s - bar.begin_s
-    piece = bars.Piece(part, bar.begin_s, length, f"{bar.name}: {words.seconds(length)}")
+    piece = bars.BarPiece(part, bar.begin_s, length, f"{bar.name}: {words.seconds(length)}")
     return ("link" if bar.lane == "link" else bar.name), piece
 
 
@@ -87,7 +87,7 @@ def _memory(planned: Planned) -> Callable[[Size], Canvas]:
     state = 1 + (cost.total("gradient_nbytes") + cost.optimizer_nbytes) / max(1, cost.total("weight_nbytes"))
     held = [(each, state * each.weight_nbytes, float(each.saved_nbytes)) for each in cost.layers]
     rows = [
-        (f"{layer.name} ({layer.kind})", [bars.Piece(part, begin, length, f"{HELD[part]}: {words.nbytes(length)}")
+        (f"{layer.name} ({layer.kind})", [bars.BarPiece(part, begin, length, f"{HELD[part]}: {words.nbytes(length)}")
                 for part, begin, length in (("compute", 0.0, weights), ("encode", weights, saved))])
         for layer, weights, saved in sorted(held, key=lambda each: -(each[1] + each[2]))[:LAYERS]
     ]  # fmt: skip
