@@ -21,6 +21,7 @@ FLOORS = {
     "kernels": 0.1,
     "registry": 0.3,
     "quantities": 0.5,
+    "text_table": 0.5,
     "specs": 0.5,
     "storage": 0.7,
     "schedules": 1,

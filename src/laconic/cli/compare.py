@@ -25,6 +25,7 @@ from laconic.lab.runs.compare import resume as go_on
 from laconic.lab.runs.progress import say
 from laconic.lab.runs.spec import RunSpec, split
 from laconic.statistics import Median
+from laconic.text_table import aligned
 from laconic.workloads import Changes
 
 CONFIGS = "ddp,compress:dynamic8,distribute:dynamic8,compress:topk(0.01)+qsgd(4)"
@@ -137,14 +138,7 @@ def table(record: Record) -> list[str]:
     if any(row.staleness is not None and row.staleness.value > 0 for row in summary):
         told = [_shown(row.staleness, "{:.1f}".format) for row in summary]
         rows = [[*row[:5], cell, *row[5:]] for row, cell in zip(rows, ["staleness", *told], strict=True)]
-    rows = [[words.plain(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        first, *middle, last = row
-        cells = [first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(middle, widths[1:-1], strict=True)), last]
-        lines.append("  ".join(cells).rstrip())
-    return lines
+    return aligned([[words.plain(cell) for cell in row] for row in rows], left=(0, len(rows[0]) - 1))
 
 
 def unsteady(record: Record) -> list[str]:

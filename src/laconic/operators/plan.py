@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from laconic.operators.search import MethodChoice
 from laconic.operators.shape import Convolution
+from laconic.text_table import aligned
 
 
 @dataclass(frozen=True)
@@ -62,20 +63,15 @@ class Plan:
 
     def __str__(self) -> str:
         head = ("layer", "convolution", "role", "method", "micro-batches", "ms native", "→ tuned", "×", "error")
-        lines = [head]
+        lines: list[tuple[str, ...]] = [head]
         for row in self.rows:
             if row.left_alone:
-                lines.append((row.layer, row.left_alone, "", "", "", "", "", "", ""))
+                lines.append((row.layer, row.left_alone))
             for choice in row.choices:
                 numbers = (f"{1e3 * choice.native_s:.3f}", f"{1e3 * choice.tuned_s:.3f}", f"{choice.speedup:.2f}")
                 names = (row.layer, str(row.convolution), choice.role, choice.method, _pieces(choice.pieces))
                 lines.append((*names, *numbers, f"{choice.error:.1e}"))
-        # What is left alone has a sentence instead of cells, which widens no column.
-        cells = [line for line in lines if any(line[2:])]
-        widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
-        text = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-        ]
+        text = aligned(lines, left=range(len(head)))
         before, after = self.seconds
         if before:
             text.append(

@@ -25,6 +25,7 @@ from laconic.parallel.pipeline.pipeline import split_batch
 from laconic.parallel.pipeline.runner import sent_nbytes
 from laconic.parallel.pipeline.tied import tied_nbytes, weights_of_several
 from laconic.parallel.plan import Form, Plan
+from laconic.text_table import aligned
 from laconic.transports.world import World
 
 
@@ -54,10 +55,7 @@ class DivisionPrediction:
         head = ("layer", "how", "takes", "gives", "forward B", "backward B")
         cells = [head, *((r.name, r.form, r.takes, r.gives, f"{r.forward_nbytes:,}", f"{r.backward_nbytes:,}")
                          for r in self.rows)]  # fmt: skip
-        widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-        lines = ["  ".join(cell.ljust(w) if i < 4 else cell.rjust(w) for i, (cell, w) in
-                           enumerate(zip(row, widths, strict=True))).rstrip() for row in cells]  # fmt: skip
-        return "\n".join([*lines, f"a rank sends {self.nbytes:,} bytes a step"])
+        return "\n".join([*aligned(cells, left=range(4)), f"a rank sends {self.nbytes:,} bytes a step"])
 
 
 def predict(

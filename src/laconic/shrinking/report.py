@@ -13,6 +13,7 @@ import numpy as np
 from laconic.shrinking.coder import chunks
 from laconic.shrinking.file import Reader
 from laconic.shrinking.parts import Shared
+from laconic.text_table import aligned
 
 HEADINGS = ("layer", "weights", "kept %", "weight bits", "index bits", "bytes", "ratio")
 
@@ -96,10 +97,7 @@ class Report:
         ]
 
     def __str__(self) -> str:
-        lines = [list(HEADINGS), *self.table()]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]
-        padded = [[line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in lines]
-        return "\n".join(["  ".join(line) for line in padded] + [self.errors] * bool(self.errors))
+        return "\n".join(aligned([HEADINGS, *self.table()]) + [self.errors] * bool(self.errors))
 
 
 def report(reader: Reader) -> Report:
