@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,7 +26,7 @@ config = parser.parse_args()
 
 
 class Block(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(config.width) for _ in range(2))
         self.attention = nn.Linear(config.width, 3 * config.width)
@@ -35,23 +35,25 @@ class Block(nn.Module):
             nn.Linear(config.width, 4 * config.width), nn.GELU(), nn.Linear(4 * config.width, config.width)
         )
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         heads = self.attention(self.norms[0](x)).unflatten(2, (3, config.heads, -1)).permute(2, 0, 3, 1, 4)
-        seen = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        seen = functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
         x = x + self.projection(seen.transpose(1, 2).flatten(2))
-        return x + self.mlp(self.norms[1](x))
+        after: Tensor = self.mlp(self.norms[1](x))
+        return x + after
 
 
 class GPT(nn.Module):
-    def __init__(self, characters):
+    def __init__(self, characters: int) -> None:
         super().__init__()
         self.characters = nn.Embedding(characters, config.width)
         self.places = nn.Embedding(config.length, config.width)
         self.blocks = nn.Sequential(*(Block() for _ in range(config.layers)))
         self.head = nn.Sequential(nn.LayerNorm(config.width), nn.Linear(config.width, characters))
 
-    def forward(self, tokens):
-        return self.head(self.blocks(self.characters(tokens) + self.places.weight[: tokens.shape[1]]))
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.blocks(self.characters(tokens) + self.places.weight[: tokens.shape[1]]))
+        return logits
 
 
 ddp = "RANK" in os.environ  # torchrun sets it
@@ -63,7 +65,7 @@ text = Path(config.text).read_text()
 alphabet = {character: number for number, character in enumerate(sorted(set(text)))}
 tokens = torch.tensor([alphabet[character] for character in text])
 torch.manual_seed(1337)
-model = GPT(len(alphabet))
+model: nn.Module = GPT(len(alphabet))
 if ddp:
     model = DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99))

@@ -5,6 +5,7 @@ torchrun --nproc-per-node=2 examples/dcp_checkpoint.py      (or just python …;
 
 import os
 import tempfile
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,7 +39,7 @@ def save(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer, job: l
 def load(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer, job: laconic.Job) -> None:
     weights, moments = get_state_dict(model, optimizer)  # of a new optimiser: torch steps once, with learning rate 0
     shared = laconic.SharedState(job)
-    state = {"model": weights, "optimizer": moments, "job": shared.state_dict()}
+    state: dict[str, Any] = {"model": weights, "optimizer": moments, "job": shared.state_dict()}
     dcp.load(state, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     shared.load_state_dict(state["job"])  # last: from here on the job is as it was

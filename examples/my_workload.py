@@ -10,13 +10,13 @@ from laconic.workloads import CLASSIFICATION, Workload, data, models
 
 
 @models.network("my-network")
-def my_network(width=64):
+def my_network(width: int = 64) -> nn.Module:
     """Any nn.Module; its arguments can be written in `model=` below."""
     return nn.Sequential(nn.Linear(20, width), nn.ReLU(), nn.Linear(width, 3))
 
 
 @data.dataset("my-data")
-def my_data():
+def my_data() -> data.Dataset:
     """Any tensors, x and y of the same length; every worker reads them and takes its share of each batch."""
     x = torch.randn(3000, 20, generator=torch.Generator().manual_seed(0))
     y = x[:, :3].argmax(1)
@@ -24,7 +24,7 @@ def my_data():
                         train=data.Split(x[:2500], y[:2500]), test=data.Split(x[2500:], y[2500:]))  # fmt: skip
 
 
-def mine(width=64):
+def mine(width: int = 64) -> Workload:
     """What `laconic train my_workload:mine` trains; `my_workload:mine(128)` gives it another width."""
     return Workload(
         name="mine",

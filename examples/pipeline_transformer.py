@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 import laconic
@@ -25,7 +25,7 @@ config = parser.parse_args()
 
 
 class Block(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.attention = nn.MultiheadAttention(config.width, 4, batch_first=True)
         self.norms = nn.ModuleList(nn.LayerNorm(config.width) for _ in range(2))
@@ -34,25 +34,27 @@ class Block(nn.Module):
         )
         self.register_buffer("hidden", torch.ones(config.length, config.length, dtype=torch.bool).triu(1))
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         normed = self.norms[0](x)
         x = x + self.attention(normed, normed, normed, attn_mask=self.hidden, need_weights=False)[0]
-        return x + self.mlp(self.norms[1](x))
+        after: Tensor = self.mlp(self.norms[1](x))
+        return x + after
 
 
 class GPT(nn.Module):
-    def __init__(self, characters):
+    def __init__(self, characters: int) -> None:
         super().__init__()
         self.characters = nn.Embedding(characters, config.width)
         self.places = nn.Parameter(0.02 * torch.randn(config.length, config.width))
         self.blocks = nn.Sequential(*(Block() for _ in range(config.layers)))
         self.head = nn.Linear(config.width, characters)
 
-    def forward(self, tokens):
-        return self.head(self.blocks(self.characters(tokens) + self.places))
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.blocks(self.characters(tokens) + self.places))
+        return logits
 
 
-def loss_fn(logits, answers):
+def loss_fn(logits: Tensor, answers: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), answers.flatten())
 
 

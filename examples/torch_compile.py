@@ -18,13 +18,15 @@ def train(codec: str, *, by_ddp: bool) -> float:
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 10))
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    model = torch.compile(model)
+    model.compile()
+    job: laconic.Job
     if by_ddp:
         model = DistributedDataParallel(model)
         job = laconic.compress(model, codec)
     else:
         job = laconic.distribute(model, optimizer, codec=codec)
     generator = torch.Generator().manual_seed(dist.get_rank())
+    loss = torch.zeros(())
     for _ in range(60):
         x = torch.randn(64, 64, generator=generator)
         optimizer.zero_grad()

@@ -14,20 +14,21 @@ import laconic
 from laconic.operators.timing import race
 
 side = int(sys.argv[1]) if len(sys.argv) > 1 else 24
-plan = [64, 64, "pool", 128, 128, "pool", 256, 256, 256, "pool", 512, 512, 512, "pool", 512, 512, 512, "pool"]
-layers, channels = [], 3
-for width in plan if side >= 224 else plan[:6]:
+widths = ["64", "64", "pool", "128", "128", "pool", *["256"] * 3, "pool", *["512"] * 3, "pool", *["512"] * 3, "pool"]
+layers: list[nn.Module] = []
+channels = 3
+for width in widths if side >= 224 else widths[:6]:
     if width == "pool":
         layers.append(nn.MaxPool2d(2))
     else:
-        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
-        channels = width
+        layers += [nn.Conv2d(channels, int(width), 3, padding=1), nn.ReLU()]
+        channels = int(width)
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
 native, example = nn.Sequential(*layers).eval(), torch.randn(1, 3, side, side)
 tuned = laconic.tune(copy.deepcopy(native), example, policy="undivided")
-print(tuned.plan)
+print(laconic.operators.plan_of(tuned))
 
 with torch.no_grad():
     error = (tuned(example) - native(example)).abs().max() / native(example).abs().max()

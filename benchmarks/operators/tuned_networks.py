@@ -23,7 +23,7 @@ from torch import nn
 
 import laconic
 from laconic.lab.environment import environment
-from laconic.operators import LSTM
+from laconic.operators import LSTM, plan_of
 from laconic.operators.bptt import recomputed
 from laconic.operators.cells import CELLS
 from laconic.operators.nearness import gradient_noise
@@ -37,7 +37,7 @@ TURNS, BUDGET_S = 21, 40.0
 def _tuned(model: nn.Module, x: torch.Tensor, train: bool, policy: str, cache: str) -> tuple[nn.Module, list[float]]:
     """The model tuned, with the seconds of each minute's work that it took to reach every layer."""
     seconds: list[float] = []
-    while not seconds or any("the time was up" in row.left_alone for row in model.plan.rows):
+    while not seconds or any("the time was up" in row.left_alone for row in plan_of(model).rows):
         start = time.perf_counter()
         model = laconic.tune(model, x, train=train, policy=policy, cache=cache)
         seconds.append(time.perf_counter() - start)
@@ -72,13 +72,13 @@ def network(name: str, batch: int, train: bool, policy: str = "powers") -> dict[
         "policy": policy,
         "tuning_s": seconds,
         "loading_s": loading_s,
-        "micro_batching": tuned.plan.micro_batching,
+        "micro_batching": plan_of(tuned).micro_batching,
         "native_ms": 1e3 * times["native"].seconds,
         "tuned_ms": 1e3 * times["tuned"].seconds,
         "speedup": times["tuned"].speedup,
         "turns": times["tuned"].turns,
-        "error": tuned.plan.error,
-        "plan": str(tuned.plan).splitlines(),
+        "error": plan_of(tuned).error,
+        "plan": str(plan_of(tuned)).splitlines(),
     }
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from laconic.errors import BadInput, UnknownName
-from laconic.operators import build, tune, untune
+from laconic.operators import build, plan_of, tune, untune
 from laconic.operators import search as search_module
 from laconic.operators.nearness import gradient_noise
 from laconic.operators.plan import OperatorRow
@@ -71,9 +71,9 @@ def test_parameters_keys_and_results_stay(decreed):
         assert torch.allclose(tuned(X), wanted, atol=1e-5)
         assert not torch.equal(tuned(X), wanted), "another method rounds otherwise: was it used at all?"
     assert torch.equal(tuned(X), wanted), "without train=True, what autograd records is torch's own"
-    assert [row.layer for row in tuned.plan.rows] == ["0", "2", "3"]
-    assert "winograd(4)" in str(tuned.plan)
-    assert "1 + 1" in str(tuned.plan) or "2×1" in str(tuned.plan)
+    assert [row.layer for row in plan_of(tuned).rows] == ["0", "2", "3"]
+    assert "winograd(4)" in str(plan_of(tuned))
+    assert "1 + 1" in str(plan_of(tuned)) or "2×1" in str(plan_of(tuned))
     restored = untune(tuned)
     assert [type(m) for m in restored] == [nn.Conv2d, nn.ReLU, nn.Conv2d, nn.Conv2d]
     assert torch.equal(restored(X), wanted)
@@ -118,11 +118,11 @@ def test_what_is_hooked_or_subclassed_is_left_alone(decreed):
     model[0].register_forward_hook(lambda *_: None)
     tuned = tune(model, X, cache=None)
     assert [type(m).__name__ for m in tuned] == ["Conv2d", "Mine", "TunedConv2d", "Conv2d"]
-    reasons = [row.left_alone for row in tuned.plan.rows]
+    reasons = [row.left_alone for row in plan_of(tuned).rows]
     assert "hooks" in reasons[0]
     assert "Mine" in reasons[1]
     assert "circular" in reasons[3]
-    assert all(reason in str(tuned.plan) for reason in reasons)
+    assert all(reason in str(plan_of(tuned)) for reason in reasons)
 
 
 def test_shared_layers_stay_shared_and_a_lone_layer_is_tuned(decreed):
@@ -158,7 +158,7 @@ def test_the_cache_is_used_and_what_is_foreign_or_corrupt_is_measured_again(decr
     assert len(decreed) == 3
     again = tune(small(), X, cache=tmp_path)
     assert len(decreed) == 3
-    assert again.plan.from_cache
+    assert plan_of(again).from_cache
     assert type(again[0]).__name__ == "TunedConv2d"
     (here,) = tmp_path.iterdir()
     whole = {path: tree.read_file(path) for path in here.iterdir()}
@@ -200,8 +200,8 @@ def test_outputs_and_gradients_of_our_networks_stay_within_the_tolerance(decreed
     weights = list(model.parameters())
     wanted = torch.autograd.grad(plain.square().sum(), weights)
     tuned = tune(model, x, tolerance, train=True, cache=None)
-    assert tuned.plan.error <= tolerance
-    assert any(row.gains for row in tuned.plan.rows)
+    assert plan_of(tuned).error <= tolerance
+    assert any(row.gains for row in plan_of(tuned).rows)
     found = tuned(x)
     assert float((found - plain).detach().abs().max()) <= tolerance * float(plain.detach().abs().max())
     near = 10 * tolerance
@@ -213,7 +213,7 @@ def test_outputs_and_gradients_of_our_networks_stay_within_the_tolerance(decreed
 
 def test_the_first_layers_input_gradient_is_nobodys_business(decreed):
     tuned = tune(small(), X, train=True, cache=None)
-    roles = {row.layer: [choice.role for choice in row.choices] for row in tuned.plan.rows}
+    roles = {row.layer: [choice.role for choice in row.choices] for row in plan_of(tuned).rows}
     assert roles["0"] == ["forward", "weight gradient"]
     assert roles["2"] == roles["3"] == list(search_module.ROLES)
 
@@ -222,15 +222,15 @@ def test_what_a_minute_does_not_reach_is_measured_the_next_time(monkeypatch, dec
     monkeypatch.setattr(f"{TUNE}._SECONDS", -1.0)
     tuned = tune(small(), X, cache=tmp_path)
     assert len(decreed) == 0
-    assert [row.left_alone for row in tuned.plan.rows] == ["not measured: the time was up"] * 3
+    assert [row.left_alone for row in plan_of(tuned).rows] == ["not measured: the time was up"] * 3
     monkeypatch.setattr(f"{TUNE}._SECONDS", 60.0)
-    assert not tune(tuned, X, cache=tmp_path).plan.from_cache
+    assert not plan_of(tune(tuned, X, cache=tmp_path)).from_cache
     assert len(decreed) == 3
-    assert tune(tuned, X, cache=tmp_path).plan.from_cache
+    assert plan_of(tune(tuned, X, cache=tmp_path)).from_cache
 
 
 def test_the_plan_tells_what_micro_batches_gave(decreed):
-    plan = tune(small(), X, cache=None).plan
+    plan = plan_of(tune(small(), X, cache=None))
     assert plan.micro_batching == 1.5
     assert "micro-batches gave 1.50" in str(plan)
 
@@ -239,7 +239,7 @@ def test_a_layer_that_spoils_the_whole_runs_native(monkeypatch, decreed):
     monkeypatch.setattr(f"{TUNE}.model_error", lambda model, *_: (1.0 if hasattr(model[0], "routes") else 0.0, 0.0))
     tuned = tune(small(), X, cache=None)
     assert type(tuned[0]) is nn.Conv2d
-    assert "whole would be off" in str(tuned.plan)
+    assert "whole would be off" in str(plan_of(tuned))
 
 
 def test_gradients_may_be_as_far_off_as_torchs_own(monkeypatch, decreed):
@@ -254,8 +254,8 @@ def test_what_slows_the_whole_is_given_up_and_what_reorders_first(monkeypatch, d
     monkeypatch.setattr(f"{TUNE}._whole_speedup", lambda *_: 0.9)
     tuned = tune(small(), X, cache=None)
     assert [type(m) for m in tuned] == [nn.Conv2d, nn.ReLU, nn.Conv2d, nn.Conv2d]
-    assert [row.left_alone for row in tuned.plan.rows] == ["native: the whole would be slower"] * 3
-    assert tuned.plan.speedup is None
+    assert [row.left_alone for row in plan_of(tuned).rows] == ["native: the whole would be slower"] * 3
+    assert plan_of(tuned).speedup is None
 
     def only_the_last(conv, x, weight, bias, limits, needs_input_gradient):
         spec = "prepacked(true)" if conv.groups > 1 else "im2col"
@@ -265,7 +265,18 @@ def test_what_slows_the_whole_is_given_up_and_what_reorders_first(monkeypatch, d
     monkeypatch.setattr(f"{TUNE}._whole_speedup", lambda model, *_: 0.9 if hasattr(model[2], "routes") else 1.1)
     tuned = tune(small(), X, cache=None)
     assert [hasattr(m, "routes") for m in tuned] == [True, False, False, True]
-    assert "the whole: 1.10 times as fast" in str(tuned.plan)
+    assert "the whole: 1.10 times as fast" in str(plan_of(tuned))
+
+
+def test_a_tuned_model_gets_no_attribute():
+    """Its own names are its owner's; who is not tuned has no plan."""
+    model = nn.Sequential(nn.Conv1d(2, 2, 33, padding=16))
+    before = set(vars(model))
+    tuned = tune(model, torch.randn(1, 2, 200), policy="undivided", cache=None)
+    assert set(vars(tuned)) == before
+    assert plan_of(tuned).rows
+    with pytest.raises(BadInput, match="not tuned"):
+        plan_of(untune(tuned))
 
 
 def test_by_measurement():
@@ -276,7 +287,7 @@ def test_by_measurement():
     tuned = tune(model, x, policy="undivided", cache=None)
     with torch.no_grad():
         assert torch.allclose(tuned(x), wanted, atol=1e-4)
-    assert tuned.plan.error <= 1e-5
+    assert plan_of(tuned).error <= 1e-5
     tune(untune(tuned), x, "native", policy="undivided", cache=None)
 
 

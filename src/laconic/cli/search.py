@@ -56,8 +56,7 @@ def search(
             found = api.search(
                 options.named(objective), space, method, 20 if trials is None else trials, note=note, rule=rule,
                 workers=workers, parallel=parallel, storage=storage, seed=seed, limit_s=limit,
-                command=options.command(), **own, **({"maximize": False} if minimize else {}),
-                **({"folder": folder} if folder is not None else {}),
+                command=options.command(), maximize=False if minimize else None, folder=folder, **own,
             )  # fmt: skip
         others = api.repeat(found, repeats, note)
     except KeyboardInterrupt:

@@ -136,14 +136,12 @@ class Agreement(Job):
         records: one StepRecord per step, the last `KEPT`.
         parts: what has a state of its own, by the name under which that is saved.
         resources: what `close` gives back, the last first.
-        given: the model and the optimiser that the user gave, which may be wrapped.
     """
 
     KEPT: ClassVar[int] = 10_000
 
     def __init__(self, setup: Setup) -> None:
         self.model, self.optimizer, self.world = setup.model, setup.optimizer, setup.world
-        self.given: tuple[nn.Module, Any] = self.model, self.optimizer
         self.alone = setup.world.world_size == 1
         self.step = 0
         self.records: deque[StepRecord] = deque(maxlen=self.KEPT)
@@ -158,9 +156,6 @@ class Agreement(Job):
         self.hooks = StepHooks(self, lockstep=mode.lockstep)
         setattr(self.optimizer, INSTALLED, self)  # keeps the job as long as the optimiser
         self.resources.callback(vars(self.optimizer).pop, INSTALLED, None)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.given)
 
     def before_step(self) -> None:
         """Do what comes before the inner optimiser's own step."""

@@ -85,7 +85,7 @@ def distill(
                 told = teacher(x)
             optimizer.zero_grad()
             loss = distill_loss(student(x), told, labels, temperature=temperature, alpha=alpha)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             losses.append(float(loss.detach()))
     finally:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any, Never, Protocol
 
 import torch
 from torch import nn
@@ -12,7 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from laconic.consistency.base import INSTALLED, Agreement, Mode, Setup, build
 from laconic.consistency.silenced_ddp import SilencedModels
 from laconic.errors import BadInput
+from laconic.exchange.dgc import DeepGradientCompression
 from laconic.exchange.hook import is_compressed
+from laconic.exchange.layout import Exemptions
 from laconic.exchange.likeness import check_alike, terms_of
 from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options
 from laconic.transports.world import World, current
@@ -35,7 +38,16 @@ def distribute(
     consistency: str | Mode = "sync",
     world: World | None = None,
     plan: PlannedTraining | None = None,
-    **options: Any,
+    quality: str | None = None,
+    algorithm: str = "auto",
+    exempt: Exemptions | Sequence[str] | None = None,
+    feedback: bool | None = None,
+    momentum: float | DeepGradientCompression | None = None,
+    hosts: tuple[int, ...] | None = None,
+    message_nbytes: int | None = None,
+    overlap: bool | None = None,
+    sites: Sequence[int] | None = None,
+    **unknown: Never,
 ) -> Agreement:
     """Let `optimizer` train `model` together with all other workers; use both as before.
 
@@ -51,11 +63,14 @@ def distribute(
         consistency: when workers agree: a spec such as "sync" or "local(8)"; see `laconic.consistency.names()`.
         world: where to communicate; the default world when None.
         plan: what `laconic.plan` chose, in place of codec and consistency.
-        options: of the exchange, as the mode has them: algorithm, exempt, feedback, momentum, hosts, …; see `Options`.
+        quality, algorithm, exempt, feedback, momentum, hosts, message_nbytes, overlap: of the exchange, as the mode has
+            them; see `Options`.
+        sites: the site of each rank, for the modes that know of sites: gaia and async(hierarchical=true).
+        unknown: what a mode of your own adds; any other name is refused, with the one that was probably meant.
 
     Returns:
-        The job: `finish()` after the last step, records, `explain()`, state and `close()`. It unpacks into model and
-        optimiser.
+        The job: `finish()` after the last step, records, `explain()`, state and `close()`. Model and optimiser are
+        used as before; the optimiser keeps the job as long as it lives.
 
     Raises:
         BadInput: what is asked for does not go together.
@@ -63,7 +78,8 @@ def distribute(
         CollectiveTimeout, PeerLost: a rank did not call it.
 
     >>> model = nn.Linear(4, 2)
-    >>> model, optimizer = distribute(model, torch.optim.SGD(model.parameters(), 0.1), codec="dynamic8")
+    >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    >>> job = distribute(model, optimizer, codec="dynamic8")
     >>> model(torch.ones(4)).sum().backward()
     >>> optimizer.step()
     """
@@ -80,6 +96,12 @@ def distribute(
     _refuse_others(model)
     if mode.no_codec and codec is not None and str(codec) != "none":
         raise BadInput(f"'{mode}' takes no codec: {mode.no_codec}; leave codec='{codec}' out")
+    options: dict[str, Any] = {
+        "quality": quality, "algorithm": algorithm, "exempt": exempt, "feedback": feedback, "momentum": momentum,
+        "hosts": hosts, "message_nbytes": message_nbytes, "overlap": overlap, **unknown,
+    }  # fmt: skip
+    if sites is not None:
+        options["sites"] = sites
     own = {name: options.pop(name) for name in mode.own_options if name in options}
     given = Options.of({**options, "world": world or current()}, "distribute")
     given.refuse(f"consistency '{mode.name}'", (*mode.options, *mode.own_options))
@@ -88,7 +110,6 @@ def distribute(
     here = given.world or current()
     check_alike("distribute", terms_of(module.named_parameters(), sent, given, consistency=mode, **own), here.transport)
     job = mode.install(Setup(module, inner, here, sent, given, own))
-    job.given = model, optimizer
     job.attach(mode)
     silenced = SilencedModels(model, getattr(job, "no_sync", nullcontext), buffers=mode.shares_buffers)
     job.resources.callback(silenced.close)

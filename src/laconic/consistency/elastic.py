@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Never
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from laconic.codecs import Codec
 from laconic.codecs.compiling import compile_planned
@@ -90,8 +91,14 @@ def elastic(
     *,
     codec: str | Codec | None = None,
     consistency: str | Mode = "sync",
-    scheduler: Any = None,
-    **options: Any,
+    scheduler: LRScheduler | None = None,
+    workers: int = 1,
+    drop_slowest: int = 0,
+    patience_s: float = 5.0,
+    silence_s: float = 1.5,
+    outage_s: float = 300.0,
+    algorithm: str = "auto",
+    **unknown: Never,
 ) -> ElasticJob:
     """Train together with whoever meets in `meeting`, through every loss of a worker; blocks until this one is in.
 
@@ -116,7 +123,8 @@ def elastic(
             makes of all gradients at the coordinator, which is trusted (`workers` must be enough for f); "local(8)" or
             "block_momentum(8)", the weights after a block of steps that each worker makes alone, which is then what is
             committed, or made again.
-        options: workers, drop_slowest, patience_s, silence_s, outage_s and algorithm, see `ElasticOptions`.
+        workers, drop_slowest, patience_s, silence_s, outage_s, algorithm: see `ElasticOptions`.
+        unknown: nothing; a name that there is not is refused, with the one that was probably meant.
 
     Raises:
         UnknownName: an option that there is not.
@@ -144,7 +152,10 @@ def elastic(
     Differs: views are numbered by files in a shared folder, of which each can be made once, not by a vote; gradients
         dropped by `drop_slowest` are computed again from the same samples later, not lost; blocks end with the epoch.
     """
-    given = ElasticOptions.of(options)
+    given = ElasticOptions.of({
+        "workers": workers, "drop_slowest": drop_slowest, "patience_s": patience_s, "silence_s": silence_s,
+        "outage_s": outage_s, "algorithm": algorithm, **unknown,
+    })  # fmt: skip
     if codec == "auto":
         raise BadInput("codec 'auto' chooses for all-reduces, which elastic does not use; name a codec")
     way, built = way_for(consistency, given.workers), flat_codec(DEFAULT_CODEC if codec is None else codec)

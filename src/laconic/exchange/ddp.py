@@ -108,7 +108,7 @@ class DdpGradients:
         self._live = False  # the last forward was one whose backward DDP synchronises
         self._step_ended = False  # and the stream was not told yet
         self._handles = [
-            p.register_post_accumulate_grad_hook(self._made)  # type: ignore[no-untyped-call]
+            p.register_post_accumulate_grad_hook(self._made)
             for bucket in self._buckets
             for p in bucket.parameters
         ]

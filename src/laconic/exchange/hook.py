@@ -9,8 +9,9 @@ in DDP's buckets.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Never
 
 import torch.distributed as dist
 from torch import nn
@@ -19,6 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from laconic.errors import BadInput
 from laconic.exchange.collectives import world_of
 from laconic.exchange.ddp import hook
+from laconic.exchange.dgc import DeepGradientCompression
+from laconic.exchange.layout import Exemptions
 from laconic.exchange.likeness import check_alike, terms_of
 from laconic.exchange.newcomers import NewcomersToDDP
 from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options
@@ -31,14 +34,19 @@ if TYPE_CHECKING:
 _compressed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
-@overload
 def compress(
-    model: DistributedDataParallel, codec: CodecPlan | None = None, **options: Any
-) -> CompressionState: ...
-@overload
-def compress(model: nn.Module, codec: CodecPlan | None = None, **options: Any) -> ShardedCompression: ...
-def compress(
-    model: nn.Module, codec: CodecPlan | None = None, **options: Any
+    model: nn.Module,
+    codec: CodecPlan | None = None,
+    *,
+    quality: str | None = None,
+    algorithm: str = "auto",
+    exempt: Exemptions | Sequence[str] | None = None,
+    feedback: bool | None = None,
+    momentum: float | DeepGradientCompression | None = None,
+    hosts: tuple[int, ...] | None = None,
+    message_nbytes: int | None = None,
+    world: World | None = None,
+    **unknown: Never,
 ) -> CompressionState | ShardedCompression:
     """Send the gradients of a DDP or FSDP2 model through `codec` from now on; returns the job (see `Job`).
 
@@ -47,7 +55,9 @@ def compress(
             applied to.
         codec: a spec such as "dynamic8" (the default) or "topk(0.01)+qsgd(4)", {first step: spec}, a function of the
             step, or "auto": per bucket what is quickest here, within quality="8bit" (default), "exact" or "aggressive".
-        options: as for `Options`; with fully_shard only exempt, feedback and world.
+        quality, algorithm, exempt, feedback, momentum, hosts, message_nbytes, world: as for `Options`; with fully_shard
+            only exempt, feedback and world.
+        unknown: nothing; a name that there is not is refused, with the one that was probably meant.
 
     Raises:
         UnknownName: no such codec, option or algorithm.
@@ -68,7 +78,10 @@ def compress(
     """
     from torch.distributed.fsdp import FSDPModule
 
-    given = Options.of(options, "compress")
+    given = Options.of({
+        "quality": quality, "algorithm": algorithm, "exempt": exempt, "feedback": feedback, "momentum": momentum,
+        "hosts": hosts, "message_nbytes": message_nbytes, "world": world, **unknown,
+    }, "compress")  # fmt: skip
     if model in _compressed:
         raise BadInput("this model is compressed already; a codec that changes is {first step: codec}")
     if isinstance(model, DistributedDataParallel):

@@ -306,7 +306,7 @@ class FlatGradients:
         self.sections = [section for buffer in self.buffers for section in buffer.cut(section_nbytes)]
         self._places = places_in(self.buffers)
         self._handles = [
-            parameter.register_post_accumulate_grad_hook(self._place)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(self._place)
             for buffer in self.buffers
             for parameter in buffer.parameters
             if follow

@@ -63,7 +63,7 @@ class NewcomersToDDP:
         self._ddp, self._world = ddp, world
         ignored = ddp.parameters_to_ignore
         self._known = {id(p) for n, p in ddp.module.named_parameters() if p.requires_grad and n not in ignored}
-        facts = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        facts = ddp._get_ddp_logging_data()
         made_with = facts.get("num_parameter_tensors", len(self._known))
         if (unknown := len(self._known) - made_with) > 0:
             text = "DDP averages those it was made with; unfreeze or add layers before DistributedDataParallel(model)"

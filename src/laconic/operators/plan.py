@@ -1,6 +1,6 @@
 """What a tuner decided, as a table.
 
-Callers: `tuning.py`; users print `model.plan`.
+Callers: `tuning.py`; users print `plan_of(model)`.
 """
 
 from __future__ import annotations

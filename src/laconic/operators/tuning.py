@@ -48,14 +48,14 @@ def tune(model: nn.Module, example: Any, tolerance: float | str = 1e-5, workspac
          train: bool = False, policy: str = "powers", cache: str | Path | None = "default") -> nn.Module:  # fmt: skip
     """Let the convolutions of a model be computed by the quickest methods that are near enough.
 
-    The model is changed in place and returned, with the table of what was decided as `model.plan`. Its
+    The model is changed in place and returned; `plan_of(model)` is the table of what was decided. Its
     tuned layers flush denormal numbers to zero, as they slow arithmetic a hundredfold; all else keeps its mode.
     Measuring ends after a minute: layers that are not reached run as before, and it is their turn when the model is
     tuned again, with a cache.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
     >>> tuned = tune(model, torch.zeros(1, 3, 16, 16), cache=None)
-    >>> list(tuned.state_dict()) == ["0.weight", "0.bias"], tuned.plan.rows[0].layer
+    >>> list(tuned.state_dict()) == ["0.weight", "0.bias"], plan_of(tuned).rows[0].layer
     (True, '0')
     >>> type(untune(tuned)[0]).__name__
     'Conv2d'
@@ -88,8 +88,6 @@ def tune(model: nn.Module, example: Any, tolerance: float | str = 1e-5, workspac
     else:
         model = _apply(model, plan, train)
     _PLANS[model] = plan
-    if not hasattr(type(model), "plan"):
-        model.plan = plan  # type: ignore[assignment]
     return model
 
 
@@ -105,7 +103,7 @@ def untune(model: nn.Module) -> nn.Module:
         for name, child in parent._modules.items():
             if isinstance(child, TunedLayer):
                 parent._modules[name] = _restored(child)
-    model.__dict__.pop("plan", None)
+    _PLANS.pop(model, None)
     return _restored(model) if isinstance(model, TunedLayer) else model
 
 
@@ -115,9 +113,15 @@ def _restored(layer: TunedLayer) -> nn.Module:
     return original
 
 
-def plan_of(model: nn.Module) -> Plan | None:
-    """The plan of a tuned model."""
-    return _PLANS.get(model)
+def plan_of(model: nn.Module) -> Plan:
+    """The plan of a tuned model: a table of what was decided, which can be printed.
+
+    Raises:
+        BadInput: the model is not tuned.
+    """
+    if (plan := _PLANS.get(model)) is None:
+        raise BadInput("this model is not tuned: laconic.tune(model, example) makes a plan of it")
+    return plan
 
 
 def _measured(model: nn.Module, inputs: tuple[Any, ...], limits: Limits, kept: Memo) -> tuple[nn.Module, Plan]:

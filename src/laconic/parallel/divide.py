@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,24 @@ ELEMENTWISE = (
 CONTEXT = "laconic_division"  # the attribute of a divided model that holds its context
 
 
+@overload
+def divide(
+    model: nn.Module,
+    plan: Stages,
+    *,
+    codec: Spec | tuple[Spec, Spec] | Boundary | None = None,
+    world: World | None = None,
+    sample: Sequence[Tensor] | None = None,
+) -> Pipeline: ...
+@overload
+def divide(
+    model: nn.Module,
+    plan: Plan | Form | Mapping[str, Form | str] | str | PlannedDivision,
+    *,
+    codec: Spec | tuple[Spec, Spec] | Boundary | None = None,
+    world: World | None = None,
+    sample: Sequence[Tensor] | None = None,
+) -> nn.Module: ...
 def divide(
     model: nn.Module,
     plan: Plan | Form | Mapping[str, Form | str] | str | PlannedDivision,

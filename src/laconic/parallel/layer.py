@@ -211,7 +211,7 @@ def share_gradients(parameters: Sequence[nn.Parameter], cut: Cut) -> None:
 
     for parameter in parameters:
         if parameter.requires_grad:
-            parameter.register_hook(mean)  # type: ignore[no-untyped-call]
+            parameter.register_hook(mean)
 
 
 def check_pieces(name: str, what: str, numel: int, ranks: int) -> None:

@@ -94,13 +94,13 @@ def train_in_passes(
             output = scaled(turns.inner(rows), ranks * len(own) / sum(counts))
             answers = piece(targets, 0, sizes, turn)
             loss = loss_fn(output, answers) if len(own) else output.sum()  # without rows, it only takes part
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             update()
             total = total + loss.detach() * len(own)
     finally:
         context.turn = before
     found = {turn: run.scattered(turn) * (sum(run.counts[turn]) / whole) for turn in reversed(range(len(sizes)))}
-    x.backward(torch.cat([found[turn] for turn in range(len(sizes))]))  # type: ignore[no-untyped-call]
+    x.backward(torch.cat([found[turn] for turn in range(len(sizes))]))
     return total / len(x)
 
 

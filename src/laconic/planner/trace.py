@@ -73,7 +73,7 @@ class Trace:
     backward_peak_nbytes: int = 0
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Watch(TorchDispatchMode):
     """Counts every operator, and follows every storage."""
 
     def __init__(self, names: dict[int, str]) -> None:
@@ -189,7 +189,7 @@ def step(
         total = loss(model(*inputs))
         watch.backward = True
         if rule is not None and total.requires_grad:
-            total.backward()  # type: ignore[no-untyped-call]
+            total.backward()
             watch.trace.backward_peak_nbytes = watch.trace.peak_nbytes
             rule.step()
     return watch.trace

@@ -144,7 +144,7 @@ class _Clock:
                 self._stack[-1][1] += took
             for leaf in tree_leaves(output):
                 if isinstance(leaf, Tensor) and leaf.requires_grad:
-                    leaf.register_hook(  # type: ignore[no-untyped-call]
+                    leaf.register_hook(
                         lambda gradient: self.begun.append((self._now(), name))
                     )
                     break
@@ -185,7 +185,7 @@ def _measured(chosen: Subject, cost: Cost) -> Work:
         begun = now()
         rule.zero_grad()
         loss = loss_of(model, repeat)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         ended = now()
         rule.step()
         done = now()

@@ -10,10 +10,10 @@ import importlib
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 from laconic.errors import BadInput
 from laconic.lab.runs.stopping import only_one
@@ -100,7 +100,20 @@ def search(
     trials: int = 50,
     *,
     note: Note = lambda trial, spec: None,
-    **options: Any,
+    maximize: bool | None = None,
+    rule: str | None = None,
+    seed: int | None = None,
+    parallel: int | None = None,
+    workers: int | None = None,
+    storage: str | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    start: Sequence[Mapping[str, Any]] | None = None,
+    retries: int | None = None,
+    give_up: int | None = None,
+    limit_s: float | None = None,
+    options: Mapping[str, Any] | None = None,
+    command: str | None = None,
+    **unknown: Never,
 ) -> Result:
     """Find the parameters with which an objective is best.
 
@@ -117,19 +130,27 @@ def search(
         method: such as "tpe" or "evolution(population=30)".
         trials: how many are made; a search in a folder that has some goes on to this number.
         note: called with each trial that has ended, and the search's spec.
-        options: fields of `SearchSpec`: maximize, rule, seed, parallel, workers, storage, folder, start, retries,
-            give_up, limit_s; for a workload `options` holds its epochs, codec and link.
+        maximize, rule, seed, parallel, workers, storage, folder, start, retries, give_up, limit_s: as in `SearchSpec`;
+            None is the objective's own, or the usual.
+        options: of a workload: its epochs, codec and link.
+        command: what the user typed, for the record.
+        unknown: nothing; a name that there is not is refused, with the one that was probably meant.
 
     Raises:
         BadInput: an empty or contradictory space, a method that cannot search it, a storage that cannot be reached.
     """
-    called, name = resolve(objective, options)
+    every = {
+        "maximize": maximize, "rule": rule, "seed": seed, "parallel": parallel, "workers": workers, "storage": storage,
+        "start": start, "retries": retries, "give_up": give_up, "limit_s": limit_s, "options": options,
+        "command": command, **unknown,
+    }  # fmt: skip
+    given = {name: value for name, value in every.items() if value is not None}
+    called, name = resolve(objective, given)
     called = suited(called, method)
     space = Space.read(_own_space(called) if space is None else SPACES.get(str(space), space))
     if isinstance(called, NamedObjective):
-        options = {**called.settings(space), **options}
-    folder = options.pop("folder", "")
-    spec = SearchSpec.of(name, space, {**options, "method": method, "trials": trials})
+        given = {**called.settings(space), **given}
+    spec = SearchSpec.of(name, space, {**given, "method": method, "trials": trials})
     return run(replace(spec, folder=folder_of(folder) if folder else _new_folder(name)), called, note)
 
 

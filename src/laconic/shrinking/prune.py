@@ -59,7 +59,7 @@ def magnitude(
             return {}
         scores = {name: _lamp(size) if scope == "lamp" else size for name, size in sizes.items()}
         kept = _largest(torch.cat([score.reshape(-1) for score in scores.values()]), density)
-        parts = kept.split([score.numel() for score in scores.values()])  # type: ignore[no-untyped-call]
+        parts = kept.split([score.numel() for score in scores.values()])
         masks = {name: part.reshape(scores[name].shape) for name, part in zip(scores, parts, strict=True)}
     return {name: _spread(mask, tensors[name]) for name, mask in masks.items()}
 

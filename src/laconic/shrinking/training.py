@@ -82,7 +82,7 @@ class TaskTraining:
                     left = 1 - (epoch + step / steps) / self.epochs
                     group["lr"] = task.workload.learning_rate * self.rate * left
                 optimizer.zero_grad()
-                task.loss(model, task.batch(order, step)).backward()  # type: ignore[no-untyped-call]
+                task.loss(model, task.batch(order, step)).backward()
                 optimizer.step()
         model.eval()
         self._calls += 1

@@ -189,7 +189,7 @@ class _Layer:
             self.inputs.update(torch.cat([rows, torch.ones(len(rows), 1)], 1) if self._has_bias else rows)
             self.outputs.update(gradient.reshape(-1, self.module.out_features).float())
 
-        output.register_hook(take)  # type: ignore[no-untyped-call]
+        output.register_hook(take)
 
     @property
     def _has_bias(self) -> bool:

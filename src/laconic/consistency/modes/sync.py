@@ -281,7 +281,7 @@ class StepSink:
         self._trainer = threading.get_ident()  # the thread of the loop, whose the gradients are
         self._touches = Touches(model, self._touch)
         self._handles: list[Any] = [
-            p.register_post_accumulate_grad_hook(self._gradient_made)  # type: ignore[no-untyped-call]
+            p.register_post_accumulate_grad_hook(self._gradient_made)
             for bucket in self._buckets
             for p in bucket.parameters
         ]

@@ -54,7 +54,7 @@ class LinearWatch:
             # With more than two dimensions the output is a view; when it is changed in place, say by a ReLU, autograd
             # goes round the view, so the product behind it is asked.
             product = output if output._base is None else output._base
-            product.register_hook(  # type: ignore[no-untyped-call]
+            product.register_hook(
                 functools.partial(self._backward, layer, args[0].detach())
             )
 

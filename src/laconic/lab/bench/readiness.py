@@ -70,7 +70,7 @@ def watch(module: nn.Module, optimizer: torch.optim.Optimizer, run: Callable[[],
             used.setdefault(id(parameter), time.perf_counter())
 
     hooks: list[Any] = [
-        p.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+        p.register_post_accumulate_grad_hook(
             lambda p: came.append((time.perf_counter(), p))
         )
         for p in module.parameters()

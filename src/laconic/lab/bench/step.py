@@ -170,7 +170,7 @@ class Steps:
             epoch, step = divmod(self._step, self._in_epoch)
             task.begin_step(trainee.optimizer, epoch, step, rank, size)
             trainee.optimizer.zero_grad()
-            task.loss(trainee.model, task.batch(epoch, step, rank, size)).backward()  # type: ignore[no-untyped-call]
+            task.loss(trainee.model, task.batch(epoch, step, rank, size)).backward()
             trainee.optimizer.step()
             self._step += 1
         return begun

@@ -151,7 +151,9 @@ class CompressTrainee(Trainee):
     def __init__(self, chosen: Configuration, module: nn.Module, optimizer: Optimizer, world: World) -> None:
         super().__init__(chosen, module, optimizer, world)
         self.model = wrapped = DistributedDataParallel(module)
-        self._job = compress(wrapped, chosen.codec, world=world, **options_of(chosen))
+        job = compress(wrapped, chosen.codec, world=world, **options_of(chosen))
+        assert isinstance(job, CompressionState)  # what a DDP model gets
+        self._job = job
 
     def parts(self, times: Times) -> Parts:
         """The exchange runs beside backward, on a thread of its own: what backward takes longer is left over."""

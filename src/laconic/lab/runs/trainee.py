@@ -67,7 +67,7 @@ class Trainee(ABC):
         """Forward and backward; returns when forward ended, and the loss."""
         loss = task.loss(self.model, batch)
         forward = time.perf_counter()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return forward, float(loss.detach())
 
     @abstractmethod

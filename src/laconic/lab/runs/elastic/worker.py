@@ -151,7 +151,7 @@ class ElasticWorker:
         # The rate is set once more to what the scheduler has set; what is needed is the random state for dropout.
         self.task.begin_step(self.optimizer, epoch, step, members.index(worker))
         loss = self.task.loss(self.task.model, self.task.batch_of(epoch, numbers))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         computed = time.monotonic()
         if not job.step():
             return self._block.clear()
