@@ -13,10 +13,8 @@ exchange. Dense layers cannot reach it where both are long, since a layer waits 
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -26,13 +24,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic import statistics
 from laconic.errors import BadInput, UnknownName
-from laconic.lab.clusters.cluster import Cluster, core_of, interface_nbytes
-from laconic.lab.environment import environment
+from laconic.lab.bench.turns import SENT, Turns, Way, conditions, host, on_hosts, slowest
 from laconic.parallel.divide import CONTEXT, divide
 from laconic.parallel.moves import even
 from laconic.parallel.predict import predict
-from laconic.transports.launcher import run_local
-from laconic.transports.world import World, init
+from laconic.transports.world import World
 from laconic.workloads.models.registry import build
 
 DENSE_PLAN = "0=dense(output); 2=dense(input)"
@@ -75,13 +71,12 @@ class DivideSpec:
 
 @dataclass
 class Subject:
-    """One configuration: a step, what it foresees to send, and how to count what it has."""
+    """One configuration: a step, what it foresees to send, and totals of what it has sent and waited."""
 
     step: Callable[[], Any]
     output: Callable[[], Tensor]
     predicted_nbytes: int
-    sent_nbytes: Callable[[], int] | None = None  # in all; None where only the wire knows
-    wait_s: Callable[[], float] = lambda: 0.0  # in all
+    counters: Mapping[str, Callable[[], float]] = field(default_factory=dict)  # none where only the wire knows
 
 
 def _step(model: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], None]:
@@ -95,8 +90,8 @@ def _ours(model: nn.Module, plan: str, codec: str, x: Tensor, world: World) -> S
     foreseen = predict(model, plan, x, world.world_size, codec=codec, rank=world.rank)
     divided = divide(model, plan, codec=codec, world=world)
     traffic = getattr(divided, CONTEXT).traffic
-    sent, waited = lambda: traffic.total_nbytes, lambda: sum(traffic.wait_s.values())
-    return Subject(_step(divided, x), lambda: divided(x), foreseen.nbytes, sent, waited)
+    counters = {SENT: lambda: traffic.total_nbytes, "waited": lambda: sum(traffic.wait_s.values())}
+    return Subject(_step(divided, x), lambda: divided(x), foreseen.nbytes, counters)
 
 
 def _mlp(width: int, inner: int) -> nn.Sequential:
@@ -185,47 +180,22 @@ MAKERS = {"dense": _dense, "trick": _trick}
 
 def run_rank(spec: DivideSpec) -> dict[str, dict[str, Any]]:
     """All configurations of a set on this rank, in turns; figures by configuration."""
-    torch.set_num_threads(1)
-    if spec.pin:
-        os.sched_setaffinity(0, {core_of(int(os.environ["RANK"]))})
-    dist.init_process_group("gloo")
-    try:
-        with init(timeout_s=TIMEOUT_S) as world:
-            subjects = {name: MAKERS[spec.set](name, spec, world) for name in (ALONE, *spec.names)}
-            return _measured(spec, subjects)
-    finally:
-        dist.destroy_process_group()
+    with host(spec.pin, TIMEOUT_S) as world:
+        subjects = {name: MAKERS[spec.set](name, spec, world) for name in (ALONE, *spec.names)}
+        return _measured(spec, subjects)
 
 
 def _measured(spec: DivideSpec, subjects: dict[str, Subject]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
     with torch.no_grad():
         outputs = {name: subject.output() for name, subject in subjects.items()}
     exact = outputs[SETS[spec.set][0] if SETS[spec.set][0] in outputs else spec.names[0]]  # the peer's
+    ways = {name: Way(subject.step, spec.steps, counters=subject.counters) for name, subject in subjects.items()}
+    found: dict[str, dict[str, Any]] = dict(Turns(ways, spec.link, dist.barrier).run(spec.blocks))
     for name, subject in subjects.items():
-        subject.step()  # warm up
         same = outputs[name].shape == exact.shape and name != ALONE
         error = float((outputs[name] - exact).abs().max() / exact.abs().max()) if same else 0.0
-        measured: dict[str, Any] = {"seconds": [], "sent": [], "waited": []}
-        found[name] = {**measured, "predicted": subject.predicted_nbytes, "error": error}
-    for block in range(spec.blocks):
-        order = list(subjects)
-        for name in order[block % len(order) :] + order[: block % len(order)]:
-            for key, value in zip(("seconds", "sent", "waited"), _block(subjects[name], spec), strict=True):
-                found[name][key].append(value)
+        found[name] |= {"predicted": subject.predicted_nbytes, "error": error}
     return found
-
-
-def _block(subject: Subject, spec: DivideSpec) -> tuple[float, float | None, float]:
-    """Seconds, bytes and seconds of waiting for messages a step of one block."""
-    count = subject.sent_nbytes or (interface_nbytes if spec.link is not None else None)
-    dist.barrier()
-    waited, before, begun = subject.wait_s(), count() if count else 0, time.perf_counter()
-    for _ in range(spec.steps):
-        subject.step()
-    seconds = (time.perf_counter() - begun) / spec.steps
-    waited = (subject.wait_s() - waited) / spec.steps
-    return seconds, (count() - before) / spec.steps if count else None, waited
 
 
 def measure(spec: DivideSpec) -> dict[str, Any]:
@@ -235,37 +205,22 @@ def measure(spec: DivideSpec) -> dict[str, Any]:
         BadInput: hosts or a link that cannot be.
         RankFailed: a rank failed; all are then stopped.
     """
-    load = os.getloadavg()[0]
-    timeout_s = 3600.0
-    rate_bps = None
-    if spec.link is None:
-        ranks = run_local(spec.hosts, run_rank, (spec,), timeout_s)
-    else:
-        with Cluster(spec.hosts, spec.link) as cluster:
-            ranks = cluster.run(run_rank, (spec,), timeout_s=timeout_s)
-            rate_bps = cluster.link.rate_bps
+    before = conditions(spec.hosts)
+    ranks, rate_bps = on_hosts(spec.hosts, spec.link, run_rank, (spec,))
     alone = _median([rank[ALONE] for rank in ranks])
     rows = [_row(name, [rank[name] for rank in ranks], spec, alone, rate_bps) for name in spec.names]
-    return {
-        "results": rows, "configuration": asdict(spec), "alone_seconds": alone, "load_average_before": load,
-        "oversubscribed": spec.hosts > len(os.sched_getaffinity(0)), "environment": environment(),
-    }  # fmt: skip
-
-
-def _slowest(ranks: Sequence[dict[str, Any]]) -> list[float]:
-    """Seconds of a step on the slowest rank, by block."""
-    return [max(block) for block in zip(*(rank["seconds"] for rank in ranks), strict=True)]
+    return {"results": rows, "configuration": asdict(spec), "alone_seconds": alone, **before}
 
 
 def _median(ranks: Sequence[dict[str, Any]]) -> float:
-    return float(statistics.median(_slowest(ranks)).value)
+    return float(statistics.median(slowest(ranks)).value)
 
 
 def _row(
     name: str, ranks: Sequence[dict[str, Any]], spec: DivideSpec, alone: float, rate_bps: float | None
 ) -> dict[str, Any]:
     predicted = max(rank["predicted"] for rank in ranks)
-    sent = [block for rank in ranks for block in rank["sent"] if block is not None]
+    sent = [block for rank in ranks for block in rank.get(SENT, ())]
     wire = 0.0 if rate_bps is None else 8 * predicted / rate_bps
     return {
         "config": name,
@@ -273,10 +228,16 @@ def _row(
         "hosts": spec.hosts,
         "link": spec.link or "loopback",
         "step_seconds": _median(ranks),
-        "block_seconds": _slowest(ranks),
-        "wait_seconds": float(statistics.median([block for rank in ranks for block in rank["waited"]]).value) or None,
+        "block_seconds": slowest(ranks),
+        "wait_seconds": _waited(ranks),
         "bound_seconds": max(alone, wire),
         "sent_nbytes": max(sent) if sent else None,
         "predicted_nbytes": predicted,
         "max_error": max(rank["error"] for rank in ranks),
     }
+
+
+def _waited(ranks: Sequence[dict[str, Any]]) -> float | None:
+    """Seconds a step that ranks waited for messages, the median; None where nobody counts them."""
+    blocks = [block for rank in ranks for block in rank.get("waited", ())]
+    return (float(statistics.median(blocks).value) or None) if blocks else None

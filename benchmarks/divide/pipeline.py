@@ -12,29 +12,26 @@ every configuration, and run them in turns; the order rotates, so that a slow mi
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from laconic import statistics
 from laconic.errors import BadInput
 from laconic.exchange.collectives import barrier
-from laconic.lab.clusters.cluster import Cluster, core_of, interface_nbytes
-from laconic.lab.environment import environment
+from laconic.lab.bench.turns import SECONDS, SENT, Turns, Way, conditions, host, on_hosts, slowest, timing
 from laconic.lab.records.record import TimeSpan
 from laconic.parallel.boundary import Boundary, pack, predicted_nbytes, unpack
 from laconic.parallel.forms.stages import Stages
 from laconic.parallel.pipeline import Pipeline, build
 from laconic.parallel.pipeline.timetable import bound_s
-from laconic.transports.launcher import run_local
-from laconic.transports.world import World, init
+from laconic.transports.world import World
 
 HOSTS = 2
 CODEC = "dynamic8"
@@ -75,18 +72,13 @@ def measure(spec: PipelineSpec, timeout_s: float = 1800.0) -> dict[str, Any]:
         BadInput: a link or configuration that cannot be.
         RankFailed: a rank failed.
     """
-    load = os.getloadavg()[0]
-    if spec.link is None:
-        ranks = run_local(HOSTS, _run_rank, (spec,), timeout_s)
-    else:
-        with Cluster(HOSTS, spec.link) as cluster:
-            ranks = cluster.run(_run_rank, (spec,), timeout_s=timeout_s)
-    rate_bps = None if spec.link is None else cluster.link.rate_bps
+    before = conditions()
+    ranks, rate_bps = on_hosts(HOSTS, spec.link, _run_rank, (spec,), timeout_s)
     stages: list[Computing] = [rank[ALONE] for rank in ranks]
     rows = [_row(spec, name, [rank[name] for rank in ranks], stages, rate_bps) for name in spec.configurations]
     return {
         "results": rows, "configuration": asdict(spec), "computing_seconds": [s.seconds for s in stages],
-        "pays_below_bps": pays_below_bps(spec, stages), "load_average_before": load, "environment": environment(),
+        "pays_below_bps": pays_below_bps(spec, stages), **before,
     }  # fmt: skip
 
 
@@ -132,13 +124,12 @@ def _bound(spec: PipelineSpec, stages: Sequence[Computing], wire_s: float, coded
 def _row(
     spec: PipelineSpec, name: str, ranks: Sequence[dict[str, Any]], stages: Sequence[Computing], rate_bps: float | None
 ) -> dict[str, Any]:
-    blocks = [max(block) for block in zip(*(rank["step_s"] for rank in ranks), strict=True)]
-    step = statistics.median(blocks)
+    blocks = slowest(ranks)
     counted = [rank["sent_nbytes"] for rank in ranks if rank["sent_nbytes"] is not None]
     wire_s = ranks[0]["predicted_nbytes"] / spec.micro * 8 / rate_bps if rate_bps else 0.0
     return {
         "config": f"pipeline {name}", "engine": "torch" if name in PEERS else "laconic", "hosts": HOSTS,
-        "link": spec.link or "loopback", "step_seconds": step.value, "step_seconds_interval": [*step.interval],
+        "link": spec.link or "loopback", **timing("step", blocks),
         "bound_seconds": _bound(spec, stages, wire_s), "transfer_seconds": wire_s,
         "sent_nbytes": max(counted) if counted else None,
         "predicted_nbytes": max(rank["predicted_nbytes"] for rank in ranks),
@@ -157,14 +148,8 @@ def spans(row: dict[str, Any]) -> list[TimeSpan]:
 
 
 def _run_rank(spec: PipelineSpec) -> dict[str, Any]:
-    os.sched_setaffinity(0, {core_of(int(os.environ["RANK"]))})
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    try:
-        with init() as world:
-            return _measure(spec, world)
-    finally:
-        dist.destroy_process_group()
+    with host() as world:
+        return _measure(spec, world)
 
 
 def _network(spec: PipelineSpec) -> nn.Sequential:
@@ -184,7 +169,7 @@ def _measure(spec: PipelineSpec, world: World) -> dict[str, Any]:
         errors = [(p.grad - g).norm() / g.norm() for p, g in zip(model.parameters(), expected, strict=True)]  # type: ignore[operator]
         predicted = model.predicted_nbytes(x) if isinstance(model, Pipeline) else x.nbytes
         sent = model.traffic.total_nbytes if isinstance(model, Pipeline) else None
-        found[name] = {"step_s": [], "sent_nbytes": sent, "predicted_nbytes": predicted, "error": float(max(errors)),
+        found[name] = {"sent_nbytes": sent, "predicted_nbytes": predicted, "error": float(max(errors)),
                        "timeline": []}  # fmt: skip
         step()
         runs[name] = step
@@ -194,20 +179,21 @@ def _measure(spec: PipelineSpec, world: World) -> dict[str, Any]:
                 for span in model.timeline
             ]
     alone = _Alone(spec, world)
-    for block in range(spec.blocks):
-        alone.run()
-        for number in range(len(runs)):
-            name = spec.configurations[(block + number) % len(runs)]
-            barrier(group=world)
-            counted, begun = interface_nbytes() if spec.link else 0, time.perf_counter()
-            for _ in range(spec.steps):
-                runs[name]()
-                barrier(group=world)
-            found[name]["step_s"].append((time.perf_counter() - begun) / spec.steps)
-            if name in PEERS and spec.link:
-                found[name]["sent_nbytes"] = (interface_nbytes() - counted) // spec.steps
+    together = partial(barrier, group=world)
+    ways = {name: Way(partial(_in_step, step, together), spec.steps) for name, step in runs.items()}
+    blocks = Turns({ALONE: Way(alone.run), **ways}, spec.link, together).run(spec.blocks)
+    for name in runs:
+        found[name][SECONDS] = blocks[name][SECONDS]
+        if name in PEERS and spec.link:
+            found[name]["sent_nbytes"] = int(blocks[name][SENT][-1])
     found[ALONE] = alone.medians()
     return found
+
+
+def _in_step(step: Callable[[], None], together: Callable[[], object]) -> None:
+    """A step ends when it has ended on both hosts."""
+    step()
+    together()
 
 
 def _loss(output: Tensor, target: Tensor) -> Tensor:

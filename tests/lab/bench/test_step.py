@@ -10,8 +10,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
-from hypothesis import strategies as st
 
 from laconic.cli import main
 from laconic.errors import BadInput
@@ -20,7 +18,8 @@ from laconic.exchange.late_hook import WATCHED
 from laconic.lab.bench import step as step_lab
 from laconic.lab.bench.kernel_time import kernel_seconds
 from laconic.lab.bench.readiness import Readiness, watch
-from laconic.lab.bench.step import Measured, ProcessPlace, StepSpec, Turns, measure
+from laconic.lab.bench.step import Measured, ProcessPlace, StepSpec, measure
+from laconic.lab.bench.turns import TurnStore
 from laconic.lab.runs.spec import configuration
 from laconic.lab.runs.strategies import options_of
 from laconic.transports.launcher import RankFailed
@@ -87,7 +86,7 @@ def fails(spec: StepSpec, place: ProcessPlace) -> Measured:
     if place.first == 1 and os.environ["RANK"] == "1":
         raise ValueError("this rank fails on purpose")
     dist.init_process_group("gloo")
-    with Turns(place).taken(place.count + 1):
+    with TurnStore(*place.store).taken(place.count + 1):
         return Measured()
 
 
@@ -98,17 +97,6 @@ def test_a_rank_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(RankFailed, match="this rank fails on purpose"):
         measure(StepSpec("digits-mlp", ["ddp"]))
     assert time.monotonic() - begun < 60  # they would wait for hours
-
-
-@given(st.integers(1, 9), st.integers(0, 12))
-def test_every_turn_is_taken_once_and_blocks_begin_with_another_each_time(count: int, blocks: int) -> None:
-    chosen = configuration("ddp", 2)
-    taken = [ProcessPlace(chosen, first, count, ("", 0)).turns(blocks) for first in range(count)]
-    assert sorted(turn for turns in taken for turn in turns) == list(range(count * (1 + blocks)))
-    for block in range(1, 1 + blocks):
-        assert all(turns[block] // count == block for turns in taken)
-    firsts = [next(i for i in range(count) if taken[i][1 + b] == count * (1 + b)) for b in range(min(blocks, count))]
-    assert len(set(firsts)) == len(firsts)
 
 
 def test_the_least_that_ddp_allows() -> None:

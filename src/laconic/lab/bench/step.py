@@ -18,11 +18,10 @@ import os
 import resource
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +32,15 @@ from laconic import statistics
 from laconic.errors import BadInput
 from laconic.lab.bench.kernel_time import kernel_seconds
 from laconic.lab.bench.readiness import Readiness, watch
-from laconic.lab.clusters.cluster import Cluster, core_of, interface_nbytes
-from laconic.lab.environment import environment
+from laconic.lab.bench.turns import LONGEST, SECONDS, SENT, Turns, TurnStore, Way, conditions, host, slowest, timing
+from laconic.lab.clusters.cluster import Cluster
 from laconic.lab.records.record import Configuration
 from laconic.lab.runs.spec import SINGLE, configuration
 from laconic.lab.runs.strategies import PEERS, make_trainee
 from laconic.lab.runs.trainee import Times, wire_factor
 from laconic.lab.runs.trainer import weights_digest
 from laconic.transports.launcher import LocalJob, start_fork_server
-from laconic.transports.world import World, init
+from laconic.transports.world import World
 from laconic.workloads import Changes, Task
 from laconic.workloads.data import fetch
 
@@ -49,7 +48,6 @@ ALONE = "alone"
 EVALUATED = 128  # training samples that the loss is taken on
 WARM_UP = 3
 AUTO_WARM_UP = 20  # codec "auto" watches DDP, measures and looks back for 17 steps
-LONGEST = timedelta(hours=12)  # of a wait for one's turn
 TIMEOUT_S = 300.0  # of an exchange
 
 
@@ -110,14 +108,6 @@ class ProcessPlace:
     count: int
     store: tuple[str, int]
 
-    def turns(self, blocks: int) -> list[int]:
-        """Its turns among all: in the block b the order begins with the b-th configuration.
-
-        >>> [ProcessPlace(None, first, 3, ("", 0)).turns(2) for first in range(3)]
-        [[0, 3, 8], [1, 4, 6], [2, 5, 7]]
-        """
-        return [self.first, *(self.count * (1 + b) + (self.first - b) % self.count for b in range(blocks))]
-
 
 @dataclass
 class Measured:
@@ -133,28 +123,11 @@ class Measured:
     weights: str = ""
 
 
-class Turns:
-    """Whose turn it is, over all processes of a run."""
-
-    def __init__(self, place: ProcessPlace) -> None:
-        self._store = dist.TCPStore(*place.store, is_master=False, timeout=LONGEST)
-
-    @contextmanager
-    def taken(self, turn: int) -> Iterator[None]:
-        """Wait for a turn, and pass it on when all ranks of this configuration are done with it."""
-        if turn:
-            self._store.wait([str(turn)], LONGEST)
-        yield
-        dist.barrier()
-        if dist.get_rank() == 0:
-            self._store.set(str(turn + 1), "")
-
-
 class Steps:
     """A configuration that trains on this rank."""
 
     def __init__(self, spec: StepSpec, chosen: Configuration, task: Task, world: World) -> None:
-        self.task, self.world, self.emulated = task, world, spec.link is not None
+        self.task, self.world, self._link = task, world, spec.link
         self.trainee = make_trainee(chosen, task.model, task.optimizer(task.model.parameters()), world)
         self.measured = Measured()
         self._chosen, self._step = chosen, 0
@@ -177,17 +150,16 @@ class Steps:
 
     def block(self, steps: int) -> None:
         """A turn: a step that is not counted, `steps` that are, and one more, during which their exchanges may end."""
-        dist.barrier()
-        sent, spent = interface_nbytes() if self.emulated else 0, thread_seconds()
-        begun = self.run(steps + 2)
-        self.trainee.module.state_dict()  # ends the exchange that may still be under way
-        dist.barrier()
+        ends = self.trainee.module.state_dict  # waits for the exchange that may still be under way
+        way = Way(lambda: self.run(1), steps, lead=1, trail=1, settle=ends)
+        spent = thread_seconds()
+        block = Turns({self._chosen.name: way}, self._link, dist.barrier).block(self._chosen.name)
         spent = {name: seconds - spent.get(name, 0.0) for name, seconds in thread_seconds().items()}
         found, trained = self.measured, steps + 2
-        found.step_s.append((begun[-1] - begun[1]) / steps)
+        found.step_s.append(block[SECONDS])
         found.processor_s.append({name: seconds / trained for name, seconds in spent.items()})
         self._exchanged = [(each.codec, each.algorithm, each.numel) for each in self.trainee.exchanged()]
-        found.sent_nbytes.append((interface_nbytes() - sent) / trained if self.emulated else self._counted(trained))
+        found.sent_nbytes.append(self._counted(trained) if self._link is None else block[SENT])
         if self._chosen.kind == "single":
             trainee = self.trainee
             found.readiness.append(watch(trainee.module, trainee.optimizer, lambda: self.run(1)[0]))
@@ -231,26 +203,20 @@ class Steps:
 
 def run_rank(spec: StepSpec, place: ProcessPlace) -> Measured:
     """Train one configuration on this rank, in its turns."""
-    if spec.pin:
-        os.sched_setaffinity(0, {core_of(int(os.environ["RANK"]))})
-    turns = Turns(place)
-    dist.init_process_group("gloo")
-    try:
-        with init(timeout_s=TIMEOUT_S) as world:
-            task = Changes(batch=spec.batch).of(spec.workload).prepare(spec.seed, scaling="weak")
-            steps = Steps(spec, place.chosen, task, world)
-            warm_up, *blocks, last = place.turns(spec.blocks + 1)
-            with turns.taken(warm_up):
-                steps.run(spec.warm_up or WARM_UP)
-                steps.block(1)
-            steps.measured = Measured()
-            for turn in blocks:
-                with turns.taken(turn):
-                    steps.block(spec.steps)
-            with turns.taken(last):
-                return steps.conclude()
-    finally:
-        dist.destroy_process_group()
+    turns = TurnStore(*place.store)
+    with host(spec.pin, TIMEOUT_S, threads=None) as world:
+        task = Changes(batch=spec.batch).of(spec.workload).prepare(spec.seed, scaling="weak")
+        steps = Steps(spec, place.chosen, task, world)
+        warm_up, *blocks, last = TurnStore.numbers(place.first, place.count, spec.blocks + 1)
+        with turns.taken(warm_up):
+            steps.run(spec.warm_up or WARM_UP)
+            steps.block(1)
+        steps.measured = Measured()
+        for turn in blocks:
+            with turns.taken(turn):
+                steps.block(spec.steps)
+        with turns.taken(last):
+            return steps.conclude()
 
 
 def thread_seconds() -> dict[str, float]:
@@ -272,7 +238,7 @@ def measure(spec: StepSpec) -> dict[str, Any]:
     workload = Changes(batch=spec.batch).of(spec.workload)
     chosen = [configuration(SINGLE, 1), *(configuration(name, spec.hosts) for name in spec.configurations)]
     spec = spec.settled(chosen)
-    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    before = conditions(spec.hosts)
     with ExitStack() as stack:
         cluster = None if spec.link is None else stack.enter_context(Cluster(spec.hosts, spec.link))
         fetch(workload.dataset)
@@ -285,14 +251,13 @@ def measure(spec: StepSpec) -> dict[str, Any]:
             stack.callback(jobs[-1].kill)
         alone, *rest = _results(jobs)
     rate_bps = None if cluster is None else cluster.link.rate_bps
-    floor = Floor(statistics.median(_slowest(alone)).value, rate_bps, [each for r in alone for each in r.readiness])
+    compute_s = statistics.median(slowest([{SECONDS: rank.step_s} for rank in alone])).value
+    floor = Floor(compute_s, rate_bps, [each for rank in alone for each in rank.readiness])
     return {
         "results": [_row(each.name, each.kind, ranks, floor) for each, ranks in zip(chosen[1:], rest, strict=True)],
         "alone": _row(ALONE, SINGLE, alone, floor),
         "configuration": {**asdict(spec), "link": spec.link or "loopback", "batch": workload.batch},
-        "oversubscribed": spec.hosts > cores,
-        "load_average_before": load,
-        "environment": environment(),
+        **before,
     }
 
 
@@ -308,11 +273,6 @@ def _results(jobs: Sequence[LocalJob[Measured]]) -> list[list[Measured]]:
                 for process in job.processes:
                     process.kill()
         return [each.result() for each in ([failed] if failed else waiting)]
-
-
-def _slowest(ranks: Sequence[Measured]) -> list[float]:
-    """The step's seconds in each block, of the slowest rank."""
-    return [max(block) for block in zip(*(rank.step_s for rank in ranks), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -333,8 +293,8 @@ class Floor:
 
 
 def _row(name: str, kind: str, ranks: Sequence[Measured], floor: Floor) -> dict[str, Any]:
-    blocks = _slowest(ranks)
-    step = statistics.median(blocks)
+    blocks = slowest([{SECONDS: rank.step_s} for rank in ranks])
+    step = timing("step", blocks)
     kernels_s = max(rank.kernel_s for rank in ranks)
     sent = max(statistics.median(rank.sent_nbytes).value for rank in ranks)
     wire_s = 0.0 if floor.rate_bps is None else 8 * sent / floor.rate_bps
@@ -344,17 +304,16 @@ def _row(name: str, kind: str, ranks: Sequence[Measured], floor: Floor) -> dict[
     layer_s = max(bound_s, floor.layer_seconds(wire_s))
     return {
         "config": name,
-        "step_seconds": step.value,
-        "step_seconds_interval": [*step.interval],
+        **step,
         "compute_seconds": floor.compute_s,
         "kernel_seconds": kernels_s,
         "wire_seconds": wire_s,
         "bound_seconds": bound_s,
-        "ratio_to_bound": step.value / bound_s,
+        "ratio_to_bound": step["step_seconds"] / bound_s,
         "ddp_bound_seconds": ddp_s,
-        "ratio_to_ddp_bound": None if ddp_s is None else step.value / ddp_s,
+        "ratio_to_ddp_bound": None if ddp_s is None else step["step_seconds"] / ddp_s,
         "layer_bound_seconds": layer_s,
-        "ratio_to_layer_bound": step.value / layer_s,
+        "ratio_to_layer_bound": step["step_seconds"] / layer_s,
         "processor_seconds": sum(threads.values()),
         "processor_seconds_by_thread": threads,
         "sent_nbytes": sent,
