@@ -1,6 +1,6 @@
-"""Steps by every way of a set-up, measured in turns: what `bench/planner.py` compares its predictions with.
+"""Steps by every way of a set-up, measured in turns: what `groups.py` compares its predictions with.
 
-Callers: `bench/planner.py`. Unlike `bench/step.py`, all ways share one process a host, so that a hundred set-ups take
+Caller: `groups.py`. Unlike `laconic bench step`, all ways share one process a host, so that a hundred set-ups take
 minutes; they take turns in short blocks, whose order rotates. A step is timed from its beginning to that of the next,
 on the slowest host: mean of a block, median of blocks. A block's first step, which brings the model back into the
 caches, is not counted.
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -23,15 +21,14 @@ from torch import Tensor, nn
 from laconic.consistency.distribute import distribute
 from laconic.exchange.auto import GUESS
 from laconic.lab.bench.step import ALONE, Steps, StepSpec
-from laconic.lab.clusters.cluster import Cluster, core_of
+from laconic.lab.bench.turns import SECONDS, Figures, Turns, Way, host, on_hosts, slowest
 from laconic.lab.runs.spec import SINGLE, configuration
 from laconic.parallel.divide import divide
 from laconic.parallel.pipeline import Pipeline
 from laconic.planner.strategy import Strategy
 from laconic.schedules.link import Link
-from laconic.transports.launcher import run_local
 from laconic.transports.profile import Profile
-from laconic.transports.world import World, init
+from laconic.transports.world import World
 from laconic.workloads import Task, get
 from laconic.workloads.data import Dataset
 from laconic.workloads.workload import Batch
@@ -69,12 +66,12 @@ class SetUp:
 class Trained(Protocol):
     """One way at work on this rank."""
 
-    def run(self, steps: int) -> list[float]:
-        """Train so many steps; when each of them began."""
+    def step(self) -> object:
+        """Train one step."""
         ...
 
     def settle(self) -> None:
-        """End the exchange that may still be under way."""
+        """Wait for exchanges that may still be under way."""
         ...
 
     def close(self) -> None:
@@ -88,7 +85,9 @@ class _Replicated:
     def __init__(self, given: SetUp, name: str, task: Task, world: World) -> None:
         chosen = configuration(SINGLE, 1) if name == ALONE else configuration(name, given.hosts)
         self._steps = Steps(StepSpec(given.workload, [name], given.hosts, given.link), chosen, task, world)
-        self.run = self._steps.run
+
+    def step(self) -> object:
+        return self._steps.run(1)
 
     def settle(self) -> None:
         self._steps.trainee.module.state_dict()
@@ -122,21 +121,17 @@ class _Divided:
         whole = len(y) // self._micro * self._micro
         return Batch(x[:whole], y[:whole], weight)
 
-    def run(self, steps: int) -> list[float]:
-        begun = []
-        for _ in range(steps):
-            begun.append(time.perf_counter())
-            epoch, step = divmod(self._step, self._task.steps_per_epoch(self._parts))
-            self._task.begin_step(self._optimizer, epoch, step, 0, self._parts)
-            self._optimizer.zero_grad()
-            batch = self._batch(epoch, step)
-            if isinstance(self._model, Pipeline):
-                self._model.step(batch.x, batch.y, self._mean_loss)
-            else:
-                self._task.loss(self._model, batch).backward()  # type: ignore[no-untyped-call]
-            self._optimizer.step()
-            self._step += 1
-        return begun
+    def step(self) -> None:
+        epoch, step = divmod(self._step, self._task.steps_per_epoch(self._parts))
+        self._task.begin_step(self._optimizer, epoch, step, 0, self._parts)
+        self._optimizer.zero_grad()
+        batch = self._batch(epoch, step)
+        if isinstance(self._model, Pipeline):
+            self._model.step(batch.x, batch.y, self._mean_loss)
+        else:
+            self._task.loss(self._model, batch).backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        self._step += 1
 
     def _mean_loss(self, output: Tensor, y: Tensor) -> Tensor:
         return self._task.workload.objective.losses(output, y).mean()
@@ -158,12 +153,8 @@ def measure(given: SetUp) -> dict[str, list[float]]:
         BadInput: a workload, way or link that cannot be.
         RankFailed: a rank failed; all are then stopped.
     """
-    if given.link is None:
-        ranks = run_local(given.hosts, run_rank, (given,), TIMEOUT_S)
-    else:
-        with Cluster(given.hosts, given.link) as cluster:
-            ranks = cluster.run(run_rank, (given,), timeout_s=TIMEOUT_S)
-    return {name: [max(block) for block in zip(*(rank[name] for rank in ranks), strict=True)] for name in ranks[0]}
+    ranks, _ = on_hosts(given.hosts, given.link, run_rank, (given,), TIMEOUT_S)
+    return {name: slowest([rank[name] for rank in ranks]) for name in ranks[0]}
 
 
 def link_of(rate: str | None) -> Link:
@@ -171,25 +162,17 @@ def link_of(rate: str | None) -> Link:
     return Link.parse(LOOPBACK if rate is None else rate)
 
 
-def run_rank(given: SetUp) -> dict[str, list[float]]:
+def run_rank(given: SetUp) -> dict[str, Figures]:
     """All ways on this rank, in turns."""
-    torch.set_num_threads(1)
-    os.sched_setaffinity(0, {core_of(int(os.environ["RANK"]))})
-    dist.init_process_group("gloo")
-    try:
-        with init(timeout_s=TIMEOUT_S) as world:
-            told = replace(link_of(given.link), latency_s=GUESS.latency_s)  # as the laboratory tells its workers
-            world.profile = Profile(world.engine, given.hosts, told)
-            ways: dict[str, Trained] = {}
-            data = get(given.workload).load()
-            for name in (ALONE, *given.ways):
-                ways[name] = _trained(given, name, data, world)
-            found = _turns(given, ways)
-            for way in ways.values():
-                way.close()
-            return found
-    finally:
-        dist.destroy_process_group()
+    with host(timeout_s=TIMEOUT_S) as world:
+        told = replace(link_of(given.link), latency_s=GUESS.latency_s)  # as the laboratory tells its workers
+        world.profile = Profile(world.engine, given.hosts, told)
+        data = get(given.workload).load()
+        ways = {name: _trained(given, name, data, world) for name in (ALONE, *given.ways)}
+        found = _turns(given, ways)
+        for way in ways.values():
+            way.close()
+        return found
 
 
 def _trained(given: SetUp, name: str, data: Dataset, world: World) -> Trained:
@@ -201,30 +184,17 @@ def _trained(given: SetUp, name: str, data: Dataset, world: World) -> Trained:
     return _Divided(given, name, replace(workload, batch=workload.batch * shared).prepare(0, data, "weak"), world)
 
 
-def _turns(given: SetUp, ways: dict[str, Trained]) -> dict[str, list[float]]:
-    seconds = {name: _seconds_of(way) for name, way in ways.items()}
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    names = list(ways)
-    for block in range(given.blocks):
-        for place in range(len(names)):
-            name = names[(block + place) % len(names)]
-            if block > 1 and seconds[name] > SLOW_S:
-                continue
-            dist.barrier()
-            steps = max(1, min(MOST_STEPS, math.ceil(given.block_s / seconds[name])))
-            begun = ways[name].run(steps + 2)
-            ways[name].settle()
-            found[name].append((begun[-1] - begun[1]) / steps)
-    return found
+def _turns(given: SetUp, ways: dict[str, Trained]) -> dict[str, Figures]:
+    guess = {name: _seconds_of(way) for name, way in ways.items()}
+    calls = {name: max(1, min(MOST_STEPS, math.ceil(given.block_s / seconds))) for name, seconds in guess.items()}
+    turns = Turns({name: Way(way.step, calls[name], lead=1, trail=1, settle=way.settle) for name, way in ways.items()},
+                  given.link, dist.barrier)  # fmt: skip
+    return turns.run(given.blocks, warm_up=0, skip=lambda name, block: block > 1 and guess[name] > SLOW_S)
 
 
 def _seconds_of(way: Trained) -> float:
     """Warm up; about how long a step takes, the same number on all ranks."""
-    way.run(WARM_UP)
-    way.settle()
-    dist.barrier()
-    begun = way.run(3)
-    way.settle()
-    seconds = torch.tensor(max(1e-4, (begun[-1] - begun[0]) / 2))
+    block = Turns({"": Way(way.step, 2, lead=WARM_UP, trail=1, settle=way.settle)}, together=dist.barrier).block("")
+    seconds = torch.tensor(max(1e-4, block[SECONDS]))
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
     return float(seconds)

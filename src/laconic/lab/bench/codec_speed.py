@@ -12,9 +12,9 @@ too: on a machine shared with others it is nearer to what the code itself takes.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from laconic.codecs import Codec
 from laconic.errors import BadInput
 from laconic.lab.bench import codec_peers
 from laconic.lab.bench.codec_peers import Operation
+from laconic.lab.bench.turns import Turns, Way, seconds_of
 from laconic.lab.environment import environment
 
 # Goals as multiples of memcpy of the same tensor, of TARGET_NUMEL values or more: spec -> {operation: ratio}.
@@ -97,16 +98,12 @@ def run(
         contenders = [_Contender(str(c), bench.operations(c)) for c in chosen]
         found, absent = codec_peers.find(x, bench.out, threads) if peers else ([], [])
         rivals = [_Contender(peer.label, peer.operations, peer.about) for peer in found]
-        memcpy_samples: list[float] = []
-        for repeat in range(-1, repeats):
-            for contender in [*contenders, *rivals]:
-                memcpy_s = _seconds(lambda: bench.out.copy_(x))
-                contender.measure(keep=repeat >= 0)
-                if repeat >= 0:
-                    memcpy_samples.append(memcpy_s)
-            if progress is not None:
-                progress(repeat + 2, repeats + 1)
-        memcpy = _timing("memcpy", memcpy_samples or [math.nan], numel)
+        everyone = {f"{place} {each.label}": each for place, each in enumerate([*contenders, *rivals])}
+        ways = {name: Way(partial(each.measure, bench.copy)) for name, each in everyone.items()}
+        times = Turns(ways).run(repeats, progress=progress or (lambda done, total: None))
+        for name, each in everyone.items():
+            each.seconds = times[name]
+        memcpy = _timing("memcpy", [s for found in times.values() for s in found["memcpy"]] or [math.nan], numel)
         base_ns = memcpy["memcpy_ns"]
         results = [
             {"codec": c.label, **_row(c, numel, base_ns), **bench.quality(codec)}
@@ -132,14 +129,12 @@ class _Contender:
         self.label = label
         self.operations = operations
         self.about = about or {}
-        self.seconds: dict[str, list[float]] = {name: [] for name in operations if not name.startswith("_")}
+        self.seconds: dict[str, list[float]] = {}
 
-    def measure(self, *, keep: bool) -> None:
-        """Run every operation once; names that begin with `_` prepare the next one and are not timed."""
-        for name, operation in self.operations.items():
-            taken = _seconds(operation)
-            if keep and name in self.seconds:
-                self.seconds[name].append(taken)
+    def measure(self, copy: Operation) -> dict[str, float]:
+        """Seconds of memcpy, then of every operation; those that begin with `_` prepare the next one."""
+        taken = {name: seconds_of(operation) for name, operation in {"memcpy": copy, **self.operations}.items()}
+        return {name: seconds for name, seconds in taken.items() if not name.startswith("_")}
 
 
 class _Bench:
@@ -150,6 +145,10 @@ class _Bench:
         self.out = torch.zeros_like(x)
         self.residual = torch.zeros_like(x)
         self.buffer = torch.zeros(payload_nbytes, dtype=torch.uint8)
+
+    def copy(self) -> None:
+        """What everything is compared with."""
+        self.out.copy_(self.x)
 
     def operations(self, codec: Codec) -> dict[str, Operation]:
         """Encode, decode, decode_add and encode_feedback of `codec`, on the shared buffers."""
@@ -235,9 +234,3 @@ def mean_errors(x: Tensor, approximation: Tensor, chunk: int = 1 << 20) -> tuple
         relative += float((error[mask] / wide[mask].abs()).sum())
         nonzero += int(mask.sum())
     return relative / max(nonzero, 1), absolute / max(x.numel(), 1)
-
-
-def _seconds(operation: Operation) -> float:
-    start = time.perf_counter()
-    operation()
-    return time.perf_counter() - start

@@ -8,7 +8,7 @@ interval by ranks.
 from __future__ import annotations
 
 import os
-import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from laconic import schedules
 from laconic.exchange import auto
 from laconic.exchange.collectives import all_reduce
+from laconic.lab.bench.turns import SECONDS, Turns, Way
 from laconic.lab.environment import environment
 from laconic.statistics import median
 from laconic.transports.probe import probe
@@ -64,19 +65,14 @@ def _measure_size(world: World, numel: int, names: list[str], budget_s: float) -
         all_reduce(work, algorithm=name, group=world)
         if not bool((work == expected).all()):
             raise ArithmeticError(f"[rank {world.rank}] {name} gave a wrong sum at {numel} values")
-    (once,) = _largest(world, [sum(_timed(world, name, work, values) for name in names)])
-    repeats = int(min(101, max(5, budget_s / once)))
-    times = [[_timed(world, name, work, values) for name in names] for _ in range(repeats)]
-    flat = _largest(world, [t for row in times for t in row])
-    return [_row(world, name, numel, flat[i :: len(names)]) for i, name in enumerate(names)]
-
-
-def _timed(world: World, name: str, work: torch.Tensor, values: torch.Tensor) -> float:
-    work.copy_(values)
-    all_reduce(torch.zeros(1), algorithm="butterfly", group=world)  # ranks start together
-    begun = time.perf_counter()
-    all_reduce(work, algorithm=name, group=world)
-    return time.perf_counter() - begun
+    ways = {
+        name: Way(partial(all_reduce, work, algorithm=name, group=world), prepare=partial(work.copy_, values))
+        for name in names
+    }  # fmt: skip
+    turns = Turns(ways, together=partial(all_reduce, torch.zeros(1), algorithm="butterfly", group=world))
+    (once,) = _largest(world, [sum(turns.block(name)[SECONDS] for name in names)])
+    found = turns.run(int(min(101, max(5, budget_s / once))), warm_up=0)
+    return [_row(world, name, numel, _largest(world, found[name][SECONDS])) for name in names]
 
 
 def _largest(world: World, values: list[float]) -> list[float]:

@@ -5,7 +5,6 @@ Callers: `bench/step.py`, in the turn of the configuration, when nothing else ru
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from laconic.codecs import Codec, codec
 from laconic.errors import BadInput
+from laconic.lab.bench.turns import seconds_of
 
 REPEATS = 5  # the quickest counts: what is slower was disturbed
 
@@ -48,14 +48,13 @@ def _timed(chosen: Codec, values: Tensor) -> tuple[float, float]:
     """The quickest encoding, with feedback where the codec needs it, and the quickest decoding."""
     residual, out = torch.zeros_like(values), torch.zeros_like(values)
     buffer = torch.zeros(chosen.max_nbytes(values.numel()), dtype=torch.uint8)
-    times = []
-    for _ in range(REPEATS):
-        begun = time.perf_counter()
+    held: dict[str, Tensor] = {}
+
+    def encode() -> None:
         if chosen.fine:
-            payload = chosen.encode(values, out=buffer)
+            held["payload"] = chosen.encode(values, out=buffer)
         else:
-            payload = chosen.encode_feedback(values, residual, out=buffer)
-        middle = time.perf_counter()
-        chosen.decode_add(payload, out)
-        times.append((middle - begun, time.perf_counter() - middle))
-    return min(time[0] for time in times), min(time[1] for time in times)
+            held["payload"] = chosen.encode_feedback(values, residual, out=buffer)
+
+    times = [(seconds_of(encode), seconds_of(lambda: chosen.decode_add(held["payload"], out))) for _ in range(REPEATS)]
+    return min(encode_s for encode_s, _ in times), min(decode_s for _, decode_s in times)

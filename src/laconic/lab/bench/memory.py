@@ -7,7 +7,6 @@ memory from before the model is built on, beyond what was resident by then, when
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from laconic.exchange.collectives import all_gather
 from laconic.exchange.hook import compress
 from laconic.exchange.job import Job
 from laconic.lab.bench.resident import STATUS, begin_peak, peak_nbytes
+from laconic.lab.bench.turns import seconds_of
 from laconic.lab.environment import environment
 from laconic.transports.launcher import run_local
 from laconic.transports.world import init
@@ -74,13 +74,14 @@ def measure(way: str, spec: str, width: int, layers: int, steps: int) -> dict[st
     else:
         model = ddp = DistributedDataParallel(model)
         job = compress(ddp, spec) if way == "compress" else None
-    x, times = torch.randn(4, width), []
-    for _ in range(steps):
-        begun = time.perf_counter()
+    x = torch.randn(4, width)
+
+    def step() -> None:
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
-        times.append(time.perf_counter() - begun)
+
+    times = [seconds_of(step) for _ in range(steps)]
     found = torch.tensor([peak_nbytes() - before, statistics.median(times[2:] or times)], dtype=torch.float64)
     most = all_gather(found, group=world).amax(0).tolist()
     if job is not None:

@@ -79,21 +79,26 @@ class Turns:
     ) -> None:
         self.ways, self._link, self._together = ways, link, together
 
-    def run(self, blocks: int, warm_up: int = 1, skip: Callable[[str, int], bool] | None = None) -> dict[str, Figures]:
+    def run(
+        self, blocks: int, warm_up: int = 1, skip: Callable[[str, int], bool] = lambda way, block: False,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> dict[str, Figures]:  # fmt: skip
         """All blocks; figures by way.
 
         Args:
             warm_up: blocks of each way that are not counted.
             skip: whether a way sits out a block, such as a slow one after its second.
+            progress: is told of blocks done and blocks in all, those of the warm-up included.
         """
         found: dict[str, Figures] = {name: {} for name in self.ways}
         for block in range(-warm_up, blocks):
             for name in rotated(list(self.ways), block):
-                if skip is not None and block >= 0 and skip(name, block):
+                if block >= 0 and skip(name, block):
                     continue
                 figures = self.block(name)
                 for figure, value in figures.items() if block >= 0 else ():
                     found[name].setdefault(figure, []).append(value)
+            progress(block + warm_up + 1, blocks + warm_up)
         return found
 
     def block(self, name: str) -> dict[str, float]:
