@@ -62,7 +62,6 @@ def _doors() -> dict[str, Any]:
     before = written_nbytes()
     job = laconic.distribute(ddp, optimizer, codec="none", overlap=False)
     found["sent weights, DDP's"] = written_nbytes() - before > NBYTES // 2
-    found["unpacked"] = tuple(job) == (ddp, optimizer)
     found["reduced, asked to"] = _gradients(ddp)
     ddp.reducer.prepare_for_backward([])  # as Accelerate's trigger_sync_in_backward does
     found["reduced, armed by hand"] = _gradients(ddp)
@@ -113,7 +112,6 @@ def test_doors() -> None:
     for rank, found in enumerate(run_local(2, _doors, timeout_s=100)):
         assert found.pop("compressed").startswith("this model is compressed already")
         assert found == {
-            "unpacked": True,
             "reduced, asked to": False,
             "reduced, armed by hand": False,
             "reduced, closed": True,
