@@ -24,14 +24,14 @@ from laconic.consistency.churn.meeting import Meeting
 from laconic.consistency.churn.options import ElasticOptions, Samples
 from laconic.consistency.churn.replica import BlockWork, Replica, StepWork
 from laconic.consistency.churn.wire import Collected, Exact, Rule, weighted_mean
-from laconic.consistency.modes.local import BlockMomentum, Local
+from laconic.consistency.modes.local import BlockMomentum, LocalMode
 from laconic.consistency.modes.robust import Robust
 from laconic.consistency.modes.sync import Sync
 from laconic.errors import BadInput
 from laconic.exchange.layout import Exemptions
 from laconic.exchange.options import DEFAULT_CODEC, flat_codec
 
-Way = Sync | Robust | Local | BlockMomentum
+Way = Sync | Robust | LocalMode | BlockMomentum
 OWN = "async, stale, and easgd and gossip with asynchronous=true, outlive the loss of a worker by themselves"
 
 
@@ -43,7 +43,7 @@ def way_for(consistency: str | Mode, workers: int | None = None) -> Way:
         raise BadInput(f"{text}; {OWN}: use laconic.distribute for these")
     if isinstance(mode, Sync) and mode.drop_slowest:
         raise BadInput(f"elastic has an argument of its own for this: drop_slowest={mode.drop_slowest}, not '{mode}'")
-    if isinstance(mode, Local | BlockMomentum) and mode.state == "average":
+    if isinstance(mode, LocalMode | BlockMomentum) and mode.state == "average":
         raise BadInput(f"elastic does not send the optimiser's state: '{mode.name}' with state=keep or state=forget")
     if isinstance(mode, BlockMomentum) and mode.nesterov:
         raise BadInput("elastic has block_momentum without nesterov")

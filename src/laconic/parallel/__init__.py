@@ -11,14 +11,14 @@ from laconic.parallel.boundary import Boundary, Cut, Traffic
 from laconic.parallel.forms.channels import Channels
 from laconic.parallel.forms.data import Data
 from laconic.parallel.forms.dense import Dense
-from laconic.parallel.forms.local import LocalForm
+from laconic.parallel.forms.local import Local
 from laconic.parallel.forms.norm import Norm
-from laconic.parallel.forms.space import SpatialForm
+from laconic.parallel.forms.space import Space
 from laconic.parallel.forms.stages import Stages
 from laconic.parallel.forms.trick import Trick
 from laconic.parallel.plan import Form, Plan, register
 
 __all__ = [
-    "Boundary", "Channels", "Cut", "Data", "Dense", "Form", "LocalForm", "Norm", "Plan", "SpatialForm", "Stages",
+    "Boundary", "Channels", "Cut", "Data", "Dense", "Form", "Local", "Norm", "Plan", "Space", "Stages",
     "Traffic", "Trick", "register",
 ]  # fmt: skip

@@ -28,7 +28,7 @@ from laconic.shrinking.parts import Part
 from laconic.shrinking.plan import Plan
 from laconic.shrinking.share import build, share
 from laconic.shrinking.training import Evaluate, Train, TrainingSteps
-from laconic.storage.memo import Form, Memo
+from laconic.storage.memo import Memo, MemoForm
 
 DENSITIES = (0.5, 0.3, 0.18, 0.1, 0.06, 0.035, 0.02, 0.012)
 TOLERANCES = (0.001, 0.003, 0.01, 0.03, 0.08, 0.15, 0.25, 0.4, 0.6)
@@ -207,4 +207,4 @@ def _write_candidate(path: Path, key: str, found: tuple[dict[str, Part], float])
 
 
 # The parts of a file and their error, as a file that `laconic inspect` reads.
-CANDIDATE = Form(".lac", _read_candidate, _write_candidate)
+CANDIDATE = MemoForm(".lac", _read_candidate, _write_candidate)

@@ -27,7 +27,7 @@ _log = logging.getLogger("laconic.storage")
 
 
 @dataclass(frozen=True)
-class Form(Generic[T]):
+class MemoForm(Generic[T]):
     """How results are written.
 
     Attributes:
@@ -59,8 +59,8 @@ def _write_array(path: Path, key: str, value: np.ndarray) -> None:
     _write_tree(path, key, torch.from_numpy(value))
 
 
-TREE: Form[Any] = Form(".state", _read_tree, _write_tree)  # plain values and tensors
-ARRAY = Form(".array", _read_array, _write_array)
+TREE: MemoForm[Any] = MemoForm(".state", _read_tree, _write_tree)  # plain values and tensors
+ARRAY = MemoForm(".array", _read_array, _write_array)
 
 
 class Memo:
@@ -87,7 +87,7 @@ class Memo:
             with files.writing(folder):  # rather now than after the first result
                 folder.mkdir(parents=True, exist_ok=True)
 
-    def get(self, name: str, kind: type[T] | None = None, form: Form[Any] = TREE) -> T | None:
+    def get(self, name: str, kind: type[T] | None = None, form: MemoForm[Any] = TREE) -> T | None:
         """What is kept under a name; None where nothing is.
 
         Args:
@@ -107,7 +107,7 @@ class Memo:
                 _log.warning("%s cannot be used, and is made again: %s", path, error)
             return None
 
-    def put(self, name: str, value: T, kind: type[T] | None = None, form: Form[Any] = TREE) -> None:
+    def put(self, name: str, value: T, kind: type[T] | None = None, form: MemoForm[Any] = TREE) -> None:
         """Keep a result; `kind` is as for `get`.
 
         Raises:
@@ -123,7 +123,7 @@ class Memo:
                 raise
             _log.warning("a result is not kept: %s", error)
 
-    def recall(self, name: str, compute: Callable[[], T], form: Form[T] = TREE) -> T:
+    def recall(self, name: str, compute: Callable[[], T], form: MemoForm[T] = TREE) -> T:
         """What is kept under a name, or what `compute` gives, which is kept from now on."""
         found: T | None = self.get(name, None, form)
         if found is None:
@@ -131,7 +131,7 @@ class Memo:
             self.put(name, found, None, form)
         return found
 
-    def _place(self, name: str, form: Form[Any]) -> tuple[Path, str]:
+    def _place(self, name: str, form: MemoForm[Any]) -> tuple[Path, str]:
         assert self.folder is not None
         key = fingerprint(self._made_from, name)
         readable = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-")[:40]

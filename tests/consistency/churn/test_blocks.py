@@ -15,7 +15,7 @@ import laconic
 from laconic.consistency.churn.meeting import read_events
 from laconic.consistency.churn.replica import BlockWork, Replica, digest
 from laconic.consistency.elastic import way_for
-from laconic.consistency.modes.local import Local
+from laconic.consistency.modes.local import LocalMode
 from laconic.errors import BadInput
 from laconic.workloads.order import SampleLedger
 from tests.consistency.churn.trainers import BATCH, EPOCHS, SAMPLES, Trainer, assert_alike, come_and_go, problem, until
@@ -92,7 +92,7 @@ def _two_blocks(in_vain: int) -> tuple[Any, ...]:
     optimizer = torch.optim.Adam(model.parameters(), 0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
     replica = Replica(model, optimizer, SampleLedger(50, 10), scheduler)
-    blocks = BlockWork(replica, Local(2), relative=False)
+    blocks = BlockWork(replica, LocalMode(2), relative=False)
 
     def make(steps: int) -> list[int]:
         made = []

@@ -16,7 +16,7 @@ from laconic.errors import BadInput
 
 @register("local")
 @dataclass(frozen=True)
-class Local(BlockMode):
+class LocalMode(BlockMode):
     """Every worker trains alone for `period` steps; then all go on from the mean of their weights.
 
     wᵢ ← wᵢ − η∇f(wᵢ) at every step; after every `period`-th, wᵢ ← (1/m) Σⱼ wⱼ over the m workers. With a codec, what
@@ -30,7 +30,7 @@ class Local(BlockMode):
         state: what becomes of the optimiser's state (momentum, Adam's moments) at a mean: keep each worker's own,
             average it (as many bytes again for each tensor in it), or forget it.
 
-    >>> str(Local(16))
+    >>> str(LocalMode(16))
     'local(16)'
 
     Source: Zinkevich et al., Parallelized SGD, NeurIPS 2010; McMahan et al., FedAvg, AISTATS 2017; Stich, Local SGD

@@ -1,4 +1,4 @@
-"""`LocalForm`: locally connected layers divided by location."""
+"""`Local`: locally connected layers divided by location."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from laconic.workloads.models.cifar import LocallyConnected2d
 
 @register("local")
 @dataclass(frozen=True)
-class LocalForm(DividedForm):
+class Local(DividedForm):
     """A locally connected layer of which each rank holds and computes a strip of pixels.
 
     No weight, nor its gradient, is ever sent; of activations what `Space` sends.

@@ -1,4 +1,4 @@
-"""`SpatialForm`: convolutions and pools divided in height or width, with halo exchange."""
+"""`Space`: convolutions and pools divided in height or width, with halo exchange."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAKERS: dict[type[nn.Module], Callable[..., Strips]] = {
 
 @register("space")
 @dataclass(frozen=True)
-class SpatialForm(DividedForm):
+class Space(DividedForm):
     """A convolution or a pool of which each rank makes a strip of the image; any kernel, stride, padding and dilation.
 
     A rank sends the rows its neighbours' windows reach over, about N·C·W·(k − s) values a neighbour and way; nothing
