@@ -150,14 +150,32 @@ def _without_the_jobs_part() -> list[str]:
                 model(torch.ones(1, 40)).sum().backward()
                 optimizer.step()
         told.append("; ".join(str(each.message) for each in caught))
+    state = optimizer.state_dict()
     job.close()
+    for order in ("before", "after"):
+        resumed = torch.optim.SGD(model.parameters(), 0.1)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            if order == "before":
+                resumed.load_state_dict(state)
+            job = laconic.distribute(model, resumed, codec="topk(0.1)")
+            if order == "after":
+                resumed.load_state_dict(state)
+            for _ in range(2):
+                model(torch.ones(1, 40)).sum().backward()
+                resumed.step()
+        told.append("; ".join(str(each.message) for each in caught))
+        assert "laconic" not in resumed.param_groups[0]
+        job.close()
     world.close()
     return told
 
 
 @pytest.mark.processes
 def test_an_optimiser_loaded_without_the_jobs_state_is_noticed_once() -> None:
-    for rank, (without, beside) in enumerate(run_local(2, _without_the_jobs_part, timeout_s=60)):
+    for rank, (without, beside, before, after) in enumerate(run_local(2, _without_the_jobs_part, timeout_s=60)):
         assert without.count("has no 'laconic'") == 1
         assert f"[rank {rank}/2]" in without
         assert beside == ""
+        assert before.count("the optimiser was loaded before distribute()") == 1
+        assert after == ""

@@ -66,7 +66,9 @@ class StepHooks:
     def __init__(self, job: Stepping, *, lockstep: bool) -> None:
         self.job, self.optimizer = job, job.optimizer
         self._coming: Mapping[str, Any] | None = None  # checked, and loaded once the optimiser has loaded its own
-        self._missing = False  # the optimiser was loaded without the job's state
+        self._missing = ""  # why the job does not have its state, though the optimiser was loaded
+        if [group for group in self.optimizer.param_groups if group.pop(KEY, False)] and not job.alone:
+            self._missing = "the optimiser was loaded before distribute(), which then had no job to load"
         self._skipped: SetAside | None = None  # gradients of a step left out
         for handle in (
             self.optimizer.register_step_pre_hook(self._before),
@@ -143,12 +145,16 @@ class StepHooks:
     # state
 
     def _save(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        for group in state["param_groups"] if not self.job.alone else ():
+            group[KEY] = True  # what is loaded into an optimiser without a job leaves this behind
         state[KEY] = owned(self.job.state_dict(), self.job.world.rank, self.job.world.world_size)
 
     def _check(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         kept = dict(state)
         self._coming = kept.pop(KEY, None)
-        self._missing = self._coming is None and not self.job.alone
+        if self._coming is None and not self.job.alone:
+            self._missing = f"the state that was loaded into the optimiser has no '{KEY}'"
+        kept["param_groups"] = [{k: v for k, v in group.items() if k != KEY} for group in kept["param_groups"]]
         if self._coming is not None:
             self.job.check_state(self._coming)
         return kept
@@ -160,12 +166,12 @@ class StepHooks:
 
     def loaded(self) -> None:
         """The job has its state."""
-        self._missing = False
+        self._missing = ""
 
     def _warn_of_missing_state(self) -> None:
         if self._missing:
-            self._missing = False
             where = f"[rank {self.job.world.rank}/{self.job.world.world_size}]"
-            text = f"the state that was loaded into the optimiser has no '{KEY}', and the job goes on with its own"
+            text = f"{self._missing}, and the job goes on with its own: step {self.job.step}"
             advice = "load laconic.SharedState(job), or the job's state, beside the optimiser's"
-            warnings.warn(f"{where} {text}: step {self.job.step}; {advice}", stacklevel=2)
+            self._missing = ""
+            warnings.warn(f"{where} {text}; {advice}", stacklevel=2)
