@@ -24,6 +24,7 @@ from laconic.consistency.churn.wire import (
     values_of,
     weighted_mean,
 )
+from laconic.consistency.roll import warn_of_loss
 from laconic.consistency.side import open_mesh, receive, wait
 from laconic.errors import PayloadError, PeerLost
 
@@ -56,6 +57,7 @@ class BackupAgreement(OwnWeights):
         self._view = 0  # states loaded so far: what was sent before the last is of a training that was given up
         self._finished: set[int] = set()
         self._done = False
+        self._lost: list[int] = []  # known to rank 0 only
         self._mesh = open_mesh(self.world)
         self.resources.callback(self._mesh.close)
 
@@ -69,11 +71,18 @@ class BackupAgreement(OwnWeights):
             self.weights.set_gradients(mean)
         self.settle(staleness=0)
 
+    @property
+    def lost_ranks(self) -> list[int]:
+        return list(self._lost)
+
     def sent_nbytes(self) -> int:
         return self._mesh.counters.total_sent_nbytes
 
     def _collect(self, own: Tensor) -> Tensor:
         """Rank 0's part: the mean of the first gradients, sent to all."""
+        for rank in set(range(1, self.world.world_size)).difference(self._mesh.peers, self._lost):
+            self._lost.append(rank)
+            warn_of_loss(f"[rank 0/{self.world.world_size}] sync, step {self.step}", rank)
         self._drain()  # whatever has come by now counts
         self._wait(lambda: len(self._came()) + 1 >= self._needed)
         parts = {**self._came(), 0: values_of(own)}

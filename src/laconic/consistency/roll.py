@@ -14,6 +14,7 @@ import json
 import logging
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -26,6 +27,18 @@ ANSWER_S = 5.0  # a living store answers in milliseconds
 LOOK_S = 1.0  # how often someone who waits looks whether it was given up
 _LOST, _NOBODY = "lost", "[]"
 T = TypeVar("T")
+
+
+def warn_of_loss(where: str, rank: int) -> None:
+    """Say that a rank is lost: in the log, or by a warning where the application has set up no log."""
+    text = f"{where}: goes on without rank {rank}, which is lost"
+    LOGGER.warning(text)
+    logger: logging.Logger | None = LOGGER
+    while logger is not None:
+        if any(not isinstance(handler, logging.NullHandler) for handler in logger.handlers):
+            return
+        logger = logger.parent
+    warnings.warn(text, stacklevel=3)
 
 
 class Roll:
@@ -96,7 +109,7 @@ class Roll:
             if rank not in self.lost:
                 self.lost.append(rank)
                 if rank != self.rank:
-                    LOGGER.warning("%s: goes on without rank %d, which is lost", self.where, rank)
+                    warn_of_loss(self.where, rank)
         if self.rank in self.lost:
             text = "this rank was stopped or cut off for so long that the others gave it up and went on without it"
             raise PeerLost(f"{self.where}: {text}", rank=self.rank, peer=self.rank)
