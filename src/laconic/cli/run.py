@@ -28,6 +28,9 @@ def run(
     link: RunLink = "1gbit",
     nproc_per_host: Annotated[int, typer.Option(help="Processes on each host.")] = 1,
     module: Annotated[bool, typer.Option("-m", help="The script is a module, as for python -m.")] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="A rank that fails ends no others; exit code 0 if any ends well.")
+    ] = False,
     pin: Annotated[bool, typer.Option("--pin", help="Give each host one core of this machine, in turn.")] = False,
 ) -> None:
     """Start a script as torchrun does, on emulated hosts behind links of a given speed (root)."""
@@ -39,18 +42,18 @@ def run(
             say(f"{hosts} hosts share {cores} cores: computing takes longer than on machines of their own")
         begun = time.monotonic()
         with Programs(cluster, command, nproc_per_host, pin) as programs:
-            failed = _waited(programs)
+            failed = _waited(programs, keep_going)
         seconds = time.monotonic() - begun
         sent = ", ".join(words.nbytes(cluster.sent_nbytes(host)) for host in range(hosts))
     say(f"{seconds:.1f} s from starting Python to its end; sent by each host, over {link}: {sent}")
     if failed is not None:
-        say(f"laconic: {failed}")
+        say(f"laconic: {failed}; {'no rank ended well' if keep_going else 'the other ranks were stopped'}")
         raise typer.Exit(failed.code)
 
 
-def _waited(programs: Programs) -> Failed | None:
+def _waited(programs: Programs, keep_going: bool) -> Failed | None:
     try:
-        failed = programs.wait()
+        failed = programs.wait(keep_going=keep_going)
         if failed is not None:
             programs.stop()
         return failed

@@ -15,6 +15,7 @@ import pytest
 
 from laconic.cli import main
 from laconic.lab.clusters import cluster as cluster_module
+from laconic.lab.clusters.programs import Tracebacks
 from tests.docs.pages import ROOT
 from tests.lab.clusters.test_cluster import needs_root, networks_of, processes_with
 
@@ -146,6 +147,38 @@ def test_nothing_is_left_of_a_command_that_is_ended(number: signal.Signals, code
     assert process.returncode == code
     assert_nothing_left(networks)
     assert os.listdir(tmp_path) == ["script.py"]
+
+
+@needs_root
+def test_an_interrupt_is_one_line_a_rank(tmp_path: Path) -> None:
+    chained = SLEEPER.replace("time.sleep(300)", "try: time.sleep(300)\nexcept KeyboardInterrupt: raise ValueError")
+    (tmp_path / "script.py").write_text(chained.replace(CHILD, ""))
+    with started(tmp_path, "--hosts", "2", "script.py") as process:
+        after_ready(process, 2)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert [line.split()[0] for line in sorted(said.splitlines())] == ["[0]", "[1]"], said
+    assert "[1] Traceback" not in said
+
+
+def test_tracebacks_are_left_out_with_torchs_prefix() -> None:
+    tracebacks = Tracebacks()
+    printed = "kept\n[rank0]: Traceback (most recent call last):\n[rank0]:   File\n[rank0]: KeyboardInterrupt\nkept too"
+    assert tracebacks.without(printed.splitlines()) == ["kept", "kept too"]
+    assert tracebacks.last == "KeyboardInterrupt"
+
+
+@needs_root
+def test_the_others_keep_going(tmp_path: Path) -> None:
+    script = "import os, sys, time\ntime.sleep(2) if os.environ['RANK'] == '0' else sys.exit(7)"
+    (tmp_path / "script.py").write_text(script)
+    code, _, said = finished(tmp_path, "--hosts", "2", "--keep-going", "script.py")
+    assert code == 0
+    assert "laconic: rank 1 on host 1 ended with exit code 7; the others go on" in said.splitlines()
+    (tmp_path / "script.py").write_text("import sys\nsys.exit(7)")
+    code, _, said = finished(tmp_path, "--hosts", "1", "--keep-going", "script.py")
+    assert code == 7
+    assert said.splitlines()[-1] == "laconic: rank 0 on host 0 ended with exit code 7; no rank ended well"
 
 
 @needs_root

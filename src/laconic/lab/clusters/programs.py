@@ -7,6 +7,7 @@ ends all. Ranks do not outlive this process, however it ends, and what they star
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -40,7 +41,7 @@ class Failed:
         return self.exitcode if self.exitcode >= 0 else 128 - self.exitcode
 
     def __str__(self) -> str:
-        return f"rank {self.rank} on host {self.host} {ending(self.exitcode)}; the other ranks were stopped"
+        return f"rank {self.rank} on host {self.host} {ending(self.exitcode)}"
 
 
 class Lines:
@@ -69,6 +70,46 @@ class Lines:
         return [_shown(held)] if held else []
 
 
+class Tracebacks:
+    """Leaves Python's tracebacks out of what a rank prints; `last` is the error that the last one ends with.
+
+    >>> tracebacks = Tracebacks()
+    >>> tracebacks.without(["saved", "Traceback (most recent call last):", "  File …", "KeyboardInterrupt", "bye"])
+    ['saved', 'bye']
+    >>> tracebacks.last
+    'KeyboardInterrupt'
+    """
+
+    def __init__(self) -> None:
+        self.last = ""
+        self._inside = False
+
+    def without(self, lines: Sequence[str]) -> list[str]:
+        """The lines that belong to no traceback."""
+        return [line for line in lines if not self._belongs(line)]
+
+    def _belongs(self, line: str) -> bool:
+        line = _RANK.sub("", line)
+        if line.startswith(_BEFORE_TRACEBACK):
+            self._inside = line.startswith("Traceback")
+            return True
+        if self._inside and line.strip() and not line.startswith(" "):
+            self.last, self._inside = line, False
+            return True
+        return self._inside or not line.strip()
+
+
+_RANK = re.compile(r"^\[rank\d+\]: ?")  # torch puts it before each line of a traceback
+# The first line of a traceback, and what leads to one.
+_BEFORE_TRACEBACK = (
+    "Traceback (most recent call last)",
+    "During handling of the above exception",
+    "The above exception was the direct cause",
+    "Exception in thread",
+    "Exception ignored in",
+)
+
+
 def _shown(line: bytes) -> str:
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
 
@@ -89,6 +130,7 @@ class Programs:
         self._store = cluster.new_store()
         self._selector = selectors.DefaultSelector()
         self._lines: dict[int, Lines] = {}
+        self._tracebacks: dict[int, Tracebacks] = {}  # by rank, once it is interrupted
         self._running: set[int] = set()
         self.processes: list[subprocess.Popen[bytes]] = []
         shared = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
@@ -122,17 +164,30 @@ class Programs:
             self._selector.register(stream, selectors.EVENT_READ, (rank, shown))
             self._lines[stream.fileno()] = Lines()
 
-    def wait(self) -> Failed | None:
-        """Print what ranks print until all have ended or one has failed; returns the one that failed."""
+    def wait(self, *, keep_going: bool = False) -> Failed | None:
+        """Print what ranks print until all have ended or one has failed; returns the one that failed.
+
+        With `keep_going` until all have ended; one that fails is named at once, and returned if no rank ended well.
+        """
         failed: list[Failed] = []
-        while self._running and not failed:
-            failed += self._serve(None)
+        while self._running and (keep_going or not failed):
+            for each in self._serve(None):
+                failed.append(each)
+                if keep_going and self._running:
+                    sys.stderr.write(f"laconic: {each}; the others go on\n")
+        if keep_going and len(failed) < len(self.processes):
+            return None
         if failed:  # one that was killed explains the others, whose errors only follow from that
             self._serve_for(GRACE_S, failed)
         return next((each for each in failed if each.exitcode < 0), failed[0] if failed else None)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Ask every rank to end by a signal, and give them `STOP_S` to do so."""
+        """Ask every rank to end by a signal, and give them `STOP_S` to do so.
+
+        Of one that is interrupted (SIGINT) the last error is printed in place of its tracebacks.
+        """
+        if number == signal.SIGINT:
+            self._tracebacks = {rank: Tracebacks() for rank in self._running}
         self._signal(number)
         self._serve_for(STOP_S, [])
 
@@ -151,6 +206,9 @@ class Programs:
                 self._forget(key.fd)
             else:
                 self._print(rank, key.fileobj, shown, to_the_end=True)
+        for rank, tracebacks in self._tracebacks.items():
+            sys.stderr.write(f"[{rank}] {tracebacks.last}\n" if tracebacks.last else "")
+        self._tracebacks.clear()
 
     def _signal(self, number: signal.Signals) -> None:
         for rank in self._running:
@@ -186,6 +244,8 @@ class Programs:
             printed += lines.rest()
             self._selector.unregister(stream)
             stream.close()
+        if rank in self._tracebacks:
+            printed = self._tracebacks[rank].without(printed)
         shown.write("".join(f"[{rank}] {line}\n" for line in printed))
         shown.flush()
 
