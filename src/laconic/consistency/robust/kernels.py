@@ -137,3 +137,157 @@ def weighted_sum(x: Array, weights: Array, out: Array) -> None:
             if weights[i] != 0:
                 for j in range(begin, stop):
                     out[j] += weights[i] * np.float64(x[i, j])
+
+
+@njit(nogil=True, cache=True)
+@no_type_check
+def directions(x: Array, base: int) -> tuple[Array, Array]:
+    """How far each row is from row `base`, and the cosines between the ways there, (n, n); 0 where a row is at it."""
+    n = x.shape[0]
+    inner = np.zeros((n, n), dtype=np.float64)
+    for begin in range(0, x.shape[1], BLOCK):
+        stop = min(begin + BLOCK, x.shape[1])
+        for i in range(n):
+            for k in range(i + 1):
+                total = 0.0
+                for j in range(begin, stop):
+                    here = np.float64(x[base, j])
+                    total += (np.float64(x[i, j]) - here) * (np.float64(x[k, j]) - here)
+                inner[i, k] += total
+    far = np.zeros(n, dtype=np.float64)
+    for i in range(n):
+        far[i] = np.sqrt(inner[i, i])
+    for i in range(n):
+        for k in range(i + 1):
+            cosine = inner[i, k] / far[i] / far[k] if far[i] > 0 and far[k] > 0 else 0.0
+            inner[i, k] = inner[k, i] = cosine
+    return far, inner
+
+
+@njit(nogil=True, cache=True)
+@no_type_check
+def median_from(far: Array, cosines: Array) -> Array:
+    """μ so that b + Σ μᵢ·(xᵢ − b)/‖xᵢ − b‖ is the geometric median of all rows, where row b is the best of them.
+
+    The median lies in the rows' affine hull, so lengths and angles are all that is needed. b itself is the median where
+    the others pull at it by no more than there are rows at it (Vardi and Zhang). Where it is not, the sum of distances
+    is smooth around the median, below that of every row, and Newton's method with a line search finds it. A step that
+    Newton cannot take is Weiszfeld's.
+    """
+    n = far.size
+    found, alike, pull = np.zeros(n, dtype=np.float64), 0, np.zeros(n, dtype=np.float64)
+    for i in range(n):
+        if far[i] == 0.0:
+            alike += 1
+        else:
+            pull[i] = 1.0
+    strength = _norm(cosines, pull)
+    if strength <= alike * (1.0 + 1e-9):
+        return found
+    # Away from b, by a step that the sum of distances falls along (Vardi and Zhang).
+    inverse = 0.0
+    for i in range(n):
+        if far[i] > 0.0:
+            inverse += 1.0 / far[i]
+    direction, total = pull / inverse * (1.0 - alike / strength), far.sum()
+    r = far
+    for _ in range(200):
+        step, better = 1.0, False
+        for halving in range(80):
+            if halving == 40 and found.any():  # Newton's direction does not lead down: Weiszfeld's does
+                direction, step = _weiszfeld(far, found, r), 1.0
+            there = found + step * direction
+            r_there, sum_there = _distances(far, cosines, there)
+            if sum_there < total:
+                better = True
+                break
+            step /= 2
+        if not better:
+            return found
+        found, r, total = there, r_there, sum_there
+        direction = _newton(far, cosines, found, r)
+    return found
+
+
+@njit(nogil=True, cache=True)
+@no_type_check
+def _norm(cosines: Array, along: Array) -> float:
+    """‖Σ alongᵢ eᵢ‖ of unit vectors with these cosines."""
+    total = 0.0
+    for i in range(along.size):
+        for j in range(along.size):
+            total += along[i] * cosines[i, j] * along[j]
+    return np.sqrt(max(total, 0.0))
+
+
+@njit(nogil=True, cache=True)
+@no_type_check
+def _distances(far: Array, cosines: Array, along: Array) -> tuple[Array, float]:
+    """The distances of all rows to b + Σ alongᵢ eᵢ, and their sum."""
+    n = far.size
+    shifted, out, total = np.empty(n, dtype=np.float64), np.empty(n, dtype=np.float64), 0.0
+    for i in range(n):
+        shifted[:] = along
+        shifted[i] -= far[i]
+        out[i] = max(_norm(cosines, shifted), 1e-300)
+        total += out[i]
+    return out, total
+
+
+@njit(nogil=True, cache=True)
+@no_type_check
+def _weiszfeld(far: Array, along: Array, r: Array) -> Array:
+    """The way to the mean of the rows by 1/distance."""
+    pulls = 1.0 / r
+    return pulls * far / pulls.sum() - along
+
+
+@njit(nogil=True, cache=True)
+@no_type_check
+def _newton(far: Array, cosines: Array, along: Array, r: Array) -> Array:
+    """Newton's step −H⁻¹g, with g = Σ uᵢ, H = Σ (I − uᵢuᵢᵀ)/rᵢ and uᵢ the unit vector from row i to here.
+
+    H δ = −g gives δ = (−g + Σ uⱼ aⱼ/rⱼ)/W with W = Σ 1/rⱼ and a = uᵀδ, so (W − U/r) a = −U·1 with U = uᵀu: a system
+    as large as there are rows. Solved by elimination with pivots, in a fixed order.
+    """
+    n = far.size
+    pulls = 1.0 / r
+    strength = pulls.sum()
+    ways = np.empty((n, n), dtype=np.float64)  # row i: uᵢ in the unit vectors from b
+    for i in range(n):
+        ways[i] = along * pulls[i]
+        ways[i, i] -= far[i] * pulls[i]
+    system = np.zeros((n, n + 1), dtype=np.float64)
+    for i in range(n):
+        for j in range(n):
+            cosine = 0.0
+            for k in range(n):
+                for m in range(n):
+                    cosine += ways[i, k] * cosines[k, m] * ways[j, m]
+            system[i, j] = -cosine * pulls[j]
+            system[i, n] -= cosine
+        system[i, i] += strength
+    for column in range(n):
+        best = column
+        for i in range(column + 1, n):
+            if abs(system[i, column]) > abs(system[best, column]):
+                best = i
+        if system[best, column] == 0.0:
+            return _weiszfeld(far, along, r)
+        for j in range(n + 1):
+            system[column, j], system[best, j] = system[best, j], system[column, j]
+        for i in range(column + 1, n):
+            factor = system[i, column] / system[column, column]
+            for j in range(column, n + 1):
+                system[i, j] -= factor * system[column, j]
+    solved = np.zeros(n, dtype=np.float64)
+    for i in range(n - 1, -1, -1):
+        rest = system[i, n]
+        for j in range(i + 1, n):
+            rest -= system[i, j] * solved[j]
+        solved[i] = rest / system[i, i]
+    step = np.zeros(n, dtype=np.float64)
+    for j in range(n):
+        for k in range(n):
+            step[k] += (solved[j] * pulls[j] - 1.0) * ways[j, k] / strength
+    return step

@@ -20,9 +20,6 @@ from laconic.consistency.robust.kernels import Array
 from laconic.errors import BadInput, UnknownName
 
 Combine = Callable[[Array, int], Array]  # (n, d) finite float32 and f -> d float32
-ROUNDS = 200  # of Weiszfeld's iteration; on gradients it needs 5 to 30
-CLOSE = 1e-7  # it ends when the vectors' pulls, each of length 1, cancel out to this part of their number
-NEAR = 0.1  # a row this part of the median distance away is asked whether it is the median itself
 
 
 @dataclass(frozen=True)
@@ -188,50 +185,26 @@ def bulyan(x: Array, f: int) -> Array:
 @rule("geometric_median", 2, 1, "the point with the smallest sum of distances to all vectors",
       "Weiszfeld 1937; Pillutla et al., Robust Aggregation for Federated Learning, 2019")  # fmt: skip
 def geometric_median(x: Array, f: int) -> Array:
-    """argmin over y of Σᵢ ‖xᵢ − y‖, by Weiszfeld's iteration from the coordinates' medians.
+    """argmin over y of Σᵢ ‖xᵢ − y‖: one of the rows, or found by Newton's method in their affine hull.
 
-    T(y) = Σ wᵢ xᵢ / Σ wᵢ with wᵢ = 1/‖xᵢ − y‖. A round goes to y + s·(T(y) − y): s doubles as long as the sum of
-    distances still falls there, which the next direction shows, and is 1 again where it does not. A row that comes near
-    is asked once whether it is the median itself: it is where the others pull at it by no more than there are rows at
-    it (Vardi and Zhang). Ends when the pulls Σ (xᵢ − y)/‖xᵢ − y‖ cancel out.
-    Cost: two passes over all rows a round, `ROUNDS` at most.
+    Cost: the distances and angles between all rows, n² passes, and one weighted sum; a round between takes n⁴.
 
-    Source: Weiszfeld 1937; Vardi and Zhang, The Multivariate L1-Median, PNAS 2000.
-    Differs: the steps of growing length; near a row, where wᵢ is large, those of the iteration itself hardly move.
+    Source: Vardi and Zhang, The Multivariate L1-Median, PNAS 2000, for when a row is the median.
+    Differs: Newton's steps instead of Weiszfeld's, which hardly move near a row.
     """
-    here, asked = median(x, f).astype(np.float64), set[int]()
-    last, came, stretch = here, np.zeros_like(here), 1.0  # where the last round began, its direction and its length
-    for _ in range(ROUNDS):
-        away, to, pull = _pull(x, here)
-        nearest = int(away.argmin())
-        if nearest not in asked and away[nearest] <= NEAR * float(np.median(away)):
-            asked.add(nearest)
-            _, leaving, by_others = _pull(x, x[nearest].astype(np.float64))
-            alike = int((x == x[nearest]).all(axis=1).sum())
-            if by_others <= alike:
-                return np.array(x[nearest])
-            if away[nearest] == 0:
-                here, stretch = here + (1 - alike / by_others) * leaving, 1.0
-                continue
-        if pull <= CLOSE * len(x):
-            break
-        if stretch > 1 and float(to @ came) < 0:  # too far: the plain step of the last round instead
-            here, stretch = last + came, 1.0
-            continue
-        last, came = here, to
-        here, stretch = here + stretch * to, 2 * stretch
-    return here.astype(np.float32)
-
-
-def _pull(x: Array, here: Array) -> tuple[Array, Array, float]:
-    """Distances to all rows, the way to their mean by 1/distance, and how strongly they pull; rows at `here` do not."""
-    away = np.sqrt(np.array([kernels.squared_distance(row, here) for row in x]))
-    apart = away > 0
-    if not apart.any():
-        return away, np.zeros_like(here), 0.0
-    weights, there = np.where(apart, 1 / np.where(apart, away, 1), 0), np.empty_like(here)
-    kernels.weighted_sum(x, weights / weights.sum(), there)
-    return away, there - here, float(np.sqrt(kernels.squared_distance(here, there)) * weights.sum())
+    sums = np.sqrt(kernels.pairwise(x)).sum(axis=1)
+    base = int(sums.argmin())
+    far, cosines = kernels.directions(x, base)
+    along = kernels.median_from(far, cosines)
+    if along.any():
+        weights = np.where(far > 0, along / np.where(far > 0, far, 1), 0.0)
+        weights[base] += 1 - weights.sum()
+    else:  # row `base` is one; rows as good are too, as on a line, and so is what lies between them
+        weights = np.where(sums <= sums[base] * (1 + 1e-12), 1.0, 0.0)
+        weights /= weights.sum()
+    there = np.empty(x.shape[1])
+    kernels.weighted_sum(x, weights, there)
+    return there.astype(np.float32)
 
 
 def _by_score(x: Array, distances: Array, among: list[int], f: int) -> list[int]:
