@@ -67,7 +67,8 @@ def test_a_wrong_gradient_and_a_coarse_forward_are_noticed(
     wrong: bool, short: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(models, "build", lambda name: _Square(wrong, short))
-    monkeypatch.setattr(models, "describe", lambda name: models.registry.Network(name, nn.Identity, (8,), 0, None, ""))
+    square = models.registry.KnownNetwork("square", nn.Identity, (8,), 0, None, "")
+    monkeypatch.setattr(models, "describe", lambda name: square)
     found = network_check.check("square", batch=4, directions=2, repeats=1)
     assert (found.gradient_error > network_check.GRADIENT_TOLERANCE) is wrong
     assert (found.forward_error > network_check.FORWARD_TOLERANCE) is short
