@@ -16,7 +16,7 @@ import laconic
 from laconic.errors import BadInput
 from laconic.transports.launcher import run_local
 from tests.scripts import idioms
-from tests.scripts.ways import train, written_nbytes
+from tests.scripts.ways import train
 
 
 def _linear() -> nn.Module:
@@ -59,9 +59,9 @@ def _doors() -> dict[str, Any]:
 
     ddp = DistributedDataParallel(_linear())
     optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
-    before = written_nbytes()
+    before = world.transport.counters.total_sent_nbytes
     job = laconic.distribute(ddp, optimizer, codec="none", overlap=False)
-    found["sent weights, DDP's"] = written_nbytes() - before > NBYTES // 2
+    found["sent weights, DDP's"] = world.transport.counters.total_sent_nbytes - before > NBYTES // 2
     found["reduced, asked to"] = _gradients(ddp)
     ddp.reducer.prepare_for_backward([])  # as Accelerate's trigger_sync_in_backward does
     found["reduced, armed by hand"] = _gradients(ddp)
@@ -82,9 +82,9 @@ def _doors() -> dict[str, Any]:
     with torch.no_grad():
         next(unlike.parameters()).add_(world.rank)
     for name, model in {"alike": alike, "unlike": unlike}.items():
-        before = written_nbytes()
+        before = world.transport.counters.total_sent_nbytes
         job = laconic.distribute(model, torch.optim.SGD(model.parameters(), 0.1), consistency="local(2)")
-        found[f"sent weights, {name}"] = written_nbytes() - before > NBYTES // 2
+        found[f"sent weights, {name}"] = world.transport.counters.total_sent_nbytes - before > NBYTES // 2
         found[f"begin {name}"] = _same(next(model.parameters()))
         job.close()
 

@@ -7,6 +7,7 @@ A script is a function of a `Run`. Where a user would add Laconic's line it call
 from __future__ import annotations
 
 import hashlib
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -113,6 +114,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
 def train(script: Callable[[Run], None], ways: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """On a rank: train a script in each of these ways."""
     torch.set_num_threads(1)
+    sys.dont_write_bytecode = True  # what is written is to be what is sent
     dist.init_process_group("gloo")
     found = {}
     for way in ways:
