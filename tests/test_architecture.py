@@ -95,6 +95,13 @@ def test_the_library_knows_neither_its_applications_nor_benchmarks(path: Path) -
     assert not above & _roots(path)
 
 
+def test_only_tests_of_benchmarks_import_benchmarks() -> None:
+    tests = SOURCE.parents[1] / "tests"
+    others = [path for path in tests.rglob("*.py") if path.relative_to(tests).parts[0] != "benchmarks"]
+    assert len(others) > 100
+    assert not [str(path.relative_to(tests)) for path in others if "benchmarks" in _roots(path)]
+
+
 def _roots(path: Path) -> set[str]:
     """The packages that a file imports, by their first word."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
