@@ -177,6 +177,7 @@ class DdpGradients:
                 part.copy_(self._views[id(parameter)])
             elif not lies_in(bucket.values, part):
                 part.copy_(self._shaped(bucket.values, parameter))
+            bucket.let_go()
         return buffer
 
     def _shaped(self, values: Tensor, parameter: Tensor) -> Tensor:

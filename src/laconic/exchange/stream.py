@@ -56,7 +56,8 @@ class Bucket:
         values: the gradients of this step, flat.
         missing: ids of the parameters whose gradients of this step are not there yet.
         sent: some of it is under way, or has come.
-        means: a future of each section; `ended` are set when those of the sections that were sent are, well or not.
+        means: a future of each section, which holds nothing.
+        ended: set when the futures of the sections that were sent are, well or not.
         ready_s: when its last gradient was made, from the start of backward.
         needed_s: when the next forward first needed its weights, from the start of that forward.
     """
@@ -77,6 +78,11 @@ class Bucket:
     def begin(self) -> None:
         """Wait for the gradients of the next step; what was sent of the last stays until `forget`."""
         self.missing = {id(parameter) for parameter in self.parameters}
+
+    def let_go(self) -> None:
+        """Hold the gradients of this step no longer, where they lie in somebody else's memory."""
+        if self.buffer is None:
+            self.values = _NOTHING
 
     def forget(self) -> None:
         """Let go of what was sent."""
@@ -243,7 +249,7 @@ class GradientStream:
                 self.exchange.went_plain(gradients, begun)
             except Exception as error:
                 self.fail(transport.explain(error))  # type: ignore[attr-defined]
-            gradients.future.set_result(buffer if self.failure is None else _spoil(buffer))
+            self._set(gradients)
 
         transport.native_future(buffer).add_done_callback(finish)
         return gradients.future
@@ -341,7 +347,12 @@ class GradientStream:
         except Exception as error:
             self.fail(error)
         for each in held:
-            each.future.set_result(each.buffer if self.failure is None else _spoil(each.buffer))
+            self._set(each)
+
+    def _set(self, gradients: Gradients) -> None:
+        """Set a bucket's future: DDP's to its buffer; ours to nothing, for it would keep the gradients in memory."""
+        buffer = gradients.buffer if self.failure is None else _spoil(gradients.buffer)
+        gradients.future.set_result(None if self.buckets else buffer)
 
     def on_thread(self) -> bool:
         """Whether the exchange thread is asking."""
