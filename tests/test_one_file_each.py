@@ -213,7 +213,7 @@ declare(
 
 SUITES = (
     "tests/codecs/test_conformance.py",
-    "tests/codecs/test_fuzz.py",
+    "tests/benchmarks/test_fuzz_codecs.py",
     "tests/exchange/test_matrices.py",
     "tests/schedules/test_laws.py",
     "tests/consistency/test_conformance.py",

@@ -102,7 +102,7 @@ def test_the_wheel_installs_for_every_python(version: str, wheel: Path, codec_li
     _open(tmp_path)
     python, variables = smoke.environment(*found[version], tmp_path)
     try:
-        smoke.pip(python, "install", "--no-compile", "typer", "rich")
+        smoke.pip(python, "install", "--no-compile", "typer", "rich", "lazy_loader")
     except OSError as error:
         if "NewConnectionError" not in str(error):
             raise

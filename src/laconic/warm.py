@@ -43,7 +43,11 @@ with contextlib.suppress(Exception):
 
     import laconic.consistency.distribute
     import laconic.exchange.state  # noqa: F401
+    from laconic import codecs, consistency, schedules
     from laconic.kernels import njit
+
+    for package in (codecs, consistency, schedules):
+        package.names()  # imports all files of it
 
     @njit(cache=True)
     def _first(value: int) -> int:

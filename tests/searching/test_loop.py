@@ -173,7 +173,7 @@ def test_a_search_in_which_all_fails_gives_up(tmp_path: Path) -> None:
 def test_two_processes_that_share_a_search_try_no_point_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ask for the same next point of a grid; the storage's numbers say whose it is."""
     monkeypatch.setenv("COUNTED", str(tmp_path / "counted"))
-    code = ("import sys, laconic.search; from tests.searching.objectives import CHOICES, slow;"
+    code = ("import sys, laconic.searching; from tests.searching.objectives import CHOICES, slow;"
             "laconic.search(slow, CHOICES, 'grid', 18, storage=sys.argv[1], folder=sys.argv[2])")  # fmt: skip
     command = [sys.executable, "-c", code, f"journal://{tmp_path}/shared.log", str(tmp_path / "run")]
     both = [subprocess.Popen(command, cwd=ROOT) for _ in range(2)]
@@ -297,7 +297,7 @@ def test_a_long_temporary_folder_does_not_keep_processes_from_starting(tmp_path:
     """The path of a fork server's socket would be too long."""
     long = tmp_path / ("x" * 120)
     long.mkdir()
-    code = ("import sys, laconic.search; from tests.searching.objectives import CHOICES, score\n"
+    code = ("import sys, laconic.searching; from tests.searching.objectives import CHOICES, score\n"
             "if __name__ == '__main__':\n"
             "    found = laconic.search(score, CHOICES, 'random', 2, parallel=1, retries=0, folder=sys.argv[1])\n"
             "    sys.exit(found.best is None)\n")  # fmt: skip

@@ -166,11 +166,11 @@ def _saved_and_loaded(codec: str, slow: int) -> dict[str, Any]:
         torch.manual_seed(world.rank)
         model = nn.Sequential(nn.Linear(30, 20), nn.Tanh(), nn.Linear(20, 2))
         optimizer = torch.optim.SGD(model.parameters(), 0.2, momentum=0.5)
-        return laconic.distribute(model, optimizer, consistency="gaia(0.05)", codec=codec)
+        return model, optimizer, laconic.distribute(model, optimizer, consistency="gaia(0.05)", codec=codec)
 
     found: dict[str, Any] = {}
     with laconic.init(timeout_s=30) as world:
-        model, optimizer = agreement = build(world)
+        model, optimizer, agreement = build(world)
         found["start"], found["own"] = agreement.weights.values.clone(), torch.zeros_like(agreement.weights.values)
         for step in range(12):
             time.sleep(slow * world.rank / 1000)
@@ -186,7 +186,7 @@ def _saved_and_loaded(codec: str, slow: int) -> dict[str, Any]:
         agreement.finish()
         agreement.close()
     with laconic.init(timeout_s=30) as world:
-        model, optimizer = agreement = build(world)
+        model, optimizer, agreement = build(world)
         model.load_state_dict(saved[0])
         optimizer.load_state_dict(saved[1])
         agreement.finish()

@@ -190,7 +190,6 @@ def test_a_killed_coordinator_is_replaced_and_told_of(tmp_path: Path, monkeypatc
     assert mark.step == lost.step
     assert trial.curve[0].seconds * 0.1 < mark.seconds < trial.seconds_total
     text = (done.folder / "report.html").read_text()
-    assert 'class="flagtext"' in text
     assert text.count(f"worker {worker} was killed by SIGKILL") >= 3  # on the chart, in its list, in the record's
     assert Record.load(done.folder) == done.record
 
