@@ -48,7 +48,7 @@ def _build(spec: str, codec: str, seed: int) -> Any:
 
 
 def _train(job: Any, steps: range) -> None:
-    (model, optimizer), world = job, job.world
+    model, optimizer, world = job.model, job.optimizer, job.world
     x, y, _, _ = _digits()
     for step in steps:
         rows = torch.randint(len(x), (BATCH,), generator=torch.Generator().manual_seed(step))
@@ -68,7 +68,7 @@ def _end(agreement: Any, first: int) -> dict[str, Any]:
     found = {
         "before": before, "after": torch.cat([p.detach().reshape(-1) for p in model.parameters()]),
         "accuracy": accuracy, "step": agreement.step,
-        "staleness": [record.staleness for record in agreement.records[first:]],
+        "staleness": [record.staleness for record in list(agreement.records)[first:]],
     }  # fmt: skip
     agreement.close()
     return found
@@ -78,17 +78,17 @@ def _one(spec: str, codec: str) -> dict[str, Any]:
     steps = EXACT_STEPS if spec in EXACT else FREE_STEPS
     with laconic.init(timeout_s=60) as world:
         try:
-            model, optimizer = job = _build(spec, codec, world.rank)
+            job = _build(spec, codec, world.rank)
         except BadInput as error:
             return {"refused": str(error)}
         _train(job, range(steps))
-        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        saved = copy.deepcopy((job.model.state_dict(), job.optimizer.state_dict()))
         _train(job, range(steps, 2 * steps))
         whole = _end(job, steps)
     with laconic.init(timeout_s=60) as world:
-        model, optimizer = job = _build(spec, codec, 10 + world.rank)
-        model.load_state_dict(saved[0])
-        optimizer.load_state_dict(saved[1])
+        job = _build(spec, codec, 10 + world.rank)
+        job.model.load_state_dict(saved[0])
+        job.optimizer.load_state_dict(saved[1])
         laconic.barrier()
         _train(job, range(steps, 2 * steps))
         return {"whole": whole, "resumed": _end(job, 0)}
