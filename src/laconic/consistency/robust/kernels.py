@@ -257,13 +257,17 @@ def _newton(far: Array, cosines: Array, along: Array, r: Array) -> Array:
     for i in range(n):
         ways[i] = along * pulls[i]
         ways[i, i] -= far[i] * pulls[i]
+    turned = np.zeros((n, n), dtype=np.float64)  # row i: the cosines times uᵢ
+    for i in range(n):
+        for k in range(n):
+            for m in range(n):
+                turned[i, k] += cosines[k, m] * ways[i, m]
     system = np.zeros((n, n + 1), dtype=np.float64)
     for i in range(n):
         for j in range(n):
             cosine = 0.0
             for k in range(n):
-                for m in range(n):
-                    cosine += ways[i, k] * cosines[k, m] * ways[j, m]
+                cosine += ways[i, k] * turned[j, k]
             system[i, j] = -cosine * pulls[j]
             system[i, n] -= cosine
         system[i, i] += strength

@@ -187,7 +187,7 @@ def bulyan(x: Array, f: int) -> Array:
 def geometric_median(x: Array, f: int) -> Array:
     """argmin over y of Σᵢ ‖xᵢ − y‖: one of the rows, or found by Newton's method in their affine hull.
 
-    Cost: the distances and angles between all rows, n² passes, and one weighted sum; a round between takes n⁴.
+    Cost: the distances and angles between all rows, n² passes, and one weighted sum; a round between takes n³.
 
     Source: Vardi and Zhang, The Multivariate L1-Median, PNAS 2000, for when a row is the median.
     Differs: Newton's steps instead of Weiszfeld's, which hardly move near a row.
