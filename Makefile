@@ -60,7 +60,7 @@ fuzz: $(VENV)/ready
 
 soak: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
-	$(BIN)/python -m benchmarks soak --kills 1000 --seed 1 --output .cache/churn.json
+	$(BIN)/python -m benchmarks soak --kills 1000 --seed 1 --output .cache/soak.json
 
 # Kills, stops, cuts, full disks, strangers and damaged files, over every engine and mode; docs/faults.md.
 chaos: $(VENV)/ready

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.consistency.churn.options import ElasticOptions
+from laconic.consistency.elastic.options import ElasticOptions
 from laconic.errors import BadInput
 from laconic.exchange import CompressionState, Exemptions
 from laconic.planner import Asked

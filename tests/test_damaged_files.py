@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laconic.consistency.churn.meeting import Meeting, View, event, read_events
+from laconic.consistency.elastic.meeting import Meeting, View, event, read_events
 from laconic.errors import LaconicError, PayloadError, ProfileError, RecordError
 from laconic.lab.records import metrics
 from laconic.lab.records.record import Record

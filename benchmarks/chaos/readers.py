@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.fuzz.fuzz_codecs import Fuzzer
 from laconic import codecs
-from laconic.consistency.churn.meeting import Meeting, View, event, read_events
+from laconic.consistency.elastic.meeting import Meeting, View, event, read_events
 from laconic.errors import LaconicError
 from laconic.lab.records import metrics
 from laconic.lab.records.record import Clock, Configuration, Record, Trial

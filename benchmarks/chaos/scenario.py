@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from benchmarks.chaos.readers import KINDS
 from laconic import codecs, consistency
-from laconic.consistency.elastic import way_for
+from laconic.consistency.elastic.door import way_for
 from laconic.errors import BadInput
 
 READER = "reader"  # no engine: a file that is read, by one process

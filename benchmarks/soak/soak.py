@@ -1,6 +1,6 @@
 """Kill, stop and start the workers of an elastic job for as long as it takes, and check that nothing was lost.
 
-    python -m benchmarks soak --kills 1000 --seed 1 --output benchmarks/results/churn.json
+    python -m benchmarks soak --kills 1000 --seed 1 --output benchmarks/results/soak.json
 
 Everything is real: processes, SIGKILL, SIGSTOP, sockets. Faults are drawn from a seed: a worker or the coordinator is
 killed, a newcomer is killed while it joins, the coordinator is killed while somebody joins, two workers are killed at

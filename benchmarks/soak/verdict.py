@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from benchmarks.soak.workers import LONGEST_GAP_S, Party, period
-from laconic.consistency.churn.meeting import read_events
+from laconic.consistency.elastic.meeting import read_events
 
 # Seconds from SIGKILL to the next committed step, measured on other systems with their default settings.
 PEERS = {"torchft": 5.0, "hivemind": 1.1}

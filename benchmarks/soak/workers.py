@@ -22,14 +22,14 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.consistency.elastic import way_for
+from laconic.consistency.elastic.door import way_for
 from laconic.consistency.modes.local import BlockMomentum
 from laconic.consistency.modes.robust import Robust
 
 SAMPLES, BATCH = 2048, 32
 LONGEST_GAP_S = 5.0
 # What a worker would spend seconds on importing: once, in the fork server.
-PRELOAD = ["laconic.warm", "laconic.consistency.elastic", "benchmarks.soak.workers"]
+PRELOAD = ["laconic.warm", "laconic.consistency.elastic.door", "benchmarks.soak.workers"]
 
 
 def counts(options: dict[str, Any]) -> bool:

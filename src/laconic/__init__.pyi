@@ -12,9 +12,9 @@ from . import shrinking as shrinking
 from . import transports as transports
 from . import workloads as workloads
 from .codecs import codec as codec
-from .consistency.churn.options import Samples as Samples
 from .consistency.distribute import distribute as distribute
-from .consistency.elastic import elastic as elastic
+from .consistency.elastic.door import elastic as elastic
+from .consistency.elastic.options import Samples as Samples
 from .exchange.checkpoints import Checkpoints as Checkpoints
 from .exchange.collectives import all_gather as all_gather
 from .exchange.collectives import all_reduce as all_reduce

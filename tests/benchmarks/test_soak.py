@@ -9,7 +9,7 @@ import pytest
 from benchmarks.soak.soak import Soak, soak
 from benchmarks.soak.verdict import verdict
 from benchmarks.soak.workers import counts
-from laconic.consistency.churn.meeting import read_events
+from laconic.consistency.elastic.meeting import read_events
 
 pytestmark = pytest.mark.processes
 # On two quiet cores 30 kills take about 20 s; the bound keeps a busy machine's run short. `make slow` has 200.

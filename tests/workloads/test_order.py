@@ -1,4 +1,4 @@
-"""The order of samples: the same everywhere under the same seed, every sample of an epoch once, through any churn."""
+"""The order of samples: the same everywhere under the same seed, every sample of an epoch once, whoever goes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ BLOCK = st.tuples(st.integers(1, 7), st.sets(st.integers(0, 6)), st.booleans(), 
     samples=st.integers(1, 60),
     batch=st.integers(1, 20),
     seed=st.integers(0, 5),
-    churn=st.lists(BLOCK, min_size=1, max_size=30),
+    blocks=st.lists(BLOCK, min_size=1, max_size=30),
 )
 @settings(max_examples=150)
 def test_every_sample_of_an_epoch_is_used_once(
-    samples: int, batch: int, seed: int, churn: list[tuple[int, set[int], bool, int]]
+    samples: int, batch: int, seed: int, blocks: list[tuple[int, set[int], bool, int]]
 ) -> None:
     ledger = SampleLedger(samples, batch, seed)
     used: list[int] = []
     step = 0
     while ledger.epoch < 2:
-        parts, dropped, lost, steps = churn[step % len(churn)] if step < 200 else (1, set(), False, 1)
+        parts, dropped, lost, steps = blocks[step % len(blocks)] if step < 200 else (1, set(), False, 1)
         step += 1
         epoch, block = ledger.epoch, ledger.block(parts, steps)
         assert [len(share) for share in block[0]] == [len(share) for share in ledger.shares(parts)]

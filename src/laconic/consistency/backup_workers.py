@@ -14,7 +14,7 @@ from torch import Tensor
 
 from laconic.consistency.averaging import Buffers, OwnWeights
 from laconic.consistency.base import Setup
-from laconic.consistency.churn.wire import (
+from laconic.consistency.elastic.wire import (
     MemberKind,
     MemberMessage,
     address,

@@ -2,7 +2,7 @@
 
 A mode says in `merge` what follows from the mean of all weights, and knows no network. `Blocks` keeps what it needs
 from block to block. Who takes the mean is one of two: `BlockAgreement` here, over the fixed ranks of a world, and
-`churn/replica.py`, over members that come and go. So `local` and `block_momentum` are written once for both.
+`elastic/replica.py`, over members that come and go. So `local` and `block_momentum` are written once for both.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from laconic.consistency.averaging import start_alike, trained_parameters
 from laconic.consistency.base import Agreement, Mode, Setup, check_whole, register
-from laconic.consistency.churn.coded import NAME, CodedVector
+from laconic.consistency.elastic.coded import NAME, CodedVector
 from laconic.consistency.robust import rules
 from laconic.consistency.robust.kernels import finite_rows
 from laconic.errors import BadInput, PayloadError

@@ -31,7 +31,7 @@ from typing import Any, cast
 from laconic.codecs import codec
 from laconic.codecs import names as codec_names
 from laconic.consistency import build as build_mode
-from laconic.consistency.elastic import way_for
+from laconic.consistency.elastic.door import way_for
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.auto import coded_names
 from laconic.exchange.options import Options, flat_codec

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from laconic.codecs import codec
-from laconic.consistency.churn.coded import Coded, merged
-from laconic.consistency.churn.meeting import Meeting, View, event
-from laconic.consistency.churn.wire import HEADER_NBYTES, Occasion, Offer
+from laconic.consistency.elastic.coded import Coded, merged
+from laconic.consistency.elastic.meeting import Meeting, View, event
+from laconic.consistency.elastic.wire import HEADER_NBYTES, Occasion, Offer
 from laconic.errors import BadInput, StorageError
 from laconic.lab.records.record import Record
 from laconic.lab.runs import run as run_module

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.consistency.churn.job import ElasticJob
-from laconic.consistency.churn.meeting import Meeting, View, event
+from laconic.consistency.elastic.job import ElasticJob
+from laconic.consistency.elastic.meeting import Meeting, View, event
 from laconic.errors import BadInput, PeerLost
 from laconic.lab.records import interruptions
 from laconic.lab.records.record import Interruption, Record

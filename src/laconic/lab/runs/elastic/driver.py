@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import cast
 
-from laconic.consistency.churn.meeting import Meeting
+from laconic.consistency.elastic.meeting import Meeting
 from laconic.errors import StorageError
 from laconic.lab.runs import stopping
 from laconic.lab.runs.elastic.journals import ExitRow, Journals, StartRow, as_interruptions, losses

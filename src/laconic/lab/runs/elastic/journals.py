@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from laconic.consistency.churn.meeting import Meeting, read_events
+from laconic.consistency.elastic.meeting import Meeting, read_events
 from laconic.errors import PayloadError
 from laconic.lab.records.interruptions import count
 from laconic.lab.records.record import Interruption

@@ -22,12 +22,12 @@ from typing import IO, Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from laconic.consistency.churn.coded import merged
-from laconic.consistency.churn.job import ElasticJob
-from laconic.consistency.churn.options import Samples
-from laconic.consistency.churn.outage import RETRY_S, Outage
-from laconic.consistency.churn.wire import MAX_MEMBERS
-from laconic.consistency.elastic import elastic
+from laconic.consistency.elastic.coded import merged
+from laconic.consistency.elastic.door import elastic
+from laconic.consistency.elastic.job import ElasticJob
+from laconic.consistency.elastic.options import Samples
+from laconic.consistency.elastic.outage import RETRY_S, Outage
+from laconic.consistency.elastic.wire import MAX_MEMBERS
 from laconic.errors import BadInput, PayloadError, StorageError
 from laconic.lab.runs import stopping
 from laconic.lab.runs.elastic.journals import EvaluationRow, Journals, StepRow, WorkerRow

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import laconic
-from laconic.consistency.churn import meeting as meeting_module
-from laconic.consistency.churn.meeting import Meeting, read_events
+from laconic.consistency.elastic import meeting as meeting_module
+from laconic.consistency.elastic.meeting import Meeting, read_events
 from laconic.errors import StorageError
-from tests.consistency.churn.trainers import Trainer, assert_alike, until
+from tests.consistency.elastic.trainers import Trainer, assert_alike, until
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

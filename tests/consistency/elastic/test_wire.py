@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import laconic
-from laconic.consistency.churn.coded import NAME, Coded
-from laconic.consistency.churn.meeting import read_events
-from laconic.consistency.churn.wire import HEADER_NBYTES, Collected, Exact, Occasion, Offer, Unreadable
+from laconic.consistency.elastic.coded import NAME, Coded
+from laconic.consistency.elastic.meeting import read_events
+from laconic.consistency.elastic.wire import HEADER_NBYTES, Collected, Exact, Occasion, Offer, Unreadable
 from laconic.errors import BadInput, PayloadError
-from tests.consistency.churn.trainers import Trainer, assert_alike, come_and_go, until
+from tests.consistency.elastic.trainers import Trainer, assert_alike, come_and_go, until
 
 NUMEL, CODED = 300, 256
 CODECS = ["dynamic8", "topk(0.1)", "adacomp", "onebit", "bf16"]

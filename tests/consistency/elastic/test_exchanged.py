@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 import laconic
-from laconic.consistency.churn.exchanged import Exchanged
-from laconic.consistency.churn.line import Line
-from laconic.consistency.churn.meeting import View, read_events
-from laconic.consistency.churn.progress import ExchangeProgress
-from laconic.consistency.churn.wire import MemberKind, MemberMessage, Occasion, pack, piece, piece_tag, unpack
+from laconic.consistency.elastic.exchanged import Exchanged
+from laconic.consistency.elastic.line import Line
+from laconic.consistency.elastic.meeting import View, read_events
+from laconic.consistency.elastic.progress import ExchangeProgress
+from laconic.consistency.elastic.wire import MemberKind, MemberMessage, Occasion, pack, piece, piece_tag, unpack
 from laconic.errors import BadInput
 from laconic.transports.base import Transport
 from laconic.transports.threads import run_threads
-from tests.consistency.churn.trainers import Trainer, assert_alike, until
+from tests.consistency.elastic.trainers import Trainer, assert_alike, until
 
 NUMEL, CODED = 300, 256
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,8 +10,8 @@ from collections import defaultdict, deque
 
 from torch import Tensor
 
-from laconic.consistency.churn.meeting import View
-from laconic.consistency.churn.wire import MemberKind, MemberMessage
+from laconic.consistency.elastic.meeting import View
+from laconic.consistency.elastic.wire import MemberKind, MemberMessage
 
 
 class ExchangeProgress:

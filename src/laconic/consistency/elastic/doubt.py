@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Mapping
 
-from laconic.consistency.churn.meeting import View
+from laconic.consistency.elastic.meeting import View
 from laconic.errors import PayloadError
 from laconic.transports.zeromq_wire import Address
 

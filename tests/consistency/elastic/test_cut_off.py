@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.consistency.churn import doubt as doubt_module
-from laconic.consistency.churn.doubt import Doubt
-from laconic.consistency.churn.line import Line
-from laconic.consistency.churn.meeting import Meeting, View, read_events
+from laconic.consistency.elastic import doubt as doubt_module
+from laconic.consistency.elastic.doubt import Doubt
+from laconic.consistency.elastic.line import Line
+from laconic.consistency.elastic.meeting import Meeting, View, read_events
 from laconic.lab.clusters.cluster import Cluster
-from tests.consistency.churn.trainers import Training, until
+from tests.consistency.elastic.trainers import Training, until
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,13 +14,13 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from laconic.consistency.churn.doubt import Doubt
-from laconic.consistency.churn.line import Line, NewView
-from laconic.consistency.churn.meeting import View
-from laconic.consistency.churn.options import Deadline, ElasticOptions
-from laconic.consistency.churn.outage import RETRY_S, Outage
-from laconic.consistency.churn.replica import Replica
-from laconic.consistency.churn.wire import MAX_MEMBERS, MemberKind, MemberMessage, pack
+from laconic.consistency.elastic.doubt import Doubt
+from laconic.consistency.elastic.line import Line, NewView
+from laconic.consistency.elastic.meeting import View
+from laconic.consistency.elastic.options import Deadline, ElasticOptions
+from laconic.consistency.elastic.outage import RETRY_S, Outage
+from laconic.consistency.elastic.replica import Replica
+from laconic.consistency.elastic.wire import MAX_MEMBERS, MemberKind, MemberMessage, pack
 from laconic.errors import PeerLost, StorageError
 
 LOGGER = logging.getLogger("laconic.consistency")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from laconic.consistency.churn.options import Deadline
+from laconic.consistency.elastic.options import Deadline
 from laconic.errors import BadInput
 
 

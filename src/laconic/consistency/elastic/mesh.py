@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from laconic.consistency.churn.line import Line
-from laconic.consistency.churn.wire import piece_tag
+from laconic.consistency.elastic.line import Line
+from laconic.consistency.elastic.wire import piece_tag
 from laconic.errors import Mismatch, PeerLost
 from laconic.transports.base import Call, Incoming, Outgoing, Posted, Transport
 from laconic.transports.zeromq_round import Trackers

@@ -14,16 +14,16 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.consistency.churn import line
-from laconic.consistency.churn.meeting import Meeting, View, event, read_events
-from laconic.consistency.churn.replica import Replica, StepWork, digest
-from laconic.consistency.churn.wire import HEADER_NBYTES, MemberKind, pack, unpack
+from laconic.consistency.elastic import line
+from laconic.consistency.elastic.meeting import Meeting, View, event, read_events
+from laconic.consistency.elastic.replica import Replica, StepWork, digest
+from laconic.consistency.elastic.wire import HEADER_NBYTES, MemberKind, pack, unpack
 from laconic.errors import BadInput, PayloadError, PeerLost, UnknownName
 from laconic.transports.launcher import LocalJob
 from laconic.transports.zeromq import ZmqTransport
 from laconic.transports.zeromq_mesh import Patience
 from laconic.workloads.order import SampleLedger
-from tests.consistency.churn.trainers import Training
+from tests.consistency.elastic.trainers import Training
 
 
 def _view(number: int, *members: int) -> View:

@@ -12,9 +12,9 @@ import time
 
 from torch import Tensor
 
-from laconic.consistency.churn.meeting import Meeting, View, event
-from laconic.consistency.churn.progress import ExchangeProgress
-from laconic.consistency.churn.wire import MAX_MEMBERS, MemberKind, MemberMessage, Offer, pack, piece, unpack
+from laconic.consistency.elastic.meeting import Meeting, View, event
+from laconic.consistency.elastic.progress import ExchangeProgress
+from laconic.consistency.elastic.wire import MAX_MEMBERS, MemberKind, MemberMessage, Offer, pack, piece, unpack
 from laconic.consistency.side import receive_tagged
 from laconic.errors import PayloadError, PeerLost
 from laconic.transports.zeromq import ZmqTransport

@@ -12,13 +12,22 @@ import torch
 from torch import Tensor, nn
 
 import laconic
-from laconic.consistency.churn.meeting import read_events
-from laconic.consistency.churn.replica import BlockWork, Replica, digest
-from laconic.consistency.elastic import way_for
+from laconic.consistency.elastic.door import way_for
+from laconic.consistency.elastic.meeting import read_events
+from laconic.consistency.elastic.replica import BlockWork, Replica, digest
 from laconic.consistency.modes.local import LocalMode
 from laconic.errors import BadInput
 from laconic.workloads.order import SampleLedger
-from tests.consistency.churn.trainers import BATCH, EPOCHS, SAMPLES, Trainer, assert_alike, come_and_go, problem, until
+from tests.consistency.elastic.trainers import (
+    BATCH,
+    EPOCHS,
+    SAMPLES,
+    Trainer,
+    assert_alike,
+    come_and_go,
+    problem,
+    until,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from laconic.consistency.churn.doubt import Doubt
-from laconic.consistency.churn.exchanged import Exchanged
-from laconic.consistency.churn.line import NewView
-from laconic.consistency.churn.membership import Membership
-from laconic.consistency.churn.mesh import ViewTransport
-from laconic.consistency.churn.watch import TICK_S
-from laconic.consistency.churn.wire import (
+from laconic.consistency.elastic.doubt import Doubt
+from laconic.consistency.elastic.exchanged import Exchanged
+from laconic.consistency.elastic.line import NewView
+from laconic.consistency.elastic.membership import Membership
+from laconic.consistency.elastic.mesh import ViewTransport
+from laconic.consistency.elastic.watch import TICK_S
+from laconic.consistency.elastic.wire import (
     Collected,
     Mean,
     MemberKind,

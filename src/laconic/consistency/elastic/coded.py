@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec
-from laconic.consistency.churn.wire import HEADER_NBYTES, MAX_MEMBERS, Collected, Occasion, Offer, Rule, Unreadable
+from laconic.consistency.elastic.wire import HEADER_NBYTES, MAX_MEMBERS, Collected, Occasion, Offer, Rule, Unreadable
 from laconic.errors import NonFiniteError, PayloadError
 from laconic.exchange.coded import aligned
 from laconic.exchange.residuals import Residuals

@@ -17,13 +17,13 @@ from laconic.codecs import Codec
 from laconic.codecs.compiling import compile_planned
 from laconic.consistency.base import Mode, build
 from laconic.consistency.blocks import BlockMode
-from laconic.consistency.churn.coded import Coded
-from laconic.consistency.churn.exchanged import Exchanged
-from laconic.consistency.churn.job import ElasticJob
-from laconic.consistency.churn.meeting import Meeting
-from laconic.consistency.churn.options import ElasticOptions, Samples
-from laconic.consistency.churn.replica import BlockWork, Replica, StepWork
-from laconic.consistency.churn.wire import Collected, Exact, Rule, weighted_mean
+from laconic.consistency.elastic.coded import Coded
+from laconic.consistency.elastic.exchanged import Exchanged
+from laconic.consistency.elastic.job import ElasticJob
+from laconic.consistency.elastic.meeting import Meeting
+from laconic.consistency.elastic.options import ElasticOptions, Samples
+from laconic.consistency.elastic.replica import BlockWork, Replica, StepWork
+from laconic.consistency.elastic.wire import Collected, Exact, Rule, weighted_mean
 from laconic.consistency.modes.local import BlockMomentum, LocalMode
 from laconic.consistency.modes.robust import Robust
 from laconic.consistency.modes.sync import Sync

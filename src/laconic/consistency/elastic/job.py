@@ -10,14 +10,14 @@ from typing import Any
 
 from torch import Tensor
 
-from laconic.consistency.churn.exchanged import Exchanged
-from laconic.consistency.churn.group import Group
-from laconic.consistency.churn.meeting import Meeting
-from laconic.consistency.churn.membership import Fenced, TrainingOver
-from laconic.consistency.churn.options import Deadline, ElasticOptions
-from laconic.consistency.churn.replica import Replica, StepWork, digest
-from laconic.consistency.churn.watch import NO_MODEL
-from laconic.consistency.churn.wire import Collected, Mean
+from laconic.consistency.elastic.exchanged import Exchanged
+from laconic.consistency.elastic.group import Group
+from laconic.consistency.elastic.meeting import Meeting
+from laconic.consistency.elastic.membership import Fenced, TrainingOver
+from laconic.consistency.elastic.options import Deadline, ElasticOptions
+from laconic.consistency.elastic.replica import Replica, StepWork, digest
+from laconic.consistency.elastic.watch import NO_MODEL
+from laconic.consistency.elastic.wire import Collected, Mean
 from laconic.errors import BadInput
 from laconic.exchange.job import Job, StepRecord
 from laconic.storage.form import check_like
