@@ -24,7 +24,7 @@ x, y = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
 model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 with laconic.elastic(model, optimizer, laconic.Samples(len(x), batch=64, epochs=10), f"{folder}/members") as job:
-    print(f"worker {job.worker} has joined")
+    print("the training is over" if job.is_over else f"worker {job.worker} has joined")
     for batch in job.batches():
         loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
         loss.backward()

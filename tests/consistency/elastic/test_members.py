@@ -228,6 +228,39 @@ def test_who_comes_after_the_end_has_nothing_to_do(tmp_path: Path) -> None:
                 model(torch.ones(len(batch), 2)).mean().backward()
                 assert job.step()
             assert job.finished is expected
+            assert job.is_over is not expected
+
+
+def test_who_comes_after_the_end_is_told_so_and_its_script_ends_as_usual(tmp_path: Path) -> None:
+    _finish_job(tmp_path)
+    with pytest.warns(UserWarning, match="nothing is left to train"):
+        job = _elastic(tmp_path, nn.Linear(2, 1))
+    assert (job.worker, job.is_first, job.members, job.view, job.steps) == (0, False, (), 0, 0)
+    job.load_state_dict(job.state_dict())
+    with job, job.busy():
+        assert list(job.batches()) == []
+    assert (job.finished, job.is_over) == (False, True)
+
+
+def test_who_was_given_up_as_the_job_ended_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line, "LOOK_S", 0.0)
+    job, meeting = _elastic(tmp_path, nn.Linear(2, 1)), Meeting(tmp_path)
+    founded = meeting.newest()
+    assert founded is not None
+    meeting.publish(View(2, ((7, founded.members[0][1]),), founded.job, 0.0))
+    meeting.finish(2)
+    with job:
+        with pytest.warns(UserWarning, match="nothing is left to train"):
+            assert list(job.batches()) == []
+        assert (job.finished, job.is_over, job.worker, job.steps) == (False, True, 0, 0)
+
+
+def _finish_job(folder: Path) -> None:
+    model = nn.Linear(2, 1)
+    with _elastic(folder, model) as job:
+        for batch in job.batches():
+            model(torch.ones(len(batch), 2)).mean().backward()
+            assert job.step()
 
 
 @pytest.mark.parametrize(

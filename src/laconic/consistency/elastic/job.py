@@ -6,13 +6,13 @@ import contextlib
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from laconic.consistency.elastic.exchanged import Exchanged
 from laconic.consistency.elastic.group import Group
-from laconic.consistency.elastic.meeting import Meeting
+from laconic.consistency.elastic.meeting import Meeting, View
 from laconic.consistency.elastic.membership import Fenced, TrainingOver
 from laconic.consistency.elastic.options import Deadline, ElasticOptions
 from laconic.consistency.elastic.replica import Replica, StepWork, digest
@@ -23,11 +23,21 @@ from laconic.exchange.job import Job, StepRecord
 from laconic.storage.form import check_like
 
 
+class NoMember(NamedTuple):
+    """What a worker is that comes when the training is over."""
+
+    id: int = 0
+    view: View = View(0, (), "", 0.0)
+    step: int = NO_MODEL
+    steps: int = 0
+
+
 class ElasticJob(Job):
     """The job that `elastic` returns.
 
     Attributes:
         finished: all epochs are done and this worker's model is the final one.
+        is_over: the training ended without this worker: it has nothing to do, and its model is not the final one.
         rejoined: how often the others went on without this worker, and it came back as a new one.
         records: one StepRecord per committed step that this worker took part in, the last `KEPT`.
     """
@@ -46,7 +56,7 @@ class ElasticJob(Job):
         self._work, self._wire = parts
         self._deadline = Deadline(options.patience_s)
         self.model, self.optimizer = replica.model, replica.optimizer
-        self.finished, self.rejoined = False, 0
+        self.finished, self.is_over, self.rejoined = False, False, 0
         self._is_due = False  # a batch was given, for which step() has not been called
         self.records: list[StepRecord] = []
         self._unsettled: list[StepRecord] = []
@@ -54,8 +64,7 @@ class ElasticJob(Job):
         try:
             self._group = Group(meeting, replica, self._wire, self._deadline, options, self._work.period)
         except TrainingOver:
-            over = f"the job in {meeting.folder} has finished: nothing is left to train, and this model stays as it is"
-            warnings.warn(f"{over}; another training needs another folder", stacklevel=3)
+            self._end_without(stacklevel=4)
 
     # what a training loop needs
 
@@ -166,35 +175,41 @@ class ElasticJob(Job):
                 try:
                     group.rejoin()
                 except TrainingOver:
-                    self._group = None
+                    self._end_without(stacklevel=5)
                     return False
+
+    def _end_without(self, stacklevel: int) -> None:
+        """The training is over without this worker: say so, and have no batches for it."""
+        self._group, self.is_over = None, True
+        over = f"the job in {self._meeting.folder} has finished: nothing is left to train, and this model is not its"
+        warnings.warn(f"{over} result; another training needs another folder", stacklevel=stacklevel)
 
     # what it is doing
 
     @property
     def worker(self) -> int:
-        """This worker's number in the job."""
-        return self._present().id
+        """This worker's number in the job; 0 when `is_over`."""
+        return self._standing().id
 
     @property
     def is_first(self) -> bool:
         """Before the first batch: whether this worker begins the job, and the others will get its model."""
-        return self._present().step != NO_MODEL
+        return self._standing().step != NO_MODEL
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The numbers of those who train together now, the coordinator's first."""
-        return self._present().view.ids
+        """The numbers of those who train together now, the coordinator's first; nobody when `is_over`."""
+        return self._standing().view.ids
 
     @property
     def view(self) -> int:
-        """The number of the present view: one more with every worker that comes or goes."""
-        return self._present().view.number
+        """The number of the present view: one more with every worker that comes or goes; 0 when `is_over`."""
+        return self._standing().view.number
 
     @property
     def steps(self) -> int:
-        """Steps committed so far, by this worker or before it came."""
-        return self._present().steps
+        """Steps committed so far, by this worker or before it came; 0 when `is_over`."""
+        return self._standing().steps
 
     @property
     def epoch(self) -> int:
@@ -211,9 +226,12 @@ class ElasticJob(Job):
         """A checksum of the committed weights: after the same number of steps it is the same on all workers."""
         return digest(self._work.committed)
 
+    def _standing(self) -> Group | NoMember:
+        return NoMember() if self.is_over else self._present()
+
     def _present(self) -> Group:
         if self._group is None:
-            raise BadInput("this worker is not, or no longer, part of the job")
+            raise BadInput("this worker is no longer part of the job: it was closed")
         return self._group
 
     def close(self) -> None:
@@ -242,6 +260,8 @@ class ElasticJob(Job):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another job left off, before the first batch; who does not come first gets it from who does."""
+        if self.is_over:
+            return
         group, replica = self._present(), self._replica
         if group.view.number or group.step > 0:
             raise BadInput("an elastic job takes over a state before its first batch, on the worker that comes first")

@@ -107,10 +107,9 @@ class ElasticWorker:
             scheduler=LambdaLR(self.optimizer, self._rate), patience_s=PATIENCE_S, codec=chosen.codec,
             consistency=chosen.consistency,
         ) as job:  # fmt: skip
-            with contextlib.suppress(BadInput):  # the training was over before this worker came
-                if trial.resume and job.is_first:
-                    self._go_on(job)
-                self._introduce(job)
+            if trial.resume and job.is_first:
+                self._go_on(job)
+            self._introduce(job)
             for numbers in job.batches():
                 if stopping.is_stop_requested(self.folder):
                     return WorkerEnded(job.worker, False, "")
