@@ -235,7 +235,7 @@ def test_no_import_inside_a_function_hides_a_cycle() -> None:
 
 
 def test_every_file_that_the_map_names_exists() -> None:
-    """A file or folder of ARCHITECTURE.md, `worker.py` or `consistency/side.py`, is one of the repository's."""
+    """A file or folder of ARCHITECTURE.md, `worker.py` or `consistency/worker_mesh.py`, is one of the repository's."""
     root = SOURCE.parents[1]
     text = (root / "ARCHITECTURE.md").read_text()
     parts = [root / part for part in ("src", "tests", "docs", "benchmarks")]

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from laconic.consistency.agreed_losses import Roll
 from laconic.consistency.closing import Closing
-from laconic.consistency.roll import Roll
 from laconic.consistency.servers.wire import ServerKind, ServerMessage, unpack
 from laconic.errors import PeerLost
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import laconic
-from laconic.consistency.roll import Roll
+from laconic.consistency.agreed_losses import Roll
 from laconic.errors import PeerLost
 from laconic.transports.launcher import LocalJob
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from laconic.consistency.agreed_losses import warn_of_loss
 from laconic.consistency.averaging import Buffers, OwnWeights
 from laconic.consistency.base import Setup
 from laconic.consistency.elastic.wire import (
@@ -24,8 +25,7 @@ from laconic.consistency.elastic.wire import (
     values_of,
     weighted_mean,
 )
-from laconic.consistency.roll import warn_of_loss
-from laconic.consistency.side import open_mesh, receive, wait
+from laconic.consistency.worker_mesh import open_mesh, receive, wait
 from laconic.errors import PayloadError, PeerLost
 
 

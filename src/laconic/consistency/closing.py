@@ -16,9 +16,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from laconic.consistency.roll import Roll
+from laconic.consistency.agreed_losses import Roll
 from laconic.consistency.servers.wire import ServerKind, ServerMessage
-from laconic.consistency.side import wait
+from laconic.consistency.worker_mesh import wait
 from laconic.transports.zeromq import ZmqTransport
 
 GRACE_S = 0.5  # what was sent before its sender left or died may take so long to come

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.consistency.elastic import doubt as doubt_module
-from laconic.consistency.elastic.doubt import Doubt
+from laconic.consistency.elastic import reachability
 from laconic.consistency.elastic.line import Line
 from laconic.consistency.elastic.meeting import Meeting, View, read_events
+from laconic.consistency.elastic.reachability import CutOffCheck
 from laconic.lab.clusters.cluster import Cluster
 from tests.consistency.elastic.trainers import Training, until
 
@@ -91,7 +91,7 @@ class Network:
         self._threads: set[int] = set()
         for name in ("tell", "ask", "_receive", "reaches", "has_reached", "__init__"):
             monkeypatch.setattr(Line, name, getattr(self, name.strip("_"))(getattr(Line, name)))
-        monkeypatch.setattr(doubt_module, "ask", lambda others, ask=doubt_module.ask: self._answers(ask(others)))
+        monkeypatch.setattr(reachability, "ask", lambda others, ask=reachability.ask: self._answers(ask(others)))
 
     def separate(self, *numbers: int) -> None:
         self.cut, self._cut_at = set(numbers), time.monotonic()
@@ -196,14 +196,14 @@ def test_doubt_is_about_those_who_may_live(monkeypatch: pytest.MonkeyPatch) -> N
         there, died = (f"127.0.0.1:{each.getsockname()[1]}:{'00' * 32}" for each in (listening, closed))
         closed.close()
         view = View(1, ((1, there), (2, there), (3, there), (4, died)), "job", 0.0)
-        assert doubt_module.ask(dict(view.members[1:])) == {2: True, 3: True, 4: False}
-        assert Doubt().stands(view, 1, 1.0) is False, "all can be reached, or are dead"
+        assert reachability.ask(dict(view.members[1:])) == {2: True, 3: True, 4: False}
+        assert CutOffCheck().suspects(view, 1, 1.0) is False, "all can be reached, or are dead"
         answers = {4: False}
-        monkeypatch.setattr(doubt_module, "ask", lambda others: answers)
-        assert Doubt().stands(view, 1, 1.0) is True, "two of three who may live"
-        assert Doubt().stands(view, 1, -1.0) is False, "patience is over"
+        monkeypatch.setattr(reachability, "ask", lambda others: answers)
+        assert CutOffCheck().suspects(view, 1, 1.0) is True, "two of three who may live"
+        assert CutOffCheck().suspects(view, 1, -1.0) is False, "patience is over"
         answers[3] = True
-        assert Doubt().stands(view, 1, 1.0) is False, "one of three"
+        assert CutOffCheck().suspects(view, 1, 1.0) is False, "one of three"
 
 
 def test_hosts_are_asked_where_many_files_are_open() -> None:
@@ -219,7 +219,7 @@ def test_hosts_are_asked_where_many_files_are_open() -> None:
         with socket.socket() as listening:
             listening.bind(("127.0.0.1", 0))
             listening.listen()
-            assert doubt_module.ask({7: f"127.0.0.1:{listening.getsockname()[1]}:{'00' * 32}"}) == {7: True}
+            assert reachability.ask({7: f"127.0.0.1:{listening.getsockname()[1]}:{'00' * 32}"}) == {7: True}
     finally:
         for each in files:
             os.close(each)

@@ -19,7 +19,7 @@ import laconic
 from laconic.consistency import build
 from laconic.consistency.modes.easgd import Centre
 from laconic.consistency.servers.clocks import Clocks
-from laconic.consistency.servers.desk import Desk, Serving
+from laconic.consistency.servers.requests import RequestHandler, Serving
 from laconic.consistency.servers.server import Server
 from laconic.consistency.servers.shards import (
     ShardLayout,
@@ -82,24 +82,24 @@ def test_a_server_stays_until_those_who_finished_have_their_answers() -> None:
     layout, sent = ShardLayout(2, servers=None, replicas=1, numel=4), list[tuple[int, ServerMessage]]()
     serving = Serving("async")
     shards = {number: serving.shard(layout, number, torch.zeros(2)) for number in (0, 1)}
-    desk = Desk(3, layout, shards, serving, lambda member, message: sent.append((member, message)))
+    handler = RequestHandler(3, layout, shards, serving, lambda member, message: sent.append((member, message)))
     for worker in (0, 1):
-        desk.take(2, ServerMessage(ServerKind.FINISH, 0, worker, payload=torch.empty(0)).forwarded(0))
-        desk.take(worker, ServerMessage(ServerKind.FINISH, 1, worker, wants_weights=True, payload=torch.empty(0)))
+        handler.take(2, ServerMessage(ServerKind.FINISH, 0, worker, payload=torch.empty(0)).forwarded(0))
+        handler.take(worker, ServerMessage(ServerKind.FINISH, 1, worker, wants_weights=True, payload=torch.empty(0)))
         for member, message in list(sent):
             if message.kind == ServerKind.FORWARD:
-                desk.take(member, ServerMessage(ServerKind.STORED, message.shard, message.worker, message.sequence))
-    desk.answer()
-    assert desk.unanswered
-    desk.leave(2)  # and the workers turn to this one
-    desk.take(0, ServerMessage(ServerKind.FINISH, 0, 0, wants_weights=True))
-    desk.answer()
+                handler.take(member, ServerMessage(ServerKind.STORED, message.shard, message.worker, message.sequence))
+    handler.answer()
+    assert handler.unanswered
+    handler.leave(2)  # and the workers turn to this one
+    handler.take(0, ServerMessage(ServerKind.FINISH, 0, 0, wants_weights=True))
+    handler.answer()
     assert sent[-1][0] == 0
     assert sent[-1][1].kind == ServerKind.REPLY
     for worker in (0, 1):
-        assert desk.unanswered
-        desk.take(worker, ServerMessage(ServerKind.COMMIT, 0, worker))
-    assert not desk.unanswered
+        assert handler.unanswered
+        handler.take(worker, ServerMessage(ServerKind.COMMIT, 0, worker))
+    assert not handler.unanswered
 
 
 def test_a_copy_that_took_over_answers_only_what_another_copy_has_too() -> None:
@@ -107,19 +107,19 @@ def test_a_copy_that_took_over_answers_only_what_another_copy_has_too() -> None:
     layout, sent = ShardLayout(3, servers=None, replicas=1, numel=6), list[tuple[int, ServerMessage]]()
     serving = Serving("async")
     shards = {number: serving.shard(layout, number, torch.zeros(2)) for number in range(3) if 4 in layout.chain(number)}
-    desk = Desk(4, layout, shards, serving, lambda member, message: sent.append((member, message)))
+    handler = RequestHandler(4, layout, shards, serving, lambda member, message: sent.append((member, message)))
     push = ServerMessage(ServerKind.PUSH, 0, 0, payload=laconic.codec("none").encode(torch.ones(2)))
-    desk.take(3, push.forwarded(0))
-    desk.leave(3)
+    handler.take(3, push.forwarded(0))
+    handler.leave(3)
     sent.clear()
-    desk.take(0, push)
-    desk.answer()
+    handler.take(0, push)
+    handler.answer()
     assert [(member, message.kind) for member, message in sent] == [(5, ServerKind.COPY), (5, ServerKind.FORWARD)]
-    desk.take(5, ServerMessage(ServerKind.STORED, 0, 0, push.sequence))
-    desk.answer()
+    handler.take(5, ServerMessage(ServerKind.STORED, 0, 0, push.sequence))
+    handler.answer()
     assert sent[-1][0] == 0
     assert sent[-1][1].kind == ServerKind.REPLY
-    assert torch.equal(desk.shards[0].values, torch.ones(2))
+    assert torch.equal(handler.shards[0].values, torch.ones(2))
 
 
 def _two_servers() -> tuple[list[Server], Callable[[int, ServerMessage], None]]:
@@ -129,7 +129,9 @@ def _two_servers() -> tuple[list[Server], Callable[[int, ServerMessage], None]]:
     for me in (2, 3):
         server, shards = object.__new__(Server), {n: serving.shard(layout, n, torch.zeros(2)) for n in (0, 1)}
         server.shards, server.lock = shards, threading.Lock()
-        server._desk = Desk(me, layout, shards, serving, lambda to, note, me=me: on_the_way.append((me, to, note)))
+        server._handler = RequestHandler(
+            me, layout, shards, serving, lambda to, note, me=me: on_the_way.append((me, to, note))
+        )
         servers.append(server)
 
     def deliver(to: int, message: ServerMessage) -> None:
@@ -137,7 +139,7 @@ def _two_servers() -> tuple[list[Server], Callable[[int, ServerMessage], None]]:
         while on_the_way:
             sender, to, message = on_the_way.pop(0)
             if to >= 2:
-                servers[to - 2]._desk.take(sender, message)
+                servers[to - 2]._handler.take(sender, message)
 
     return servers, deliver
 

@@ -18,10 +18,10 @@ from laconic.errors import BadInput
 from laconic.lab.records import metrics
 from laconic.lab.records.record import Record
 from laconic.lab.runs.compare import compare, resume
-from laconic.lab.runs.free import shares_file
 from laconic.lab.runs.spec import RunSpec, TrialSpec
 from laconic.lab.runs.trainer import Ended
 from laconic.lab.runs.trial import evened
+from laconic.lab.runs.unsynchronised import shares_file
 from laconic.lab.runs.workers import Workers
 from laconic.transports.launcher import RankFailed
 from laconic.workloads import Changes

@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from laconic.consistency.elastic.doubt import Doubt
 from laconic.consistency.elastic.exchanged import Exchanged
 from laconic.consistency.elastic.line import NewView
 from laconic.consistency.elastic.membership import Membership
-from laconic.consistency.elastic.mesh import ViewTransport
+from laconic.consistency.elastic.reachability import CutOffCheck
+from laconic.consistency.elastic.view_transport import ViewTransport
 from laconic.consistency.elastic.watch import TICK_S
 from laconic.consistency.elastic.wire import (
     Collected,
@@ -215,7 +215,7 @@ class Group(Membership):
         now, limit_s = time.monotonic(), self._limit_s
         if not self._fresh:
             self.deadline.observe(now - self._committed_at)
-        self._committed_at, self._fresh, self._doubt = now, False, Doubt()
+        self._committed_at, self._fresh, self._cut_off = now, False, CutOffCheck()
         self._new.clear()
         if not self._is_coordinator:
             self._line.tell(self.view.coordinator, pack(MemberKind.HELD, self.view.number, self.step))

@@ -15,7 +15,7 @@ from torch import Tensor
 from laconic.consistency.elastic.meeting import Meeting, View, event
 from laconic.consistency.elastic.progress import ExchangeProgress
 from laconic.consistency.elastic.wire import MAX_MEMBERS, MemberKind, MemberMessage, Offer, pack, piece, unpack
-from laconic.consistency.side import receive_tagged
+from laconic.consistency.worker_mesh import receive_tagged
 from laconic.errors import PayloadError, PeerLost
 from laconic.transports.zeromq import ZmqTransport
 from laconic.transports.zeromq_keys import is_loopback, read_key

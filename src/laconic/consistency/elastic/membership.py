@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import time
 
-from laconic.consistency.elastic.doubt import Doubt
 from laconic.consistency.elastic.exchanged import Exchanged
 from laconic.consistency.elastic.line import Line, NewView
 from laconic.consistency.elastic.meeting import Meeting, View, event
 from laconic.consistency.elastic.options import Deadline, ElasticOptions
 from laconic.consistency.elastic.outage import RETRY_S, Outage, outlast
+from laconic.consistency.elastic.reachability import CutOffCheck
 from laconic.consistency.elastic.replica import Replica
 from laconic.consistency.elastic.watch import LOGGER, NO_MODEL, TICK_S, MemberWatch, model_lost
 from laconic.consistency.elastic.wire import Collected, MemberKind, MemberMessage, pack
@@ -172,7 +172,7 @@ class Membership(MemberWatch):
         else:
             self._report()
         self._pending = None
-        self._fresh, self._admits_at, self._doubt = True, 0.0, Doubt()
+        self._fresh, self._admits_at, self._cut_off = True, 0.0, CutOffCheck()
 
     def _gather_reports(self) -> None:
         """The coordinator's part: find out who is behind, and send them the state."""

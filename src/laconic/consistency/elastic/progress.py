@@ -1,6 +1,6 @@
 """How far the others are in the exchange of a step, by what they have said in the present view.
 
-Callers: `line.py` notes messages, `group.py` waits by it, `mesh.py` takes the pieces.
+Callers: `line.py` notes messages, `group.py` waits by it, `view_transport.py` takes the pieces.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from laconic.consistency.elastic.doubt import Doubt
 from laconic.consistency.elastic.line import Line, NewView
 from laconic.consistency.elastic.meeting import View
 from laconic.consistency.elastic.options import Deadline, ElasticOptions
 from laconic.consistency.elastic.outage import RETRY_S, Outage
+from laconic.consistency.elastic.reachability import CutOffCheck
 from laconic.consistency.elastic.replica import Replica
 from laconic.consistency.elastic.wire import MAX_MEMBERS, MemberKind, MemberMessage, pack
 from laconic.errors import PeerLost, StorageError
@@ -54,7 +54,7 @@ class MemberWatch:
         self.step, self.at_stake = NO_MODEL, 0
         self._new: set[int] = set()  # members that have not made a step with us yet
         self._held = self._begun = self._fresh = self._ending = False
-        self._doubt = Doubt()
+        self._cut_off = CutOffCheck()
         self._admits_at = 0.0  # newcomers wait until then, for the folder refused the view with them in it
 
     @property
@@ -149,7 +149,7 @@ class MemberWatch:
 
     def _hesitates(self) -> bool:
         """Whether to wait for a view that the others may make: long enough for them to miss this worker's heartbeat."""
-        return self._doubt.stands(self.view, self.id, 2 * self.options.silence_s + self.deadline.seconds)
+        return self._cut_off.suspects(self.view, self.id, 2 * self.options.silence_s + self.deadline.seconds)
 
     @property
     def _limit_s(self) -> float:

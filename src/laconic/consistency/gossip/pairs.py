@@ -23,14 +23,14 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec
+from laconic.consistency.agreed_losses import Roll
 from laconic.consistency.averaging import ModelMean, OwnWeights
 from laconic.consistency.base import Setup
 from laconic.consistency.closing import Closing
 from laconic.consistency.gossip.edges import Edges, trust
-from laconic.consistency.roll import Roll
 from laconic.consistency.servers.wire import ServerMessage as Note
 from laconic.consistency.servers.wire import unpack as unpack_note
-from laconic.consistency.side import open_mesh
+from laconic.consistency.worker_mesh import open_mesh
 from laconic.errors import CollectiveTimeout, PeerLost
 from laconic.exchange.options import flat_codec
 from laconic.storage.form import check_like

@@ -12,7 +12,7 @@ from laconic.consistency.averaging import OwnWeights
 from laconic.consistency.base import Mode, Setup, check_whole, register
 from laconic.consistency.one_sided import NO_CODEC, SharedWeights
 from laconic.consistency.servers.client import Client
-from laconic.consistency.servers.desk import Serving
+from laconic.consistency.servers.requests import Serving
 from laconic.consistency.servers.served import ServedAgreement
 from laconic.consistency.servers.shards import outlives
 from laconic.consistency.sites import Site, site_numbers

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from laconic.consistency.averaging import WEIGHT_OPTIONS, Averager, Averaging, Buffers, average_buffers
 from laconic.consistency.base import Mode, Setup, check_whole, register
-from laconic.consistency.servers.desk import Serving
+from laconic.consistency.servers.requests import Serving
 from laconic.consistency.servers.served import Served
 from laconic.consistency.servers.shards import ShardLayout
 from laconic.consistency.servers.wire import Coder

@@ -12,8 +12,8 @@ from torch import Tensor
 from laconic.consistency.averaging import OwnWeights, average_buffers
 from laconic.consistency.base import Mode, Setup, check_whole, register
 from laconic.consistency.servers.wire import ServerKind, ServerMessage, unpack
-from laconic.consistency.side import open_members, receive, wait
 from laconic.consistency.sites import Site, SiteLink, site_numbers
+from laconic.consistency.worker_mesh import open_members, receive, wait
 from laconic.errors import BadInput, PeerLost
 from laconic.exchange.collectives import all_reduce
 from laconic.exchange.options import PlannedCodec

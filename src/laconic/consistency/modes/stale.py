@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import codec as codec_of
+from laconic.consistency.agreed_losses import Roll
 from laconic.consistency.averaging import ModelMean, OwnWeights
 from laconic.consistency.base import Mode, Setup, check_whole, register
 from laconic.consistency.closing import Closing
-from laconic.consistency.roll import Roll
 from laconic.consistency.servers.client import Client
 from laconic.consistency.servers.clocks import Clocks, check_read
-from laconic.consistency.servers.desk import Serving
+from laconic.consistency.servers.requests import Serving
 from laconic.consistency.servers.served import ServedAgreement
 from laconic.consistency.servers.shards import outlives
 from laconic.consistency.servers.wire import Coder, ServerKind, ServerMessage, settings, unpack
-from laconic.consistency.side import open_mesh, receive, wait
+from laconic.consistency.worker_mesh import open_mesh, receive, wait
 from laconic.errors import BadInput, PayloadError, PeerLost
 from laconic.storage.form import check_like
 from laconic.transports.zeromq import ZmqTransport

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.consistency.roll import Roll
+from laconic.consistency.agreed_losses import Roll
 from laconic.consistency.servers.shards import ShardLayout
 from laconic.consistency.servers.wire import ServerKind, ServerMessage, unpack, weights_in
-from laconic.consistency.side import receive, wait
+from laconic.consistency.worker_mesh import receive, wait
 from laconic.errors import PeerLost
 from laconic.transports.zeromq import ZmqTransport
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import Tensor
 
+from laconic.consistency.agreed_losses import Roll
 from laconic.consistency.averaging import Buffers, OwnWeights
 from laconic.consistency.base import Setup
-from laconic.consistency.roll import Roll
 from laconic.consistency.servers.client import Client
-from laconic.consistency.servers.desk import Serving
+from laconic.consistency.servers.requests import Serving
 from laconic.consistency.servers.server import Server
 from laconic.consistency.servers.shards import (
     ShardLayout,
@@ -28,7 +28,7 @@ from laconic.consistency.servers.shards import (
     plain_options,
 )
 from laconic.consistency.servers.wire import Coder
-from laconic.consistency.side import open_members
+from laconic.consistency.worker_mesh import open_members
 from laconic.errors import BadInput
 from laconic.exchange.layout import SetAside
 from laconic.storage.form import check_like

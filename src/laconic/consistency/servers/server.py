@@ -1,7 +1,8 @@
 """A parameter server: a thread that holds shards of the weights, and notices who is gone.
 
 Callers: `async_`, `stale`, `centre` through `served.py`. One thread owns its transport; the worker beside it speaks to
-it by messages as all others do, and only `lock` is shared, for checkpoints. What becomes of a message is `desk.py`'s.
+it by messages as all others do, and only `lock` is shared, for checkpoints. `requests.py` says what becomes of a
+message.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Any
 
 import torch
 
-from laconic.consistency.roll import Roll
-from laconic.consistency.servers.desk import Desk, Serving
+from laconic.consistency.agreed_losses import Roll
+from laconic.consistency.servers.requests import RequestHandler, Serving
 from laconic.consistency.servers.shards import ShardLayout, WeightShard
 from laconic.consistency.servers.wire import ServerMessage, unpack
-from laconic.consistency.side import TICK_S, receive
+from laconic.consistency.worker_mesh import TICK_S, receive
 from laconic.errors import BadInput, PeerLost
 from laconic.transports.zeromq import ZmqTransport
 
@@ -45,7 +46,7 @@ class Server:
         self.sent_nbytes = 0
         self.lock = threading.Lock()
         self._homes = layout.homes
-        self._desk = Desk(mesh.rank, layout, shards, serving, self._send)
+        self._handler = RequestHandler(mesh.rank, layout, shards, serving, self._send)
         self._stopped_at = 0.0
         self._threads = torch.get_num_threads()
         self._stop = threading.Event()
@@ -60,7 +61,7 @@ class Server:
     def _owes(self) -> bool:
         """Whether a copy has yet to confirm a request, or this server may have to answer in the place of a lost one."""
         waited_s = time.monotonic() - self._stopped_at
-        return (self._desk.held and waited_s < OWES_S) or (self._desk.unanswered and waited_s < ENDS_S)
+        return (self._handler.held and waited_s < OWES_S) or (self._handler.unanswered and waited_s < ENDS_S)
 
     def join(self, timeout_s: float = 10.0) -> None:
         """Wait for the end of the thread."""
@@ -84,7 +85,7 @@ class Server:
         with self.lock:
             for number, shard in self.shards.items():
                 shard.load_state_dict(state[str(number)])
-            self._desk.renew_copies()
+            self._handler.renew_copies()
 
     def _run(self) -> None:
         torch.set_num_threads(self._threads)  # a thread begins with the number of cores
@@ -101,26 +102,26 @@ class Server:
         came = receive(self.mesh, TICK_S)
         with self.lock:
             self._look_around()
-            if came is not None and came[0] in self._desk.live:  # else from one that was given up
-                self._desk.take(came[0], unpack(came[1]))
-            self._desk.answer()
+            if came is not None and came[0] in self._handler.live:  # else from one that was given up
+                self._handler.take(came[0], unpack(came[1]))
+            self._handler.answer()
 
     def _look_around(self) -> None:
         """Go on without those who are gone, once all agree that they are; who has finished may go."""
-        desk = self._desk
-        if desk.held:
+        handler = self._handler
+        if handler.held:
             self.roll.look()
-        gone = desk.live - set(self.mesh.peers)
+        gone = handler.live - set(self.mesh.peers)
         if gone:
             self.roll.look(0.0)
-        for member in sorted(desk.live):
+        for member in sorted(handler.live):
             if self._homes[member] in self.roll.lost:
-                desk.leave(member)
-        for member in sorted(gone & desk.live):
+                handler.leave(member)
+        for member in sorted(gone & handler.live):
             rank = self._homes[member]
-            if not self._stop.is_set() and rank != self.roll.rank and not desk.is_idle(rank):
+            if not self._stop.is_set() and rank != self.roll.rank and not handler.is_idle(rank):
                 self.roll.give_up(rank)
-            desk.leave(member)
+            handler.leave(member)
 
     def _send(self, member: int, message: ServerMessage) -> None:
         data = message.pack()

@@ -18,12 +18,12 @@ from laconic.lab.records import interruptions, metrics
 from laconic.lab.records.interruptions import first_line
 from laconic.lab.records.record import Configuration, Record, Trial
 from laconic.lab.report import words
-from laconic.lab.runs.free import shares_file
 from laconic.lab.runs.progress import Progress
 from laconic.lab.runs.run import Run
 from laconic.lab.runs.spec import RunSpec, combined
 from laconic.lab.runs.stopping import on_signal, only_one
 from laconic.lab.runs.trial import failed_trial
+from laconic.lab.runs.unsynchronised import shares_file
 from laconic.lab.runs.workers import Workers
 
 Note = Callable[[str], None]

@@ -24,7 +24,6 @@ from laconic.exchange.auto import GUESS
 from laconic.lab.clusters.cluster import Cluster
 from laconic.lab.clusters.launch import is_launched
 from laconic.lab.records.record import Configuration, LinkSetting
-from laconic.lab.runs.free import FreeTraining
 from laconic.lab.runs.spec import TrialSpec
 from laconic.lab.runs.stopping import request_stop
 from laconic.lab.runs.trainer import (
@@ -35,6 +34,7 @@ from laconic.lab.runs.trainer import (
     Scored,
     compute_repeatably,
 )
+from laconic.lab.runs.unsynchronised import FreeTraining
 from laconic.transports.launcher import LocalJob, process_context, start_fork_server
 from laconic.transports.profile import Profile
 from laconic.transports.world import World, init

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from laconic.lab.runs.free import Shares
+from laconic.lab.runs.unsynchronised import Shares
 
 
 def _take_all(path: Path) -> list[int]:

@@ -58,7 +58,7 @@ class _Held:
     unstored: set[int]  # copies that have yet to confirm
 
 
-class Desk:
+class RequestHandler:
     """One server's shards and the requests it has yet to answer.
 
     Args:

@@ -23,7 +23,7 @@ ANSWER_S = 0.4  # how long they have to answer
 _UNDER_WAY = (0, errno.EINPROGRESS)
 
 
-class Doubt:
+class CutOffCheck:
     """One worker's, while it waits for the others of one view."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Doubt:
         self._asked_at = 0.0
         self._is_cut_off = False
 
-    def stands(self, view: View, own: int, patience_s: float) -> bool:
+    def suspects(self, view: View, own: int, patience_s: float) -> bool:
         """Whether most of those who may live are out of reach; for `patience_s` from the first time at most.
 
         With two members, or two halves, nobody has a majority: whoever is first goes on.
