@@ -2,9 +2,10 @@
 
     python -m benchmarks fuzz-shrink [--mutations 10000] [--seed 0]
 
-A third of the files are damaged and nothing more, and must be refused. A third have payloads damaged under checksums
-computed anew, so that the coders are reached; a third have forged headers: those may be refused or decoded, to the
-shapes their headers say, within a second and within the limit on memory.
+A fifth of the files are damaged and nothing more, and must be refused. The others have checksums that fit: payloads
+that were damaged, so that the coders are reached; headers with forged fields; headers of any text, which inflate to
+another size than they say; and large tensors with too little to decode. Those may be refused or decoded, to the shapes
+their headers say, within a second and within the limit on memory.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 
 from laconic.errors import PayloadError
 from laconic.shrinking import file
-from tests.shrinking.samples import sample_parts, with_header
+from tests.shrinking.samples import hollow, sample_parts, with_header, with_text
 
 MOST_NBYTES = 1 << 24
 FIELDS = [field.name for field in dataclasses.fields(file.TensorEntry)]
@@ -33,6 +34,7 @@ ODD: tuple[Any, ...] = (
     -1, 0, 1, 255, 256, 1 << 16, 1 << 31, 1 << 40, 1 << 63, 1 << 70, 2.5, 1e300, "x", "", None, True, [], [0], [-1],
     [1 << 30, 1 << 30], [0, 1 << 61], [[1]], {"a": 1}, "raw", "exact", "shared", "even", "f2", "f4", "int64",
 )  # fmt: skip
+FILLING = (b" ", b"[],", b"0,", b'"",', b"[", b'{"":', b"9", b"1e9,", b"null,")
 
 
 def damaged(data: bytes, rng: np.random.Generator) -> bytes:
@@ -70,8 +72,8 @@ class Fuzzer:
         """What was wrong, a line each."""
         found = []
         for turn in range(mutations):
-            make = (self._plain, self._coded, self._forged)[turn % 3]
-            wrong = self._check(make(), must_be_refused=turn % 3 == 0)
+            make = (self._plain, self._coded, self._forged, self._inflated, self._hollow)[turn % 5]
+            wrong = self._check(make(), must_be_refused=turn % 5 == 0)
             if wrong:
                 found.append(f"file {turn}: {wrong}")
         return found
@@ -103,6 +105,23 @@ class Fuzzer:
             row[FIELDS[self.rng.integers(len(FIELDS))]] = ODD[self.rng.integers(len(ODD))]
 
         return with_header(self.good, change, self.payloads if self.rng.integers(2) else None)
+
+    def _inflated(self) -> bytes:
+        """A header of much of the same, or with some of its text overwritten, that says any size."""
+        stored = int.from_bytes(self.good[12:16], "little")
+        text = bytearray(zlib.decompress(self.good[32 : 32 + stored]))
+        if self.rng.integers(2):
+            text = bytearray(b'{"about":{},"tensors":[' + FILLING[self.rng.integers(len(FILLING))] * 1_000_000)
+        for _ in range(self.rng.integers(3)):
+            at = int(self.rng.integers(len(text)))
+            text[at : at + 1] = FILLING[self.rng.integers(len(FILLING))]
+        size = [len(text), 0, 1, len(text) - 1, len(text) + 1, 1 << 26, (1 << 32) - 1][self.rng.integers(7)]
+        return with_text(self.good, bytes(text), size)
+
+    def _hollow(self) -> bytes:
+        """A tensor of any size whose chunks hold a byte each, or nothing."""
+        rows, columns = (1 << int(power) for power in self.rng.integers(0, 17, size=2))
+        return hollow(rows, columns, int(self.rng.integers(2)))
 
     def _read(self, data: bytes) -> file.Reader:
         self.path.write_bytes(data)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from laconic.shrinking import file
+from laconic.shrinking.coder import chunks
 from laconic.shrinking.parts import Part, Shared, Whole, uniform
 
 
@@ -53,3 +54,20 @@ def with_header(data: bytes, change: Callable[[Any], None], payloads: Sequence[b
             gap = -(32 + len(packed) + len(body)) % file.ALIGNMENT if row["coding"] == "raw" else 0
             body += bytes(gap) + payload
     return sealed(data[:12] + struct.pack("<II", len(packed), len(text)) + bytes(12) + packed + body)
+
+
+def with_text(data: bytes, text: bytes, declared: int | None = None) -> bytes:
+    """A file without payloads whose header is any text, which may say another inflated size; all checksums fit."""
+    packed = zlib.compress(text, 9)
+    size = len(text) if declared is None else declared
+    return sealed(data[:12] + struct.pack("<II", len(packed), size) + bytes(12) + packed)
+
+
+def hollow(rows: int, columns: int, nbytes: int = 0) -> bytes:
+    """A file of a tensor of any size whose chunks all have so few bytes."""
+    count = chunks.count(rows, columns)
+    payload = bytes(5 + nbytes * count)
+    row = {"name": "w", "shape": [rows, columns], "dtype": "float32", "coding": "even", "nbytes": len(payload),
+           "crc32": zlib.crc32(payload), "chunks": [nbytes] * count, "levels": 1, "values": "f4"}  # fmt: skip
+    data = with_text(file.dumps({}), json.dumps({"about": {}, "tensors": [row]}, separators=(",", ":")).encode())
+    return sealed(data + payload)

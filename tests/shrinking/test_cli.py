@@ -33,6 +33,10 @@ def test_a_file_of_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert found["dense_nbytes"] == 4 * sum(p.numel() for p in model.parameters())
     assert abs(found["density"] - 0.2) < 0.01
     assert len(laconic.load_shrunk(out)["0.weight"].unique()) <= 9
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", str(out), "--memory", "10KB"])
+    assert ended.value.code == 2
+    assert "would take 20660 bytes, more than 10000; allow more by most_nbytes, or --memory" in capsys.readouterr().err
     _run(capsys, "shrink", tmp_path / "a.pt", "-o", out, "--share", "none")
     assert torch.equal(laconic.load_shrunk(out)["1.weight"], model[1].weight)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import hashlib
 import os
 import struct
 import subprocess
 import sys
 import tracemalloc
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +22,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import laconic
-from laconic.errors import BadInput, LaconicError, PayloadError
+from laconic.errors import BadInput, PayloadError
 from laconic.shrinking import file
 from laconic.shrinking.coder import chunks
 from laconic.shrinking.parts import Part, Shared, Whole, uniform
-from tests.shrinking.samples import sample_parts, with_header
+from tests.shrinking.samples import hollow, sample_parts, with_header, with_text
 
 
 def test_round_trip_is_exact(tmp_path: Path) -> None:
@@ -188,8 +192,77 @@ def test_nothing_large_is_allocated_for_a_forged_shape(tmp_path: Path) -> None:
         header["tensors"][0]["shape"] = [1 << 20, 1 << 20]
 
     path = _saved(tmp_path, with_header(file.dumps(sample_parts()), change))
-    tracemalloc.start()
-    with pytest.raises(LaconicError):
+    with _little_memory(), pytest.raises(PayloadError):
         file.Reader(path)
-    assert tracemalloc.get_traced_memory()[1] < 4 << 20
-    tracemalloc.stop()
+
+
+@contextlib.contextmanager
+def _little_memory() -> Iterator[None]:
+    """What is done within takes less than 4 MiB."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("declared", [0, 1, 100, 1 << 26])
+def test_a_header_inflates_to_the_size_it_says_and_no_further(declared: int, tmp_path: Path) -> None:
+    """256 KiB inflate to 256 MiB: nothing of it is made, nor parsed, before the sizes were found right."""
+    path = _saved(tmp_path, with_text(file.dumps({}), b"[" + b" " * (1 << 28), declared))
+    with _little_memory(), pytest.raises(PayloadError, match="header"):
+        file.Reader(path)
+
+
+def test_a_header_is_no_larger_than_its_file_explains(tmp_path: Path) -> None:
+    """Parsed, 20 MB of empty lists in 20 KB would take half a gigabyte."""
+    text = b'{"about":{},"tensors":[' + b"[]," * (20_000_000 // 3) + b"[]]}"
+    path = _saved(tmp_path, with_text(file.dumps({}), text))
+    with _little_memory(), pytest.raises(PayloadError, match="header"):
+        file.Reader(path)
+
+
+def test_every_chunk_has_a_byte(tmp_path: Path) -> None:
+    """Else a file of 700 bytes declares 64 GiB."""
+    path = _saved(tmp_path, hollow(1 << 17, 1 << 17))
+    assert path.stat().st_size < 1000
+    with pytest.raises(PayloadError, match="chunk"):
+        file.Reader(path)
+    ones = np.ones((300, 300), np.uint8)  # all decisions are 1: nothing but the end has to be written
+    for part in (Shared(ones, np.array([0, 1], np.float32)), Whole(torch.full((100_000,), -1, dtype=torch.int8))):
+        reader = file.Reader(_saved(tmp_path, file.dumps({"w": part})))
+        assert torch.equal(reader.tensor("w"), part.dense())
+
+
+def test_a_small_file_gives_no_more_than_is_asked_for(tmp_path: Path) -> None:
+    """2 GiB that are all pruned are 60 KB: whoever wants them says so."""
+    coded = chunks.encode(np.zeros((512, 128), np.uint8), 1)[0]
+    count = chunks.count(1 << 14, 1 << 15)
+
+    def change(header: Any) -> None:
+        header["tensors"][0] |= {"shape": [1 << 14, 1 << 15], "chunks": [len(coded)] * count,
+                                 "nbytes": len(payload), "crc32": zlib.crc32(payload)}  # fmt: skip
+
+    payload = struct.pack("<e", 1) + coded * count
+    small = file.dumps({"w": Shared(np.zeros((2, 2), np.uint8), np.array([0, 1], np.float32))})
+    path = _saved(tmp_path, with_header(small, change, [payload]))
+    with pytest.raises(PayloadError, match=r"2147483648 bytes.*most_nbytes"):
+        laconic.load_shrunk(path)
+    assert file.Reader(path, most_nbytes=1 << 31).dense_nbytes == 1 << 31
+    with pytest.raises(PayloadError, match="8000 bytes, more than 4000"):
+        laconic.load_shrunk(_saved(tmp_path, file.dumps({"w": Whole(torch.zeros(2000))})), most_nbytes=4000)
+    with pytest.raises(BadInput, match="most_nbytes is a number of bytes, 1 or more"):
+        laconic.load_shrunk(path, most_nbytes=0)
+
+
+def test_memory_that_cannot_be_had_is_said(tmp_path: Path) -> None:
+    """A tensor of 2⁴⁷ bytes: no machine has so many addresses."""
+    reader = file.Reader(_saved(tmp_path, file.dumps({"w": Shared(np.ones((300, 300), np.uint8), BOOK)})))
+    reader.entries["w"] = dataclasses.replace(reader.entries["w"], shape=(1 << 20, 1 << 25))
+    for ask in (reader.tensor, reader.part, lambda name: reader.rows(name, 0, 1 << 20)):
+        with pytest.raises(PayloadError, match=r"tensor 'w' takes .* bytes, which this machine does not give"):
+            ask("w")
+
+
+BOOK = np.array([0, 1], np.float32)

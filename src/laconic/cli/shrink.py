@@ -18,6 +18,7 @@ from torch import Tensor
 
 from laconic.cli.shared import Json, count_option, echo_json, echo_table
 from laconic.errors import BadInput, MissingExtra, UnknownName, near
+from laconic.quantities import parse_nbytes
 from laconic.shrinking import file
 from laconic.shrinking.door import encode_exactly, shrink_state
 from laconic.shrinking.door import shrink as shrink_model
@@ -78,12 +79,18 @@ def shrink(
             train: Any = TaskTraining(task, epochs) if epochs else task
             small = shrink_model(task.model, train, None, budget, plan=plan, folder=folder, progress=say)
         small.save(output)
-    _show(report(file.Reader(output)), json)
+    _show(report(file.Reader(output, file.UNLIMITED)), json)
 
 
-def inspect(path: Annotated[Path, typer.Argument(help="A .lac file.")], json: Json = False) -> None:
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A .lac file.")],
+    memory: Annotated[
+        str | None, typer.Option(help="Refuse a file whose tensors take more, such as 8GB; default: 4,096 × the file.")
+    ] = None,
+    json: Json = False,
+) -> None:
     """Tabulate a .lac file, layer by layer."""
-    _show(report(file.Reader(path)), json)
+    _show(report(file.Reader(path, None if memory is None else parse_nbytes(memory, "memory"))), json)
 
 
 @contextmanager

@@ -58,7 +58,7 @@ class Shrunk:
         """Layer by layer, as the file will be."""
         with tempfile.TemporaryDirectory() as folder:
             self.save(Path(folder) / "model.lac")
-            return report(file.Reader(Path(folder) / "model.lac"))
+            return report(file.Reader(Path(folder) / "model.lac", file.UNLIMITED))
 
     def __str__(self) -> str:
         return str(self.report())
@@ -166,6 +166,7 @@ def load_shrunk(
     sparse: Literal["auto", "always", "never"] = "auto",
     *,
     batch: int = 1,
+    most_nbytes: int | None = None,
 ) -> Any:
     """The tensors of a `.lac` file by name, or the model with them.
 
@@ -175,9 +176,11 @@ def load_shrunk(
         sparse: "auto" lets fully connected layers of few weights compute with those alone where that is measured to
             be quicker; "always" does so unmeasured; "never" leaves dense weights in plain torch layers.
         batch: samples at a time, for the measurement.
+        most_nbytes: refuse a file whose tensors take more memory. None: 4,096 times the file's bytes, or 1 GiB, which
+            only models of almost nothing but zeros exceed.
 
     Raises:
-        PayloadError: the file is cut off, changed, of another kind or a newer version.
+        PayloadError: the file is cut off, changed, of another kind or a newer version, or takes too much memory.
         BadInput: the names or shapes are not the model's; the differences are listed.
 
     >>> import tempfile, laconic
@@ -191,7 +194,9 @@ def load_shrunk(
         raise BadInput(f"sparse is 'auto', 'always' or 'never', got {sparse!r}")
     if batch < 1:
         raise BadInput(f"batch is 1 sample or more, got {batch}")
-    reader = file.Reader(path)
+    if most_nbytes is not None and most_nbytes < 1:
+        raise BadInput(f"most_nbytes is a number of bytes, 1 or more, got {most_nbytes}")
+    reader = file.Reader(path, most_nbytes)
     if into is None:
         return {name: reader.tensor(name) for name in reader.entries}
     if not isinstance(into, nn.Module):

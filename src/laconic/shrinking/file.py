@@ -34,8 +34,13 @@ from laconic.storage.tree import DTYPES
 MAGIC = b"\x89LACONS\n"
 VERSION = 1
 ALIGNMENT = 64
-MOST_NBYTES = 1 << 36  # of the tensors of a file; `most_nbytes` sets another limit
+# What a file may declare unless `most_nbytes` allows more: a model of which one weight in 1,000 is left has some 2,000
+# bytes of tensors for a byte of the file, and one of zeros 30,000.
+SMALL_NBYTES = 1 << 30
+MOST_PER_BYTE = 4096
+UNLIMITED = 1 << 62  # for files that this process wrote
 _MOST_HEADER = 1 << 26
+_SMALL_HEADER, _HEADER_PER_BYTE = 1 << 20, 16  # bytes inflated: a chunk has a byte of the file and 6 of the header
 _PREFIX = struct.Struct("<8sIIII8s")  # magic, version, header's bytes, inflated, their crc32, digest of what follows
 _VALUES = {"f2": 2, "f4": 4}
 
@@ -156,13 +161,13 @@ class Reader:
 
     Args:
         path: the file.
-        most_nbytes: the most that its tensors may take when decoded.
+        most_nbytes: the most that its tensors may take when decoded; None: 4,096 times the file's bytes, or 1 GiB.
 
     Raises:
         PayloadError: it cannot be read, is cut off, changed, larger than allowed, of another kind or a newer version.
     """
 
-    def __init__(self, path: str | os.PathLike[str], most_nbytes: int = MOST_NBYTES) -> None:
+    def __init__(self, path: str | os.PathLike[str], most_nbytes: int | None = None) -> None:
         self.path = Path(path)
         try:
             self.nbytes = self.path.stat().st_size
@@ -174,7 +179,8 @@ class Reader:
         try:
             header = _header(self._data)
             self.about: dict[str, Any] = header["about"]
-            self.entries = _entries(header["tensors"], self._data, most_nbytes)
+            limit = max(SMALL_NBYTES, MOST_PER_BYTE * self.nbytes) if most_nbytes is None else most_nbytes
+            self.entries = _entries(header["tensors"], self._data, limit)
         except PayloadError as error:
             raise PayloadError(f"{path}: {error}") from error
 
@@ -189,7 +195,7 @@ class Reader:
         if entry.coding in ("raw", "exact"):
             return Whole(self.tensor(name), exact=entry.coding == "exact")
         values, offset, step = self._values(entry)
-        symbols = np.empty(chunks.matrix_shape(entry.shape), np.uint8)
+        symbols: Array = self._room(name, chunks.matrix_shape(entry.shape), torch.uint8).numpy()
         with self._naming(name):
             chunks.decode(self._chunks(entry), symbols, entry.levels, masked=entry.coding == "shared")
         symbols = symbols.reshape(entry.shape)
@@ -209,7 +215,7 @@ class Reader:
             raw = torch.from_numpy(self._data[entry.at : entry.at + entry.nbytes])
             found = raw.view(dtype).reshape(entry.shape) if entry.nbytes else torch.empty(entry.shape, dtype=dtype)
             return found if out is None else out.copy_(found)
-        target = torch.empty(entry.shape, dtype=dtype) if out is None else out
+        target = self._room(name, entry.shape, dtype) if out is None else out
         with self._naming(name):
             if entry.coding == "exact":
                 return exact.decode(self._chunks(entry), [list(plane) for plane in entry.chunks], target)
@@ -235,12 +241,20 @@ class Reader:
         first, last = start // height, -(-stop // height)
         across = chunks.count(total, columns) // -(-total // height)
         top = first * height
-        out = np.empty((max(0, min(last * height, total) - top), columns), np.float32)
+        out = self._room(name, (max(0, min(last * height, total) - top), columns), torch.float32).numpy()
         coded = self._chunks(entry)[first * across : last * across]
         values, _, _ = self._values(entry)
         with self._naming(name):
             chunks.decode(coded, out, entry.levels, masked=entry.coding == "shared", values=values, tile=tile)
         return torch.from_numpy(out)[start - top : stop - top].reshape(-1, *entry.shape[1:])
+
+    def _room(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory to decode a tensor into."""
+        try:
+            return torch.empty(shape, dtype=dtype)
+        except RuntimeError as error:
+            takes = f"takes {math.prod(shape) * dtype.itemsize} bytes, which this machine does not give"
+            raise PayloadError(f"{self.path}: tensor '{name}' {takes}") from error
 
     @contextlib.contextmanager
     def _naming(self, name: str) -> Iterator[None]:
@@ -282,8 +296,10 @@ def _header(data: Array) -> dict[str, Any]:
         raise PayloadError("not a .lac file: it begins otherwise")
     if version != VERSION:
         raise PayloadError(f"a .lac file of version {version}, this is version {VERSION}; a newer Laconic may read it")
-    if stored > data.size - _PREFIX.size or size > _MOST_HEADER:
+    if stored > data.size - _PREFIX.size:
         raise PayloadError(f"cut off or changed: a header of {stored} bytes, {size} inflated, in {data.size} bytes")
+    if not 0 < size <= min(_MOST_HEADER, _SMALL_HEADER + _HEADER_PER_BYTE * data.size):
+        raise PayloadError(f"made by something else: a header of {size} bytes, inflated, in a file of {data.size}")
     body = data[_PREFIX.size :]
     packed = body[:stored].tobytes()
     if zlib.crc32(packed, zlib.crc32(data[:20].tobytes())) != check:
@@ -292,12 +308,14 @@ def _header(data: Array) -> dict[str, Any]:
         raise PayloadError("cut off or changed since it was written: its checksum does not fit")
     try:
         inflater = zlib.decompressobj()
-        text = inflater.decompress(packed, size)
+        text = inflater.decompress(packed, size + 1)
     except zlib.error as error:
         raise PayloadError(f"made by something else: its header cannot be inflated: {error}") from error
+    if len(text) != size or not inflater.eof or inflater.unused_data:
+        raise PayloadError(f"made by something else: its header does not inflate to {size} bytes, as it says")
     header = json_text.parse(text)
-    if len(text) != size or not inflater.eof or not isinstance(header, dict):
-        raise PayloadError("made by something else: its header is no object of the size it says")
+    if not isinstance(header, dict):
+        raise PayloadError("made by something else: its header is no object of JSON")
     if not isinstance(header.get("about"), dict) or not isinstance(header.get("tensors"), list):
         raise PayloadError("made by something else: its header lacks 'about' or 'tensors'")
     return header
@@ -307,12 +325,12 @@ def _entries(rows: list[Any], data: Array, most_nbytes: int) -> dict[str, Tensor
     """The header's tensors, each checked against the file before anything is allocated for it."""
     at = _PREFIX.size + struct.unpack("<I", data[12:16].tobytes())[0]
     found: dict[str, TensorEntry] = {}
-    left = most_nbytes
-    for row in rows:
-        entry = _entry(row)
-        left -= entry.dense_nbytes
-        if left < 0:
-            raise PayloadError(f"its tensors would take more than {most_nbytes} bytes; most_nbytes sets the limit")
+    entries = [_entry(row) for row in rows]
+    dense_nbytes = sum(entry.dense_nbytes for entry in entries)
+    if dense_nbytes > most_nbytes:
+        cure = "allow more by most_nbytes, or --memory, if you trust it"
+        raise PayloadError(f"its tensors would take {dense_nbytes} bytes, more than {most_nbytes}; {cure}")
+    for entry in entries:
         at += -at % ALIGNMENT if entry.coding == "raw" else 0
         payload = data[at : at + entry.nbytes]
         if entry.name in found or payload.size != entry.nbytes or zlib.crc32(payload.data) != entry.crc32:
@@ -335,6 +353,8 @@ def _entry(row: Any) -> TensorEntry:
         lengths = [length for each in lists for length in each]
         if not all(type(n) is int and 0 <= n < 1 << 62 for n in whole + lengths) or len(entry.shape) > 64:
             raise ValueError("a size or length is not a whole number")
+        if 0 in lengths:
+            raise ValueError(f"tensor {entry.name!r} has an empty chunk")
         _check_sizes(entry, lists, sum(lengths))
     except (TypeError, KeyError, ValueError, OverflowError) as error:
         raise PayloadError(f"made by something else: {error}") from error

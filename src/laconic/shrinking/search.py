@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from laconic.errors import BadInput
 from laconic.shrinking import prune, retrain
-from laconic.shrinking.file import Reader, write
+from laconic.shrinking.file import UNLIMITED, Reader, write
 from laconic.shrinking.parts import Part
 from laconic.shrinking.plan import Plan
 from laconic.shrinking.share import build, share
@@ -197,7 +197,7 @@ def _name(what: str, *of: object) -> str:
 
 
 def _read_candidate(path: Path) -> tuple[str, tuple[dict[str, Part], float]]:
-    reader = Reader(path)
+    reader = Reader(path, UNLIMITED)
     parts = {each: reader.part(each) for each in reader.entries}
     return str(reader.about["key"]), (parts, float(reader.about["error"]))
 

@@ -82,7 +82,8 @@ def encode(symbols: Array, levels: int, *, masked: bool = True) -> list[bytes]:
     def some(start: int, stop: int) -> list[bytes]:
         data, written = np.empty(room, np.uint8), []
         for tile in tiles[start:stop]:
-            used = encode_tile(np.ascontiguousarray(tile), levels, masked, data, *tables())
+            data[0] = 0  # what a chunk is where all decisions are 1: an empty one could declare anything for nothing
+            used = max(1, encode_tile(np.ascontiguousarray(tile), levels, masked, data, *tables()))
             written.append(data[:used].tobytes())
         return written
 
