@@ -121,7 +121,7 @@ def test_what_is_used_again_has_its_weights_once_and_its_work_each_time() -> Non
 def test_memory_on_shapes_alone_is_that_of_a_real_step(spec: str) -> None:
     sample = (16,) if spec.startswith("char") else None
     found = cost(spec, batch=3, sample=sample, optimizer="adam")
-    assert found.traced_on == "meta"
+    assert not found.notes  # nothing was run for real
     chosen = subject(spec, sample, None, "adam")
     model = chosen.model("cpu")
     traced = step(model, (chosen.inputs(3, "cpu"),), sum_of_outputs, chosen.optimizer)

@@ -42,6 +42,8 @@ def cost(
     echo_table(HEADINGS, rows, left=("kind",))
     for line in _totals(found, rate, train=not evaluate):
         typer.echo(words.plain(line))
+    for note in found.notes:
+        typer.echo(note)
     if methods:
         _methods(found)
 
@@ -65,6 +67,8 @@ def _totals(found: Cost, rate: float, train: bool) -> list[str]:
         f"  forward   {total['multiply_adds']:,} multiply-adds; work W {total['work']:,}, depth D {found.depth:,}, "
         f"average parallelism W/D {words.digits(total['parallelism'])}",
     ]
+    if found.uncounted:
+        lines.append(f"  not counted: the multiply-adds of {', '.join(found.uncounted)}")
     if train:
         lines.append(f"  backward  {total['backward_multiply_adds']:,} multiply-adds")
         lines.append(

@@ -15,8 +15,12 @@ from torch.utils._pytree import tree_leaves
 
 from laconic.errors import BadInput, LaconicError
 from laconic.planner import formulas
+from laconic.planner.shapes import NeedsValues, Shapes
 from laconic.planner.subject import Subject, subject
 from laconic.planner.trace import Trace, step
+
+RUN_ONCE = "A step was run once for real on this processor: what an LSTM's kernel saves, only the kernel knows."
+NO_CACHE = "The cache for generating text was switched off (use_cache=False)."
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ class Cost:
         depth: of the forward pass: the longest path, which branches side by side do not lengthen.
         optimizer_nbytes: the optimiser's state.
         training_nbytes: the most that is allocated at once in a training step.
+        uncounted: operators that multiply, forward or backward, and whose multiply-adds are not in the totals.
+        notes: sentences on how the model was followed, where that needs saying.
     """
 
     name: str
@@ -86,7 +92,8 @@ class Cost:
     optimizer_nbytes: int
     training_nbytes: int
     backward_multiply_adds: int
-    traced_on: str
+    uncounted: tuple[str, ...]
+    notes: tuple[str, ...]
 
     def total(self, field: str) -> int:
         """The sum over the layers."""
@@ -112,7 +119,8 @@ class Cost:
             "weight_joules_per_sample": formulas.dram_joules(total["parameters"] / self.batch),
             "joules_per_sample": formulas.dram_joules(self.dram_words),
         }
-        head = {"model": self.name, "batch": self.batch, "sample": self.sample, "traced_on": self.traced_on}
+        head = {"model": self.name, "batch": self.batch, "sample": self.sample,
+                "uncounted": self.uncounted, "notes": self.notes}  # fmt: skip
         return {**head, "layers": [asdict(layer) for layer in self.layers], "total": total}
 
 
@@ -141,30 +149,44 @@ def cost(
     size = chosen.batch if batch is None else batch
     if size < 1:
         raise BadInput(f"--batch must be at least 1, got {size}")
-    built, trace, device = _traced(chosen, size, train)
-    return _cost(chosen, size, built, trace, device)
+    built, trace, notes = _traced(chosen, size, train)
+    return _cost(chosen, size, built, trace, notes)
 
 
-def _traced(chosen: Subject, batch: int, train: bool) -> tuple[nn.Module, Trace, str]:
-    """On shapes alone where that is the same as on a processor; else for real, at the cost of a step."""
-    rule = chosen.optimizer if train else None
-    errors: list[Exception] = []
-    for device in ("meta", "cpu"):
-        try:
-            built = chosen.model(device)
-            if device == "meta" and train and any(isinstance(m, nn.LSTM) for m in built.modules()):
-                continue  # what its kernel saves, only the kernel knows
-            return built, step(built, (chosen.inputs(batch, device),), sum_of_outputs, rule), device
-        except LaconicError:
-            raise
-        except Exception as error:  # whatever a user's model raises
-            errors.append(error)
-    reason = str(errors[-1]).strip().splitlines()[0] if str(errors[-1]).strip() else type(errors[-1]).__name__
-    shape = "×".join(map(str, (batch, *chosen.sample)))
-    raise BadInput(
-        f"'{chosen.name}' cannot be run on an input of shape {shape}: {reason[:200]}; give the shape of one input by "
-        "--input-shape, its type by --input-type, and --batch 2 or more for batch normalisation"
-    ) from errors[-1]
+def _traced(chosen: Subject, batch: int, train: bool) -> tuple[nn.Module, Trace, tuple[str, ...]]:
+    """On shapes alone; a model with an LSTM is trained for real, at the cost of a step. Returns what was done, too."""
+    shapes, rule = Shapes(), chosen.optimizer if train else None
+    try:
+        with shapes:
+            built = chosen.model("meta")
+            x = chosen.inputs(batch, "meta")
+        if train and any(isinstance(module, nn.LSTM) for module in built.modules()):
+            built = chosen.model("cpu")
+            notes = _without_cache(built)
+            trace = step(built, (chosen.inputs(batch, "cpu"),), sum_of_outputs, rule)
+            return built, trace, (*notes, RUN_ONCE)
+        notes = _without_cache(built)
+        return built, step(built, (x,), sum_of_outputs, rule, shapes), notes
+    except LaconicError:
+        raise
+    except NeedsValues as error:
+        raise BadInput(f"'{chosen.name}' cannot be followed on shapes alone: {error}; nothing was computed") from error
+    except Exception as error:  # whatever a user's model raises
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        shape = "×".join(map(str, (batch, *chosen.sample)))
+        raise BadInput(
+            f"'{chosen.name}' cannot be run on an input of shape {shape}: {reason[:200]}; give the shape of one input "
+            "by --input-shape, its type by --input-type, and --batch 2 or more for batch normalisation"
+        ) from error
+
+
+def _without_cache(model: nn.Module) -> tuple[str, ...]:
+    """Switch off the cache that transformers' models keep for generating text, and say so."""
+    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    found = [each for each in configs if getattr(each, "use_cache", False) is True]
+    for config in found:
+        config.use_cache = False
+    return (NO_CACHE,) if found else ()
 
 
 def sum_of_outputs(output: Any) -> Tensor:
@@ -175,7 +197,7 @@ def sum_of_outputs(output: Any) -> Tensor:
     return torch.stack([each.sum() for each in outputs]).sum()
 
 
-def _cost(chosen: Subject, batch: int, model: nn.Module, trace: Trace, device: str) -> Cost:
+def _cost(chosen: Subject, batch: int, model: nn.Module, trace: Trace, notes: tuple[str, ...]) -> Cost:
     seen: set[int] = set()
     layers = []
     for name, module in model.named_modules(remove_duplicate=False):
@@ -207,7 +229,7 @@ def _cost(chosen: Subject, batch: int, model: nn.Module, trace: Trace, device: s
     return Cost(
         chosen.name, batch, chosen.sample, tuple(found), trace.depth, sum(b.numel() * b.element_size() for b in
         model.buffers()), x.numel() * x.element_size(), trace.saved_nbytes, _state_nbytes(chosen, model),
-        trace.peak_nbytes, trace.backward_multiply_adds, device,
+        trace.peak_nbytes, trace.backward_multiply_adds, tuple(sorted(trace.uncounted)), notes,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from laconic import specs
 from laconic.errors import BadInput, UnknownName
 from laconic.workloads import get, models, names
 from laconic.workloads.optimizers import adam, momentum, plain, rmsprop
-from laconic.workloads.registry import import_own
+from laconic.workloads.registry import own_factory
 from laconic.workloads.workload import Workload
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -95,12 +95,7 @@ def subject(
 def _named(spec: str) -> Subject:
     _, colon, _ = spec.partition(":")
     if colon:
-        made = import_own("model", spec)
-        if isinstance(made, Workload):
-            return _of_workload(replace(made, name="".join(spec.split())))
-        if not isinstance(made, nn.Module):
-            raise BadInput(f"model '{spec}': the factory made a {type(made).__name__}, not an nn.Module or a Workload")
-        return replace(_of_module(made), name=spec)
+        return _own(spec)
     name, _ = specs.split("model", spec)
     if name in models.names():
         network = models.describe(name)
@@ -110,6 +105,23 @@ def _named(spec: str) -> Subject:
     if name in names():
         return _of_workload(get(spec))
     raise UnknownName("model", name, {*models.names(), *names()})
+
+
+def _own(spec: str) -> Subject:
+    """Of a factory, which is called on "meta" so that weights take no memory; for real where it needs their values."""
+    build = own_factory("model", spec)
+    try:
+        with torch.device("meta"):
+            made = build()
+        needs_values = False
+    except Exception:  # it reads weights from a file, or looks at them
+        made, needs_values = build(), True
+    if isinstance(made, Workload):
+        return _of_workload(replace(build(), name="".join(spec.split())))
+    if not isinstance(made, nn.Module):
+        raise BadInput(f"model '{spec}': the factory made a {type(made).__name__}, not an nn.Module or a Workload")
+    found = replace(_of_module(made), name=spec)
+    return found if needs_values else replace(found, build=build)
 
 
 def _of_workload(workload: Workload) -> Subject:
@@ -130,7 +142,7 @@ def _of_module(model: nn.Module) -> Subject:
         memo: dict[int, Any] = {
             id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()
         }
-        memo |= {id(b): torch.empty_like(b, device="meta") for b in model.buffers()}
+        memo |= {id(b): b.to("meta") for b in model.buffers() if b.layout == torch.strided}  # sparse: as many values
         return copy.deepcopy(model, memo)
 
     takes_numbers = isinstance(next((m for m in model.modules() if not list(m.children())), model), nn.Embedding)

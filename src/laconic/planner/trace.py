@@ -1,8 +1,8 @@
 """Runs a training step of a model on shapes alone, and notes what every layer computes, saves and allocates.
 
-Callers: `cost.py`. The tensors are on torch's "meta" device, which has shapes but no memory; so a step of VGG takes a
-second and no gigabytes. Two things are different there from a processor, and are put right: attention takes the fused
-kernel that a processor takes, and what a recurrent layer saves is only known from running it.
+Callers: `cost.py`. The tensors are on torch's "meta" device, which has shapes but no memory (`shapes.py`); so a step of
+VGG takes a second and no gigabytes. Two things are different there from a processor, and are put right: attention takes
+the fused kernel that a processor takes, and what a recurrent layer saves is only known from running it.
 
 Every storage is followed from the operator that makes it to its end: so the peak is that of the step, with what
 backward and the optimiser make, and not a sum of what layers say.
@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from laconic.operators.shape import Convolution
 from laconic.planner.counting import count
+from laconic.planner.shapes import Shapes
 
 
 @dataclass
@@ -61,6 +62,7 @@ class Trace:
         layers: by the module's name, in the order of their first call.
         depth: the longest path through the forward pass.
         backward_multiply_adds: of the gradients.
+        uncounted: operators that multiply, and whose multiply-adds are not counted.
         saved_nbytes: what all layers keep for backward, each storage once.
         peak_nbytes: the most that is allocated at once in a step, with weights, gradients and the optimiser's state.
     """
@@ -68,6 +70,7 @@ class Trace:
     layers: dict[str, TracedModel] = field(default_factory=dict)
     depth: int = 0
     backward_multiply_adds: int = 0
+    uncounted: set[str] = field(default_factory=set)
     saved_nbytes: int = 0
     peak_nbytes: int = 0
     backward_peak_nbytes: int = 0
@@ -91,7 +94,9 @@ class Watch(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         read = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-        counted = count(func._schema.name.partition("::")[2], args, made)
+        counted = count(func, args, made)
+        if not counted.whole:
+            self.trace.uncounted.add(func._schema.name)
         depth = counted.depth + max((self._depth.get(_storage(each), 0) for each in read), default=0)
         for each in made:
             self.follow(each)
@@ -170,9 +175,12 @@ class CpuAttention(TorchFunctionMode):
 
 def step(
     model: nn.Module, inputs: tuple[Any, ...], loss: Callable[[Any], Tensor],
-    optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer] | None,
+    optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer] | None, shapes: Shapes | None = None,
 ) -> Trace:  # fmt: skip
-    """Trace a training step of `model` on `inputs`; without an optimiser the forward pass, in evaluation mode."""
+    """Trace a training step of `model` on `inputs`; without an optimiser the forward pass, in evaluation mode.
+
+    Given `shapes`, in which a model on "meta" and its inputs were made, nothing is computed.
+    """
     watch = Watch({id(module): name for name, module in model.named_modules(remove_duplicate=False)})
     model.train(optimizer is not None)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -185,8 +193,9 @@ def step(
     for tensor in held:
         watch.follow(tensor)
     watch.exempt([*model.parameters(), *model.buffers()])
-    with _watched(watch), torch.set_grad_enabled(rule is not None):
-        total = loss(model(*inputs))
+    with _watched(watch, shapes), torch.set_grad_enabled(rule is not None):
+        with torch.device("cpu" if shapes is None else "meta"):
+            total = loss(model(*inputs))
         watch.backward = True
         if rule is not None and total.requires_grad:
             total.backward()
@@ -204,8 +213,10 @@ def _fill_state(rule: torch.optim.Optimizer, trained: list[nn.Parameter]) -> Non
 
 
 @contextmanager
-def _watched(watch: Watch) -> Iterator[None]:
+def _watched(watch: Watch, shapes: Shapes | None) -> Iterator[None]:
     with ExitStack() as stack:
+        if shapes is not None:
+            stack.enter_context(shapes)
         pre = nn.modules.module.register_module_forward_pre_hook(watch.enter)
         post = nn.modules.module.register_module_forward_hook(watch.leave)
         stack.callback(pre.remove)

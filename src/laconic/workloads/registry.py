@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from laconic import specs
@@ -54,7 +55,7 @@ def get(spec: str) -> Workload:
 
 
 def _own(spec: str, module: str, call: str) -> Workload:
-    workload = import_own("workload", spec)
+    workload = own_factory("workload", spec)()
     if not isinstance(workload, Workload):
         name, _ = specs.split("workload", call)
         made = type(workload).__name__
@@ -62,8 +63,8 @@ def _own(spec: str, module: str, call: str) -> Workload:
     return workload
 
 
-def import_own(what: str, spec: str) -> Any:
-    """What a factory of the user's, `module:factory(arguments)`, returns.
+def own_factory(what: str, spec: str) -> Callable[[], Any]:
+    """A factory of the user's, `module:factory(arguments)`, with its arguments.
 
     Modules are looked for in the current folder too, as `python -m` does.
 
@@ -87,4 +88,4 @@ def import_own(what: str, spec: str) -> Any:
     if not callable(factory):
         kind = type(factory).__name__
         raise BadInput(f"{where}: '{name}' is a {kind}, not a function that makes a {what.capitalize()}")
-    return specs.call(what, call, factory)
+    return partial(specs.call, what, call, factory)
