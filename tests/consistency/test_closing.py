@@ -16,7 +16,7 @@ from torch import Tensor
 
 from laconic.consistency.agreed_losses import Roll
 from laconic.consistency.closing import Closing
-from laconic.consistency.servers.wire import ServerKind, ServerMessage, unpack
+from laconic.consistency.servers.messages import ServerKind, ServerMessage, unpack
 from laconic.errors import PeerLost
 
 SIZE = 3
@@ -43,7 +43,7 @@ def _end_together(dies: Callable[[int, int, ServerMessage], bool]) -> dict[int, 
         def send(to: int, message: ServerMessage) -> None:
             if dies(rank, to, message):
                 raise Died
-            boxes[to].put(message.pack())
+            boxes[to].put(message.frame)
 
         closing = Closing(mesh, roll, send, _merge)
 

@@ -17,11 +17,14 @@ import torch
 import zmq
 
 from laconic.errors import CollectiveTimeout, NotAuthorised, PeerLost
+from laconic.transports.frame import CHUNK_NBYTES, EngineKind, Header
 from laconic.transports.zeromq import ZmqTransport
+from laconic.transports.zeromq_address import Address, identity
 from laconic.transports.zeromq_gate import MAX_STRANGERS, Secret, secret_for
 from laconic.transports.zeromq_keys import loopback_key, new_key
 from laconic.transports.zeromq_mesh import Patience
-from laconic.transports.zeromq_wire import CHUNK_NBYTES, FAULTS, Address, Header, Kind, identity
+from laconic.transports.zeromq_round import FAULTS
+from tests.transports.frames import parcel
 from tests.transports.test_zeromq import pump
 
 # these ranks share a thread: nobody listens to a farewell
@@ -69,8 +72,8 @@ def test_many_strangers_together_take_bounded_memory_and_members_stay() -> None:
         assert len(strangers) > MAX_STRANGERS
         time.sleep(0.3)
         assert _resident_nbytes(os.getpid()) - before < (MAX_STRANGERS + 40) * 1.1e6
-        worker.send_to(0, torch.ones(3), tag=1)
-        assert server.recv_any(10)[1] == 1
+        worker.send_to(0, parcel(torch.ones(3), 1))
+        assert server.recv_any(10)[1].header.code == 1
         assert server.is_connected(1)
         assert worker.is_connected(0)
         for stranger in strangers:
@@ -94,14 +97,14 @@ def test_whoever_has_read_an_address_but_not_the_key_cannot_end_the_job(guess: b
         if guess is not None:
             Secret(guess, encrypts=False).client(spy, address)
         spy.connect(address.endpoint)
-        for header in (Header(Kind.BYE), Header(Kind.FAULT, 0, FAULTS[PeerLost], 1)):
+        for header in (Header(EngineKind.BYE), Header(EngineKind.FAULT, code=FAULTS[PeerLost], subject=1)):
             spy.send(header.pack("the job is over"))
         with pytest.raises(CollectiveTimeout):
             server.recv_any(0.5)
         assert server.mesh.rejected == 0
         assert server.peers == [1]
-        worker.send_to(0, torch.ones(3), tag=5)
-        assert server.recv_any(10)[1] == 5
+        worker.send_to(0, parcel(torch.ones(3), 5))
+        assert server.recv_any(10)[1].header.code == 5
         context.destroy()
 
 

@@ -9,24 +9,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from laconic.consistency.agreed_losses import warn_of_loss
 from laconic.consistency.averaging import Buffers, OwnWeights
 from laconic.consistency.base import Setup
-from laconic.consistency.elastic.wire import (
-    MemberKind,
-    MemberMessage,
-    address,
-    blank,
-    pack,
-    unpack,
-    values_of,
-    weighted_mean,
-)
+from laconic.consistency.elastic.messages import MemberKind, MemberMessage, pack, unpack
+from laconic.consistency.elastic.vectors import Exact, Occasion, Offer, collect
 from laconic.consistency.worker_mesh import open_mesh, receive, wait
 from laconic.errors import PayloadError, PeerLost
+from laconic.transports.frame import Frame
 
 
 class BackupAgreement(OwnWeights):
@@ -53,6 +45,7 @@ class BackupAgreement(OwnWeights):
         super().__init__(setup)
         self._needed = max(1, self.world.world_size - drop_slowest)
         self._gradients: dict[int, MemberMessage] = {}
+        self._vector = Exact(self.weights.values.numel())
         self._means: dict[tuple[int, int], Tensor] = {}  # by view and step
         self._view = 0  # states loaded so far: what was sent before the last is of a training that was given up
         self._finished: set[int] = set()
@@ -63,10 +56,10 @@ class BackupAgreement(OwnWeights):
 
     def before_step(self) -> None:
         with self.agreeing():
-            message = blank(4 * self.weights.values.numel())  # a new one: the last may still be on its way
-            self.weights.gradients(values_of(message))
+            self._vector.renew()  # the last may still be on its way
+            self.weights.gradients(self._vector.values)
             begun = time.perf_counter()
-            mean = self._collect(message) if self.world.rank == 0 else self._contribute(message)
+            mean = self._contribute() if self.world.rank else self._collect()
             self.waited(time.perf_counter() - begun)
             self.weights.set_gradients(mean)
         self.settle(staleness=0)
@@ -78,37 +71,36 @@ class BackupAgreement(OwnWeights):
     def sent_nbytes(self) -> int:
         return self._mesh.counters.total_sent_nbytes
 
-    def _collect(self, own: Tensor) -> Tensor:
+    def _collect(self) -> Tensor:
         """Rank 0's part: the mean of the first gradients, sent to all."""
         for rank in set(range(1, self.world.world_size)).difference(self._mesh.peers, self._lost):
             self._lost.append(rank)
             warn_of_loss(f"[rank 0/{self.world.world_size}] sync, step {self.step}", rank)
         self._drain()  # whatever has come by now counts
-        self._wait(lambda: len(self._came()) + 1 >= self._needed)
-        parts = {**self._came(), 0: values_of(own)}
+        ranks = range(self.world.world_size)
+        offers = collect(ranks, self._needed, self._came, lambda missing: self._wait(lambda: not missing()))
         self._gradients.clear()
-        message = blank(4 * self.weights.values.numel())
-        weighted_mean([(1, parts[rank]) for rank in sorted(parts)], values_of(message))
-        address(message, MemberKind.MEAN, *self._now)
+        body, mean = self._vector.combine(offers, Occasion(self.step, 0, len(offers)), len(ranks) - 1)
         for peer in self._mesh.peers:
-            self._tell(peer, message)
-        return values_of(message).clone()  # a copy: the message is on its way
+            self._tell(peer, pack(MemberKind.MEAN, *self._now, body=body))
+        return mean
 
     @property
     def _now(self) -> tuple[int, int]:
         return self._view, self.step
 
-    def _came(self) -> dict[int, Tensor]:
-        """The gradients of this step, by rank."""
-        return {r: m.body.view(torch.float32) for r, m in self._gradients.items() if (m.view, m.step) == self._now}
+    def _came(self) -> dict[int, Offer]:
+        """The gradients of this step so far, by rank."""
+        there = {rank: m.body for rank, m in self._gradients.items() if (m.view, m.step) == self._now}
+        return {0: Offer(0, 1, None)} | {rank: Offer(rank, 1, body) for rank, body in there.items()}
 
-    def _contribute(self, own: Tensor) -> Tensor:
+    def _contribute(self) -> Tensor:
         """The other ranks' part; a mean that is there already was made without this rank."""
         self._drain()
         if self._now in self._means:
             self._tell(0, pack(MemberKind.HELD, *self._now))  # late, and on its way
         else:
-            self._tell(0, address(own, MemberKind.GRADIENT, *self._now))
+            self._tell(0, pack(MemberKind.GRADIENT, *self._now, body=self._vector.values))
         self._wait(lambda: self._now in self._means)
         return self._means.pop(self._now)
 
@@ -125,11 +117,10 @@ class BackupAgreement(OwnWeights):
             return False
         if message is None:
             return False
-        whole = message.body.numel() == 4 * self.weights.values.numel()
-        if message.kind is MemberKind.GRADIENT and whole:
+        if message.kind is MemberKind.GRADIENT and self._is_whole(message):
             self._gradients[message.sender] = message
-        elif message.kind is MemberKind.MEAN and whole:
-            self._means[message.view, message.step] = message.body.view(torch.float32)
+        elif message.kind is MemberKind.MEAN and self._is_whole(message):
+            self._means[message.view, message.step] = message.body
         elif message.kind is MemberKind.FINISH:
             self._finished.add(message.sender)
         elif message.kind is MemberKind.DONE:
@@ -139,9 +130,13 @@ class BackupAgreement(OwnWeights):
             self._tell(peer, pack(MemberKind.BUSY, 0, self.step))
         return True
 
-    def _tell(self, peer: int, message: Tensor) -> None:
+    def _is_whole(self, message: MemberMessage) -> bool:
+        like = self.weights.values
+        return message.body.dtype == like.dtype and message.body.shape == like.shape
+
+    def _tell(self, peer: int, message: Frame) -> None:
         try:
-            self._mesh.send_to(peer, message, 0)
+            self._mesh.send_to(peer, message)
         except PeerLost:
             if peer == 0:
                 raise

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from laconic.consistency.agreed_losses import Roll
-from laconic.consistency.servers.wire import ServerKind, ServerMessage
+from laconic.consistency.servers.messages import ServerKind, ServerMessage
 from laconic.consistency.worker_mesh import wait
+from laconic.transports.frame import NOTHING
 from laconic.transports.zeromq import ZmqTransport
 
 GRACE_S = 0.5  # what was sent before its sender left or died may take so long to come
@@ -81,14 +82,14 @@ class Closing:
         """Take in what a peer says about the end; anything else is passed over."""
         if message.kind == ServerKind.FINISH:
             self._ready.setdefault(message.sequence, set()).add(message.worker)
-        elif message.sequence != self._number or message.payload is None:
+        elif message.sequence != self._number:
             return
         elif message.kind == ServerKind.PULL and message.version == self._roll.rank:
-            self._rows[message.worker] = message.payload.clone()
+            self._rows[message.worker] = message.payload
         elif message.kind == ServerKind.STORED and message.version == self._roll.rank:
             self._stored.add(message.worker)
         elif message.kind == ServerKind.REPLY and message.version == self._root:
-            self._mean = message.payload.clone()
+            self._mean = message.payload
             self._send(self._root, ServerMessage(ServerKind.STORED, 0, self._roll.rank, self._number, self._root))
         elif message.kind == ServerKind.COMMIT and message.version == self._root:
             self._committed = True
@@ -136,7 +137,7 @@ class Closing:
         self._tell(ServerKind.COMMIT)
         return True
 
-    def _tell(self, kind: ServerKind, payload: Tensor | None = None) -> None:
+    def _tell(self, kind: ServerKind, payload: Tensor = NOTHING) -> None:
         message = ServerMessage(kind, 0, self._roll.rank, self._number, self._root or 0, payload=payload)
         for rank in self._roll.left():
             if rank != self._roll.rank:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from laconic.codecs import Codec, indices
 from laconic.codecs import codec as codec_of
-from laconic.consistency.servers.wire import ServerKind, ServerMessage, settings
+from laconic.consistency.servers.messages import ServerKind, ServerMessage, settings
 from laconic.errors import BadInput, PayloadError, TransportError
 from laconic.exchange.collectives import all_reduce, broadcast
 from laconic.exchange.residuals import mode_for
@@ -129,7 +129,7 @@ class Significance:
 class SiteLink:
     """One site's end of the link to another site: what their leaders send each other, and when they wait.
 
-    Messages (`servers/wire.py`) are PUSH, the significant updates up to a clock, none of them being a message too;
+    Messages (`servers/messages.py`) are PUSH, the significant updates up to a clock, none of them being a message too;
     STORED, that a PUSH with values was taken in; BARRIER; and FINISH. At most one PUSH with values is under way. What
     becomes significant meanwhile waits, adds up, and when the link is free again is announced by a BARRIER with its
     indices before the values follow: the link cannot keep up, and the other site stops until it has them. A clock is
@@ -199,7 +199,7 @@ class SiteLink:
         told = settings(message.text)
         if told.get("count"):
             if told.get("announced"):
-                if self._announced is None or message.payload is None:
+                if self._announced is None:
                     raise PayloadError(f"site {self.site} sent values that it had not announced")
                 chosen, payload = self._announced, message.payload
                 self._announced = None
@@ -237,7 +237,7 @@ def _packed(chosen: Tensor, numel: int) -> Tensor:
 def _unpacked(message: ServerMessage, numel: int) -> tuple[Tensor, Tensor]:
     """The indices at the beginning of a payload, and what follows them."""
     count = settings(message.text).get("count")
-    if not isinstance(count, int) or not 0 < count <= numel or message.payload is None:
+    if not isinstance(count, int) or not 0 < count <= numel:
         raise PayloadError(f"a message between sites has 1 to {numel} values, this one {count!r}")
     used = indices.nbytes(numel, count)
     if message.payload.numel() < _padded(used):

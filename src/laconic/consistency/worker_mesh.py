@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
 from laconic.errors import CollectiveTimeout, PeerLost
 from laconic.exchange.collectives import all_gather, broadcast
+from laconic.transports.frame import Frame
 from laconic.transports.world import World
 from laconic.transports.zeromq import ZmqTransport, meet
 from laconic.transports.zeromq_keys import is_loopback, new_key, read_key
@@ -101,14 +101,8 @@ def _shared_key(world: World) -> bytes:
     return bytes(broadcast(key, root=0, group=world).tolist())
 
 
-def receive(mesh: ZmqTransport, timeout_s: float) -> tuple[int, Tensor] | None:
+def receive(mesh: ZmqTransport, timeout_s: float) -> tuple[int, Frame] | None:
     """The next message and its sender; None when none came, or nobody is left who could send one."""
-    came = receive_tagged(mesh, timeout_s)
-    return None if came is None else (came[0], came[2])
-
-
-def receive_tagged(mesh: ZmqTransport, timeout_s: float) -> tuple[int, int, Tensor] | None:
-    """As `receive`, with the message's tag in the middle."""
     try:
         return mesh.recv_any(timeout_s)
     except CollectiveTimeout:

@@ -18,19 +18,20 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 import zmq
-from torch import Tensor
 
 from laconic.errors import BadInput, CollectiveTimeout, NotAuthorised, PeerLost, TransportError
 from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Call, Incoming, Outgoing, Posted, Transport, members_of
 from laconic.transports.executor import gather_texts
+from laconic.transports.frame import EngineKind, Frame, Header, dtype_code
+from laconic.transports.zeromq_address import Address
 from laconic.transports.zeromq_gate import secret_for
 from laconic.transports.zeromq_keys import KEY_VARIABLE, host_to_bind, is_loopback
 from laconic.transports.zeromq_mesh import PATIENCE, Mesh, Patience
 from laconic.transports.zeromq_peer import Peer
-from laconic.transports.zeromq_round import Inbox, Trackers, ZmqRound
-from laconic.transports.zeromq_wire import FAULTS, Address, Header, Kind, dtype_code, frames
+from laconic.transports.zeromq_round import FAULTS, Inbox, Trackers, ZmqRound
 
 _log = logging.getLogger("laconic.transports")
+MAX_REASON = 1000  # characters of a reason that the others are told
 
 
 class ZmqTransport(Transport):
@@ -169,14 +170,14 @@ class ZmqTransport(Transport):
             text = ""
             if peer.signed != call.sequence:
                 peer.signed, text = call.sequence, call.signature
-            header = Header(Kind.DATA, call.sequence, call.code, round, 0, send.data.nbytes)
-            trackers += self._send(peer, header, text, send.data, round)
+            frame = Frame(Header(EngineKind.DATA, call.sequence, call.code, round), text, send.data)
+            trackers += self._send(peer, frame, round)
         return ZmqRound(self, trackers, recvs, round)
 
     # messages outside collectives
 
-    def send_to(self, peer: int, payload: Tensor, tag: int) -> ZmqRound:
-        """Send a contiguous 1-D tensor to a peer, which gets it from `recv_any` with `tag` (0 … 2³²−1).
+    def send_to(self, peer: int, frame: Frame) -> ZmqRound:
+        """Send a message to a peer, which gets it from `recv_any`.
 
         Returns at once; `sent()` of the result waits until the payload may be written to again.
 
@@ -184,20 +185,20 @@ class ZmqTransport(Transport):
             PeerLost: the peer was never added, has left or is lost; other peers can still be sent to.
         """
         self.check_usable()
-        mesh = self.mesh
-        if not 0 <= tag < 1 << 32 or payload.dim() != 1 or not payload.is_contiguous():
-            raise BadInput(f"send_to wants a contiguous 1-D tensor and 0 ≤ tag < 2³², got {payload.shape} and {tag}")
+        mesh, payload = self.mesh, frame.payload
+        if payload.dim() != 1 or not payload.is_contiguous():
+            raise BadInput(f"send_to wants a contiguous 1-D tensor, got one of {payload.shape}")
         if peer not in self.peers:
             known = mesh.peers.get(peer)
             why = known.why_gone if known else f"rank {peer} is not a peer; the peers: {self.peers}"
             raise PeerLost(f"{self.where()} send_to: {why}", rank=self.rank, peer=peer)
-        header = Header(Kind.PARCEL, 0, tag, dtype_code(payload.dtype), 0, payload.nbytes)
-        trackers = self._send(mesh.peers[peer], header, "", payload, None)
+        frame = frame._replace(header=frame.header._replace(dtype=dtype_code(payload.dtype)))
+        trackers = self._send(mesh.peers[peer], frame, None)
         self.counters.count_sent(peer, payload.nbytes)
         return ZmqRound(self, trackers, (), None)
 
-    def recv_any(self, timeout_s: float | None = None) -> tuple[int, int, Tensor]:
-        """The next tensor sent by `send_to` from any peer: (peer, tag, tensor).
+    def recv_any(self, timeout_s: float | None = None) -> tuple[int, Frame]:
+        """The next message sent by `send_to`, and the peer that sent it.
 
         Peers that leave or die do not end the wait as long as one can be reached.
 
@@ -216,14 +217,14 @@ class ZmqTransport(Transport):
                 raise PeerLost(f"{self.where()} recv_any: every peer has left or is lost", rank=self.rank)
             if time.monotonic() > deadline:
                 raise CollectiveTimeout(f"{self.where()} recv_any: nothing came in {wait_s:g} s", rank=self.rank)
-        peer, tag, tensor = self._inbox.parcels.popleft()
-        self.counters.count_received(peer, tensor.nbytes)
-        return peer, tag, tensor
+        peer, frame = self._inbox.parcels.popleft()
+        self.counters.count_received(peer, frame.payload.nbytes)
+        return peer, frame
 
-    def _send(self, peer: Peer, header: Header, text: str, data: Tensor, round: int | None) -> Trackers:
-        """Hand a slice to ZeroMQ, in chunks when long; the trackers tell when its memory is free again."""
+    def _send(self, peer: Peer, frame: Frame, round: int | None) -> Trackers:
+        """Hand a message to ZeroMQ, in chunks when long; the trackers tell when its memory is free again."""
         trackers: Trackers = []
-        for head, piece in frames(header, text, data):
+        for head, piece in frame.parts():
             deadline = time.monotonic() + self.timeout_s
             while peer.dealer is not None:
                 try:
@@ -285,7 +286,7 @@ class ZmqTransport(Transport):
         if self.calls:
             self.broken = failure
             for peer in self.mesh.peers.values() if tell else ():
-                self.mesh.say(peer, Header(Kind.FAULT, 0, FAULTS[error], culprit), reason)
+                self.mesh.say(peer, Header(EngineKind.FAULT, code=FAULTS[error], subject=culprit), reason[:MAX_REASON])
         raise failure
 
     def peer(self, rank: int, round: int | None) -> Peer:

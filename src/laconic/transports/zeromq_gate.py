@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import zmq
 from zmq.utils import z85
 
+from laconic.transports.zeromq_address import NONCE_NBYTES, SEAL_NBYTES, Address
 from laconic.transports.zeromq_keys import checked_key, is_loopback, loopback_key
-from laconic.transports.zeromq_wire import NONCE_NBYTES, SEAL_NBYTES, Address
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]

@@ -15,19 +15,11 @@ from dataclasses import dataclass
 import zmq
 
 from laconic.errors import BadInput, NotAuthorised, PayloadError
+from laconic.transports.frame import MAX_FRAME_NBYTES, Arrival, EngineKind, Header, unpack
+from laconic.transports.zeromq_address import Address, speaker
 from laconic.transports.zeromq_gate import Context, Gate, Secret, Socket
 from laconic.transports.zeromq_keys import KEY_VARIABLE
 from laconic.transports.zeromq_peer import Peer
-from laconic.transports.zeromq_wire import (
-    MAX_FRAME_NBYTES,
-    Address,
-    Arrival,
-    Header,
-    Kind,
-    chunk_nbytes,
-    speaker,
-    unpack,
-)
 
 # How long one look at the ROUTER lasts before monitors and deadlines are looked at again.
 TICK_S = 0.01
@@ -131,7 +123,7 @@ class Mesh:
 
     def greet(self, peer: Peer) -> None:
         """Say hello: a peer that does not know this rank, or has forgotten it, connects to it and says hello back."""
-        self.say(peer, Header(Kind.HELLO), str(self.address))
+        self.say(peer, Header(EngineKind.HELLO), str(self.address))
 
     def drop(self, rank: int) -> None:
         """Say goodbye to a rank and forget it."""
@@ -225,10 +217,10 @@ class Mesh:
         if body is not None:
             arrival = arrival._replace(payload=body.buffer)
         header = arrival.header
-        if arrival.payload.nbytes != chunk_nbytes(header):
+        if arrival.payload.nbytes != header.chunk_nbytes:
             raise PayloadError("a chunk of the wrong length")
         peer = self.peers.get(rank)
-        if header.kind == Kind.HELLO:
+        if header.kind == EngineKind.HELLO:
             # A rank we do not know, or know at an older address, joins.
             if peer is None or str(peer.address) != arrival.text:
                 peer = self.add(rank, Address.parse(arrival.text))
@@ -236,12 +228,12 @@ class Mesh:
         if peer is None:
             raise PayloadError("from a rank that is not a peer")
         peer.heard_at = time.monotonic()
-        if header.kind == Kind.BYE:
+        if header.kind == EngineKind.BYE:
             peer.left = True
-            self.say(peer, Header(Kind.THANKS))
-        elif header.kind == Kind.THANKS:
+            self.say(peer, Header(EngineKind.THANKS))
+        elif header.kind == EngineKind.THANKS:
             peer.thanked = True
-        elif header.kind != Kind.HELLO:
+        elif header.kind != EngineKind.HELLO:
             self._deliver(peer, arrival)
 
     # liveness

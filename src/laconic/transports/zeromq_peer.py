@@ -17,13 +17,11 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-import torch
 import zmq
-from torch import Tensor
 
-from laconic.errors import PayloadError
+from laconic.transports.frame import Arrival, EngineKind, Growing, Header
+from laconic.transports.zeromq_address import Address, identity
 from laconic.transports.zeromq_gate import EVENT, Context, Secret, Socket, monitor
-from laconic.transports.zeromq_wire import CHUNK_NBYTES, Address, Arrival, Header, Kind, dtype_of, identity
 
 # A handshake that fails without a detail was cut short: the peer has died, or is too busy to let us in yet.
 _REFUSALS = int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH)
@@ -41,6 +39,7 @@ class Peer:
 
     Attributes:
         queue: chunks of collectives, in the order sent.
+        growing: the message outside collectives that is coming.
         greeted: its hello has come.
         refuses: it will not have our key.
         cut_at: when our connection to it broke, or None.
@@ -55,6 +54,7 @@ class Peer:
         self.address = address
         self.name = identity(own_token, rank)
         self.queue: deque[Arrival] = deque()
+        self.growing = Growing()
         self.greeted = False
         self.refuses = False
         self._tried_since: float | None = None  # connecting has failed from then on
@@ -63,8 +63,6 @@ class Peer:
         self.heard_at = time.monotonic()
         self.signature = ""
         self.signed = -1
-        self._parcel: Tensor | None = None
-        self._grown = 0
         self.thanked = False
         self._farewell: zmq.MessageTracker | None = None
         self.dealer: Socket | None = None
@@ -118,7 +116,7 @@ class Peer:
         if self.dealer is not None:
             self.dealer.copy_threshold = 0
             try:
-                self._farewell = self.dealer.send(Header(Kind.BYE).pack(), zmq.NOBLOCK, copy=False, track=True)
+                self._farewell = self.dealer.send(Header(EngineKind.BYE).pack(), zmq.NOBLOCK, copy=False, track=True)
             except zmq.Again:
                 self._farewell = None
 
@@ -138,32 +136,6 @@ class Peer:
         if self.unreachable:
             return f"peer {self.rank} is lost: nobody listens at its address any more"
         return f"peer {self.rank} is lost: its connection broke, or it gave no sign of life"
-
-    def grow(self, header: Header, payload: memoryview) -> Tensor | None:
-        """Add a chunk to the parcel under way; returns the tensor when that completes it.
-
-        Raises:
-            PayloadError: a chunk out of order, not a whole number of values, or of a parcel that has no room here.
-        """
-        dtype = dtype_of(header.round)
-        first = header.chunk * CHUNK_NBYTES
-        if first == 0 and header.nbytes % dtype.itemsize == 0:
-            self._parcel, self._grown = None, 0  # what was left of another is not needed any more
-            try:
-                self._parcel = torch.empty(header.nbytes, dtype=torch.uint8)
-            except RuntimeError as error:
-                raise PayloadError(f"there is no room for a parcel of {header.nbytes} bytes") from error
-        whole = self._parcel
-        if whole is None or whole.numel() != header.nbytes or first != self._grown:
-            self._parcel = None
-            raise PayloadError("a chunk that does not continue its parcel")
-        if payload.nbytes:
-            whole[first : first + payload.nbytes] = torch.frombuffer(payload, dtype=torch.uint8)
-        self._grown = first + payload.nbytes
-        if self._grown < header.nbytes:
-            return None
-        self._parcel = None
-        return whole.view(dtype)
 
     def disconnect(self, *, linger: bool) -> None:
         """Close both connections; without linger what is queued is dropped and its memory released."""

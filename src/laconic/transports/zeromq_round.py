@@ -12,16 +12,19 @@ import torch
 import zmq
 from torch import Tensor
 
-from laconic.errors import Mismatch, PeerLost, TransportError
+from laconic.errors import CollectiveTimeout, Mismatch, PeerLost, TransportError
 from laconic.transports.base import Call, Incoming, Posted
+from laconic.transports.frame import CHUNK_NBYTES, Arrival, EngineKind, Frame
 from laconic.transports.zeromq_mesh import TICK_S
 from laconic.transports.zeromq_peer import Peer
-from laconic.transports.zeromq_wire import CHUNK_NBYTES, ERRORS, Arrival, Kind
 
 if TYPE_CHECKING:
     from laconic.transports.zeromq import ZmqTransport
 
 Trackers = list[tuple[Peer, zmq.MessageTracker]]
+# Why a rank gives up, as told to the others.
+FAULTS: dict[type[TransportError], int] = {PeerLost: 1, Mismatch: 2, CollectiveTimeout: 3}
+ERRORS = {number: error for error, number in FAULTS.items()}
 
 
 @dataclass(eq=False)
@@ -70,7 +73,7 @@ class ZmqRound(Posted):
     def _announced_nbytes(self, rank: int, most: int) -> int:
         """The length of the next message from a peer, when it is of this round and not above `most`."""
         header = self._arrivals(rank).queue[0].header
-        return header.nbytes if header.round == self.round and header.nbytes <= most else most
+        return header.nbytes if header.step == self.round and header.nbytes <= most else most
 
     def _next_payload(self, rank: int, nbytes: int, chunk: int) -> memoryview:
         """Wait for the next chunk from a peer, which must be the one described."""
@@ -81,8 +84,8 @@ class ZmqRound(Posted):
         header = arrival.header
         if header.code != call.code:
             self.owner.fail(Mismatch, _difference(peer, arrival, call), rank, round)
-        if (header.round, header.nbytes, header.chunk) != (round, nbytes, chunk):
-            came = f"{header.nbytes} bytes in round {header.round + 1}, expected {nbytes} in round {round + 1}"
+        if (header.step, header.nbytes, header.chunk) != (round, nbytes, chunk):
+            came = f"{header.nbytes} bytes in round {header.step + 1}, expected {nbytes} in round {round + 1}"
             self.owner.fail(Mismatch, f"rank {rank} sent {came}, both being in {call.signature}", rank, round)
         return arrival.payload
 
@@ -105,27 +108,27 @@ class Inbox:
     """Puts each checked message where it is waited for: in its peer's queue, among the parcels, or as bad news.
 
     Attributes:
-        parcels: (peer, tag, tensor) of whole messages outside collectives.
+        parcels: (peer, frame) of whole messages outside collectives.
         bad_news: why this rank must fail: the error, the reason, the culprit, and whether the others must be told.
     """
 
     def __init__(self, owner: ZmqTransport) -> None:
         self.owner = owner
-        self.parcels: deque[tuple[int, int, Tensor]] = deque()
+        self.parcels: deque[tuple[int, Frame]] = deque()
         self.bad_news: tuple[type[TransportError], str, int, bool] | None = None
 
     def deliver(self, peer: Peer, arrival: Arrival) -> None:
         header = arrival.header
-        if header.kind == Kind.DATA:
+        if header.kind == EngineKind.DATA:
             peer.signature = arrival.text or peer.signature
             peer.queue.append(arrival)
             self.compare(peer, arrival)
-        elif header.kind == Kind.PARCEL:
-            tensor = peer.grow(header, arrival.payload)
-            if tensor is not None:
-                self.parcels.append((peer.rank, header.code, tensor))
-        elif header.kind == Kind.FAULT and header.code in ERRORS and self.bad_news is None:
-            error, culprit, text = ERRORS[header.code], header.round, f"{arrival.text} (told by rank {peer.rank})"
+        elif header.kind != EngineKind.FAULT:
+            frame = peer.growing.add(arrival)
+            if frame is not None:
+                self.parcels.append((peer.rank, frame))
+        elif header.code in ERRORS and self.bad_news is None:
+            error, culprit, text = ERRORS[header.code], header.subject, f"{arrival.text} (told by rank {peer.rank})"
             if culprit == self.owner.rank:
                 culprit = peer.rank
                 text = f"rank {peer.rank} has given this rank up as lost" if error is PeerLost else text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import time
@@ -17,11 +18,13 @@ from torch import Tensor
 import laconic
 from laconic.consistency.elastic.exchanged import Exchanged
 from laconic.consistency.elastic.line import Line
-from laconic.consistency.elastic.meeting import View, read_events
+from laconic.consistency.elastic.meeting import Meeting, View, read_events
+from laconic.consistency.elastic.messages import MemberKind, MemberMessage, pack
 from laconic.consistency.elastic.progress import ExchangeProgress
-from laconic.consistency.elastic.wire import MemberKind, MemberMessage, Occasion, pack, piece, piece_tag, unpack
+from laconic.consistency.elastic.vectors import Occasion
 from laconic.errors import BadInput
 from laconic.transports.base import Transport
+from laconic.transports.frame import Frame
 from laconic.transports.threads import run_threads
 from tests.consistency.elastic.trainers import Trainer, assert_alike, until
 
@@ -128,13 +131,22 @@ def test_a_state_of_either_form_is_taken_over() -> None:
         wire.load_state_dict({"own": torch.ones(CODED + 1)})
 
 
-def test_pieces_of_other_views_are_dropped_and_no_message_is_taken_for_one() -> None:
-    data = torch.zeros(3, dtype=torch.uint8)
-    tag = piece_tag(7, 0x1234567)
-    assert piece(2, tag, 7, data).view == 7
-    assert piece(2, tag, 8, data).view == -1
-    with pytest.raises(laconic.errors.PayloadError):
-        unpack(2, pack(MemberKind.PIECE, 7, 0))
+def test_pieces_of_other_views_are_dropped(tmp_path: Path) -> None:
+    with contextlib.closing(Line(Meeting(tmp_path), 1, 5.0)) as line, contextlib.closing(
+        Line(Meeting(tmp_path), 2, 5.0)
+    ) as other:
+        view = View(7, ((1, line.address), (2, other.address)), "", 0.0)
+        for each in (line, other):
+            each.turn_to(view)
+        until(lambda: line.next(0.01) is None and other.next(0.01) is None and other.has_reached(1))
+        data = torch.arange(3.0)
+        for number in (6, 7, 7 + 128):
+            other.tell(1, pack(MemberKind.PIECE, number, 0, number, body=data))
+        until(lambda: line.next(0.01) is not None or line.progress.pieces)
+        until(lambda: line.next(0.01) is None and line.ignored == 2)
+        ((code, came),) = line.progress.pieces[2]
+        assert code == 7
+        assert torch.equal(came, data)
 
 
 def test_who_cannot_reach_whom_is_known_as_long_as_it_is_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,13 +177,13 @@ def _after(job: Any, calls: int, act: Callable[[], Any]) -> None:
     transport, seen = job._group._line.transport, []
     send_to = transport.send_to
 
-    def send(peer: int, payload: Tensor, tag: int) -> Any:
-        if tag:
+    def send(peer: int, frame: Frame) -> Any:
+        if frame.kind is MemberKind.PIECE:
             seen.append(1)
             if len(seen) == calls:
                 changed = act()
-                payload = payload if changed is None else changed(payload)
-        return send_to(peer, payload, tag)
+                frame = frame if changed is None else frame._replace(payload=changed(frame.payload))
+        return send_to(peer, frame)
 
     transport.send_to = send
 
@@ -233,8 +245,10 @@ def test_two_members_that_cannot_reach_each_other_do_not_stop_the_others(
 
     def stop(job: Any) -> None:
         cut.set()
-        job._group._line.transport.send_to = lambda peer, payload, tag, send=job._group._line.transport.send_to: (
-            send(1, pack(MemberKind.BUSY, 0, 0), 0) if tag and peer in apart else send(peer, payload, tag)
+        job._group._line.transport.send_to = lambda peer, frame, send=job._group._line.transport.send_to: (
+            send(1, pack(MemberKind.BUSY, 0, 0))
+            if frame.kind is MemberKind.PIECE and peer in apart
+            else send(peer, frame)
         )
 
     workers = []

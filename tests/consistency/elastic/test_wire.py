@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import laconic
 from laconic.consistency.elastic.coded import NAME, Coded
 from laconic.consistency.elastic.meeting import read_events
-from laconic.consistency.elastic.wire import HEADER_NBYTES, Collected, Exact, Occasion, Offer, Unreadable
+from laconic.consistency.elastic.vectors import Collected, Exact, Occasion, Offer, Unreadable
 from laconic.errors import BadInput, PayloadError
 from tests.consistency.elastic.trainers import Trainer, assert_alike, come_and_go, until
 
@@ -29,12 +29,12 @@ def _agree(
     """One step by hand; wire 0 is the coordinator's. Returns what each worker goes on with."""
     occasion = [Occasion(step, place, sum(counts)) for place in range(len(wires))]
     others = range(1, len(wires))
-    sent = [wires[place].offer(counts[place], occasion[place])[HEADER_NBYTES:].clone() for place in others]
+    sent = [wires[place].offer(counts[place], occasion[place]).clone() for place in others]
     bodies: list[Tensor | None] = [None, *sent]
     offers = [Offer(100 + place, counts[place], bodies[place]) for place in included]
     message, values = wires[0].combine(offers, occasion[0], len(wires) - 1)
     assert message is not None
-    results = [values.clone(), *(wire.read(message[HEADER_NBYTES:].clone()).clone() for wire in wires[1:])]
+    results = [values.clone(), *(wire.read(message.clone()).clone() for wire in wires[1:])]
     if commit:
         for place, wire in enumerate(wires):
             wire.committed(place in included)
@@ -134,7 +134,7 @@ def test_what_cannot_be_read_names_the_worker_and_what_is_not_finite_is_nan_for_
     for wires in (coded, exact):
         for wire in wires:
             wire.values[:] = 1.0
-        body = wires[1].offer(4, Occasion(0, 1, 8))[HEADER_NBYTES:].clone()
+        body = wires[1].offer(4, Occasion(0, 1, 8)).clone()
         bad = [body[:-1], body[:7]]
         if wires is coded:
             bad.append(body.clone())

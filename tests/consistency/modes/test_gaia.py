@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.consistency.servers.wire import ServerKind, ServerMessage
+from laconic.consistency.servers.messages import ServerKind, ServerMessage
 from laconic.consistency.sites import Significance, SiteLink, site_numbers
 from laconic.errors import BadInput, PayloadError
 from laconic.transports.launcher import run_local

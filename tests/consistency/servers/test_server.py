@@ -19,6 +19,7 @@ import laconic
 from laconic.consistency import build
 from laconic.consistency.modes.easgd import Centre
 from laconic.consistency.servers.clocks import Clocks
+from laconic.consistency.servers.messages import ServerKind, ServerMessage, settings, unpack, weights_in
 from laconic.consistency.servers.requests import RequestHandler, Serving
 from laconic.consistency.servers.server import Server
 from laconic.consistency.servers.shards import (
@@ -29,10 +30,11 @@ from laconic.consistency.servers.shards import (
     cut,
     plain_options,
 )
-from laconic.consistency.servers.wire import ServerKind, ServerMessage, settings, unpack, weights_in
 from laconic.errors import BadInput, PayloadError, PeerLost
+from laconic.transports.frame import EngineKind
 from laconic.transports.launcher import LocalJob, run_local
 from tests.reference.downpour import downpour
+from tests.transports.frames import travelled
 
 
 def test_messages_survive_the_wire_and_broken_ones_do_not() -> None:
@@ -40,22 +42,19 @@ def test_messages_survive_the_wire_and_broken_ones_do_not() -> None:
     message = ServerMessage(
         ServerKind.PUSH, 3, 7, 2**40, 5, 9, 2.5, True, text='{"codec": "topk(0.1)"}', payload=payload
     )
-    packed = message.pack()
-    again = unpack(packed)
+    again = unpack(travelled(message.frame))
     assert torch.equal(again.payload, payload)
-    assert again.payload.data_ptr() % 8 == packed.data_ptr() % 8
+    assert again.payload.data_ptr() % 8 == 0
     fields = [name for name in message.__dataclass_fields__ if name != "payload"]
     assert [getattr(again, name) for name in fields] == [getattr(message, name) for name in fields]
-    forwarded = unpack(message.forwarded(4.0).pack())
+    forwarded = unpack(travelled(message.forwarded(4.0).frame))
     assert (forwarded.kind, forwarded.original, forwarded.value) == (ServerKind.FORWARD, ServerKind.PUSH, 4.0)
-    for broken in (packed[:20], packed[:60], packed[1:], torch.zeros(64, dtype=torch.uint8)):
+    header = message.frame.header
+    for wrong in (header._replace(kind=EngineKind.DATA), header._replace(flag=250)):
         with pytest.raises(PayloadError):
-            unpack(broken)
-    for place in (4, 5):  # kind, flags
-        wrong = packed.clone()
-        wrong[place] = 250
-        with pytest.raises(PayloadError):
-            unpack(wrong)
+            unpack(message.frame._replace(header=wrong))
+    with pytest.raises(PayloadError):
+        unpack(message.frame._replace(payload=torch.ones(3)))
     with pytest.raises(PayloadError, match="shard 3 has 404 bytes"):
         weights_in(again, 101)
 
@@ -63,7 +62,7 @@ def test_messages_survive_the_wire_and_broken_ones_do_not() -> None:
 def test_options_of_many_groups_travel_with_a_push() -> None:
     groups = {str(number): {"lr": 0.1 / (1 + number), "initial_lr": 0.1} for number in range(2000)}
     push = ServerMessage(ServerKind.PUSH, 0, 0, text=json.dumps({"groups": groups}))
-    assert settings(unpack(push.pack()).text) == {"groups": groups}
+    assert settings(unpack(travelled(push.frame)).text) == {"groups": groups}
 
 
 def test_layouts() -> None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec
-from laconic.consistency.elastic.wire import HEADER_NBYTES, MAX_MEMBERS, Collected, Occasion, Offer, Rule, Unreadable
+from laconic.consistency.elastic.messages import MAX_MEMBERS
+from laconic.consistency.elastic.vectors import Collected, Occasion, Offer, Rule, Unreadable
 from laconic.errors import NonFiniteError, PayloadError
 from laconic.exchange.coded import aligned
 from laconic.exchange.residuals import Residuals
@@ -47,20 +48,20 @@ class CodedVector:
     def _begin(self) -> int:
         return aligned(self._exact_nbytes)
 
-    def encode(self, x: Tensor, residuals: Residuals, draw: int, head_nbytes: int = 0) -> Tensor:
-        """A message of `head_nbytes` blank bytes and the body of x, with what was left out of the one before."""
-        begin = head_nbytes + self._begin
-        message = torch.empty(head_nbytes + self.max_nbytes, dtype=torch.uint8)
-        message[:begin] = 0
-        message[head_nbytes : head_nbytes + self._exact_nbytes] = x[self.coded_numel :].view(torch.uint8)
+    def encode(self, x: Tensor, residuals: Residuals, draw: int) -> Tensor:
+        """The body of x, with what was left out of the one before."""
+        begin = self._begin
+        body = torch.empty(self.max_nbytes, dtype=torch.uint8)
+        body[:begin] = 0
+        body[: self._exact_nbytes] = x[self.coded_numel :].view(torch.uint8)
         if not self.coded_numel:
-            return message
+            return body
         try:
             coded = x[: self.coded_numel]
-            payload = residuals.encode(NAME, self.codec, coded, step=draw, out=message[begin:])
+            payload = residuals.encode(NAME, self.codec, coded, step=draw, out=body[begin:])
         except NonFiniteError:
-            return message[:begin]
-        return message[: begin + payload.numel()]
+            return body[:begin]
+        return body[: begin + payload.numel()]
 
     def decode(self, body: Tensor, out: Tensor) -> Tensor:
         """Write the vector to `out`; PayloadError when it cannot be read."""
@@ -131,10 +132,10 @@ class Coded(Collected):
         self._offered = occasion.step
         if self._rule is None:
             self.values.mul_(samples / occasion.samples)
-        return self._message(self.values, self._mine, occasion, occasion.place)
+        return self._body(self.values, self._mine, occasion, occasion.place)
 
-    def _message(self, x: Tensor, residuals: Residuals, occasion: Occasion, sender: int) -> Tensor:
-        return self._vector.encode(x, residuals, occasion.step * (MAX_MEMBERS + 1) + sender, HEADER_NBYTES)
+    def _body(self, x: Tensor, residuals: Residuals, occasion: Occasion, sender: int) -> Tensor:
+        return self._vector.encode(x, residuals, occasion.step * (MAX_MEMBERS + 1) + sender)
 
     def _settle(self, residuals: Residuals, x: Tensor) -> None:
         """Add to x, which is not sent but used, what was left out before."""
@@ -153,8 +154,8 @@ class Coded(Collected):
             self._add_up(offers, occasion)
         else:
             self._rule([(offer.samples, self._row(offer)) for offer in offers], self._sum)
-        message = self._message(self._sum, self._ours, occasion, MAX_MEMBERS)
-        return message, self.read(message[HEADER_NBYTES:])
+        body = self._body(self._sum, self._ours, occasion, MAX_MEMBERS)
+        return body, self.read(body)
 
     def _add_up(self, offers: Sequence[Offer], occasion: Occasion) -> None:
         """The sum of all offers in the order given; where some of the samples are missing, scaled up for them."""

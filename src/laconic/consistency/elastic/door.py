@@ -23,7 +23,7 @@ from laconic.consistency.elastic.job import ElasticJob
 from laconic.consistency.elastic.meeting import Meeting
 from laconic.consistency.elastic.options import ElasticOptions, Samples
 from laconic.consistency.elastic.replica import BlockWork, Replica, StepWork
-from laconic.consistency.elastic.wire import Collected, Exact, Rule, weighted_mean
+from laconic.consistency.elastic.vectors import Collected, Exact, Rule, weighted_mean
 from laconic.consistency.modes.local import BlockMomentum, LocalMode
 from laconic.consistency.modes.robust import Robust
 from laconic.consistency.modes.sync import Sync

@@ -15,7 +15,7 @@ from torch import Tensor
 from laconic.codecs import Codec
 from laconic.codecs.casts import NoneCodec
 from laconic.consistency.elastic.coded import NAME, load_kernels
-from laconic.consistency.elastic.wire import Occasion, Wire
+from laconic.consistency.elastic.vectors import Occasion, Wire
 from laconic.exchange.auto import GUESS, Exchange, cheapest_coded, plan_coded
 from laconic.exchange.coded import Channel
 from laconic.exchange.residuals import Residuals, SideBySide

@@ -1,6 +1,6 @@
 """How members' vectors become one: a step that all or none have made.
 
-Caller: `job.py`. What the vectors are (gradients, weights) and how they travel is not known here: `wire.py`.
+Caller: `job.py`. What the vectors are (gradients, weights) and how they travel is not known here: `vectors.py`.
 
 A step of a view: members sum their vectors among themselves, and tell the coordinator when they have the sum. When all
 have it, the coordinator tells all to apply it. Where vectors are `Collected` instead, members send theirs to the
@@ -18,20 +18,11 @@ from typing import NoReturn
 from laconic.consistency.elastic.exchanged import Exchanged
 from laconic.consistency.elastic.line import NewView
 from laconic.consistency.elastic.membership import Membership
+from laconic.consistency.elastic.messages import MemberKind, MemberMessage, pack
 from laconic.consistency.elastic.reachability import CutOffCheck
+from laconic.consistency.elastic.vectors import Collected, Mean, Occasion, Offer, Unreadable, collect
 from laconic.consistency.elastic.view_transport import ViewTransport
 from laconic.consistency.elastic.watch import TICK_S
-from laconic.consistency.elastic.wire import (
-    Collected,
-    Mean,
-    MemberKind,
-    MemberMessage,
-    Occasion,
-    Offer,
-    Unreadable,
-    address,
-    pack,
-)
 from laconic.errors import PayloadError
 
 WORD_S = 0.1  # how often a member that waits in an exchange says so: who says nothing at all is lost
@@ -156,7 +147,7 @@ class Group(Membership):
         unreadable = Unreadable(member, error)
         if self._is_coordinator:
             self._propose({member: str(unreadable)})
-        about = pack(MemberKind.UNREADABLE, self.view.number, self.step, error.peer, body=str(unreadable).encode())
+        about = pack(MemberKind.UNREADABLE, self.view.number, self.step, error.peer, text=str(unreadable))
         self._line.tell(self.view.coordinator, about)
         self._until(lambda: False)
         raise AssertionError
@@ -165,9 +156,8 @@ class Group(Membership):
 
     def _contribute(self, wire: Collected, samples: int, occasion: Occasion) -> Mean:
         """A member's part of a step."""
-        message = wire.offer(samples, occasion)
-        address(message, MemberKind.GRADIENT, self.view.number, self.step, samples)
-        self._line.tell(self.view.coordinator, message)
+        offer = pack(MemberKind.GRADIENT, self.view.number, self.step, samples, body=wire.offer(samples, occasion))
+        self._line.tell(self.view.coordinator, offer)
         while True:
             answer = self._hear(2 * self._limit_s)
             if answer.kind is MemberKind.MEAN and answer.step == self.step:
@@ -184,24 +174,21 @@ class Group(Membership):
     def _collect(self, wire: Collected, samples: int, occasion: Occasion) -> Mean:
         """The coordinator's part of a step."""
         needed = max(1, len(self.view.ids) - self.options.drop_slowest)
-        since, limit_s = time.monotonic(), self._limit_s
-        while True:
-            came = self._line.offers_for(self.step)
-            came[self.id] = Offer(self.id, samples, None)
-            if len(came) >= needed and any(offer.samples for offer in came.values()):
-                break
-            if self._line.next(TICK_S) is None:
-                self._replace([m for m in self.view.ids if m not in came], since, limit_s)
-        # Who has no samples has no part in it, so that what a codec left out of earlier offers stays to be sent.
-        included = [place for place, member in enumerate(self.view.ids) if member in came and came[member].samples]
+        own, limit_s = {self.id: Offer(self.id, samples, None)}, self._limit_s
+        offers = collect(
+            self.view.ids,
+            needed,
+            lambda: self._line.offers_for(self.step) | own,
+            lambda missing: self._wait_for(missing, limit_s),
+        )
+        included = [self.view.ids.index(offer.member) for offer in offers]
         try:
-            offers = [came[self.view.ids[place]] for place in included]
-            message, values = wire.combine(offers, occasion, len(self._others))
+            body, values = wire.combine(offers, occasion, len(self._others))
         except Unreadable as error:
             self._propose({error.member: str(error)})
-        if message is not None:
-            address(message, MemberKind.MEAN, self.view.number, self.step, sum(1 << place for place in included))
-            self._tell_all(message)
+        if body is not None:
+            places = sum(1 << place for place in included)
+            self._tell_all(pack(MemberKind.MEAN, self.view.number, self.step, places, body=body))
         return Mean(values, tuple(included))
 
     # the end of a step
@@ -221,21 +208,12 @@ class Group(Membership):
             self._line.tell(self.view.coordinator, pack(MemberKind.HELD, self.view.number, self.step))
             return True
         try:
-            self._await_holder(limit_s)
+            holding = self._line.holding
+            self._wait_for(lambda: [] if self.step in holding.values() else self._others, limit_s)
             return True
         except NewView as news:
             self._pending = news.view
             return False
-
-    def _await_holder(self, limit_s: float) -> None:
-        """Until somebody else holds the step too."""
-        since = time.monotonic()
-        while self._others:
-            message = self._line.next(TICK_S)
-            if message is None:
-                self._replace(self._others, since, limit_s)
-            elif message.kind is MemberKind.HELD and message.step == self.step:
-                return
 
     # the end
 
@@ -255,9 +233,6 @@ class Group(Membership):
             return False
 
     def _end(self) -> None:
-        since = time.monotonic()
-        while waiting := [m for m in self._others if m not in self._line.finishing]:
-            if self._line.next(TICK_S) is None:
-                self._replace(waiting, since, self._limit_s)
+        self._wait_for(lambda: [m for m in self._others if m not in self._line.finishing], self._limit_s)
         self.meeting.finish(self.step)
         self._tell_all(pack(MemberKind.DONE, self.view.number, self.step))

@@ -16,8 +16,8 @@ from laconic.consistency.elastic.meeting import Meeting, View
 from laconic.consistency.elastic.membership import Fenced, TrainingOver
 from laconic.consistency.elastic.options import Deadline, ElasticOptions
 from laconic.consistency.elastic.replica import Replica, StepWork, digest
+from laconic.consistency.elastic.vectors import Collected, Mean
 from laconic.consistency.elastic.watch import NO_MODEL
-from laconic.consistency.elastic.wire import Collected, Mean
 from laconic.errors import BadInput
 from laconic.exchange.job import Job, StepRecord
 from laconic.storage.form import check_like

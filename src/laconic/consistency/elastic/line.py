@@ -10,13 +10,13 @@ import contextlib
 import os
 import time
 
-from torch import Tensor
-
 from laconic.consistency.elastic.meeting import Meeting, View, event
+from laconic.consistency.elastic.messages import MAX_MEMBERS, MemberKind, MemberMessage, pack, unpack
 from laconic.consistency.elastic.progress import ExchangeProgress
-from laconic.consistency.elastic.wire import MAX_MEMBERS, MemberKind, MemberMessage, Offer, pack, piece, unpack
-from laconic.consistency.worker_mesh import receive_tagged
+from laconic.consistency.elastic.vectors import Offer
+from laconic.consistency.worker_mesh import receive
 from laconic.errors import PayloadError, PeerLost
+from laconic.transports.frame import Frame
 from laconic.transports.zeromq import ZmqTransport
 from laconic.transports.zeromq_keys import is_loopback, read_key
 from laconic.transports.zeromq_mesh import Patience
@@ -50,7 +50,7 @@ class Line:
         self.progress = ExchangeProgress(self.view)
         self.ignored = 0  # messages of other views, of strangers and of no known kind
         self._leaving: set[int] = set()
-        self._holding: set[int] = set()
+        self.holding: dict[int, int] = {}  # how many steps a member has said to hold
         self._excused_at = 0.0  # when the last of `busy` or `receiving` was over
         self._gradients: dict[int, MemberMessage] = {}
         self._met: dict[int, float] = {}  # since when we have had, or tried to have, a connection to a member
@@ -93,7 +93,7 @@ class Line:
         met = (self.transport.mesh.peers[member] for member in view.ids)
         if not all(peer.established and peer.greeted for peer in met):
             return False
-        self.tell(view.coordinator, pack(MemberKind.JOIN, view.number, 0, body=self.address.encode()))
+        self.tell(view.coordinator, pack(MemberKind.JOIN, view.number, 0, text=self.address))
         return True
 
     def invitation(self, wait_s: float) -> View | None:
@@ -120,7 +120,7 @@ class Line:
             if member != self.id and member not in self._met and member not in self.transport.peers:
                 self.transport.add_peer(member, address)
             self._met.setdefault(member, time.monotonic())
-        for known in (self.receiving, self.finishing, self._leaving, self._holding, self._gradients):
+        for known in (self.receiving, self.finishing, self._leaving, self.holding, self._gradients):
             known.clear()
         self.progress = ExchangeProgress(view)
         self.busy &= set(view.ids)  # an evaluation goes on whoever comes or goes
@@ -148,7 +148,7 @@ class Line:
             newest = self.meeting.newest(self.view.number)
             assert newest is not None
             return newest
-        announcement = pack(MemberKind.VIEW, view.number, step, body=view.to_json().encode())
+        announcement = pack(MemberKind.VIEW, view.number, step, text=view.to_json())
         for member in view.ids[1:]:
             self.tell(member, announcement)
         self.meeting.record(
@@ -181,10 +181,10 @@ class Line:
         """Payload bytes sent so far."""
         return self.transport.counters.total_sent_nbytes
 
-    def tell(self, member: int, message: Tensor) -> None:
+    def tell(self, member: int, message: Frame) -> None:
         """Send; a member that is gone is noticed by `reaches`."""
         with contextlib.suppress(PeerLost):
-            self.transport.send_to(member, message, 0)
+            self.transport.send_to(member, message)
 
     def next(self, wait_s: float, *, look: bool = True) -> MemberMessage | None:
         """The next message of the present view, None when none came within `wait_s`; NewView when that is over."""
@@ -221,9 +221,9 @@ class Line:
         self.progress.note(message)
         if message.kind is MemberKind.START:
             getting = {m for place, m in enumerate(self.view.ids) if message.detail >> place & 1}
-            self.receiving = getting - self._holding - {self.id}
+            self.receiving = getting - self.holding.keys() - {self.id}
         elif message.kind is MemberKind.HELD:
-            self._holding.add(message.sender)
+            self.holding[message.sender] = message.step
             self._excuse(self.receiving, message.sender, False)
         elif message.kind is MemberKind.FINISH:
             self.finishing.add(message.sender)
@@ -258,12 +258,11 @@ class Line:
             raise NewView(newest)
 
     def _receive(self, wait_s: float) -> MemberMessage | None:
-        came = receive_tagged(self.transport, wait_s)
+        came = receive(self.transport, wait_s)
         if came is None:
             return None
-        sender, tag, data = came
         try:
-            return piece(sender, tag, self.view.number, data) if tag else unpack(sender, data)
+            return unpack(*came)
         except PayloadError:
             self.ignored += 1
             return None

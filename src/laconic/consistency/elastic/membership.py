@@ -15,12 +15,13 @@ import time
 from laconic.consistency.elastic.exchanged import Exchanged
 from laconic.consistency.elastic.line import Line, NewView
 from laconic.consistency.elastic.meeting import Meeting, View, event
+from laconic.consistency.elastic.messages import MemberKind, MemberMessage, pack
 from laconic.consistency.elastic.options import Deadline, ElasticOptions
 from laconic.consistency.elastic.outage import RETRY_S, Outage, outlast
 from laconic.consistency.elastic.reachability import CutOffCheck
 from laconic.consistency.elastic.replica import Replica
+from laconic.consistency.elastic.vectors import Collected
 from laconic.consistency.elastic.watch import LOGGER, NO_MODEL, TICK_S, MemberWatch, model_lost
-from laconic.consistency.elastic.wire import Collected, MemberKind, MemberMessage, pack
 from laconic.errors import BadInput, PeerLost, StorageError
 
 LOOK_S = 0.08  # how often the meeting folder is looked into while nobody answers

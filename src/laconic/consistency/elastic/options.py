@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from laconic.consistency.elastic.wire import MAX_MEMBERS
+from laconic.consistency.elastic.messages import MAX_MEMBERS
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.auto import coded_names
 from laconic.specs import check_kinds

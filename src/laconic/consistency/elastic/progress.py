@@ -11,14 +11,14 @@ from collections import defaultdict, deque
 from torch import Tensor
 
 from laconic.consistency.elastic.meeting import View
-from laconic.consistency.elastic.wire import MemberKind, MemberMessage
+from laconic.consistency.elastic.messages import MemberKind, MemberMessage
 
 
 class ExchangeProgress:
     """What was heard in one view.
 
     Attributes:
-        pieces: of exchanges, by sender, in order: the tag and the data.
+        pieces: of exchanges, by sender, in order: the code and the data.
         ready: of which step a member has the sum.
         committed: the step that is to be applied, −1 before the first.
         unreadable: whose pieces cannot be read, and why.

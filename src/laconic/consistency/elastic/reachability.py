@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from laconic.consistency.elastic.meeting import View
 from laconic.errors import PayloadError
-from laconic.transports.zeromq_wire import Address
+from laconic.transports.zeromq_address import Address
 
 ASK_S = 1.0  # how often the others' hosts are asked
 ANSWER_S = 0.4  # how long they have to answer

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from laconic.consistency.elastic.line import Line
-from laconic.consistency.elastic.wire import piece_tag
+from laconic.consistency.elastic.messages import MemberKind, pack
 from laconic.errors import Mismatch, PeerLost
 from laconic.transports.base import Call, Incoming, Outgoing, Posted, Transport
+from laconic.transports.zeromq_address import Address
 from laconic.transports.zeromq_round import Trackers
-from laconic.transports.zeromq_wire import Address
 
 Until = Callable[[Callable[[], bool]], None]
 
@@ -43,12 +43,13 @@ class ViewTransport(Transport):
         self.hosts = tuple(names.index(name) for name in names)
 
     def post(self, call: Call, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
-        tag = piece_tag(self.view.number, zlib.crc32(bytes([round & 0xFF]), call.code))
+        code = zlib.crc32(bytes([round & 0xFF]), call.code)
         trackers: Trackers = []
         for send in sends:
             with contextlib.suppress(PeerLost):  # the wait for what should come from there notices it
-                trackers += self.line.transport.send_to(self.view.ids[send.peer], send.data, tag).trackers
-        return _Round(self, call, trackers, recvs, (round, tag))
+                piece = pack(MemberKind.PIECE, self.view.number, round, code, body=send.data)
+                trackers += self.line.transport.send_to(self.view.ids[send.peer], piece).trackers
+        return _Round(self, call, trackers, recvs, (round, code))
 
     def close(self) -> None:
         """The line outlives the view."""
@@ -62,19 +63,19 @@ class _Round(Posted):
     call: Call
     trackers: Trackers
     recvs: Sequence[Incoming]
-    about: tuple[int, int]  # the round and its tag
+    about: tuple[int, int]  # the round and its code
 
     def received(self, index: int) -> Tensor:
         owner, incoming, (round, expected) = self.owner, self.recvs[index], self.about
         pieces = owner.line.progress.pieces[owner.view.ids[incoming.peer]]
         owner.until(lambda: bool(pieces))
-        tag, data = pieces.popleft()
+        code, data = pieces.popleft()
         most = incoming.numel * incoming.dtype.itemsize
-        if tag != expected or data.nbytes > most or (data.nbytes < most and not incoming.at_most):
+        if code != expected or data.nbytes > most or (data.nbytes < most and not incoming.at_most):
             text = f"peer {incoming.peer} sent {data.nbytes} bytes of another call, or not the {most} expected"
             raise owner.failure(Mismatch, text, incoming.peer, round, self.call)
         if incoming.into is None:
-            return data.view(incoming.dtype)
+            return data.view(torch.uint8).view(incoming.dtype)
         room = incoming.into.view(torch.uint8)[: data.nbytes]
         return room.copy_(data.view(torch.uint8)).view(incoming.dtype)
 

@@ -9,19 +9,18 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NoReturn
-
-from torch import Tensor
 
 from laconic.consistency.elastic.line import Line, NewView
 from laconic.consistency.elastic.meeting import View
+from laconic.consistency.elastic.messages import MAX_MEMBERS, MemberKind, MemberMessage, pack
 from laconic.consistency.elastic.options import Deadline, ElasticOptions
 from laconic.consistency.elastic.outage import RETRY_S, Outage
 from laconic.consistency.elastic.reachability import CutOffCheck
 from laconic.consistency.elastic.replica import Replica
-from laconic.consistency.elastic.wire import MAX_MEMBERS, MemberKind, MemberMessage, pack
 from laconic.errors import PeerLost, StorageError
+from laconic.transports.frame import Frame
 
 LOGGER = logging.getLogger("laconic.consistency")
 NO_MODEL = -1
@@ -139,6 +138,13 @@ class MemberWatch:
             pass
         self._replace(self._others, 0.0, None)
 
+    def _wait_for(self, missing: Callable[[], list[int]], limit_s: float) -> None:
+        """The coordinator: wait until nobody is `missing`; go on without those who are gone or silent."""
+        since = time.monotonic()
+        while absent := missing():
+            if self._line.next(TICK_S) is None:
+                self._replace(absent, since, limit_s)
+
     def _replace(self, missing: list[int], since: float, limit_s: float | None) -> None:
         """The coordinator: go on without those of the `missing` who cannot be reached, or are silent for `limit_s`."""
         gone = {m: CUT for m in missing if not self._line.reaches(m)}
@@ -190,6 +196,6 @@ class MemberWatch:
         """Tell all members that no step comes from here for a while, or that it does again."""
         self._tell_all(pack(MemberKind.BUSY, self.view.number, self.step, flag=busy))
 
-    def _tell_all(self, message: Tensor) -> None:
+    def _tell_all(self, message: Frame) -> None:
         for member in self._others:
             self._line.tell(member, message)

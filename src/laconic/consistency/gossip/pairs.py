@@ -28,18 +28,26 @@ from laconic.consistency.averaging import ModelMean, OwnWeights
 from laconic.consistency.base import Setup
 from laconic.consistency.closing import Closing
 from laconic.consistency.gossip.edges import Edges, trust
-from laconic.consistency.servers.wire import ServerMessage as Note
-from laconic.consistency.servers.wire import unpack as unpack_note
+from laconic.consistency.servers.messages import ServerKind, ServerMessage, unpack
 from laconic.consistency.worker_mesh import open_mesh
 from laconic.errors import CollectiveTimeout, PeerLost
 from laconic.exchange.options import flat_codec
 from laconic.storage.form import check_like
+from laconic.transports.frame import NOTHING, Frame, Header, MessageKind, family
 from laconic.transports.zeromq import ZmqTransport
 
-# What a message of a pair is for, in the lowest bits of its tag. The others count the messages of its edge so far: they
-# differ from what its receiver counted where one of the two was restored from an older checkpoint than the other.
-ASK, ANSWER, ANEW, CLOSING = 0, 1, 2, 3
-KIND_BITS, MOST_COUNTED = 2, 1 << 30
+
+@family
+class PairKind(MessageKind):
+    """What a message of a pair is for.
+
+    `sequence` counts the messages of its edge so far: it differs from what its receiver counted where one of the two
+    was restored from an older checkpoint than the other.
+    """
+
+    ASK = 96
+    ANSWER = 97
+    ANEW = 98
 
 
 class PairsAgreement(OwnWeights):
@@ -239,43 +247,43 @@ class _Pairs:
             self._stop.wait(0.001)
             return False
         try:
-            peer, tag, message = self.mesh.recv_any(timeout_s)
+            peer, frame = self.mesh.recv_any(timeout_s)
         except CollectiveTimeout:
             return False
         except PeerLost:  # all have left
             self._stop.wait(0.01)
             return False
-        kind, count = tag % (1 << KIND_BITS), tag >> KIND_BITS
         if peer in self.roll.lost:
             return True
-        if kind == CLOSING:
+        if isinstance(frame.kind, ServerKind):
             if self.closing is not None:
-                self.closing.take(unpack_note(message))
-        elif kind == ANEW:
+                self.closing.take(unpack(frame))
+        elif frame.kind is PairKind.ANEW:
             self._begin_anew(peer)
         else:
-            self._hear(peer, kind, count, message)
+            self._hear(peer, frame)
         return True
 
-    def _hear(self, peer: int, kind: int, count: int, message: Tensor) -> None:
+    def _hear(self, peer: int, frame: Frame) -> None:
+        kind, count = frame.kind, frame.header.sequence
         with self._lock:
             if count <= 1:  # it begins anew
                 self.edges.forget_heard(peer)
-            fits = self.coder.exact or count == (self.edges.hears.get(peer, 0) + 1) % MOST_COUNTED
+            fits = self.coder.exact or count == self.edges.hears.get(peer, 0) + 1
             if fits:
-                known = self.edges.hear(peer, message, self.coder)
-                if kind == ASK:
+                known = self.edges.hear(peer, frame.payload, self.coder)
+                if kind is PairKind.ASK:
                     answer, mine = self._tell(peer)
                     self._gain(known, mine)
                 elif self._asked is not None and self._asked[0] == peer:
                     self._gain(known, self._asked[1])
                     self._asked = None
         if not fits:
-            self._send(peer, torch.empty(0, dtype=torch.uint8), ANEW)
-            if kind == ANSWER:
+            self._send(peer, NOTHING, PairKind.ANEW)
+            if kind is PairKind.ANSWER:
                 self._asked = None
-        elif kind == ASK:
-            self._send(peer, answer, ANSWER)
+        elif kind is PairKind.ASK:
+            self._send(peer, answer, PairKind.ANSWER)
 
     def _begin_anew(self, peer: int) -> None:
         """What the peer knows of this worker is not what this worker believes: the checkpoints did not fit."""
@@ -290,7 +298,7 @@ class _Pairs:
             with self._lock:
                 message, mine = self._tell(peer)
             self._asked = (peer, mine)
-            self._send(peer, message, ASK)
+            self._send(peer, message, PairKind.ASK)
         self.wants = False
 
     def _tell(self, peer: int) -> tuple[Tensor, Tensor]:
@@ -304,14 +312,16 @@ class _Pairs:
         self._gained.add_(theirs, alpha=self.pull).sub_(mine, alpha=self.pull)
         self._met += 1
 
-    def send_note(self, peer: int, note: Note) -> None:
+    def send_note(self, peer: int, note: ServerMessage) -> None:
         """Send what belongs to the end of training."""
-        self._send(peer, note.pack(), CLOSING)
+        self._send_frame(peer, note.frame)
 
-    def _send(self, peer: int, message: Tensor, kind: int) -> None:
-        count = self.edges.tells.get(peer, 0) % MOST_COUNTED
+    def _send(self, peer: int, message: Tensor, kind: PairKind) -> None:
+        self._send_frame(peer, Frame(Header(kind, self.edges.tells.get(peer, 0)), payload=message))
+
+    def _send_frame(self, peer: int, frame: Frame) -> None:
         try:
-            self.mesh.send_to(peer, message, kind | count << KIND_BITS)
-            self.sent_nbytes += message.nbytes
+            self.mesh.send_to(peer, frame)
+            self.sent_nbytes += frame.payload.nbytes
         except PeerLost:  # found out by the next look at the peers
             return

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from laconic.consistency.averaging import WEIGHT_OPTIONS, Averager, Averaging, Buffers, average_buffers
 from laconic.consistency.base import Mode, Setup, check_whole, register
+from laconic.consistency.servers.messages import Coder
 from laconic.consistency.servers.requests import Serving
 from laconic.consistency.servers.served import Served
 from laconic.consistency.servers.shards import ShardLayout
-from laconic.consistency.servers.wire import Coder
 from laconic.errors import BadInput
 from laconic.exchange.options import CodecPlan
 from laconic.storage.form import check_like

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from laconic.consistency.averaging import OwnWeights, average_buffers
 from laconic.consistency.base import Mode, Setup, check_whole, register
-from laconic.consistency.servers.wire import ServerKind, ServerMessage, unpack
+from laconic.consistency.servers.messages import ServerKind, ServerMessage, unpack
 from laconic.consistency.sites import Site, SiteLink, site_numbers
 from laconic.consistency.worker_mesh import open_members, receive, wait
 from laconic.errors import BadInput, PeerLost
@@ -173,7 +173,7 @@ class GaiaAgreement(OwnWeights):
     def _send(self, site: int, message: ServerMessage) -> None:
         assert self._mesh is not None
         try:
-            self._mesh.send_to(site, message.pack(), int(message.kind))
+            self._mesh.send_to(site, message.frame)
         except PeerLost:
             raise self._lost(site) from None
 
@@ -186,9 +186,9 @@ class GaiaAgreement(OwnWeights):
                 if site not in self._mesh.peers and not link.ended:
                     raise self._lost(site)
             return False
-        site, data = came
+        site, frame = came
         link = self.links[site]
-        if link.take_in(unpack(data)):
+        if link.take_in(unpack(frame)):
             self._send(site, ServerMessage(ServerKind.STORED, self.site.number, 0))
         if link.held_back and not link.under_way:
             self._tell(site)  # now, for the other site may be waiting for it, and this one for the other

@@ -17,10 +17,10 @@ from laconic.consistency.base import Mode, Setup, check_whole, register
 from laconic.consistency.closing import Closing
 from laconic.consistency.servers.client import Client
 from laconic.consistency.servers.clocks import Clocks, check_read
+from laconic.consistency.servers.messages import Coder, ServerKind, ServerMessage, settings, unpack
 from laconic.consistency.servers.requests import Serving
 from laconic.consistency.servers.served import ServedAgreement
 from laconic.consistency.servers.shards import outlives
-from laconic.consistency.servers.wire import Coder, ServerKind, ServerMessage, settings, unpack
 from laconic.consistency.worker_mesh import open_mesh, receive, wait
 from laconic.errors import BadInput, PayloadError, PeerLost
 from laconic.storage.form import check_like
@@ -122,7 +122,7 @@ class StalePeersAgreement(OwnWeights):
         self._mesh: ZmqTransport | None = None
         if not self.alone:
             self._mesh = open_mesh(world)
-            self._closing = Closing(self._mesh, self.roll, lambda to, note: self._send(to, note.pack()), self.end.merge)
+            self._closing = Closing(self._mesh, self.roll, self._send, self.end.merge)
             self.parts["residuals"] = self.coder.residuals
             self.resources.callback(self._mesh.close)
         self._arrived: dict[int, Tensor] = {}  # by worker: the sum of gradients not yet applied
@@ -170,14 +170,13 @@ class StalePeersAgreement(OwnWeights):
 
     def _tell_all(self, message: ServerMessage) -> None:
         assert self._mesh is not None
-        data = message.pack()
         for peer in self._mesh.peers:
-            self._send(peer, data)
+            self._send(peer, message)
 
-    def _send(self, peer: int, data: Tensor) -> None:
+    def _send(self, peer: int, message: ServerMessage) -> None:
         assert self._mesh is not None
         try:
-            self._mesh.send_to(peer, data, 0)
+            self._mesh.send_to(peer, message.frame)
         except PeerLost:
             return  # noticed by `_look_around`
 
@@ -185,8 +184,7 @@ class StalePeersAgreement(OwnWeights):
         came = receive(mesh, timeout_s)
         if came is None:
             return False
-        peer, data = came
-        message = unpack(data)
+        peer, message = came[0], unpack(came[1])
         if message.worker != peer:
             raise PayloadError(f"rank {peer} speaks for rank {message.worker}")
         if peer not in self.roll.lost:
@@ -202,8 +200,6 @@ class StalePeersAgreement(OwnWeights):
         elif message.kind == ServerKind.PUSH:
             numel = self.weights.values.numel()
             sum_of = self._arrived.setdefault(worker, torch.zeros(numel))
-            if message.payload is None:
-                raise PayloadError("a gradient without payload")
             codec_of(str(settings(message.text).get("codec", "none"))).decode_add(message.payload, sum_of)
             if worker == self.world.rank:
                 self.clocks.tick(worker, message.clock)

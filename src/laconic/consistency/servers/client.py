@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from laconic.consistency.agreed_losses import Roll
+from laconic.consistency.servers.messages import ServerKind, ServerMessage, unpack, weights_in
 from laconic.consistency.servers.shards import ShardLayout
-from laconic.consistency.servers.wire import ServerKind, ServerMessage, unpack, weights_in
 from laconic.consistency.worker_mesh import receive, wait
 from laconic.errors import PeerLost
+from laconic.transports.frame import NOTHING, Frame
 from laconic.transports.zeromq import ZmqTransport
 
 LOGGER = logging.getLogger("laconic.consistency")
@@ -48,7 +48,7 @@ class Client:
         self, mesh: ZmqTransport, roll: Roll, layout: ShardLayout, values: Tensor, server_failure: Callable[[], Any]
     ) -> None:
         self.mesh, self.roll, self.layout, self.values = mesh, roll, layout, values
-        self.buffers = torch.empty(0, dtype=torch.uint8)
+        self.buffers = NOTHING
         self.edges = layout.edges
         self._server_failure = server_failure
         self.versions = [0] * len(self.edges)
@@ -58,7 +58,7 @@ class Client:
         self._slowest = [0] * len(self.edges)
         self._homes = layout.homes
         self._sequence = [0] * len(self.edges)
-        self._unanswered: list[dict[int, Tensor]] = [{} for _ in self.edges]
+        self._unanswered: list[dict[int, Frame]] = [{} for _ in self.edges]
         self._route = [layout.chain(shard)[0] for shard in range(len(self.edges))]
         self._retry_at: dict[int, float] = {}
         self._orphan_since: dict[int, float] = {}
@@ -103,7 +103,7 @@ class Client:
         for shard in range(len(self.edges)):
             self._request(shard, ServerKind.PULL, 0, True)
 
-    def finish(self, buffers: Tensor | None = None) -> int:
+    def finish(self, buffers: Tensor = NOTHING) -> int:
         """Wait until all workers have finished; the weights are then the same on all. Returns the clock to go on at.
 
         `buffers` are this worker's, as bytes; `self.buffers` are then what the servers made of all.
@@ -112,12 +112,12 @@ class Client:
             PeerLost: all workers were lost, or this rank was given up by the others.
         """
         for shard in range(len(self.edges)):
-            self._request(shard, ServerKind.FINISH, 0, True, payload=buffers if shard == 0 else None)
+            self._request(shard, ServerKind.FINISH, 0, True, payload=NOTHING if shard else buffers)
         self.wait()
-        note = ServerMessage(ServerKind.COMMIT, 0, self.mesh.rank).pack()
+        note = ServerMessage(ServerKind.COMMIT, 0, self.mesh.rank).frame
         for member in self.mesh.peers:
             with contextlib.suppress(PeerLost):
-                self.mesh.send_to(member, note, 0)
+                self.mesh.send_to(member, note)
         self.roll.look(0.0)
         if self.trainers == 0:
             names = ", ".join(map(str, self.layout.trainers))
@@ -150,7 +150,7 @@ class Client:
         clock: int,
         wants_weights: bool,
         text: str = "",
-        payload: Tensor | None = None,
+        payload: Tensor = NOTHING,
     ) -> None:
         sequence = self._sequence[shard]
         self._sequence[shard] += 1
@@ -158,17 +158,17 @@ class Client:
             kind, shard, self.mesh.rank, sequence, self.versions[shard], clock, 0.0, wants_weights, text=text,
             payload=payload,
         )  # fmt: skip
-        data = self._unanswered[shard][sequence] = message.pack()
-        self._send(shard, data)
+        frame = self._unanswered[shard][sequence] = message.frame
+        self._send(shard, frame)
 
-    def _send(self, shard: int, data: Tensor) -> None:
+    def _send(self, shard: int, frame: Frame) -> None:
         member = self._route[shard]
         try:
-            self.mesh.send_to(member, data, 0)
+            self.mesh.send_to(member, frame)
         except PeerLost:
             return  # noticed, and sent again, by `_look_at_routes`
         if self._homes[member] != self._homes[self.mesh.rank]:
-            self.sent_nbytes += data.numel()
+            self.sent_nbytes += frame.payload.nbytes
 
     def _progress(self, timeout_s: float) -> bool:
         """Take in one message; whether it brought anything on. Who is gone matters only once all that came is read."""
@@ -193,7 +193,7 @@ class Client:
         if message.wants_weights:
             begin, end = self.edges[shard]
             self.values[begin:end] = weights_in(message, end - begin, more=True)
-            if shard == 0 and message.payload is not None:
+            if shard == 0:
                 self.buffers = message.payload[4 * (end - begin) :]
             self.versions[shard], self._slowest[shard] = message.version, message.clock
         return True

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from laconic.consistency.servers.clocks import Clocks
+from laconic.consistency.servers.messages import ServerKind, ServerMessage
 from laconic.consistency.servers.shards import ShardLayout, ShardOptimizer, WeightShard
-from laconic.consistency.servers.wire import ServerKind, ServerMessage, raw
 from laconic.errors import PayloadError
 from laconic.storage import tree
+from laconic.transports.frame import NOTHING
 
 WAITING_S = 1.0  # how often those who finished hear that others have yet to
 REQUESTS = (ServerKind.PUSH, ServerKind.PULL, ServerKind.FINISH)
@@ -188,7 +189,7 @@ class RequestHandler:
 
     def _take_over(self, message: ServerMessage) -> None:
         number = message.shard
-        if not 0 <= number < len(self.layout.edges) or self.serves(number) or message.payload is None:
+        if not 0 <= number < len(self.layout.edges) or self.serves(number):
             return  # from one that this server has given up as lost
         state = tree.loads(message.payload.numpy().data)
         begin, end = self.layout.edges[number]
@@ -250,9 +251,10 @@ class RequestHandler:
 
     def _reply(self, held: _Held) -> None:
         shard, request = self.shards[held.request.shard], held.request
-        weights = raw(shard.values) if request.wants_weights else None
-        if weights is not None and request.kind == ServerKind.FINISH:
-            weights = torch.cat([weights, shard.mean])
+        weights = NOTHING
+        if request.wants_weights:  # a copy: the shard goes on while it is on its way
+            mean = shard.mean if request.kind == ServerKind.FINISH else NOTHING
+            weights = torch.cat([shard.values.view(torch.uint8), mean])
         reply = ServerMessage(
             ServerKind.REPLY, request.shard, request.worker, request.sequence, shard.version, shard.clocks.slowest,
             held.staleness, request.wants_weights, payload=weights,

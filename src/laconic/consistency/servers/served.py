@@ -17,6 +17,7 @@ from laconic.consistency.agreed_losses import Roll
 from laconic.consistency.averaging import Buffers, OwnWeights
 from laconic.consistency.base import Setup
 from laconic.consistency.servers.client import Client
+from laconic.consistency.servers.messages import Coder
 from laconic.consistency.servers.requests import Serving
 from laconic.consistency.servers.server import Server
 from laconic.consistency.servers.shards import (
@@ -27,11 +28,11 @@ from laconic.consistency.servers.shards import (
     copies,
     plain_options,
 )
-from laconic.consistency.servers.wire import Coder
 from laconic.consistency.worker_mesh import open_members
 from laconic.errors import BadInput
 from laconic.exchange.layout import SetAside
 from laconic.storage.form import check_like
+from laconic.transports.frame import NOTHING
 from laconic.transports.world import World
 from laconic.transports.zeromq import ZmqTransport
 
@@ -77,7 +78,7 @@ class Served:
     def finish(self, buffers: Buffers) -> int:
         """Wait for all workers, see `Client.finish`; the model's buffers are then the same on all."""
         trains = self.roll.rank in self.layout.trainers
-        clock = self.client.finish(buffers.pack() if trains else None)
+        clock = self.client.finish(buffers.pack() if trains else NOTHING)
         if self.client.buffers.numel():
             buffers.load(self.client.buffers)
         return clock

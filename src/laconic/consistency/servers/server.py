@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from laconic.consistency.agreed_losses import Roll
+from laconic.consistency.servers.messages import ServerMessage, unpack
 from laconic.consistency.servers.requests import RequestHandler, Serving
 from laconic.consistency.servers.shards import ShardLayout, WeightShard
-from laconic.consistency.servers.wire import ServerMessage, unpack
 from laconic.consistency.worker_mesh import TICK_S, receive
 from laconic.errors import BadInput, PeerLost
 from laconic.transports.zeromq import ZmqTransport
@@ -124,10 +124,9 @@ class Server:
             handler.leave(member)
 
     def _send(self, member: int, message: ServerMessage) -> None:
-        data = message.pack()
         try:
-            self.mesh.send_to(member, data, int(message.kind))
+            self.mesh.send_to(member, message.frame)
         except PeerLost:
             return  # noticed by `_look_around`
         if self._homes[member] != self.roll.rank:
-            self.sent_nbytes += data.numel()
+            self.sent_nbytes += message.payload.nbytes

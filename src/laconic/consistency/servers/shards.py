@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from laconic.codecs import codec
 from laconic.consistency.servers.clocks import Clocks
-from laconic.consistency.servers.wire import ServerKind, ServerMessage, settings
-from laconic.errors import BadInput, PayloadError
+from laconic.consistency.servers.messages import ServerKind, ServerMessage, settings
+from laconic.errors import BadInput
 from laconic.schedules.schedule import bounds
 from laconic.storage.form import check_like
 
@@ -77,8 +77,6 @@ class WeightShard:
         Nothing is applied by a PayloadError: the payload is not what its codec makes of this many values.
         """
         told = settings(message.text)
-        if message.payload is None:
-            raise PayloadError("a push without payload")
         _codec(str(told.get("codec", "none"))).decode(message.payload, self._sum.numel(), out=self._sum)
         if self.optimizer is None:
             self.values.add_(self._sum)
@@ -97,8 +95,8 @@ class WeightShard:
         if kind == ServerKind.FINISH:
             self.finished.add(message.worker)
             self.clocks.pause(message.worker)
-            if message.payload is not None and message.payload.numel():
-                self.buffers[message.worker] = message.payload.clone()
+            if message.payload.numel():
+                self.buffers[message.worker] = message.payload
 
     def leave(self, worker: int) -> None:
         """Wait for this worker no more; the buffers of one that finished stay."""

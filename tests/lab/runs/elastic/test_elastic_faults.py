@@ -17,7 +17,7 @@ import torch
 from laconic.codecs import codec
 from laconic.consistency.elastic.coded import Coded, merged
 from laconic.consistency.elastic.meeting import Meeting, View, event
-from laconic.consistency.elastic.wire import HEADER_NBYTES, Occasion, Offer
+from laconic.consistency.elastic.vectors import Occasion, Offer
 from laconic.errors import BadInput, StorageError
 from laconic.lab.records.record import Record
 from laconic.lab.runs import run as run_module
@@ -128,7 +128,7 @@ def test_residuals_go_into_a_state_and_out_of_it() -> None:
         """What of x, and of what was left, all go on with."""
         coordinator = wire()
         one.values.copy_(x)
-        body = one.offer(1, Occasion(0, 1, 2))[HEADER_NBYTES:]
+        body = one.offer(1, Occasion(0, 1, 2))
         coordinator.values.zero_()
         coordinator.combine([Offer(1, 1, None), Offer(2, 1, body)], Occasion(0, 0, 2), 1)
         total = coordinator._sum.clone()

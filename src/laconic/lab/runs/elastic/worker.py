@@ -25,9 +25,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from laconic.consistency.elastic.coded import merged
 from laconic.consistency.elastic.door import elastic
 from laconic.consistency.elastic.job import ElasticJob
+from laconic.consistency.elastic.messages import MAX_MEMBERS
 from laconic.consistency.elastic.options import Samples
 from laconic.consistency.elastic.outage import RETRY_S, Outage
-from laconic.consistency.elastic.wire import MAX_MEMBERS
 from laconic.errors import BadInput, PayloadError, StorageError
 from laconic.lab.runs import stopping
 from laconic.lab.runs.elastic.journals import EvaluationRow, Journals, StepRow, WorkerRow

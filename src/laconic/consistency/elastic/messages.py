@@ -1,0 +1,73 @@
+"""What members of an elastic group say to each other.
+
+Callers: `line.py` receives, and whoever speaks packs. Every message belongs to a view.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from laconic.errors import PayloadError
+from laconic.transports.frame import NOTHING, Frame, Header, MessageKind, family
+
+MAX_MEMBERS = 64  # bits of a message's `detail`
+
+
+@family
+class MemberKind(MessageKind):
+    """What a message is for; M: said by a member to the coordinator, C: by the coordinator to members."""
+
+    JOIN = 64  # by a newcomer to the coordinator; text: its address
+    VIEW = 65  # C: a new view, as in the meeting folder, is the text
+    REPORT = 66  # M: in this view; step: how many steps are applied here, −1 without a model; flag: was told to train
+    START = 67  # C: the view begins at `step`; flag: train, else wait; detail: a bit for each that gets a STATE
+    FETCH = 68  # C: send me your state
+    STATE = 69  # body: a replica after `step` steps
+    GRADIENT = 70  # M: where vectors are collected: body: the mean gradient over `detail` samples, or whatever it is
+    MEAN = 71  # C: body: the mean of all; detail: one bit for each member whose gradient is in it
+    HELD = 72  # M: the weights after `step` steps are here too; to all when they came as a STATE
+    BUSY = 73  # to all, in any view: flag: no step from me for a while (else: again)
+    FINISH = 74  # M: no more steps from me
+    DONE = 75  # C: nobody has any more steps
+    LEAVE = 76  # to all: I am leaving
+    WAITING = 77  # M, or C to all: for others, in a step; detail: a bit for each member that is out of reach from here
+    READY = 78  # M: the sum of `step` is here, and not applied yet
+    COMMIT = 79  # C: all have the sum of `step`: apply it
+    UNREADABLE = 80  # M: what the member at the place `detail` sent cannot be read; text: why
+    PIECE = 81  # from member to member: a piece of an exchange; detail: which
+
+
+class MemberMessage(NamedTuple):
+    """A message that has come."""
+
+    sender: int
+    kind: MemberKind
+    view: int
+    step: int
+    detail: int
+    flag: int
+    body: Tensor
+    text: str = ""
+
+
+def pack(
+    kind: MemberKind, view: int, step: int, detail: int = 0, flag: int = 0, *, body: Tensor = NOTHING, text: str = ""
+) -> Frame:
+    """A message as it travels; the body must stay as it is until it is sent.
+
+    >>> unpack(3, pack(MemberKind.VIEW, 7, 2, text="abc")).text
+    'abc'
+    """
+    return Frame(Header(kind, sequence=view, step=step, detail=detail, flag=flag), text, body)
+
+
+def unpack(sender: int, frame: Frame) -> MemberMessage:
+    """Read what `pack` made, PayloadError for anything else; the body is not copied."""
+    header, kind = frame.header, frame.kind
+    if not isinstance(kind, MemberKind):
+        raise PayloadError(f"{kind!r} is no message of a group")
+    return MemberMessage(
+        sender, kind, header.sequence, header.step, header.detail, header.flag, frame.payload, frame.text
+    )

@@ -1,0 +1,176 @@
+"""How the vectors that members agree on travel.
+
+Callers: `group.py` sends and receives, `job.py` writes the vector and says what was committed. Members sum their
+vectors among themselves (`exchanged.py`). Where it is not known before who is in the sum, or a rule wants every single
+vector, the coordinator collects them: `Exact` as float32, `coded.py` through a codec. Invariant: what all members end
+with has the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from laconic.errors import PayloadError
+
+Rule = Callable[[Sequence[tuple[int, Tensor]], Tensor], None]  # one vector of (samples, vector) of each
+
+
+class Mean(NamedTuple):
+    """What a step applies: the mean gradient, and the places of those in it; who has no samples is not."""
+
+    values: Tensor
+    included: tuple[int, ...]
+
+
+def weighted_mean(parts: Sequence[tuple[int, Tensor]], out: Tensor) -> None:
+    """out = Σ nᵢ·gᵢ / Σ nᵢ over (nᵢ, gᵢ) in the order given; of one alone, its own bits.
+
+    >>> out = torch.empty(2)
+    >>> weighted_mean([(1, torch.tensor([0.0, 4.0])), (3, torch.tensor([4.0, 0.0])), (0, torch.ones(2))], out)
+    >>> out
+    tensor([3., 1.])
+    """
+    total = sum(count for count, _ in parts)
+    counted = [(count / total, values) for count, values in parts if count]
+    weight, values = counted[0]
+    torch.mul(values, weight, out=out)
+    for weight, values in counted[1:]:
+        out.add_(values, alpha=weight)
+
+
+class Offer(NamedTuple):
+    """What a member offered: over how many samples, and the body of its message, which is None for one's own."""
+
+    member: int
+    samples: int
+    body: Tensor | None
+
+
+class Unreadable(PayloadError):
+    """What this member sent cannot be read."""
+
+    def __init__(self, member: int, why: object) -> None:
+        super().__init__(f"what worker {member} sent cannot be read: {why}")
+        self.member = member
+
+
+class Occasion(NamedTuple):
+    """Which agreement this is: the step, this worker's place in the view, and how many samples all have together."""
+
+    step: int
+    place: int
+    samples: int
+
+
+class Wire(Protocol):
+    """One worker's end: `Collected`, or `Exchanged`."""
+
+    values: Tensor  # where the vector that is offered next is written
+
+    def renew(self) -> None:
+        """What was offered last may still be on its way: do not write to it again."""
+        return
+
+    def committed(self, included: bool) -> None:
+        """The agreement was applied here, with this worker's offer in it or not."""
+        return
+
+    def resume(self, step: int, included: bool) -> None:
+        """A state after `step` steps came from a peer; `included`: this worker's offer is in the last of them."""
+        return
+
+    def forget(self) -> None:
+        """This worker begins as a newcomer."""
+        return
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What this worker is still to send, between two steps; nothing where nothing is left out."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on with what another left, before the first step."""
+        return
+
+
+class Collected(Wire, Protocol):
+    """Vectors that the coordinator collects: a star, in which it sends and receives those of all."""
+
+    def offer(self, samples: int, occasion: Occasion) -> Tensor:
+        """The body in which `values` goes to the coordinator."""
+
+    def combine(self, offers: Sequence[Offer], occasion: Occasion, listeners: int) -> tuple[Tensor | None, Tensor]:
+        """The body that tells `listeners` others the result, and the result; or Unreadable."""
+
+    def read(self, body: Tensor) -> Tensor:
+        """The result from its body; PayloadError when it cannot be read."""
+
+
+def collect(
+    members: Sequence[int],
+    needed: int,
+    came: Callable[[], Mapping[int, Offer]],
+    wait_for: Callable[[Callable[[], list[int]]], None],
+) -> list[Offer]:
+    """The offers of at least `needed` members, in the members' order: of all that have come when the last needed does.
+
+    Those without samples are left out, so that what a codec left out of their earlier offers stays to be sent.
+
+    Args:
+        came: the offers for this step so far, one's own included.
+        wait_for: takes in messages until nobody is missing any more; raises when the deadline is over.
+    """
+
+    def missing() -> list[int]:
+        offers = came()
+        enough = len(offers) >= needed and any(offer.samples for offer in offers.values())
+        return [] if enough else [member for member in members if member not in offers]
+
+    wait_for(missing)
+    offers = came()
+    return [offers[member] for member in members if member in offers and offers[member].samples]
+
+
+class Exact(Collected):
+    """Vectors of float32, without a copy on the way out.
+
+    Cost: 4 bytes a value each way.
+
+    Args:
+        rule: what the coordinator makes of all vectors.
+        believes: refuse vectors of a wrong size, else the rule gets NaN for them.
+    """
+
+    def __init__(self, numel: int, rule: Rule = weighted_mean, *, believes: bool = True) -> None:
+        self._numel, self._rule, self._believes = numel, rule, believes
+        self.renew()
+
+    def renew(self) -> None:
+        self.values = torch.empty(self._numel)
+
+    def offer(self, samples: int, occasion: Occasion) -> Tensor:
+        return self.values
+
+    def combine(self, offers: Sequence[Offer], occasion: Occasion, listeners: int) -> tuple[Tensor, Tensor]:
+        parts = [(offer.samples, self._vector(offer)) for offer in offers]
+        result = torch.empty(self._numel)
+        self._rule(parts, result)
+        return result, result.clone()  # a copy: the other will be on its way
+
+    def _vector(self, offer: Offer) -> Tensor:
+        if offer.body is None:
+            return self.values
+        try:
+            return self.read(offer.body)
+        except PayloadError as error:
+            if self._believes:
+                raise Unreadable(offer.member, error) from None
+            return torch.full((self._numel,), float("nan"))
+
+    def read(self, body: Tensor) -> Tensor:
+        if body.dtype != torch.float32 or body.numel() != self._numel:
+            raise PayloadError(f"{body.nbytes} bytes of {body.dtype} for {self._numel} float32 values")
+        return body
