@@ -1,4 +1,4 @@
-"""Look for failures at random, for as long as is asked: property tests with new examples, damaged payloads and files.
+"""Look for failures at random, for as long as is asked: new examples of property tests, damage and forgeries.
 
     python -m benchmarks fuzz [--minutes 10] [--seed N]
 
@@ -28,6 +28,7 @@ def turn(seed: int, ends: float | None) -> bool | None:
         [*PROPERTIES, f"--hypothesis-seed={seed}"],
         ["-m", "benchmarks", "fuzz-codecs", "--mutations", str(MUTATIONS), "--seed", str(seed)],
         ["-m", "benchmarks", "fuzz-shrink", "--mutations", str(MUTATIONS), "--seed", str(seed)],
+        ["-m", "benchmarks", "fuzz-state", "--mutations", str(MUTATIONS), "--seed", str(seed)],
     )
     for command in commands:
         process = subprocess.Popen([sys.executable, *command], start_new_session=True)

@@ -86,6 +86,8 @@ def test_bad_spaces_are_refused_in_a_sentence(text: str, said: str) -> None:
         ({"type": 3}, "'b' needs a type: choice, float"),
         ({"type": ["float"]}, "'b' needs a type: choice, float"),
         ({"type": "int", "low": 1, "high": 2, "when": "a"}, "when is a table"),
+        ({"type": "float", "low": 0, "high": 1, "step": True}, "a step is a number above 0"),
+        ({"type": "float", "low": 0, "high": 1, "step": 1e-320}, "cannot tell them apart"),
     ],
 )
 def test_bad_tables_are_refused_in_a_sentence(row: dict[str, object], said: str) -> None:

@@ -78,8 +78,12 @@ class Float(Parameter):
 
     def __post_init__(self) -> None:
         _check_range(self, self.log)
-        if self.step is not None and (self.log or not 0 < self.step < math.inf):
+        if self.step is None:
+            return
+        if self.log or isinstance(self.step, bool) or not 0 < self.step < math.inf:
             raise BadInput(f"a step is a number above 0, without log, got {self}")
+        if (self.high - self.low) / self.step > 1 << 53:
+            raise BadInput(f"a step of so many that a float cannot tell them apart: leave it out, got {self}")
 
     @property
     def distribution(self) -> FloatDistribution:

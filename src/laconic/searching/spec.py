@@ -154,5 +154,8 @@ class SearchSpec:
             raise RecordError(f"{folder / FILE} is {error}") from error
         if data.pop("format", None) != FORMAT:
             raise RecordError(f"{folder / FILE} is of another format; this version reads {FORMAT}")
-        spec = cls.of(data.pop("objective"), Space.read(data.pop("space")), {**data, "folder": folder})
-        return replace(spec, start=tuple(spec.start))
+        try:
+            spec = cls.of(data.pop("objective"), Space.read(data.pop("space")), {**data, "folder": folder})
+            return replace(spec, start=tuple(spec.start))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RecordError(f"{folder / FILE} is not a search: {error!r}") from error

@@ -53,6 +53,20 @@ def check_named(given: Any, numels: Mapping[str, int] | None, what: str) -> None
             raise BadInput(f"the state does not fit: {text}: another model's?")
 
 
+def check_optimizer(given: Any, optimizer: torch.optim.Optimizer, what: str) -> None:
+    """Refuse what an optimiser of other parameter groups remembers.
+
+    Raises:
+        BadInput: the sentence names the first part that differs.
+    """
+    groups = [{"params": group["params"]} for group in optimizer.state_dict()["param_groups"]]
+    check_like(given, {"state": {}, "param_groups": groups}, what)
+    count = sum(len(group["params"]) for group in groups)
+    for number, kept in given["state"].items():
+        if number not in range(count) or not isinstance(kept, Mapping):
+            raise BadInput(f"{what} does not fit: it has {_told(kept)} of parameter {number!r}, of {count}")
+
+
 def _compare(given: Any, like: Any, what: str, path: tuple[str, ...]) -> None:
     if isinstance(like, Mapping):
         if not isinstance(given, Mapping):

@@ -70,6 +70,8 @@ def from_plain(kind: type[T], data: Any, where: str, *, whole: bool = False) -> 
             what, path = _PLACED.fullmatch(str(error)).groups(default="")  # type: ignore[union-attr]
             if not _put_back(numbers, data, path):
                 raise PayloadError(_sentence(what, path, kind, data, where)) from error
+        except UnicodeEncodeError as error:  # msgspec wants to look into a text where none belongs
+            raise PayloadError(f"{where} has a text {_shown(error.object)} where something else belongs") from error
     _check_known(data, msgspec.to_builtins(built), where)
     if whole and (missing := [each.name for each in dataclasses.fields(kind) if each.name not in data]):  # type: ignore[arg-type]
         raise PayloadError(f"{where} has no field '{missing[0]}'")

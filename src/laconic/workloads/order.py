@@ -191,6 +191,14 @@ class SampleLedger:
         return {"epoch": self.epoch, "cursor": self._cursor, "left": list(self._left)}
 
     def load(self, state: dict[str, Any]) -> None:
-        """The reverse of `state`."""
-        self._begin(int(state["epoch"]))
-        self._cursor, self._left = int(state["cursor"]), [int(place) for place in state["left"]]
+        """The reverse of `state`.
+
+        Raises:
+            BadInput: it is no place in this data.
+        """
+        left: Any = state.get("left")
+        numbers: list[Any] = [state.get("epoch"), state.get("cursor"), *left] if isinstance(left, list) else [None]
+        if not all(type(number) is int and number >= 0 for number in numbers) or max(numbers[1:]) > self.samples:
+            raise BadInput(f"the place in the data is not one of {self.samples} samples: {str(state)[:200]}")
+        self._begin(numbers[0])
+        self._cursor, self._left = numbers[1], numbers[2:]

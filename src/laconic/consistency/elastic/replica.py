@@ -20,6 +20,7 @@ from laconic.consistency.blocks import BlockMode, Blocks, consolidate_state
 from laconic.errors import PayloadError
 from laconic.exchange.layout import Exemptions
 from laconic.storage import tree
+from laconic.storage.form import check_like, check_optimizer
 from laconic.workloads.order import SampleLedger
 
 
@@ -106,21 +107,34 @@ class Replica:
         return torch.frombuffer(block, dtype=torch.uint8)
 
     def load(self, block: Tensor) -> None:
-        """The reverse of `save`; PayloadError when it is not a block of this model's."""
+        """The reverse of `save`; PayloadError when it is not a block of this model's, and nothing was loaded."""
         state = tree.loads(block.numpy().data)
-        if state["weights"].shape != self.weights.values.shape:
-            raise PayloadError(f"a state of {state['weights'].numel()} weights for a model of {self.numel}")
+        frozen = [p for p in self.model.parameters() if not self._is_trained(p)]
+        buffers = list(self.model.buffers())
+        optimizer, ledger = self.optimizer.state_dict(), self.ledger.state()
+        try:
+            check_like(state, {
+                "weights": self.weights.values, "frozen": frozen, "buffers": buffers, "optimizer": None,
+                "scheduler": None, "ledger": {},
+            })  # fmt: skip
+            extra = state.get("extra", {})
+            check_like(extra, {name: kept for name, kept in self.extra.items() if name != "included"})
+            check_like(included := extra.get("included", []), [0] * len(included), "included")
+            check_optimizer(state["optimizer"], self.optimizer, "the optimiser's state")
+            self.ledger.load(state["ledger"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            if self.scheduler is not None and state["scheduler"] is not None:
+                self.scheduler.load_state_dict(state["scheduler"])
+        except Exception as error:  # an optimiser of the user's may raise anything
+            self.optimizer.load_state_dict(optimizer)
+            self.ledger.load(ledger)
+            raise PayloadError(f"a state of another model, or damaged: {error}") from error
         with torch.no_grad():
             self.weights.values.copy_(state["weights"])
-            frozen = [p for p in self.model.parameters() if not self._is_trained(p)]
             values = [*state["frozen"], *state["buffers"]]
-            for tensor, value in zip([*frozen, *self.model.buffers()], values, strict=True):
+            for tensor, value in zip([*frozen, *buffers], values, strict=True):
                 tensor.copy_(value)
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.scheduler is not None and state["scheduler"] is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
-        self.ledger.load(state["ledger"])
-        self.extra = state.get("extra", {})
+        self.extra = extra
 
     def _is_trained(self, parameter: Tensor) -> bool:
         return any(parameter is each for each in self.weights.parameters)

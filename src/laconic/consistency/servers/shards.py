@@ -24,7 +24,7 @@ from laconic.consistency.servers.clocks import Clocks
 from laconic.consistency.servers.messages import ServerKind, ServerMessage, settings
 from laconic.errors import BadInput
 from laconic.schedules.schedule import bounds
-from laconic.storage.form import check_like
+from laconic.storage.form import check_like, check_optimizer
 
 Options = Mapping[str, Any]
 
@@ -141,7 +141,7 @@ class WeightShard:
                 "servers as it was saved with"
             )
         if self.optimizer is not None:
-            check_like(state, {"optimizer": {"state": {}, "param_groups": None}}, "the state of a shard")
+            check_like(state, {"optimizer": None}, "the state of a shard")
             self.optimizer.check_state(state["optimizer"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -203,14 +203,12 @@ class ShardOptimizer:
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse what an optimiser of other pieces remembers."""
-        own = self._inner.state_dict()["param_groups"]
         what = "the state of a shard's optimiser"
-        check_like(state["param_groups"], [{"params": group["params"]} for group in own], what)
+        check_optimizer(state, self._inner, what)
         members = [piece for group in self._inner.param_groups for piece in group["params"]]
         for number, kept in state["state"].items():
-            like = members[number] if number in range(len(members)) else None
             for name, value in kept.items():
-                if like is None or (isinstance(value, Tensor) and value.dim() and value.numel() != like.numel()):
+                if isinstance(value, Tensor) and value.dim() and value.numel() != members[number].numel():
                     raise BadInput(f"{what} does not fit: its '{name}' of parameter {number} is another's")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
