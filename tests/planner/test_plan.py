@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -156,12 +157,46 @@ def test_the_verdict(model: str, asked: Asked, said: str, tmp_path: Path) -> Non
 
 
 def test_memory_drops_what_does_not_fit(tmp_path: Path) -> None:
-    wide = plan("vgg16", Asked(8, "10gbit", **ELSEWHERE), tmp_path)
+    wide = plan("vgg16", Asked(8, "10gbit", memory_nbytes=10**12, **ELSEWHERE), tmp_path)
     tight = plan("vgg16", Asked(8, "10gbit", memory_nbytes=int(3e9), **ELSEWHERE), tmp_path)
     assert tight.dropped > wide.dropped == 0
     assert max(each.memory_nbytes for each in tight.candidates) <= 3e9
     with pytest.raises(BadInput, match="nearest is"):
         plan("vgg16", Asked(8, "10gbit", memory_nbytes=1000, **ELSEWHERE), tmp_path)
+
+
+def test_a_profile_has_its_memory(tmp_path: Path) -> None:
+    """A model of 7 · 10⁹ weights: neither one A100 nor DDP on eight has the memory, and neither is shown."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(20_000, 20_000, device="meta") for _ in range(17)))
+    chosen = subject(model, (20_000,), optimizer="adam")
+    found = plan(chosen, Asked(16, "100gbit,2us", device="a100"), tmp_path)
+    assert found.limit_nbytes == 40 * 10**9
+    assert max(each.memory_nbytes for each in found.candidates) <= 40e9 < found.one.memory_nbytes
+    assert found.ddp is None
+    assert not found.fits(found.one)
+    assert any("One machine has not the memory" in sentence for sentence in found.verdict())
+    assert plan(chosen, Asked(16, device="a100", memory_nbytes=10**12), tmp_path).ddp is not None
+    assert [point.ranks for point in scale(chosen, Asked(16, "100gbit,2us", device="a100"), tmp_path)][-1] == 16
+    with pytest.raises(BadInput, match="fits in 40 GB; nearest is"):
+        plan(chosen, Asked(2, device="a100"), tmp_path)
+
+
+def test_rows_that_do_not_fit_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "vgg16", "-n", "8", "--batch", "256", "--device-profile", "h100", "--memory", "3GB"])
+    assert not ended.value.code
+    text = capsys.readouterr().out
+    assert "do not fit in the memory of a machine, 3.00 GB" in text
+    assert not re.search(r"^\W*(DDP × 8|one machine) ", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("link", ["1gbit,50us", "10gbit,20us", "400gbit,2us"])
+@pytest.mark.parametrize(("model", "device"), [("vgg16", "v100"), ("alexnet", "rtx-4090")])
+def test_the_verdict_agrees_with_the_choice(model: str, device: str, link: str, tmp_path: Path) -> None:
+    for ranks in (2, 4):
+        found = plan(model, Asked(ranks, link, device=device, batch=256), tmp_path)
+        compresses = found.chosen.strategy.codec != "none"
+        assert any(sentence.startswith("Compressing pays") for sentence in found.verdict()) == compresses
 
 
 def test_a_plan_is_json_both_ways(tmp_path: Path) -> None:
@@ -372,7 +407,8 @@ def test_bad_input_is_one_sentence(arguments: list[str], said: str, capsys: pyte
 def test_the_command_and_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, file = tmp_path / "plan.html", tmp_path / "plan.json"
     with pytest.raises(SystemExit) as ended:
-        main(["plan", "vgg16", "-n", "8", "--device-profile", "p100", "--html", str(page), "-o", str(file), "--scale"])
+        main(["plan", "vgg16", "-n", "8", "--device-profile", "p100", "--memory", "64GB", "--html", str(page),
+              "-o", str(file), "--scale"])  # fmt: skip
     assert not ended.value.code
     text = capsys.readouterr().out
     assert "one machine" in text
@@ -388,7 +424,7 @@ def test_the_command_and_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize("model", ["vgg16", "alexnet"])
 def test_every_timeline_ends_with_its_step(model: str, tmp_path: Path) -> None:
     """What the ranks of a replica send each other is on it, too: half of a step of vgg16 with divided dense layers."""
-    found = plan(model, Asked(16, "1gbit,50us", device="v100"), tmp_path)
+    found = plan(model, Asked(16, "1gbit,50us", device="v100", memory_nbytes=10**12), tmp_path)
     assert {each.strategy.kind for each in found.candidates} >= {"data", "tensor", "pipeline", "hybrid"}
     for each in [*found.candidates, found.one]:
         assert max(bar.end_s for bar in each.timeline if bar.lane == "compute") == pytest.approx(each.seconds)

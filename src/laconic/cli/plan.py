@@ -18,7 +18,7 @@ from laconic.lab.report.plan_page import page
 from laconic.lab.runs.spec import RunSpec
 from laconic.lab.runs.train import train as start
 from laconic.planner.cost import cost as count
-from laconic.planner.devices import HERE, UNSURE, Device, kept_in
+from laconic.planner.devices import HERE, TABLE, UNSURE, Device, kept_in
 from laconic.planner.growth import Phase, phases, totals
 from laconic.planner.plan import Asked, Planned, ScalePoint, crossings, describe
 from laconic.planner.plan import plan as make
@@ -47,8 +47,8 @@ def plan(
     input_shape: Shape = None,
     input_type: Type = None,
     optimizer: Rule = None,
-    device_profile: Annotated[str, typer.Option(help="here, or k20, titan-x, p100, v100, a100, xeon-core.")] = "here",
-    memory: Annotated[str | None, typer.Option(help="Of each machine, such as 8GB; drops what does not fit.")] = None,
+    device_profile: Annotated[str, typer.Option(help=f"here, or {', '.join(sorted(TABLE))}.")] = "here",
+    memory: Annotated[str | None, typer.Option(help="Of each machine: 8GB. Default: the profile's.")] = None,
     quality: Annotated[str, typer.Option(help="What may be proposed: exact, 8bit or aggressive.")] = "8bit",
     scale: Annotated[bool, typer.Option("--scale", help="Every power of two up to -n, by kind.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with charts.")] = None,
@@ -73,7 +73,8 @@ def plan(
     if json:
         record = {"plan": json_module.loads(planned.plan().to_json()), "verdict": planned.verdict(),
                   "candidates": [describe(each) for each in planned.candidates], "dropped": planned.dropped,
-                  "one_machine": describe(planned.one), "ddp": planned.ddp and describe(planned.ddp),
+                  "memory_nbytes": planned.limit_nbytes, "one_machine": describe(planned.one),
+                  "ddp": planned.ddp and describe(planned.ddp),
                   "device": planned.setting.device and vars(planned.setting.device),
                   "scale": [vars(point) for point in points], "training": [vars(phase) for phase in grown],
                   "simulated": True}  # fmt: skip
@@ -94,7 +95,7 @@ def _shown(planned: Planned) -> list[Prediction]:
     """The recommended plan, the quickest few by name, data parallelism with the quickest codec, DDP, one machine."""
     coded = [each for each in planned.candidates if each.strategy.kind == "data" and each.strategy.codec != "none"]
     rows = [planned.chosen, *planned.candidates[:SHOWN], *coded[:1]]
-    rows += [each for each in (planned.ddp, planned.one) if each is not None]
+    rows += [each for each in (planned.ddp, planned.one) if each is not None and planned.fits(each)]
     return list({str(each.strategy): each for each in rows}.values())
 
 
@@ -123,7 +124,8 @@ def _show(planned: Planned, arguments: str) -> None:
     for sentence in planned.verdict():
         typer.echo(sentence)
     if planned.dropped:
-        typer.echo(f"{planned.dropped} ways do not fit in the memory and are left out.")
+        limit = words.plain(words.nbytes(planned.limit_nbytes or 0))
+        typer.echo(f"{planned.dropped} ways do not fit in the memory of a machine, {limit}, and are left out.")
     if not setting.calibrations and asked.device == HERE:
         typer.echo("The intervals are wide because no step was measured on this machine; see docs/plan.md.")
 

@@ -46,6 +46,7 @@ class Device:
         call_s: what starting a layer takes.
         source: where the figures are from.
         busy: others had the cores of this machine while it was measured, so that the figures are unsure.
+        memory_nbytes: what fits, where that is known.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Device:
     call_s: float
     source: str
     busy: bool = False
+    memory_nbytes: int | None = None
 
     def seconds(self, multiply_adds: float, moved_nbytes: float, calls: int = 1) -> float:
         """How long a layer takes.
@@ -70,18 +72,37 @@ class Device:
         return max(computing, moved_nbytes / self.bandwidth_Bps) + calls * self.call_s
 
 
-# Peaks and bandwidths are the vendors'; `most` of the older two is set so that AlexNet takes the published time.
+_PEAK = "data sheet: peak in float32 without tensor cores; the share of it that is reached is assumed"
+
+
+def _published(vendor: str, name: str, macs_per_s: float, bandwidth_Bps: float, gigabytes: int) -> Device:
+    """A device of which only its data sheet is known."""
+    return Device(name, macs_per_s, bandwidth_Bps, 0.80, 3e8, 5e-6, f"{vendor} {_PEAK}",
+                  memory_nbytes=gigabytes * 10**9)  # fmt: skip
+
+
+# Figures are the vendors'; `most` of the older two is set so that AlexNet takes the published time.
 TABLE = {
     each.name: each
     for each in (
-        Device("k20", 1.76e12, 208e9, 0.42, 3e7, 1e-5, "NVIDIA data sheet; Krizhevsky 2014: 98.05 h for 90 epochs"),
-        Device("titan-x", 3.3e12, 336e9, 0.85, 3e7, 1e-5, "NVIDIA data sheet; Dettmers 2016: AlexNet in 100 ms"),
-        Device("p100", 4.65e12, 720e9, 0.70, 1e8, 8e-6, "NVIDIA data sheet (PCIe); Piz Daint's"),
-        Device("v100", 7.85e12, 900e9, 0.75, 2e8, 6e-6, "NVIDIA data sheet (SXM2)"),
-        Device("a100", 9.75e12, 1555e9, 0.80, 3e8, 5e-6, "NVIDIA data sheet, float32 without tensor cores"),
+        Device("k20", 1.76e12, 208e9, 0.42, 3e7, 1e-5, "NVIDIA data sheet; Krizhevsky 2014: 98.05 h for 90 epochs",
+               memory_nbytes=5 * 10**9),
+        Device("titan-x", 3.3e12, 336e9, 0.85, 3e7, 1e-5, "NVIDIA data sheet; Dettmers 2016: AlexNet in 100 ms",
+               memory_nbytes=12 * 10**9),
+        Device("p100", 4.65e12, 720e9, 0.70, 1e8, 8e-6, "NVIDIA data sheet (PCIe); Piz Daint's",
+               memory_nbytes=16 * 10**9),
+        Device("v100", 7.85e12, 900e9, 0.75, 2e8, 6e-6, "NVIDIA data sheet (SXM2)", memory_nbytes=16 * 10**9),
+        _published("NVIDIA", "a100", 9.75e12, 1555e9, 40),
+        _published("NVIDIA", "h100", 33.5e12, 3350e9, 80),
+        _published("NVIDIA", "h200", 33.5e12, 4800e9, 141),
+        _published("NVIDIA", "b200", 40e12, 8000e9, 180),
+        _published("AMD", "mi300x", 81.7e12, 5300e9, 192),
+        _published("NVIDIA", "l40s", 45.8e12, 864e9, 48),
+        _published("NVIDIA", "rtx-4090", 41.3e12, 1008e9, 24),
+        _published("NVIDIA", "rtx-5090", 52.4e12, 1792e9, 32),
         Device("xeon-core", 4.0e10, 10e9, 0.80, 1e6, 5e-6, "one core, AVX2 at 2.5 GHz"),
     )
-}
+}  # fmt: skip
 
 
 def device(name: str, folder: Path | None = None) -> Device:

@@ -119,7 +119,7 @@ class Asked:
         link: `1gbit,50us` between two of them.
         batch: samples a step over all ranks; None is the workload's, or 32 a rank.
         device: "here", or a name of `devices.TABLE`.
-        memory_nbytes: of a machine; None does not limit.
+        memory_nbytes: of a machine; None is the device's own, where that is known ("here" has no limit).
         quality: "exact", "8bit" or "aggressive": which codecs and modes may be proposed.
         between, per_host: the link between hosts of so many ranks each.
 
@@ -150,7 +150,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Planned:
-    """Every candidate that fits, the quickest first, and the recommended one."""
+    """Every candidate that fits, the quickest first, and the recommended one.
+
+    Attributes:
+        one: one machine, to compare with, whether it fits or not.
+        ddp: plain DDP, where it fits.
+        limit_nbytes: the memory of a machine; None: not limited.
+    """
 
     subject: Subject
     asked: Asked
@@ -160,6 +166,11 @@ class Planned:
     one: Prediction
     ddp: Prediction | None
     dropped: int
+    limit_nbytes: int | None = None
+
+    def fits(self, found: Prediction) -> bool:
+        """Whether a machine has the memory for it."""
+        return self.limit_nbytes is None or found.memory_nbytes <= self.limit_nbytes
 
     def plan(self, trainable: bool = False) -> Plan:
         """The recommended one; the quickest that `laconic train` runs as it is, where that is asked for."""
@@ -177,6 +188,8 @@ class Planned:
         said = [UNSURE] if self.setting.work.busy else []
         if self.asked.ranks > 1 and best.strategy.ranks == 1:
             said.append("One machine is quicker: the link costs more than the other machines bring.")
+        elif self.asked.ranks > 1 and not self.fits(one):
+            said.append(f"One machine has not the memory: it would take {one.memory_nbytes / 1e9:.3g} GB.")
         elif self.asked.ranks > 1:
             speedup = one.seconds / best.seconds
             share = 100 * speedup / self.asked.ranks
@@ -188,19 +201,23 @@ class Planned:
             said.append("Of the ways within 3 % of the quickest, the simplest is marked.")
         if best.strategy.ranks == 1:
             return said
-        coded = [each for each in self.candidates if each.strategy.codec != "none" and each.strategy.kind == "data"]
-        exact = [each for each in self.candidates if each.strategy.codec == "none" and each.strategy.kind == "data"]
-        if coded and exact:
-            gain = min(e.seconds for e in exact) / min(c.seconds for c in coded)
-            if gain < SURELY:
-                said.append("Do not compress: no codec makes a step noticeably shorter here.")
-            else:
-                quick = min(coded, key=lambda each: each.seconds)
-                said.append(
-                    f"Compressing pays: data parallelism with {quick.strategy.codec} is {gain:.3g} × as fast as exact."
-                )
+        said += self._compression()
         said.append(f"The bottleneck is {best.bottleneck}.")
         return said
+
+    def _compression(self) -> list[str]:
+        """Whether the recommended way compresses, and what that brings: codecs are compared within one division."""
+        best = self.chosen
+        if best.strategy.data < 2:
+            return ["The marked way exchanges no gradients, so there is nothing to compress."]
+        same = [each for each in self.candidates if each.strategy.division == best.strategy.division]
+        exact = [each.seconds for each in same if each.strategy.codec == "none"]
+        if best.strategy.codec != "none" and exact:
+            gain = min(exact) / best.seconds
+            return [f"Compressing pays: with {best.strategy.codec} this way is {gain:.3g} × as fast as exact."]
+        if len(exact) < len(same):
+            return ["Do not compress: no codec makes a step noticeably shorter here."]
+        return []
 
 
 def plan(model: str | torch.nn.Module | Subject, asked: Asked, folder: Path | None = None) -> Planned:
@@ -216,9 +233,12 @@ def plan(model: str | torch.nn.Module | Subject, asked: Asked, folder: Path | No
     chosen = model if isinstance(model, Subject) else subject(model)
     setting = setting_of(chosen, asked, folder)
     found = [predict(setting, strategy) for strategy in strategies(setting, asked)]
-    kept = [each for each in found if asked.memory_nbytes is None or each.memory_nbytes <= asked.memory_nbytes]
+    limit = asked.memory_nbytes
+    if limit is None and asked.device != HERE:
+        limit = device(asked.device).memory_nbytes
+    kept = [each for each in found if limit is None or each.memory_nbytes <= limit]
     if not kept:
-        near, limit = min(found, key=lambda each: each.memory_nbytes), asked.memory_nbytes or 0
+        near, limit = min(found, key=lambda each: each.memory_nbytes), limit or 0
         raise BadInput(
             f"no plan for '{chosen.name}' fits in {limit / 1e9:.3g} GB; nearest is {near.strategy} with "
             f"{near.memory_nbytes / 1e9:.3g} GB: use more machines, a smaller --batch or more --memory"
@@ -226,7 +246,9 @@ def plan(model: str | torch.nn.Module | Subject, asked: Asked, folder: Path | No
     kept.sort(key=lambda each: each.seconds)
     one = predict(setting, Strategy())
     ddp = predict(setting, Strategy(data=asked.ranks)) if 1 < asked.ranks <= setting.batch else None
-    return Planned(chosen, asked, setting, tuple(kept), simplest(kept), one, ddp, len(found) - len(kept))
+    if ddp is not None and limit is not None and ddp.memory_nbytes > limit:
+        ddp = None
+    return Planned(chosen, asked, setting, tuple(kept), simplest(kept), one, ddp, len(found) - len(kept), limit)
 
 
 def simplest(found: Sequence[Prediction]) -> Prediction:
@@ -352,7 +374,12 @@ def scale(model: str | Subject, asked: Asked, folder: Path | None = None) -> lis
     points = []
     for power in range(1, max(1, math.ceil(math.log2(asked.ranks))) + 1):
         now = replace(asked, ranks=min(1 << power, asked.ranks))
-        planned = plan(chosen, now, folder)
+        try:
+            planned = plan(chosen, now, folder)
+        except BadInput:
+            if now.ranks < asked.ranks:  # so few have not the memory
+                continue
+            raise
         quickest: dict[str, float] = {}
         for each in planned.candidates:
             kind = each.strategy.kind

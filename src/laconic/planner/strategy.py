@@ -46,6 +46,11 @@ class Strategy:
         return math.prod((self.data, self.tensor, self.pipeline))
 
     @property
+    def division(self) -> tuple[int, int, int, bool]:
+        """How the model is divided, whatever is sent and when."""
+        return self.data, self.tensor, self.pipeline, self.dense_split
+
+    @property
     def kind(self) -> str:
         """one machine, data, tensor, pipeline or hybrid."""
         ways = {"data": self.data, "tensor": self.tensor, "pipeline": self.pipeline}
