@@ -17,10 +17,11 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.errors import BadInput, CheckpointError, StorageError
+from laconic.errors import BadInput, CheckpointError, LaconicError, StorageError
 from laconic.exchange import checkpoints as exchange_module
 from laconic.exchange.checkpoints import Checkpoints, Cursor
 from laconic.storage import checkpoints as module
+from laconic.storage.tree import read_file, write_file
 from laconic.transports.launcher import run_local
 from tests.exchange import checkpoint_lives
 from tests.full_disk import files_of_at_most
@@ -227,6 +228,32 @@ def test_bad_input_gets_one_sentence(tmp_path: Path) -> None:
     training.checkpoints.save(1, model=training.model)
     with pytest.raises(CheckpointError, match="holds no optimizer"):
         training.checkpoints.restore(optimizer=training.optimizer)
+
+
+@pytest.mark.parametrize(
+    ("part", "forged"),
+    [
+        ("model", {"0.weight": torch.zeros(3)}),
+        ("model", {"0.weight": None}),
+        ("model", "weights"),
+        ("optimizer", {"state": {}, "param_groups": []}),
+        ("optimizer", "x"),
+        ("cursor", [1]),
+        ("random", {"torch": 3}),
+    ],
+)
+def test_what_does_not_fit_under_a_valid_checksum_is_one_error_that_names_the_file(
+    part: str, forged: Any, tmp_path: Path
+) -> None:
+    training = _Training(tmp_path)
+    training.train(1)
+    path = training.checkpoints.files.path(1)
+    kept = read_file(path)
+    kept[part] = {**kept[part], **forged} if part == "model" and isinstance(forged, dict) else forged
+    write_file(path, kept)
+    with pytest.raises(LaconicError, match=r"step000000001-rank0\.ckpt|cursor") as caught:
+        training.restore()
+    assert "\n" not in str(caught.value)
 
 
 def test_a_cursor_reads_every_sample_once_an_epoch_and_refuses_other_data() -> None:

@@ -9,6 +9,7 @@ another, and with `keep` ≥ 3 the files of one step are there for all; the thre
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laconic.errors import BadInput, CheckpointError, StorageError
+from laconic.errors import BadInput, CheckpointError, LaconicError, StorageError
 from laconic.exchange.collectives import all_gather, barrier
 from laconic.storage.checkpoints import MOST_STEPS, CheckpointFiles, random_state, set_random_state
 from laconic.storage.files import writing
@@ -184,7 +185,7 @@ class Checkpoints:
         `load_state_dict()`.
 
         Raises:
-            CheckpointError: as `latest`; or the checkpoint holds no such part.
+            CheckpointError: as `latest`; or the checkpoint holds no such part, or one that does not fit what is given.
         """
         step = self.latest()
         if step is None:
@@ -195,11 +196,24 @@ class Checkpoints:
                 continue
             if kept[name] is None:
                 raise CheckpointError(f"{self.files.path(step)} holds no {name}")
-            given.load_state_dict(kept[name])
-        set_random_state(kept["random"])
+            with self._fitting(step, name):
+                given.load_state_dict(kept[name])
+        with self._fitting(step, "random state"):
+            set_random_state(kept["random"])
         self.files.remove_after(step)
         barrier(group=self.world)  # nobody trains on what another is about to restore: shared weights, servers' shards
         return Restored(step, kept["cursor"], kept["extra"])
+
+    @contextlib.contextmanager
+    def _fitting(self, step: int, name: str) -> Iterator[None]:
+        """Turn whatever torch says about a state of another form into one CheckpointError that names the file."""
+        try:
+            yield
+        except LaconicError:
+            raise
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            why = " ".join(str(error).split())
+            raise CheckpointError(f"{self.files.path(step)}: its {name} does not fit what is given: {why}") from error
 
     def close(self) -> None:
         """Wait for the last write and end its thread; safe to call twice."""
