@@ -62,10 +62,10 @@ soak: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
 	$(BIN)/python -m benchmarks soak --kills 1000 --seed 1 --output .cache/soak.json
 
-# Kills, stops, cuts, full disks, strangers and damaged files, over every engine and mode; docs/faults.md.
+# Kills, stops, cuts, full disks, strangers, damaged and forged files, through every door, at every phase; docs/faults.md.
 chaos: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
-	$(BIN)/python -m benchmarks chaos --minutes 15 --output benchmarks/results/chaos.json
+	$(BIN)/python -m benchmarks chaos --minutes 18 --output benchmarks/results/chaos.json
 
 check: $(VENV)/ready
 	@mkdir -p $(TMPDIR)

@@ -1,5 +1,6 @@
-"""Kills, stops, cuts, full disks, strangers and damaged files, over every engine and every mode: `make chaos`.
+"""Kills, stops, cuts, full disks, strangers, damage and forgery, through every door, at every phase: `make chaos`.
 
-A scenario is data (`scenario.py`); its job is real processes (`launch.py`, which run `program.py`); each kind of fault
-is a file of `faults/`; what was promised is in `promises.py`, and `judge.py` says what to call what happened.
+A scenario is data (`scenario.py`): a fault × a door × a phase. A door is a file of `doors/`, a fault one of `faults/`,
+a phase a line of `phases.py`; adding one is adding it there. Jobs are real processes (`launch.py` starts them,
+`program.py` is what they run). What was promised is in `promises.py`; `judge.py` says what to call what happened.
 """

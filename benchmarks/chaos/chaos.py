@@ -1,10 +1,11 @@
 """Play scenarios until the time is up; print a table with zeros where zeros belong, else end with exit code 1.
 
-    python -m benchmarks.chaos --minutes 15 --seed 1 --output benchmarks/results/chaos.json
-    python -m benchmarks.chaos --faults kill --number 4 --verbose
+    python -m benchmarks chaos --minutes 18 --seed 1 --output benchmarks/results/chaos.json
+    python -m benchmarks chaos --faults kill --number 4 --verbose
 
 The time is divided evenly among the kinds of fault: the next scenario is of the kind that has had least. Their order is
-a function of the seed, so a failure is played again with its `--faults` and `--number`.
+a function of the seed, so a failure is played again with its `--faults` and `--number`. With `--resume` a run goes on
+where the one before it, with the same seed, has written its output: what was played is not played again, and counts.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.chaos import table
+from benchmarks.chaos.doors import DOORS
 from benchmarks.chaos.faults import all_faults
 from benchmarks.chaos.judge import FAILURES, HUNG, LOST, SKIPPED, Verdict
-from benchmarks.chaos.scenario import ENGINES, READER, Scenario, scenarios
+from benchmarks.chaos.scenario import FILES, Scenario, scenarios
 from benchmarks.chaos.stage import Failed, Fault, Skipped, Stage, without_codec_if_refused
 from laconic.transports.launcher import start_fork_server
 
 LONGEST_S = 40.0  # what a scenario may still take when the time is nearly up, unless others of its engine took longer
+LATE = "the time was up"
 HUNG_S = 240.0  # longer than several jobs and their time-outs take
 
 
@@ -42,10 +45,19 @@ class Chaos:
         self.absent = {fault.name: why for fault in faults if (why := fault.absent())}
         self.faults = [fault for fault in faults if fault.name not in self.absent]
         self.spent = {fault.name: 0.0 for fault in self.faults}
+        self._before: set[Scenario] = set()
         self._lock = threading.Lock()
-        self._orders = {f.name: scenarios(f.name, f.engines, f.moments, options.seed) for f in self.faults}
+        self._orders = {f.name: scenarios(f, options.seed) for f in self.faults}
         self._heads = {name: next(order) for name, order in self._orders.items()}
-        self._ends = ends
+        self._ends, self._over = ends, False
+
+    def resume(self, results: Sequence[table.Result]) -> None:
+        """Take over what was played before, but for what was skipped since the time was up."""
+        self.results += [each for each in results if each.verdict.why != LATE]
+        self._before = {each.scenario for each in self.results}
+        for each in self.results:
+            if each.scenario.fault in self.spent:
+                self.spent[each.scenario.fault] += each.seconds
 
     def _next(self) -> tuple[Fault, Scenario] | None:
         """The next scenario of the kind that has had least time; None when the time is up.
@@ -84,9 +96,10 @@ class Chaos:
         for lane in lanes:
             lane.join(max(0.0, self._ends - time.monotonic()))
         with self._lock:
+            self._over = True
             for scenario, begun in self._played.items():
                 seconds = time.monotonic() - begun
-                hung, late = Verdict(HUNG, "the scenario did not end"), Verdict(SKIPPED, "the time was up")
+                hung, late = Verdict(HUNG, "the scenario did not end"), Verdict(SKIPPED, LATE)
                 self.results.append(table.Result(scenario, hung if seconds > HUNG_S else late, seconds))
 
     def _lane(self) -> None:
@@ -99,13 +112,15 @@ class Chaos:
 
     def _is_asked_for(self, scenario: Scenario) -> bool:
         asked = self.options
-        fits = scenario.engine in asked.engines and asked.mode in scenario.mode
+        fits = scenario.door in asked.doors and asked.only in str(scenario) and scenario not in self._before
         return fits and asked.number in (None, scenario.number)
 
     def play(self, fault: Fault, scenario: Scenario) -> None:
         """Play one, and keep its result."""
         verdict = self._verdict(fault, scenario)
         with self._lock:
+            if self._over:  # what was left of it has been ended, which is no verdict
+                return
             result = table.Result(scenario, verdict, time.monotonic() - self._played.pop(scenario))
             longest = self._longest.get(scenario.engine, LONGEST_S)
             self._longest[scenario.engine] = max(longest, 1.2 * result.seconds)
@@ -126,21 +141,27 @@ class Chaos:
 
 
 def warm() -> None:
-    """Compile all kernels ahead, in a process of its own: a rank that compiles is late, as if it were stopped."""
-    subprocess.run([sys.executable, "-m", "laconic", "warm"], check=True, stdout=subprocess.DEVNULL)
+    """Compile kernels ahead, in a process of its own: a rank that compiles is late, as if it were stopped.
+
+    Those of codecs, rules and sparse sums; what `laconic warm` compiles after them is no part of any job here.
+    """
+    words = "import itertools; from laconic.ahead import compile_all as all; "
+    words += "list(itertools.takewhile(lambda name: name != 'dsar', all()))"
+    subprocess.run([sys.executable, "-c", words], check=True, stdout=subprocess.DEVNULL)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     known = all_faults()
-    parser.add_argument("--minutes", type=float, default=15.0)
+    parser.add_argument("--minutes", type=float, default=18.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lanes", type=int, default=2, help="scenarios side by side")
     parser.add_argument("--faults", nargs="+", default=[fault.name for fault in known])
-    parser.add_argument("--engines", nargs="+", default=[*ENGINES, READER])
-    parser.add_argument("--mode", default="", help="only modes whose spec contains this")
+    parser.add_argument("--doors", nargs="+", default=[*DOORS, FILES])
+    parser.add_argument("--only", default="", help="only scenarios whose line contains this, such as 'in wire: '")
     parser.add_argument("--number", type=int, help="only this scenario of each fault")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--resume", action="store_true", help="go on with the run that is in the output")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args(arguments)
     begun = time.monotonic()
@@ -148,6 +169,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start_fork_server("benchmarks.chaos.program")
     chosen = [fault for fault in known if fault.name in options.faults]
     chaos = Chaos(chosen, options, begun + 60 * options.minutes)
+    before_s = 0.0
+    if options.resume and options.output is not None and options.output.exists():
+        record = json.loads(options.output.read_text())
+        chaos.resume([table.read(row) for row in record["scenarios"]])
+        before_s = record["seconds"]
     try:
         chaos.run()
     finally:
@@ -157,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from laconic.lab.environment import environment
 
         setting = {"minutes": options.minutes, "seed": options.seed, "lanes": options.lanes}
-        spent = {"seconds": round(time.monotonic() - begun, 1), "load_average": os.getloadavg()}
+        spent = {"seconds": round(before_s + time.monotonic() - begun, 1), "load_average": os.getloadavg()}
         found = table.as_json(chaos.results, chaos.absent)
         whole = {"environment": environment(), "setting": setting, **spent, **found}
         options.output.write_text(json.dumps(whole, indent=1) + "\n")

@@ -1,7 +1,8 @@
 """Starts the real processes of a chaos job, does to them what a fault asks for, and says how each of them ended.
 
-Callers: the faults. Local ranks come from Laconic's own fork server, those of MPI from `mpiexec`, ranks on hosts of
-their own from an emulated cluster. Whatever is left of a job is killed when its `with` block ends.
+Callers: the faults. Local ranks come from Laconic's own fork server, those of MPI from `mpiexec`, a search is a command
+of its own, and ranks on hosts of their own come from an emulated cluster. Whatever is left of a job is killed when its
+`with` block ends.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos import program
-from benchmarks.chaos.program import Task, values_of
+from benchmarks.chaos.task import Task
 from laconic.lab.clusters.cluster import Cluster
 from laconic.transports.launcher import LocalJob
 from laconic.transports.mpi_launcher import find_mpiexec
@@ -35,7 +36,7 @@ class Ending:
     Attributes:
         what: finished; error; died, when its process ended without a word; waits, when it had not ended in time.
         kind: of the error, and `typed` whether it is one of Laconic's.
-        digest: of the weights of a rank that finished.
+        digest: of the weights of a rank that finished, and the most memory that its process ever held.
         seconds: after the fault.
     """
 
@@ -47,6 +48,7 @@ class Ending:
     peer: int | None = None
     digest: int | None = None
     finite: bool = True
+    peak_nbytes: int = 0
     seconds: float = 0.0
 
 
@@ -63,14 +65,15 @@ class Running:
         self._lines: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(task.ranks)}
         self.closed = False
         self.job: LocalJob[None] | None = None
-        self.mpiexec: subprocess.Popen[bytes] | None = None
-        values = values_of(task)
-        if task.engine == "mpi":
-            command = [find_mpiexec(), "-n", str(task.ranks), sys.executable, "-m", "benchmarks.chaos.program"]
+        self.command: subprocess.Popen[bytes] | None = None
+        values = task.values()
+        if task.engine == "mpi" or task.door == "search":  # a process of the fork server could have none of its own
+            command = [sys.executable, "-m", "benchmarks.chaos.program", json.dumps(values)]
+            launcher = [find_mpiexec(), "-n", str(task.ranks)] if task.engine == "mpi" else []
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            with open(self.folder / "mpiexec.log", "wb") as log:
-                self.mpiexec = subprocess.Popen(
-                    [*command, json.dumps(values)], cwd=ROOT, env=environment, stdout=log, stderr=log
+            with open(self.folder / "log", "wb") as log:
+                self.command = subprocess.Popen(
+                    [*launcher, *command], cwd=ROOT, env=environment, stdout=log, stderr=log
                 )
         elif cluster is not None:
             self.job = cluster.start(run, (values,))
@@ -93,17 +96,17 @@ class Running:
             self.job.kill()
             for pipe in self.job.pipes:
                 pipe.close()
-        if self.mpiexec is not None:
+        if self.command is not None:
             alive = [pid for pid in pids if _is_alive(pid)]
-            if self.mpiexec.poll() is None:
-                self.mpiexec.terminate()
+            if self.command.poll() is None:
+                self.command.terminate()
             for pid in alive:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.mpiexec.wait(timeout=3)
-            self.mpiexec.kill()
-            self.mpiexec.wait()
+                self.command.wait(timeout=3)
+            self.command.kill()
+            self.command.wait()
 
     # what the ranks have written
 
@@ -127,6 +130,10 @@ class Running:
         """The process of a rank, once it runs."""
         return next((each["pid"] for each in self.notes(rank) if "pid" in each), None)
 
+    def trapped(self, rank: int) -> bool:
+        """Whether the trap of a rank has sprung."""
+        return any("trapped" in each for each in self.notes(rank))
+
     def end(self, rank: int) -> dict[str, Any] | None:
         """What a rank wrote down about its end."""
         return next((each for each in self.notes(rank) if "end" in each), None)
@@ -134,24 +141,16 @@ class Running:
     # what is done to them
 
     def kill(self, rank: int) -> None:
-        """SIGKILL; a thread leaves at its next step."""
-        self._signal(rank, signal.SIGKILL, "kill")
-
-    def stop(self, rank: int) -> None:
-        """SIGSTOP; a thread waits at its next step."""
-        self._signal(rank, signal.SIGSTOP, "stop")
+        """SIGKILL of a process."""
+        self._signal(rank, signal.SIGKILL)
 
     def go_on(self, rank: int) -> None:
-        """SIGCONT."""
-        if self.task.engine == "threads":
-            (self.folder / f"stop{rank}").unlink(missing_ok=True)
-        else:
-            self._signal(rank, signal.SIGCONT, "")
+        """Let a rank go on that is stopped, or held."""
+        (self.folder / f"go{rank}").touch()
+        if self.task.engine != "threads":
+            self._signal(rank, signal.SIGCONT)
 
-    def _signal(self, rank: int, number: int, name: str) -> None:
-        if self.task.engine == "threads":
-            (self.folder / f"{name}{rank}").touch()
-            return
+    def _signal(self, rank: int, number: int) -> None:
         pid = self.pid(rank)
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -172,13 +171,14 @@ class Running:
         """Whether a rank is over: its process is gone."""
         if self.task.engine == "threads":
             assert self.job is not None
-            killed = (self.folder / f"kill{rank}").exists()
+            trap = self.task.trap
+            killed = trap is not None and (trap.rank, trap.act) == (rank, "kill") and self.trapped(rank)
             return killed or self.end(rank) is not None or not self.job.processes[0].is_alive()
         if self.job is not None:
             return not self.job.processes[rank].is_alive()
-        assert self.mpiexec is not None
+        assert self.command is not None
         pid = self.pid(rank)
-        return self.mpiexec.poll() is not None or (pid is not None and not _is_alive(pid))
+        return self.command.poll() is not None or (pid is not None and not _is_alive(pid))
 
     def endings(self, ranks: Collection[int], limit_s: float) -> list[Ending]:
         """How these ranks ended, or that they had not after `limit_s`."""
@@ -192,7 +192,8 @@ class Running:
             return Ending(rank, "waits", text=f"at step {self.step(rank)}", seconds=time.monotonic() - begun)
         if told is None:
             return Ending(rank, "died", text=f"without a word, after step {self.step(rank)}")
-        kept = {key: told[key] for key in ("kind", "text", "typed", "peer", "digest", "finite") if key in told}
+        names = ("kind", "text", "typed", "peer", "digest", "finite", "peak_nbytes")
+        kept = {key: told[key] for key in names if key in told}
         return Ending(rank, told["end"], seconds=told["t"] - begun, **kept)
 
 

@@ -1,4 +1,4 @@
-"""What a job promises under a fault: what its mode declares, and what its engine adds to that.
+"""What a job promises under a fault: what its door and mode declare, and what its engine adds to that.
 
 Callers: the faults, which hand it to the judge; the judge knows no modes. A mode says whose loss it outlives and
 whether its training can be repeated to the bit (`Mode.outlives`, `Mode.repeatable`); docs/faults.md has the same in
@@ -7,12 +7,15 @@ words.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from benchmarks.chaos.doors import DOORS
+from benchmarks.chaos.scenario import Scenario
 from laconic.consistency import build
 
 LEAST = 3  # ranks, of which one is lost and two are left
-GO_ON, END, EITHER = "go on", "end", "either"
+GO_ON, END, EITHER, RAISE = "go on", "end", "either", "raise"
 
 
 @dataclass(frozen=True)
@@ -22,42 +25,55 @@ class Promise:
     Attributes:
         others: of the ranks that nothing was done to: go on (finish with one model), end (each raises a typed error),
             or either of them, all alike.
-        victim: the same of the rank that something was done to; None where nothing is left of it.
-        names: the rank that every error names.
+        victim: the same of the rank that something was done to, or raise: with the very error of its user's code.
+        names: every error names one of these ranks; None where it need not.
         launcher_ends: the launcher may end the others without a word.
-        digest: the weights of all who finish, as in the run without a fault; None where they may differ from it.
+        digests: by rank, what all who finish end with, as in the run without a fault; None where that may differ.
+        foreign: errors of torch's own exchanges are as good as ours, and name nobody.
+        alike: all who finish have the same weights.
+        finite: and no NaN or infinity in them.
     """
 
     others: str = GO_ON
-    victim: str | None = GO_ON
-    names: int | None = None
+    victim: str = GO_ON
+    names: frozenset[int] | None = None
     launcher_ends: bool = False
-    digest: int | None = None
+    digests: Mapping[int, int | None] | None = None
+    alike: bool = True
+    finite: bool = True
+    foreign: bool = False
 
 
-def of_loss(mode: str, engine: str, victim: int, ranks: int, moment: str) -> Promise:
-    """When a rank is lost for good, or for longer than the time-out.
+def of_loss(scenario: Scenario, victims: Collection[int], victim: str = EITHER) -> Promise:
+    """When ranks are lost for good, or for longer than the time-out.
 
-    While ranks still meet (`moment` is start), there may be nothing yet that could go on. Whether one that is lost in
-    `finish` had done its part already is a matter of chance.
+    While ranks still meet, there may be nothing yet that could go on. Whether one that is lost in `finish` or `close`
+    had done its part already is a matter of chance; so is what is left after two of four are.
     """
-    if engine == "elastic":
-        return Promise(EITHER if moment == "start" else GO_ON, EITHER)
-    goes_on = build(mode).outlives(victim, ranks)
-    if goes_on and engine == "threads":
-        return Promise(EITHER, EITHER)  # there is no store through which the others could agree that it is gone
+    door, engine, phase = DOORS[scenario.door], scenario.engine, scenario.phase
+    alike, foreign = door.alike(scenario.case), door.foreign(scenario.case)
+    if scenario.door == "elastic":
+        return Promise(EITHER if phase == "start" else GO_ON, victim)
+    goes_on = all(door.outlives(scenario.case, each, scenario.ranks) for each in victims)
+    some = any(door.outlives(scenario.case, each, scenario.ranks) for each in victims)
+    if some and (engine == "threads" or len(victims) > 1):
+        # threads have no store through which the others could agree that it is gone
+        return Promise(EITHER, victim, alike=alike)
     if goes_on and engine == "mpi":  # neither is there here: whoever ends first is lost to the next
-        return Promise(EITHER, EITHER, launcher_ends=True)
-    if moment == "start":
-        return Promise(EITHER if goes_on else END, EITHER, launcher_ends=engine == "mpi")
-    others = GO_ON if goes_on else EITHER if moment == "finish" else END
-    return Promise(others, EITHER, names=None if goes_on else victim, launcher_ends=engine == "mpi")
+        return Promise(EITHER, victim, launcher_ends=True)
+    if phase == "start":
+        return Promise(EITHER if goes_on else END, victim, None, engine == "mpi", alike=alike, foreign=foreign)
+    ending = phase in ("finish", "close")
+    others = EITHER if ending else GO_ON if goes_on else END
+    names = None if goes_on or ending or foreign else frozenset(victims)
+    return Promise(others, victim, names, engine == "mpi", alike=alike, foreign=foreign)
 
 
-def of_pause(mode: str, engine: str, digest: int | None) -> Promise:
+def of_pause(scenario: Scenario, digests: Mapping[int, int | None] | None) -> Promise:
     """When a rank is held up for much less than the time-out, or nothing of the job itself is touched."""
-    same = digest if engine != "elastic" and build(mode).repeatable else None
-    return Promise(GO_ON, GO_ON, digest=same)
+    door = DOORS[scenario.door]
+    same = digests if door.repeatable(scenario.case) else None
+    return Promise(GO_ON, GO_ON, digests=same, alike=door.alike(scenario.case))
 
 
 def in_words(spec: str) -> str:

@@ -1,16 +1,20 @@
 """Every kind of file that Laconic reads: how one is made, and how it is read; and what may happen to it on a disk.
 
 Caller: `faults/damage.py`, in a process of its own. A damaged file is refused by an error of ours, or gives what was
-written; rows of journals that are damaged may be left out, but none may change. Metrics, which are for looking on while
-a training runs, have no checksum.
+written; rows of journals that are damaged may be left out, but none may change. A forged one, whose checksum fits, is
+refused or gives what it says, and takes no memory for what it only declares. Metrics, which are for looking on while a
+training runs, have no checksum.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
+import resource
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.fuzz.fuzz_codecs import Fuzzer
+from benchmarks.fuzz.fuzz_shrink import Fuzzer as FileFuzzer
 from laconic import codecs
 from laconic.consistency.elastic.meeting import Meeting, View, event, read_events
 from laconic.errors import LaconicError
@@ -25,13 +30,17 @@ from laconic.lab.records import metrics
 from laconic.lab.records.record import Clock, Configuration, Record, Trial
 from laconic.lab.runs.elastic.journals import Journal, WorkerRow
 from laconic.schedules.link import Link
+from laconic.storage import json_text
 from laconic.storage.checkpoints import CheckpointFiles
 from laconic.transports.profile import Profile
 from laconic.workloads.description import Description
 
 COPIES = 150  # damaged copies of a file in one scenario
 CODECS, OF_EACH = 3, 100  # whose payloads are damaged in one scenario, and how many
-PAYLOADS = "payloads"
+MOST_NBYTES = 2 << 30  # a process with torch holds some hundred megabytes; what a forged file declares is far more
+ODD: tuple[Any, ...] = (
+    -1, 0, 1 << 40, 1 << 70, 2.5, 1e300, "x", "", None, True, [], [0], [-1], [1 << 61, 8], [[1]], {"a": 1},
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,7 @@ class Reader:
         read: what the folder's file holds, as something that can be compared.
         rows: the value is a list, of which damaged rows may be missing.
         sealed: it has a checksum; without one, other values may be read, and nothing but errors of ours come out.
+        forge: change its content, under a checksum that fits.
     """
 
     name: str
@@ -50,6 +60,7 @@ class Reader:
     read: Callable[[Path], Any]
     rows: bool = False
     sealed: bool = True
+    forge: Callable[[bytes, random.Random], bytes] = lambda data, chance: forged(data, chance)
 
 
 RECORD = Record(
@@ -87,7 +98,10 @@ def _write_metrics(folder: Path) -> None:
 
 def _checkpoint(folder: Path) -> Any:
     kept = CheckpointFiles(folder).read(120)
-    return {**kept, "weights": kept["weights"].tolist()}
+    weights = kept.get("weights") if isinstance(kept, dict) else None
+    return (
+        {**kept, "weights": weights.tolist()} if isinstance(weights, torch.Tensor) else kept
+    )  # forged, it is any tree
 
 
 READERS = (
@@ -97,9 +111,9 @@ READERS = (
     Reader("journal", _write_rows, lambda folder: _journal(folder).read(), rows=True),
     Reader("events.jsonl", _write_events, read_events, rows=True),
     Reader("metrics.jsonl", _write_metrics, lambda folder: list(metrics.read(folder)), rows=True, sealed=False),
-    Reader("checkpoint", lambda folder: CheckpointFiles(folder).write(120, STATE), _checkpoint),
+    Reader("checkpoint", lambda folder: CheckpointFiles(folder).write(120, STATE), _checkpoint,
+           forge=lambda data, chance: forge_checkpoint(data, chance)),
 )  # fmt: skip
-KINDS = (*(reader.name for reader in READERS), PAYLOADS)
 
 
 def damaged(data: bytes, chance: random.Random) -> bytes:
@@ -135,11 +149,46 @@ def _changed(data: bytearray, chance: random.Random) -> bytes:
     return bytes(data)
 
 
-def run(name: str, seed: str) -> dict[str, list[str]]:
-    """Damage and read; the findings by column: wrong, lost."""
+def forged(data: bytes, chance: random.Random) -> bytes:
+    """Sealed JSON, or a line of it, with a value that cannot be, under a seal that fits."""
+    lines = data.splitlines() if data.count(b"\n") > 1 and data.startswith(b'{"') else [data]
+    which = chance.randrange(len(lines))
+    value = json.loads(lines[which])
+    value.pop(json_text.SEAL, None)
+    home, key = chance.choice(list(_places(value)))
+    home[key] = chance.choice([odd for odd in ODD if odd != home[key]])
+    lines[which] = json_text.seal(value).encode()
+    return b"\n".join(lines) + b"\n"
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every place in a tree of JSON that holds a value."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in list(entries):
+        yield value, key
+        yield from _places(inner)
+
+
+def forge_checkpoint(data: bytes, chance: random.Random) -> bytes:
+    """A checkpoint whose head declares what is not there, or whose tree is another, under a checksum that fits."""
+    nbytes = int.from_bytes(data[40:48], "little")
+    head, rest = json.loads(data[48 : 48 + nbytes]), data[48 + nbytes + (-nbytes % 8) :]
+    if head[1] and chance.random() < 0.5:
+        entry = head[1][chance.randrange(len(head[1]))]
+        entry[chance.randrange(2)] = chance.choice([[1 << 34], [1 << 62, 4], [-1], [0, 1 << 63], [2.5], "float8", None])
+    else:
+        home, key = chance.choice(list(_places(head)))
+        home[key] = chance.choice([odd for odd in ODD if odd != home[key]])
+    text = json.dumps(head).encode()
+    body = len(text).to_bytes(8, "little") + text + bytes(-len(text) % 8) + rest
+    return data[:8] + hashlib.sha256(body).digest() + body
+
+
+def run(name: str, seed: str, forges: bool = False) -> dict[str, list[str]]:
+    """Damage or forge, and read; the findings by column: wrong, lost."""
     chance = random.Random(seed)
-    if name == PAYLOADS:
-        return _payloads(chance)
+    if name in FUZZED:
+        return FUZZED[name](chance)
     reader = next(each for each in READERS if each.name == name)
     findings: dict[str, list[str]] = {"wrong": [], "lost": []}
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
@@ -148,8 +197,9 @@ def run(name: str, seed: str) -> dict[str, list[str]]:
         reader.write(folder)
         path = max(folder.iterdir(), key=lambda each: each.stat().st_size)
         whole, value = path.read_bytes(), reader.read(folder)
+        change = (reader.forge if forges else damaged) if reader.sealed else damaged
         for _ in range(COPIES):
-            path.write_bytes(damaged(whole, chance))
+            path.write_bytes(change(whole, chance))
             try:
                 found = reader.read(folder)
             except LaconicError:
@@ -157,8 +207,11 @@ def run(name: str, seed: str) -> dict[str, list[str]]:
             except Exception as error:
                 findings["lost"].append(f"{type(error).__name__}: {str(error)[:200]}")
                 continue
-            if reader.sealed and not _is_same(found, value, reader.rows):
+            if reader.sealed and not forges and not _is_same(found, value, reader.rows):
                 findings["wrong"].append(f"a damaged {name} was read as {str(found)[:200]}")
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        if grown > MOST_NBYTES:
+            findings["wrong"].append(f"reading it took {grown:,} bytes")
     return findings
 
 
@@ -175,3 +228,16 @@ def _payloads(chance: random.Random) -> dict[str, list[str]]:
         for finding in Fuzzer(spec, chance.randrange(1 << 30)).run(OF_EACH):
             findings["lost" if ": raised " in finding else "wrong"].append(finding[:300])
     return findings
+
+
+def _shrunk(chance: random.Random) -> dict[str, list[str]]:
+    """`.lac` files: damaged, with payloads changed under checksums computed anew, and with forged headers."""
+    findings: dict[str, list[str]] = {"wrong": [], "lost": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for finding in FileFuzzer(Path(folder), chance.randrange(1 << 30)).run(2 * COPIES):
+            findings["wrong" if "accepted" in finding or "shape" in finding else "lost"].append(finding[:300])
+    return findings
+
+
+FUZZED = {"payloads": _payloads, ".lac": _shrunk}
+KINDS = (*(reader.name for reader in READERS), *FUZZED)

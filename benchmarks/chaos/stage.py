@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.chaos import program
+from benchmarks.chaos.doors import DOORS
 from benchmarks.chaos.judge import SURVIVED, Verdict, judge
 from benchmarks.chaos.launch import START_S, Ending, Running
-from benchmarks.chaos.program import Task
 from benchmarks.chaos.promises import Promise
-from benchmarks.chaos.scenario import Scenario
+from benchmarks.chaos.scenario import CODED, Applies, Scenario
+from benchmarks.chaos.task import Task, Trap
 from laconic.lab.clusters.cluster import Cluster
 
 GRACE_S = 10.0  # beyond the time-out: farewells linger for 5 s, and a busy machine doubles what is left
@@ -36,19 +37,15 @@ class Failed(Exception):
         self.verdict = verdict
 
 
-class Fault(Protocol):
-    """A kind of fault. `engines` and `moments` are those it can happen in."""
-
-    name: str
-    engines: tuple[str, ...]
-    moments: tuple[str, ...]
+class Fault(Applies, Protocol):
+    """A kind of fault."""
 
     def absent(self) -> str:
         """Why it cannot be injected on this machine; empty where it can."""
         ...
 
     def play(self, scenario: Scenario, stage: Stage) -> Verdict:
-        """Inject it and judge; Skipped where the mode is not offered on this engine."""
+        """Inject it and judge; Skipped where the case is not offered on this engine."""
         ...
 
 
@@ -76,15 +73,31 @@ class Stage:
             running.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def task(self, scenario: Scenario, **changes: object) -> Task:
-        """The job of a scenario, in a folder of its own."""
+    def task(self, scenario: Scenario, act: str | None = None, **changes: object) -> Task:
+        """The job of a scenario, in a folder of its own, with a trap that does `act`."""
         with self._lock:
             self._count += 1
             folder = self.folder / str(self._count)
         folder.mkdir()
-        asked = {"folder": str(folder), "engine": scenario.engine, "mode": scenario.mode, "codec": scenario.codec}
-        more = {"ranks": scenario.ranks, "seed": scenario.seed, "timeout_s": self.timeout_s}
-        return Task(**{**asked, **more, **changes})  # type: ignore[arg-type]
+        trap = None
+        if act is not None:
+            seed = int(scenario.drawn("forge") * 1e9)
+            trap = Trap(scenario.victim, scenario.phase, scenario.step, scenario.call, act, seed)
+        door, saves = DOORS[scenario.door], scenario.phase == "checkpoint" or DOORS[scenario.door].alone
+        asked: dict[str, object] = {
+            "folder": str(folder), "door": door.name, "engine": scenario.engine, "case": scenario.case,
+            "codec": scenario.codec, "ranks": scenario.ranks, "seed": scenario.seed, "timeout_s": self.timeout_s,
+            "checkpoints": str(folder / "disk" / "saved") if saves else None, "trap": trap,
+        }  # fmt: skip
+        return Task(**{**asked, **changes})  # type: ignore[arg-type]
+
+    def again(self, task: Task) -> Task:
+        """The same job, which goes on from what the first one saved, undisturbed and quick."""
+        with self._lock:
+            self._count += 1
+            folder = self.folder / str(self._count)
+        folder.mkdir()
+        return replace(task, folder=str(folder), trap=None, pace_s=0.0)
 
     def start(self, task: Task, cluster: Cluster | None = None) -> Running:
         """The processes of a job."""
@@ -97,42 +110,57 @@ class Stage:
         """How long after a fault a rank may take: the training, the time-out and the grace."""
         return task.steps * task.pace_s + self.timeout_s + self.grace_s
 
-    def moved(self, task: Task, checkpoints: str | None, **changes: object) -> Task:
-        """The same job with a folder for what outlives it: checkpoints, or an elastic job's meeting."""
-        return replace(task, checkpoints=checkpoints, **changes)  # type: ignore[arg-type]
-
     def needs_checkpoints(self, scenario: Scenario) -> None:
         """Skipped, where some ranks never save."""
-        if "servers=" in scenario.mode:
-            raise Skipped("a rank that only serves is in finish() all the time, and saves no checkpoint")
+        if not DOORS[scenario.door].saves(scenario.case):
+            raise Skipped("not every rank of this job saves checkpoints")
 
-    def clean(self, scenario: Scenario) -> int | None:
-        """The weights that the scenario's job ends with when nothing happens to it.
+    def clean(self, scenario: Scenario) -> dict[int, int | None]:
+        """What the ranks of a scenario's job end with when nothing happens to it.
 
         Raises:
-            Skipped: the mode refuses this engine or codec, in one sentence.
+            Skipped: the case refuses this engine or codec, in one sentence.
             Failed: it does not end well.
         """
-        key = (scenario.engine, scenario.mode, scenario.codec, scenario.ranks, scenario.seed)
+        key = (scenario.door, scenario.engine, scenario.case, scenario.codec, scenario.ranks, scenario.seed)
         if key not in self._clean:
             task = self.task(scenario, pace_s=0.0)
             with self.start(task) as running:
                 self._clean[key] = running.endings(range(task.ranks), START_S + task.timeout_s)
         endings = self._clean[key]
         refused(endings)
-        verdict = judge(Promise(), endings)
+        verdict = judge(Promise(alike=DOORS[scenario.door].alike(scenario.case)), endings)
         if verdict.column != SURVIVED:
             raise Failed(Verdict(verdict.column, f"without a fault: {verdict.why}"))
-        return endings[0].digest
+        return {each.rank: each.digest for each in endings}
+
+    def spring(self, running: Running, rank: int) -> None:
+        """Wait until the trap of a rank has sprung.
+
+        Raises:
+            Skipped: the case refuses its engine or codec, or its road does not pass the phase.
+            Failed: the job ended before that, or makes no progress.
+        """
+        task = running.task
+        running.until(lambda: running.trapped(rank) or running.has_ended(rank), START_S)
+        if running.trapped(rank):
+            return
+        endings = running.endings(range(task.ranks), self.limit_s(task))
+        refused(endings)
+        verdict = judge(Promise(alike=DOORS[task.door].alike(task.case)), endings)
+        if verdict.column == SURVIVED:
+            phase = "" if task.trap is None else task.trap.phase
+            raise Skipped(f"{task.door} {task.case} over {task.engine} does not pass the phase {phase}")
+        raise Failed(Verdict(verdict.column, f"before the fault: {verdict.why}; {shortly(endings)}"))
 
     def reach(self, running: Running, rank: int, step: int) -> None:
         """Wait until a rank has made so many steps; Failed when it ends or waits before that."""
         running.until(lambda: running.step(rank) >= step or running.has_ended(rank), START_S)
         if running.step(rank) < step:
-            endings = running.endings(range(running.task.ranks), running.task.timeout_s)
+            endings = running.endings(range(running.task.ranks), self.limit_s(running.task))
             refused(endings)
-            verdict = judge(Promise(), endings)
-            raise Failed(Verdict(verdict.column, f"before the fault: {verdict.why or 'no progress'}"))
+            verdict = judge(Promise(alike=DOORS[running.task.door].alike(running.task.case)), endings)
+            raise Failed(Verdict(verdict.column, f"before the fault: {verdict.why}; {shortly(endings)}"))
 
 
 def refused(endings: Sequence[Ending]) -> None:
@@ -146,6 +174,11 @@ def without_codec_if_refused(play: Callable[[Scenario], Verdict], scenario: Scen
     try:
         return play(scenario)
     except Skipped:
-        if scenario.codec == "none":
+        if scenario.codec == "none" or scenario.phase in CODED:
             raise
         return play(replace(scenario, codec="none"))
+
+
+def shortly(endings: Sequence[Ending]) -> str:
+    """How all ranks ended, in one line."""
+    return "; ".join(f"rank {each.rank} {each.what} {each.kind} {each.text}" for each in endings)

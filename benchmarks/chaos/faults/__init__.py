@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from benchmarks.chaos.faults.cut import Cut
-from benchmarks.chaos.faults.damage import Damage
-from benchmarks.chaos.faults.disk import FullDisk
-from benchmarks.chaos.faults.signals import Kill, Stop
+from benchmarks.chaos.faults.cut import Cut, Halves
+from benchmarks.chaos.faults.damage import Damage, Forge
+from benchmarks.chaos.faults.disk import FullDisk, ReadOnlyDisk
+from benchmarks.chaos.faults.raising import Raise
+from benchmarks.chaos.faults.signals import Kill, Pause, Stop, Two
 from benchmarks.chaos.faults.stranger import Stranger
 from benchmarks.chaos.stage import Fault
 
 
 def all_faults() -> list[Fault]:
     """One of each kind."""
-    return [Kill(), Stop(), Cut(), FullDisk(), Stranger(), Damage()]
+    return [
+        Kill(), Two(), Stop(), Pause(), Raise(), Cut(), Halves(), FullDisk(), ReadOnlyDisk(), Stranger(), Damage(),
+        Forge(),
+    ]  # fmt: skip

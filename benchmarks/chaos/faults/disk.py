@@ -1,6 +1,7 @@
-"""Disks that are full: where checkpoints go, and where the members of an elastic job meet.
+"""Disks that are full, or can only be read: under checkpoints, an elastic job's meeting, a search, a shrunk model.
 
-With root it is a small tmpfs, filled to the last byte; without, no process may write a file beyond a few bytes.
+With root it is a small tmpfs, filled to the last byte or mounted anew for reading only; without, a full disk is a limit
+on the size of files, and what needs a disk of its own is left out.
 """
 
 from __future__ import annotations
@@ -10,18 +11,24 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.chaos.doors import DOORS
+from benchmarks.chaos.doors.base import Door
+from benchmarks.chaos.faults.signals import ENGINES, TRAINED, goes_on
 from benchmarks.chaos.judge import LOST, SURVIVED, Verdict, judge
-from benchmarks.chaos.launch import START_S
-from benchmarks.chaos.promises import Promise, of_pause
-from benchmarks.chaos.scenario import ENGINES, Scenario
+from benchmarks.chaos.launch import START_S, Running
+from benchmarks.chaos.promises import EITHER, Promise, of_pause
+from benchmarks.chaos.scenario import Scenario
 from benchmarks.chaos.stage import Skipped, Stage
+from benchmarks.chaos.task import EVERY, Task
 
 DISK_NBYTES = 2 << 20
 LARGEST_NBYTES = 12_000  # more than the notes of a rank, less than a checkpoint
-FULL_S = 2.0  # how long the disk of an elastic job is full
+FULL_S = 2.0  # how long the disk of an elastic job takes nothing
+BUSY_S = 2.0  # how long files may be open for writing
 
 
 def can_mount() -> bool:
@@ -36,88 +43,158 @@ def can_mount() -> bool:
 def small_disk(folder: Path) -> Iterator[bool]:
     """A tmpfs of two megabytes at `folder`, as long as the block lasts; False where that is not allowed."""
     folder.mkdir(parents=True, exist_ok=True)
-    options = f"size={DISK_NBYTES}"
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "chaos", str(folder)], capture_output=True)
+    done = _mount("-t", "tmpfs", "-o", f"size={DISK_NBYTES}", "chaos", str(folder))
     try:
-        yield done.returncode == 0
+        yield done
     finally:
-        if done.returncode == 0:
+        if done:
             subprocess.run(["umount", "-l", str(folder)], capture_output=True)
+
+
+def _mount(*words: str) -> bool:
+    return subprocess.run(["mount", *words], capture_output=True).returncode == 0
 
 
 def fill(folder: Path) -> Path:
     """Take all that is left of a disk; returns the file that holds it."""
     path = folder / "filler"
-    with contextlib.suppress(OSError), open(path, "wb", buffering=0) as file:
-        while True:
-            file.write(bytes(1 << 12))
-    with contextlib.suppress(OSError), open(path, "ab", buffering=0) as file:
-        while True:
-            file.write(bytes(1))
+    for size in (1 << 12, 1):
+        with contextlib.suppress(OSError), open(path, "ab", buffering=0) as file:
+            while True:
+                file.write(bytes(size))
     return path
 
 
 class FullDisk:
-    """Checkpoints cannot be written any more, or a view cannot be published while its folder is full."""
+    """Nothing more can be written from the phase on; later there is room again, and what was saved before is good."""
 
-    name = "disk"
-    engines = ENGINES
-    moments = ("step",)
+    name = "full disk"
+    doors: tuple[str, ...] = (*TRAINED, "search", "shrink")
+    engines: tuple[str, ...] = ENGINES
 
     def __init__(self) -> None:
         self.mounts = can_mount()
 
+    def phases(self, door: Door) -> Sequence[str]:
+        saving = [phase for phase in door.phases if phase in ("checkpoint", "journal")]
+        return [*saving, *("batch",) * ("batch" in door.phases), *("trial",) * ("trial" in door.phases)]
+
     def absent(self) -> str:
         return ""
 
+    def block(self, disk: Path) -> None:
+        """Let the disk take nothing more."""
+        fill(disk)
+
+    def free(self, disk: Path) -> None:
+        """Let it take something again."""
+        (disk / "filler").unlink(missing_ok=True)
+
     def play(self, scenario: Scenario, stage: Stage) -> Verdict:
-        if scenario.engine == "elastic":
+        if scenario.door == "elastic":
             return self._members(scenario, stage)
+        if DOORS[scenario.door].alone:
+            return self._alone(scenario, stage)
         return self._checkpoints(scenario, stage)
 
     def _members(self, scenario: Scenario, stage: Stage) -> Verdict:
-        """A member dies while the folder is full: the others publish a view once there is room."""
-        if not self.mounts:
-            raise Skipped("a full folder for elastic members needs root, to mount a small disk")
-        task = stage.task(scenario)
+        """A member dies while the folder takes nothing: the others publish a view once it does."""
+        self._need_mounts("an elastic job's folder")
+        task = _later(stage.task(scenario, "kill"))
         victim, disk = scenario.victim, Path(task.folder, "disk")
+        task = replace(task, checkpoints=str(disk / "meeting"))
         others = [rank for rank in range(task.ranks) if rank != victim]
-        with small_disk(disk), stage.start(stage.moved(task, str(disk / "meeting"))) as running:
-            stage.reach(running, victim, scenario.chance.randrange(3, task.steps - 10))
-            filler = fill(disk)
-            running.kill(victim)
+        with small_disk(disk), stage.start(task) as running:
+            stage.reach(running, victim, 2)
+            self.block(disk)
+            stage.spring(running, victim)
             time.sleep(FULL_S)
-            filler.unlink()
+            self.free(disk)
             return judge(Promise(), running.endings(others, stage.limit_s(task)), victim)
+
+    def _alone(self, scenario: Scenario, stage: Stage) -> Verdict:
+        """It ends with an error that names the file, or well; and goes on where it was when there is room."""
+        self._need_mounts("a folder of its own")
+        promise = of_pause(scenario, stage.clean(scenario))
+        task = stage.task(scenario, "hold")
+        disk = Path(task.folder, "disk")
+        with small_disk(disk):
+            with stage.start(task) as running:
+                stage.spring(running, 0)
+                self.block(disk)
+                running.go_on(0)
+                (ending,) = running.endings([0], START_S)
+                verdict = judge(Promise(EITHER, digests=promise.digests), [ending])
+            self.free(disk)
+            if verdict.column == SURVIVED and ending.what == "error" and str(disk) not in ending.text:
+                return Verdict(LOST, f"the disk's error does not name the file: {ending.kind}: {ending.text}")
+            return verdict if verdict.column != SURVIVED else goes_on(scenario, stage, task)
 
     def _checkpoints(self, scenario: Scenario, stage: Stage) -> Verdict:
         """Training goes on without checkpoints, and what was saved before is good to go on from."""
         stage.needs_checkpoints(scenario)
-        promise = of_pause(scenario.mode, scenario.engine, stage.clean(scenario))
-        task = stage.task(scenario)
+        promise = of_pause(scenario, stage.clean(scenario))
+        task = _later(stage.task(scenario, "hold"))
         disk = Path(task.folder, "disk")
-        saved = stage.moved(task, str(disk / "checkpoints"), file_nbytes=None if self.mounts else LARGEST_NBYTES)
+        limit = None if self.mounts else LARGEST_NBYTES
+        task = replace(task, checkpoints=str(disk / "saved"), file_nbytes=limit)
         with contextlib.ExitStack() as stack:
             if self.mounts:
                 stack.enter_context(small_disk(disk))
-            with stage.start(saved) as running:
-                for rank in range(task.ranks):
-                    stage.reach(running, rank, 12)  # of which ten are in a checkpoint
-                filler = fill(disk) if self.mounts else disk / "none"
+            with stage.start(task) as running:
+                stage.spring(running, scenario.victim)
+                running.until(lambda: all(_saved(running, rank) for rank in range(task.ranks)), task.timeout_s / 2)
+                if self.mounts:
+                    self.block(disk)
                 Path(task.folder, "full").touch()
-                endings = running.endings(range(task.ranks), START_S)
-                verdict = judge(promise, endings)
-                told = [each["text"] for rank in range(task.ranks) for each in running.notes(rank) if "unsaved" in each]
+                running.go_on(scenario.victim)
+                verdict = judge(promise, running.endings(range(task.ranks), START_S))
+                told = _told(running)
             if verdict.column != SURVIVED:
                 return verdict
-            if not all("ckpt" in text or "checkpoints" in text for text in told):
-                return Verdict(LOST, f"a full disk without the file's name: {told[0]}")
-            filler.unlink(missing_ok=True)
+            if not told or not all("ckpt" in text or "saved" in text for text in told):
+                return Verdict(LOST, f"a disk that takes nothing, without the file's name: {told}")
+            self.free(disk)
             Path(task.folder, "full").unlink()
-            again = stage.moved(stage.task(scenario, pace_s=0.0), saved.checkpoints)
-            with stage.start(again) as running:
-                verdict = judge(promise, running.endings(range(task.ranks), START_S))
-                begun = max((each.get("begin", 0) for each in running.notes(0)), default=0)
-        if verdict.column == SURVIVED and begun < 10:
-            return Verdict(LOST, f"the checkpoints from before are gone: it began again at step {begun}")
-        return verdict
+            return goes_on(scenario, stage, task, least=EVERY)
+
+    def _need_mounts(self, what: str) -> None:
+        if not self.mounts:
+            raise Skipped(f"a disk for {what} alone needs root, to mount it")
+
+
+class ReadOnlyDisk(FullDisk):
+    """The same of a disk that can only be read from the phase on."""
+
+    name = "read-only disk"
+
+    def phases(self, door: Door) -> Sequence[str]:
+        return [phase for phase in super().phases(door) if phase != "journal"]  # which is open for writing
+
+    def absent(self) -> str:
+        return "" if self.mounts else "a disk that can only be read needs root, to mount it"
+
+    def block(self, disk: Path) -> None:
+        ends = time.monotonic() + BUSY_S
+        while not _mount("-o", "remount,ro", str(disk)):  # somebody has a file open for writing
+            if time.monotonic() > ends:
+                raise Skipped("the disk is in use, and cannot be mounted for reading only")
+            time.sleep(0.01)
+
+    def free(self, disk: Path) -> None:
+        _mount("-o", "remount,rw", str(disk))
+
+
+def _later(task: Task) -> Task:
+    """The same task, whose trap springs when a checkpoint is there."""
+    assert task.trap is not None
+    return replace(task, trap=replace(task.trap, step=EVERY + 1))
+
+
+def _saved(running: Running, rank: int) -> bool:
+    return any("saved" in each for each in running.notes(rank))
+
+
+def _told(running: Running) -> list[str]:
+    notes = [each for rank in range(running.task.ranks) for each in running.notes(rank)]
+    return [each["text"] for each in notes if "unsaved" in each]

@@ -13,15 +13,17 @@ import resource
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import zmq
 
+from benchmarks.chaos.doors.base import Door
+from benchmarks.chaos.faults.signals import ENGINES, TRAINED
 from benchmarks.chaos.judge import WRONG, Verdict, judge
 from benchmarks.chaos.launch import Running
 from benchmarks.chaos.promises import of_pause
-from benchmarks.chaos.scenario import ENGINES, Scenario
+from benchmarks.chaos.scenario import Scenario
 from benchmarks.chaos.stage import Skipped, Stage
 
 MOST_NBYTES = 200 << 20  # 128 strangers of a megabyte each, which docs/engines.md allows them, and as much again
@@ -117,15 +119,18 @@ class Stranger:
     """Attacks on the ports of all ranks, while the job trains."""
 
     name = "stranger"
-    engines = ENGINES
-    moments = ("step",)
+    doors: tuple[str, ...] = TRAINED
+    engines: tuple[str, ...] = ENGINES
+
+    def phases(self, door: Door) -> Sequence[str]:
+        return ["batch"]
 
     def absent(self) -> str:
         return "" if Path("/proc/self/net/tcp").exists() else "ports are found in /proc, which this system has not"
 
     def play(self, scenario: Scenario, stage: Stage) -> Verdict:
-        promise = of_pause(scenario.mode, scenario.engine, stage.clean(scenario))
-        task, chance = stage.task(scenario, steps=40, pace_s=0.05), scenario.chance
+        promise = of_pause(scenario, stage.clean(scenario))
+        task, chance = stage.task(scenario, pace_s=0.05), scenario.chance
         with stage.start(task) as running, Held() as held:
             stage.reach(running, 0, 3)
             before = resident(running)

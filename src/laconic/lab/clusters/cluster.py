@@ -204,6 +204,12 @@ class Cluster:
         """Cut the host's link, or bring it back: what is under way is lost, and nobody is told."""
         _batch("ip", self._switch, [f"link set port{host} {'up' if connected else 'down'}"])
 
+    def join_sites(self, *, connected: bool) -> None:
+        """Cut the link between two sites, or bring it back; the store stays with the first."""
+        if self.link.sites < 2:
+            raise BadInput("there is one site; 'unlimited,unlimited' makes two")
+        _batch("ip", self._switch, [f"link set between0 {'up' if connected else 'down'}"])
+
     def _check_open(self) -> None:
         if not self._descriptors:
             raise BadInput("the cluster is not open; use it in a with statement")
