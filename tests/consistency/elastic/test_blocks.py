@@ -159,7 +159,8 @@ def test_a_block_that_was_made_without_a_worker_is_not_in_its_records(tmp_path: 
 
         def late() -> Any:
             mean = missed()
-            while mean is None and group.step == 0 and group.at_stake:  # in its first block, until that is made
+            standing = group.standing
+            while mean is None and standing.step == 0 and standing.at_stake:  # in its first block, until that is made
                 time.sleep(0.005)
                 mean = missed()
             return mean
@@ -182,10 +183,10 @@ def test_a_coordinator_that_is_back_at_once_may_go_on_with_its_block(tmp_path: P
 
     def miss(job: Any) -> None:
         group, missed = job._group, job._group.missed
-        deadline, line = group.deadline, group._line
+        deadline, line = group.deadline, group.line
 
         def cut_once() -> Any:
-            if group.at_stake != 2 or looked.is_set():
+            if group.standing.at_stake != 2 or looked.is_set():
                 return missed()
             answers, reaches, held = [False], line.reaches, deadline.seconds
             line.reaches = lambda member: answers.pop() if answers else reaches(member)

@@ -11,76 +11,132 @@ two workers. When the view changes the step is done again, unless somebody had m
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from laconic.consistency.elastic.exchanged import Exchanged
-from laconic.consistency.elastic.line import NewView
+from laconic.consistency.elastic.line import Line, NewView
+from laconic.consistency.elastic.meeting import Meeting, View
 from laconic.consistency.elastic.membership import Membership
-from laconic.consistency.elastic.messages import MemberKind, MemberMessage, pack
-from laconic.consistency.elastic.reachability import CutOffCheck
+from laconic.consistency.elastic.messages import MemberKind, MemberMessage
+from laconic.consistency.elastic.options import Deadline, ElasticOptions
+from laconic.consistency.elastic.replica import Replica
 from laconic.consistency.elastic.vectors import Collected, Mean, Occasion, Offer, Unreadable, collect
 from laconic.consistency.elastic.view_transport import ViewTransport
-from laconic.consistency.elastic.watch import TICK_S
+from laconic.consistency.elastic.watch import TICK_S, MemberWatch, Standing
 from laconic.errors import PayloadError
+from laconic.transports.liveness import LostPeer
 
 WORD_S = 0.1  # how often a member that waits in an exchange says so: who says nothing at all is lost
 
 
-class Group(Membership):
-    """One worker's membership, and its part in every step."""
+class Group:
+    """One worker's part in every step of a group, whose member it is."""
 
-    _committed_at = 0.0
-    _spoken_at = 0.0
-    _mesh: ViewTransport | None = None
+    def __init__(
+        self,
+        meeting: Meeting,
+        replica: Replica,
+        wire: Collected | Exchanged,
+        deadline: Deadline,
+        options: ElasticOptions,
+        period: int,
+    ) -> None:
+        self._membership = Membership(meeting, replica, wire, deadline, options, period)
+        self.wire, self.deadline, self.options = wire, deadline, options
+        self._committed_at = self._spoken_at = 0.0
+        self._transport: ViewTransport | None = None
+
+    # its member
+
+    @property
+    def watch(self) -> MemberWatch:
+        """Who is there, and how far this worker is."""
+        return self._membership.watch
+
+    @property
+    def line(self) -> Line:
+        """What members say to each other."""
+        return self.watch.line
+
+    @property
+    def standing(self) -> Standing:
+        """How far this worker is."""
+        return self.watch.standing
+
+    @property
+    def view(self) -> View:
+        """The present view."""
+        return self.watch.view
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is a newer view: settle."""
+        return self._membership.pending is not None
+
+    def settle(self) -> None:
+        """Enter the newest view, with the model that is right in it, between steps; Fenced when not in it."""
+        self._membership.settle()
+
+    def rejoin(self) -> None:
+        """Come back as a newcomer after Fenced, and leave a record of it."""
+        self._membership.rejoin()
+
+    def leave(self) -> None:
+        """Go, and say so."""
+        self.line.close()
+
+    @contextlib.contextmanager
+    def _in_view(self) -> Iterator[None]:
+        """What is done here ends when the view does, which `changed` then tells."""
+        try:
+            yield
+        except NewView as news:
+            self._membership.pending = news.view
+
+    # steps
 
     def agree(self, samples: int, of_all: int) -> Mean | None:
         """The mean of all members' `wire.values` at this step, or None when the view changes: do the step again.
 
         This worker's are the mean over `samples` samples (0: they count for nothing) of the step's `of_all`.
         """
-        occasion = Occasion(self.step, self.place, of_all)
-        try:
+        occasion = Occasion(self.standing.step, self.watch.place, of_all)
+        with self._in_view():
             if isinstance(self.wire, Exchanged):
                 return self._share(self.wire, samples, occasion)
-            if self._is_coordinator:
+            if self.watch.is_coordinator:
                 return self._collect(self.wire, samples, occasion)
             return self._contribute(self.wire, samples, occasion)
-        except NewView as news:
-            self._pending = news.view
-            return None
+        return None
 
     def missed(self) -> Mean | None:
         """The mean of the present step if the others have made it without this worker; nothing is waited for.
 
         In the middle of a block of steps it is also seen whether the view has changed, or has to.
         """
-        try:
-            if self._is_coordinator:
-                if self.at_stake:
-                    self._look_after()
+        with self._in_view():
+            if self.watch.is_coordinator:
+                if self.standing.at_stake:
+                    self.watch.look_after()
                 return None
-            while self.options.drop_slowest or self.at_stake:
-                message = self._line.next(0.0)
-                if message is None and not self._line.reaches(self.view.coordinator):
+            while self.options.drop_slowest or self.standing.at_stake:
+                message = self.line.next(0.0)
+                if message is None and not self.line.reaches(self.view.coordinator):
                     message = self._hear_unless_back()
                 if message is None:
                     return None
-                if (
-                    message.kind is MemberKind.MEAN
-                    and message.step == self.step
-                    and not isinstance(self.wire, Exchanged)
-                ):
+                is_mean = message.kind is MemberKind.MEAN and message.step == self.standing.step
+                if is_mean and not isinstance(self.wire, Exchanged):
                     return self._mean(self.wire, message)
-        except NewView as news:
-            self._pending = news.view
         return None
 
     def _hear_unless_back(self) -> MemberMessage | None:
-        """The coordinator's next message; None as soon as it can be reached again: in its block it says nothing."""
-        for message in self._heard(2 * self._limit_s):
-            if message is not None or self._line.reaches(self.view.coordinator):
+        """The coordinator's next message; None as soon as it can be reached again: within a block it sends none."""
+        for message in self.watch.heard(2 * self.watch.limit_s):
+            if message is not None or self.line.reaches(self.view.coordinator):
                 return message
         return None
 
@@ -88,67 +144,63 @@ class Group(Membership):
 
     def _share(self, wire: Exchanged, samples: int, occasion: Occasion) -> Mean:
         """The sum is made by all, and applied once all have it."""
+        watch, step = self.watch, self.standing.step
         self._spoken_at = time.monotonic()
-        if self._mesh is None or self._mesh.view is not self.view:
-            self._mesh = ViewTransport(self._line, self._until)
+        if self._transport is None or self._transport.view is not self.view:
+            self._transport = ViewTransport(self.line, self._until)
         try:
-            values = wire.share(samples, occasion, self._mesh, self._mesh.hosts)
+            values = wire.share(samples, occasion, self._transport, self._transport.hosts)
         except PayloadError as error:
             self._refuse(error)
-        progress = self._line.progress
-        if self._is_coordinator:
-            self._until(lambda: all(progress.ready.get(member) == self.step for member in self._others))
-            self._tell_all(pack(MemberKind.COMMIT, self.view.number, self.step))
+        progress = self.line.progress
+        if watch.is_coordinator:
+            self._until(lambda: all(progress.ready.get(member) == step for member in watch.others))
+            watch.say(MemberKind.COMMIT)
         else:
-            self._line.tell(self.view.coordinator, pack(MemberKind.READY, self.view.number, self.step))
-            self._until(lambda: progress.committed == self.step)
+            watch.say(MemberKind.READY)
+            self._until(lambda: progress.committed == step)
         return Mean(values, tuple(range(len(self.view.ids))))
 
     def _until(self, done: Callable[[], bool]) -> None:
-        """Wait in an exchange until `done`; when somebody is lost, by NewView."""
-        since, heard = time.monotonic(), self._heard(2 * self._limit_s)
+        """Wait in an exchange until `done`; raises NewView if a member is lost."""
+        watch = self.watch
+        since, heard = time.monotonic(), watch.heard(2 * watch.limit_s)
         while not done():
             self._say_waiting()
-            if self._is_coordinator:
-                if self._line.next(TICK_S) is None or self._line.progress.unreadable:
+            if watch.is_coordinator:
+                if self.line.next(TICK_S) is None or self.line.progress.unreadable:
                     self._judge(since)
             elif (message := next(heard)) is not None and message.sender == self.view.coordinator:
-                heard = self._heard(2 * self._limit_s)
+                heard = watch.heard(2 * watch.limit_s)
 
     def _judge(self, since: float) -> None:
         """The coordinator: go on without those who are gone, say nothing, or are not to be understood or reached."""
-        progress, limit_s = self._line.progress, self._limit_s
+        watch, progress, limit_s = self.watch, self.line.progress, self.watch.limit_s
         if progress.unreadable:
-            self._propose(progress.unreadable)
-        self._replace(self._others, since, None)
-        silent = [m for m in self._others if self._line.waited_s(progress.said_since(m, since)) > limit_s]
-        self._replace(silent, since, limit_s)
-        if (apart := progress.apart(self.options.silence_s)) and not self._hesitates():
-            self._propose(apart)
+            watch.propose(progress.unreadable.values())
+        watch.replace(watch.others)
+        silent = [m for m in watch.others if self.line.waited_s(progress.said_since(m, since)) > limit_s]
+        watch.replace(silent, since, limit_s)
+        if (apart := progress.apart(self.options.silence_s)) and not watch.hesitates():
+            watch.propose(apart)
 
     def _say_waiting(self) -> None:
         """Tell the coordinator, or as the coordinator all, that this worker lives, and whom it cannot reach."""
-        if time.monotonic() - self._spoken_at < WORD_S:
-            return
-        self._spoken_at = time.monotonic()
-        missed = [place for place, m in enumerate(self.view.ids) if m != self.id and not self._line.reaches(m)]
-        message = pack(MemberKind.WAITING, self.view.number, self.step, sum(1 << place for place in missed))
-        if self._is_coordinator:
-            self._tell_all(message)
-        else:
-            self._line.tell(self.view.coordinator, message)
+        if time.monotonic() - self._spoken_at >= WORD_S:
+            self._spoken_at = time.monotonic()
+            missed = [member for member in self.watch.others if not self.line.reaches(member)]
+            self.watch.say(MemberKind.WAITING, self.watch.bits(missed))
 
     def _refuse(self, error: PayloadError) -> NoReturn:
         """Go on without the member whose piece cannot be read."""
         assert error.peer is not None
-        member = self.view.ids[error.peer]
+        watch, member = self.watch, self.view.ids[error.peer]
         if member == self.view.coordinator:
-            raise PayloadError(f"[worker {self.id}] {error}") from error
-        unreadable = Unreadable(member, error)
-        if self._is_coordinator:
-            self._propose({member: str(unreadable)})
-        about = pack(MemberKind.UNREADABLE, self.view.number, self.step, error.peer, text=str(unreadable))
-        self._line.tell(self.view.coordinator, about)
+            raise PayloadError(f"[worker {watch.id}] {error}") from error
+        unreadable = str(Unreadable(member, error))
+        if watch.is_coordinator:
+            watch.propose([LostPeer(member, watch.id, unreadable)])
+        watch.say(MemberKind.UNREADABLE, error.peer, text=unreadable)
         self._until(lambda: False)
         raise AssertionError
 
@@ -156,11 +208,10 @@ class Group(Membership):
 
     def _contribute(self, wire: Collected, samples: int, occasion: Occasion) -> Mean:
         """A member's part of a step."""
-        offer = pack(MemberKind.GRADIENT, self.view.number, self.step, samples, body=wire.offer(samples, occasion))
-        self._line.tell(self.view.coordinator, offer)
+        self.watch.say(MemberKind.GRADIENT, samples, body=wire.offer(samples, occasion))
         while True:
-            answer = self._hear(2 * self._limit_s)
-            if answer.kind is MemberKind.MEAN and answer.step == self.step:
+            answer = self.watch.hear(2 * self.watch.limit_s)
+            if answer.kind is MemberKind.MEAN and answer.step == self.standing.step:
                 return self._mean(wire, answer)
 
     def _mean(self, wire: Collected, message: MemberMessage) -> Mean:
@@ -168,28 +219,25 @@ class Group(Membership):
             values = wire.read(message.body)
         except PayloadError as error:
             what = f"the mean of step {message.step} from worker {message.sender}"
-            raise PayloadError(f"[worker {self.id}] {what} cannot be read: {error}") from None
+            raise PayloadError(f"[worker {self.watch.id}] {what} cannot be read: {error}") from None
         return Mean(values, tuple(place for place in range(len(self.view.ids)) if message.detail >> place & 1))
 
     def _collect(self, wire: Collected, samples: int, occasion: Occasion) -> Mean:
         """The coordinator's part of a step."""
-        needed = max(1, len(self.view.ids) - self.options.drop_slowest)
-        own, limit_s = {self.id: Offer(self.id, samples, None)}, self._limit_s
+        watch, step, ids = self.watch, self.standing.step, self.view.ids
+        needed = max(1, len(ids) - self.options.drop_slowest)
+        own, limit_s = {watch.id: Offer(watch.id, samples, None)}, watch.limit_s
         offers = collect(
-            self.view.ids,
-            needed,
-            lambda: self._line.offers_for(self.step) | own,
-            lambda missing: self._wait_for(missing, limit_s),
+            ids, needed, lambda: self.line.offers_for(step) | own, lambda missing: watch.wait_for(missing, limit_s)
         )
-        included = [self.view.ids.index(offer.member) for offer in offers]
+        included = [offer.member for offer in offers]
         try:
-            body, values = wire.combine(offers, occasion, len(self._others))
+            body, values = wire.combine(offers, occasion, len(watch.others))
         except Unreadable as error:
-            self._propose({error.member: str(error)})
+            watch.propose([LostPeer(error.member, watch.id, str(error))])
         if body is not None:
-            places = sum(1 << place for place in included)
-            self._tell_all(pack(MemberKind.MEAN, self.view.number, self.step, places, body=body))
-        return Mean(values, tuple(included))
+            watch.say(MemberKind.MEAN, watch.bits(included), body=body)
+        return Mean(values, tuple(map(ids.index, included)))
 
     # the end of a step
 
@@ -198,41 +246,37 @@ class Group(Membership):
 
         Returns whether two workers hold the step, or there is only one. If not, settle: it stands unless Fenced.
         """
-        self.step, self.at_stake = self.step + 1, 0
-        now, limit_s = time.monotonic(), self._limit_s
-        if not self._fresh:
+        watch, standing = self.watch, self.standing
+        standing.step, standing.at_stake = standing.step + 1, 0
+        now, limit_s = time.monotonic(), watch.limit_s
+        if not standing.fresh:
             self.deadline.observe(now - self._committed_at)
-        self._committed_at, self._fresh, self._cut_off = now, False, CutOffCheck()
-        self._new.clear()
-        if not self._is_coordinator:
-            self._line.tell(self.view.coordinator, pack(MemberKind.HELD, self.view.number, self.step))
+        self._committed_at, standing.fresh = now, False
+        watch.trust()
+        standing.new.clear()
+        if not watch.is_coordinator:
+            watch.say(MemberKind.HELD)
             return True
-        try:
-            holding = self._line.holding
-            self._wait_for(lambda: [] if self.step in holding.values() else self._others, limit_s)
+        holding, step = self.line.holding, standing.step
+        with self._in_view():
+            watch.wait_for(lambda: [] if step in holding.values() else watch.others, limit_s)
             return True
-        except NewView as news:
-            self._pending = news.view
-            return False
+        return False
 
     # the end
 
     def finish(self) -> bool:
         """Wait until everyone has made the last step; False when the view changes: settle, and finish again."""
-        self._ending = True
-        try:
-            if self._is_coordinator:
-                self._end()
+        watch, finishing = self.watch, self.line.finishing
+        self.standing.ending = True
+        with self._in_view():
+            if watch.is_coordinator:
+                watch.wait_for(lambda: [m for m in watch.others if m not in finishing], watch.limit_s)
+                self._membership.meeting.finish(self.standing.step)
+                watch.say(MemberKind.DONE)
             else:
-                self._line.tell(self.view.coordinator, pack(MemberKind.FINISH, self.view.number, self.step))
-                while self._hear(2 * self.deadline.seconds).kind is not MemberKind.DONE:
+                watch.say(MemberKind.FINISH)
+                while watch.hear(2 * self.deadline.seconds).kind is not MemberKind.DONE:
                     pass
             return True
-        except NewView as news:
-            self._pending = news.view
-            return False
-
-    def _end(self) -> None:
-        self._wait_for(lambda: [m for m in self._others if m not in self._line.finishing], self._limit_s)
-        self.meeting.finish(self.step)
-        self._tell_all(pack(MemberKind.DONE, self.view.number, self.step))
+        return False

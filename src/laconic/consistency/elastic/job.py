@@ -17,7 +17,7 @@ from laconic.consistency.elastic.membership import Fenced, TrainingOver
 from laconic.consistency.elastic.options import Deadline, ElasticOptions
 from laconic.consistency.elastic.replica import Replica, StepWork, digest
 from laconic.consistency.elastic.vectors import Collected, Mean
-from laconic.consistency.elastic.watch import NO_MODEL
+from laconic.consistency.elastic.watch import NO_MODEL, MemberWatch, Standing
 from laconic.errors import BadInput
 from laconic.exchange.job import Job, StepRecord
 from laconic.storage.form import check_like
@@ -28,8 +28,8 @@ class NoMember(NamedTuple):
 
     id: int = 0
     view: View = View(0, (), "", 0.0)
-    step: int = NO_MODEL
     steps: int = 0
+    standing: Standing = Standing()
 
 
 class ElasticJob(Job):
@@ -88,7 +88,7 @@ class ElasticJob(Job):
             if self._replica.ledger.epoch >= self._epochs:
                 self.finished = group.finish()
                 continue
-            share = work.share(len(group.view.ids), group.place)
+            share = work.share(len(group.view.ids), group.watch.place)
             self._is_due = True
             if len(share):
                 yield share
@@ -106,10 +106,10 @@ class ElasticJob(Job):
         if group is None or not self._is_due:
             raise BadInput("step() belongs into the loop over batches(), once for each batch")
         self._is_due = False
-        begun, sent, waited = time.perf_counter(), group.sent_nbytes, 0.0
-        number = group.steps + work.made
+        begun, sent, waited = time.perf_counter(), group.line.sent_nbytes, 0.0
+        number = group.watch.steps + work.made
         agrees = work.step()
-        group.at_stake = work.made
+        group.standing.at_stake = work.made
         if agrees:
             work.write(self._wire.values)
             mean = group.agree(work.samples, work.of_all)
@@ -125,7 +125,7 @@ class ElasticJob(Job):
                 if self.rejoined != rejoined:
                     self._unsettled.clear()
                     return False  # nobody else has seen this step, and the others went on without it
-        seconds, sent = time.perf_counter() - begun, group.sent_nbytes - sent
+        seconds, sent = time.perf_counter() - begun, group.line.sent_nbytes - sent
         self._unsettled.append(StepRecord(number, seconds, waited, max(0, sent), staleness=0))
         if agrees:
             self.records += self._unsettled
@@ -139,12 +139,12 @@ class ElasticJob(Job):
         """While something else than a step goes on here (an evaluation), the others wait for as long as this lives."""
         group = self._group
         if group is not None:
-            group.say_busy(True)
+            group.watch.say_busy(True)
         try:
             yield
         finally:
             if group is not None:
-                group.say_busy(False)
+                group.watch.say_busy(False)
 
     def _commit(self, mean: Mean) -> bool:
         """Apply what was agreed on; False when it is not known whether anybody else has."""
@@ -152,13 +152,13 @@ class ElasticJob(Job):
         self._work.apply(mean.values, len(ids), mean.included)
         if self._replica.coded_numel:
             self._replica.extra["included"] = [ids[place] for place in mean.included]
-        self._wire.committed(group.place in mean.included)
+        self._wire.committed(group.watch.place in mean.included)
         return group.commit()
 
     def _abandon(self) -> None:
         """The group has changed: back to the last agreement."""
         self._work.abandon()
-        self._present().at_stake = 0
+        self._present().standing.at_stake = 0
         self._unsettled.clear()
         self._wire.renew()  # what was offered may still be on its way
 
@@ -189,27 +189,27 @@ class ElasticJob(Job):
     @property
     def worker(self) -> int:
         """This worker's number in the job; 0 when `is_over`."""
-        return self._standing().id
+        return self._watched().id
 
     @property
     def is_first(self) -> bool:
         """Before the first batch: whether this worker begins the job, and the others will get its model."""
-        return self._standing().step != NO_MODEL
+        return self._watched().standing.step != NO_MODEL
 
     @property
     def members(self) -> tuple[int, ...]:
         """The numbers of those who train together now, the coordinator's first; nobody when `is_over`."""
-        return self._standing().view.ids
+        return self._watched().view.ids
 
     @property
     def view(self) -> int:
         """The number of the present view: one more with every worker that comes or goes; 0 when `is_over`."""
-        return self._standing().view.number
+        return self._watched().view.number
 
     @property
     def steps(self) -> int:
         """Steps committed so far, by this worker or before it came; 0 when `is_over`."""
-        return self._standing().steps
+        return self._watched().steps
 
     @property
     def epoch(self) -> int:
@@ -226,8 +226,8 @@ class ElasticJob(Job):
         """A checksum of the committed weights: after the same number of steps it is the same on all workers."""
         return digest(self._work.committed)
 
-    def _standing(self) -> Group | NoMember:
-        return NoMember() if self.is_over else self._present()
+    def _watched(self) -> MemberWatch | NoMember:
+        return NoMember() if self.is_over else self._present().watch
 
     def _present(self) -> Group:
         if self._group is None:
@@ -249,7 +249,7 @@ class ElasticJob(Job):
         """
         replica = self._replica
         scheduler = None if replica.scheduler is None else replica.scheduler.state_dict()
-        step = 0 if self._group is None else self._group.step
+        step = 0 if self._group is None else self._group.standing.step
         return {
             "step": step,
             "ledger": replica.ledger.state(),
@@ -263,7 +263,7 @@ class ElasticJob(Job):
         if self.is_over:
             return
         group, replica = self._present(), self._replica
-        if group.view.number or group.step > 0:
+        if group.view.number or group.standing.step > 0:
             raise BadInput("an elastic job takes over a state before its first batch, on the worker that comes first")
         ledger = {"epoch": 0, "cursor": 0, "left": None}
         check_like(state, {"step": 0, "ledger": ledger, "scheduler": None, "extra": replica.extra, "residuals": {}})
@@ -274,4 +274,4 @@ class ElasticJob(Job):
         replica.extra = dict(state["extra"])
         if replica.scheduler is not None and state["scheduler"] is not None:
             replica.scheduler.load_state_dict(state["scheduler"])
-        group.step = int(state["step"])
+        group.standing.step = int(state["step"])

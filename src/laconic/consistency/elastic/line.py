@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 
 from laconic.consistency.elastic.meeting import Meeting, View, event
 from laconic.consistency.elastic.messages import MAX_MEMBERS, MemberKind, MemberMessage, pack, unpack
@@ -17,6 +18,7 @@ from laconic.consistency.elastic.vectors import Offer
 from laconic.consistency.worker_mesh import receive
 from laconic.errors import PayloadError, PeerLost
 from laconic.transports.frame import Frame
+from laconic.transports.liveness import LostPeer
 from laconic.transports.zeromq import ZmqTransport
 from laconic.transports.zeromq_keys import is_loopback, read_key
 from laconic.transports.zeromq_mesh import Patience
@@ -136,8 +138,8 @@ class Line:
         self.transport.drop_peer(member)
         self._met.pop(member, None)
 
-    def propose(self, lost: dict[int, str], step: int, redo: int) -> View:
-        """Publish the view after this one, without the `lost` (and why) and with newcomers; returns what is valid then.
+    def propose(self, lost: Mapping[int, LostPeer], step: int, redo: int) -> View:
+        """Publish the view after this one, without the `lost` and with newcomers; returns what is valid then.
 
         Of the `step` steps made here so far `redo` at most may have to be made again.
         """
@@ -152,7 +154,7 @@ class Line:
         for member in view.ids[1:]:
             self.tell(member, announcement)
         self.meeting.record(
-            [event(view, step, m, "left" if m in self._leaving else f"lost: {why}", redo) for m, why in lost.items()]
+            [event(view, step, m, "left" if m in self._leaving else f"lost: {x.why}", redo) for m, x in lost.items()]
             + [event(view, step, m, "joined") for m, _ in coming]
         )
         return view

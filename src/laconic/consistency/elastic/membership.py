@@ -1,6 +1,6 @@
 """Who trains together: numbered views, failover, and one state for all.
 
-Caller: `group.py`, whose base this is. A view is a numbered list of members; its first member is the coordinator. When
+Caller: `group.py`. A view is a numbered list of members; its first member is the coordinator. When
 somebody joins, leaves or is lost, the first living member publishes the next view (`meeting.py`: only one can). In the
 new view members report how many steps they have applied; the most advanced is right, everyone behind it gets its state,
 and the step under way is done again if nobody had made it. Whatever is said in an older view is ignored.
@@ -15,10 +15,9 @@ import time
 from laconic.consistency.elastic.exchanged import Exchanged
 from laconic.consistency.elastic.line import Line, NewView
 from laconic.consistency.elastic.meeting import Meeting, View, event
-from laconic.consistency.elastic.messages import MemberKind, MemberMessage, pack
+from laconic.consistency.elastic.messages import MemberKind, MemberMessage
 from laconic.consistency.elastic.options import Deadline, ElasticOptions
 from laconic.consistency.elastic.outage import RETRY_S, Outage, outlast
-from laconic.consistency.elastic.reachability import CutOffCheck
 from laconic.consistency.elastic.replica import Replica
 from laconic.consistency.elastic.vectors import Collected
 from laconic.consistency.elastic.watch import LOGGER, NO_MODEL, TICK_S, MemberWatch, model_lost
@@ -75,8 +74,15 @@ def join(line: Line, job: str, patience_s: float, outage_s: float) -> View:
             raise PeerLost(f"{where} within {patience_s:g} s; {cure}", rank=line.id, peer=newest.coordinator)
 
 
-class Membership(MemberWatch):
-    """One worker's place in a group."""
+class Membership:
+    """One worker's place in a group: under a number of its own each time that it comes in.
+
+    Attributes:
+        watch: its eyes on the others, since it came in last.
+        pending: a view that is newer than the one it is in.
+    """
+
+    watch: MemberWatch
 
     def __init__(
         self,
@@ -87,9 +93,9 @@ class Membership(MemberWatch):
         options: ElasticOptions,
         period: int,
     ) -> None:
-        super().__init__(replica, deadline, options, period)
-        self.meeting, self.wire = meeting, wire
-        self._job = replica.signature
+        self.meeting, self.replica, self.wire = meeting, replica, wire
+        self.deadline, self.options, self.period = deadline, options, period
+        self.pending: View | None = None
         self.begin()
 
     # coming and going
@@ -99,19 +105,19 @@ class Membership(MemberWatch):
 
         Somebody must be reached within `patience_s`; None: the deadline's patience.
         """
-        self._reset()
         self.wire.forget()
-        number, outage_s = self._number(), self.options.outage_s
-        self._line = outlast(lambda: Line(self.meeting, number, self.options.silence_s), self.meeting.folder, outage_s)
-        self._pending: View | None = None
+        job, number, outage_s = self.replica.signature, self._number(), self.options.outage_s
+        line = outlast(lambda: Line(self.meeting, number, self.options.silence_s), self.meeting.folder, outage_s)
+        self.watch = MemberWatch(line, self.replica, self.deadline, self.options, self.period)
+        self.pending = None
         try:
-            self._pending = found(self._line, self._job, outage_s)
-            if self._pending is not None:
-                self.step = 0
+            self.pending = found(line, job, outage_s)
+            if self.pending is not None:
+                self.watch.standing.step = 0
             else:
-                self._pending = join(self._line, self._job, patience_s or self.deadline.patience_s, outage_s)
+                self.pending = join(line, job, patience_s or self.deadline.patience_s, outage_s)
         except BaseException:
-            self._line.close()
+            line.close()
             raise
 
     def _number(self) -> int:
@@ -129,117 +135,108 @@ class Membership(MemberWatch):
                 outage.failed(error)
                 time.sleep(RETRY_S)
 
-    @property
-    def changed(self) -> bool:
-        """Whether there is a newer view: settle."""
-        return self._pending is not None
-
     def rejoin(self) -> None:
         """Come back as a newcomer after Fenced, and leave a record of it."""
-        old, made = self.id, self.steps
+        old, made = self.watch.id, self.watch.steps
         LOGGER.warning("the others went on without worker %d: it comes back as a newcomer", old)
         self.begin(max(self.deadline.patience_s, self.options.outage_s))
-        if self._pending is not None:
-            self.meeting.record([event(self._pending, made, self.id, f"rejoined: had been worker {old}")])
-
-    def leave(self) -> None:
-        """Go, and say so."""
-        self._line.close()
+        if self.pending is not None:
+            self.meeting.record([event(self.pending, made, self.watch.id, f"rejoined: had been worker {old}")])
 
     # views
 
     def settle(self) -> None:
         """Enter the newest view, with the model that is right in it, between steps; Fenced when not in it."""
+        watch = self.watch
         while True:
             try:
-                if self._pending is not None:
-                    self._enter(self._pending)
-                if self._is_coordinator:
-                    self._look_around()
-                while self._held:
-                    self._hear(None)
+                if self.pending is not None:
+                    self._enter(self.pending)
+                if watch.is_coordinator:
+                    watch.look_around()
+                while watch.standing.held:
+                    watch.hear(None)
                 return
             except NewView as news:
-                self._pending = news.view
+                self.pending = news.view
 
     def _enter(self, view: View) -> None:
-        if self.id not in view.ids:
+        watch = self.watch
+        if watch.id not in view.ids:
             raise Fenced
-        self._new = (self._new | set(view.ids) - set(self.view.ids)) & set(view.ids)
-        self._line.turn_to(view)
-        LOGGER.info("worker %d enters view %d of members %s", self.id, view.number, view.ids)
-        if self._is_coordinator:
+        watch.enter(view)
+        LOGGER.info("worker %d enters view %d of members %s", watch.id, view.number, view.ids)
+        if watch.is_coordinator:
             self._gather_reports()
         else:
             self._report()
-        self._pending = None
-        self._fresh, self._admits_at, self._cut_off = True, 0.0, CutOffCheck()
+        self.pending = None
+        watch.standing.fresh = True
+        watch.trust()
 
     def _gather_reports(self) -> None:
         """The coordinator's part: find out who is behind, and send them the state."""
-        reports = {self.id: self.step}
+        watch, standing = self.watch, self.watch.standing
+        reports = {watch.id: standing.step}
         since = time.monotonic()
-        while len(reports) < len(self.view.ids):
-            message = self._line.next(TICK_S)
+        while missing := [member for member in watch.view.ids if member not in reports]:
+            message = watch.line.next(TICK_S)
             if message is None:
-                missing = [m for m in self.view.ids if m not in reports]
-                self._replace([m for m in missing if m not in self._new], since, self.deadline.seconds)
-                self._replace(missing, since, self._limit_s)
+                watch.replace([m for m in missing if m not in standing.new], since, self.deadline.seconds)
+                watch.replace(missing, since, watch.limit_s)
             elif message.kind is MemberKind.REPORT:
                 reports[message.sender] = message.step
-                self._begun |= bool(message.flag)
+                standing.begun |= bool(message.flag)
         newest = max(reports.values())
         if newest == NO_MODEL:
-            raise model_lost(self.id)
-        if self.step < newest:
+            raise model_lost(watch.id)
+        if standing.step < newest:
             self._catch_up(next(member for member in reports if reports[member] == newest))
-        behind = [member for member in self._others if reports[member] < newest]
-        self._begun |= self.step > 0 or len(self.view.ids) >= self.options.workers
-        self._held = not self._begun
-        self._new |= set(behind)
-        self._line.receiving = set(behind)
-        places = sum(1 << self.view.ids.index(member) for member in behind)
-        self._tell_all(pack(MemberKind.START, self.view.number, newest, places, not self._held))
+        behind = [member for member in watch.others if reports[member] < newest]
+        standing.begun |= standing.step > 0 or len(watch.view.ids) >= self.options.workers
+        standing.held = not standing.begun
+        standing.new |= set(behind)
+        watch.line.receiving = set(behind)
+        watch.say(MemberKind.START, watch.bits(behind), not standing.held)
         if behind:
-            state = pack(MemberKind.STATE, self.view.number, newest, body=self.replica.save())
-            for member in behind:
-                self._line.tell(member, state)
+            watch.say(MemberKind.STATE, to=behind, body=self.replica.save())
 
     def _catch_up(self, holder: int) -> None:
         """Fetch the state of a member that is further on; the others are not to think this one lost meanwhile."""
-        self.say_busy(True)
+        watch = self.watch
+        watch.say_busy(True)
         try:
-            self._line.tell(holder, pack(MemberKind.FETCH, self.view.number, self.step))
+            watch.say(MemberKind.FETCH, to=[holder])
             while True:
-                message = self._line.next(TICK_S)
+                message = watch.line.next(TICK_S)
                 if message is None:
-                    self._replace([holder], time.monotonic(), None)
+                    watch.replace([holder])
                 elif message.kind is MemberKind.STATE and message.sender == holder:
                     return self._take(message)
         finally:
-            self.say_busy(False)
+            watch.say_busy(False)
 
     def _report(self) -> None:
         """A member's part: say how far it is; give or take the state."""
-        self._line.tell(self.view.coordinator, pack(MemberKind.REPORT, self.view.number, self.step, flag=self._begun))
-        waits: float | None = 2 * self._limit_s
+        watch, standing = self.watch, self.watch.standing
+        watch.say(MemberKind.REPORT, flag=standing.begun)
+        waits: float | None = 2 * watch.limit_s
         while True:
-            message = self._hear(waits if self.step != NO_MODEL else None)
+            message = watch.hear(waits if standing.step != NO_MODEL else None)
             if message.kind is MemberKind.FETCH:
-                body = self.replica.save()
-                self._line.tell(self.view.coordinator, pack(MemberKind.STATE, self.view.number, self.step, body=body))
+                watch.say(MemberKind.STATE, body=self.replica.save())
             elif message.kind is MemberKind.START:
-                self._held = not message.flag
-                self._begun |= not self._held
-                self._new |= {m for place, m in enumerate(self.view.ids) if message.detail >> place & 1}
-                if message.step == self.step:
+                standing.held = not message.flag
+                standing.begun |= not standing.held
+                standing.new |= {m for place, m in enumerate(watch.view.ids) if message.detail >> place & 1}
+                if message.step == standing.step:
                     return
                 waits = None  # the state takes as long as it takes; a broken connection is noticed
             elif message.kind is MemberKind.STATE:
                 self._take(message)
-                return self._tell_all(pack(MemberKind.HELD, self.view.number, self.step))
+                return watch.say(MemberKind.HELD, to=watch.others)
 
     def _take(self, message: MemberMessage) -> None:
         self.replica.load(message.body)
-        self.step = message.step
-        self.wire.resume(self.step, self.id in self.replica.included)
+        self.watch.standing.step = message.step
+        self.wire.resume(message.step, self.watch.id in self.replica.included)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from laconic.consistency.elastic.meeting import View
 from laconic.consistency.elastic.messages import MemberKind, MemberMessage
+from laconic.transports.liveness import LostPeer
 
 
 class ExchangeProgress:
@@ -21,7 +22,7 @@ class ExchangeProgress:
         pieces: of exchanges, by sender, in order: the code and the data.
         ready: of which step a member has the sum.
         committed: the step that is to be applied, −1 before the first.
-        unreadable: whose pieces cannot be read, and why.
+        unreadable: whose pieces cannot be read.
     """
 
     def __init__(self, view: View) -> None:
@@ -29,7 +30,7 @@ class ExchangeProgress:
         self.pieces: dict[int, deque[tuple[int, Tensor]]] = defaultdict(deque)
         self.ready: dict[int, int] = {}
         self.committed = -1
-        self.unreadable: dict[int, str] = {}
+        self.unreadable: dict[int, LostPeer] = {}
         self._said_at: dict[int, float] = {}
         self._cut: dict[tuple[int, int], float] = {}  # (by whom, who) cannot be reached, since when
 
@@ -45,7 +46,8 @@ class ExchangeProgress:
         elif message.kind is MemberKind.COMMIT:
             self.committed = message.step
         elif message.kind is MemberKind.UNREADABLE and message.detail < len(self._ids):
-            self.unreadable[self._ids[message.detail]] = message.text
+            member = self._ids[message.detail]
+            self.unreadable[member] = LostPeer(member, sender, message.text)
         elif message.kind is MemberKind.WAITING:
             missed = [m for place, m in enumerate(self._ids) if message.detail >> place & 1]
             others = {pair: at for pair, at in self._cut.items() if pair[0] != sender}
@@ -55,8 +57,8 @@ class ExchangeProgress:
         """When a member was last heard, or `since`."""
         return max(since, self._said_at.get(member, 0.0))
 
-    def apart(self, patience_s: float) -> dict[int, str]:
-        """Members that another has not reached for so long, and why: of two, the one that came later."""
+    def apart(self, patience_s: float) -> list[LostPeer]:
+        """Members that another has not reached for so long: of two, the one that came later."""
         now = time.monotonic()
         pairs = [sorted(pair, key=self._ids.index) for pair, at in self._cut.items() if now - at > patience_s]
-        return {late: f"worker {early} and it cannot reach each other" for early, late in pairs}
+        return [LostPeer(late, early, f"worker {early} and it cannot reach each other") for early, late in pairs]

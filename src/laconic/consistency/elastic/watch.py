@@ -1,7 +1,7 @@
 """Who is still there: what a member hears, whom it takes for lost, and the next view that follows.
 
-Caller: `membership.py`, whose base this is. All runs on the worker's own thread; ZeroMQ's threads only move bytes and
-answer heartbeats.
+Callers: `membership.py` makes one for each time that a worker comes in; `group.py` waits by it. All runs on the
+worker's own thread; ZeroMQ's threads only move bytes and answer heartbeats.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NoReturn
+
+from torch import Tensor
 
 from laconic.consistency.elastic.line import Line, NewView
 from laconic.consistency.elastic.meeting import View
@@ -20,7 +23,8 @@ from laconic.consistency.elastic.outage import RETRY_S, Outage
 from laconic.consistency.elastic.reachability import CutOffCheck
 from laconic.consistency.elastic.replica import Replica
 from laconic.errors import PeerLost, StorageError
-from laconic.transports.frame import Frame
+from laconic.transports.frame import NOTHING
+from laconic.transports.liveness import LossLedger, LostPeer
 
 LOGGER = logging.getLogger("laconic.consistency")
 NO_MODEL = -1
@@ -34,42 +38,59 @@ def model_lost(worker: int) -> PeerLost:
     return PeerLost(f"[worker {worker}] everyone who had the model is gone", rank=worker)
 
 
-class MemberWatch:
-    """One worker's eyes on the others of its view; `period` is the most steps from one agreement to the next.
+@dataclass
+class Standing:
+    """How far one worker is since it came in.
 
     Attributes:
         step: agreements applied to the replica so far; NO_MODEL before the first state has come.
         at_stake: steps made since the last agreement, which are lost when the view changes.
+        begun: somebody was told to train.
+        held: the first step waits for more workers.
+        fresh: no step was made in this view yet.
+        ending: this worker has made its last step.
+        new: members that have not made a step with us yet.
     """
 
-    _line: Line
+    step: int = NO_MODEL
+    at_stake: int = 0
+    begun: bool = False
+    held: bool = False
+    fresh: bool = False
+    ending: bool = False
+    new: set[int] = field(default_factory=set)
 
-    def __init__(self, replica: Replica, deadline: Deadline, options: ElasticOptions, period: int) -> None:
-        self.replica, self.deadline, self.options, self._period = replica, deadline, options, period
-        self._reset()
 
-    def _reset(self) -> None:
-        """As a newcomer is."""
-        self.step, self.at_stake = NO_MODEL, 0
-        self._new: set[int] = set()  # members that have not made a step with us yet
-        self._held = self._begun = self._fresh = self._ending = False
-        self._cut_off = CutOffCheck()
+class MemberWatch:
+    """One worker's eyes on the others of its view, as Liveness; `period` is the most steps between two agreements."""
+
+    def __init__(self, line: Line, replica: Replica, deadline: Deadline, options: ElasticOptions, period: int) -> None:
+        self.line, self.standing = line, Standing()
+        self._replica, self._deadline, self._options, self._period = replica, deadline, options, period
+        self._cut_off, self._suspects = CutOffCheck(), LossLedger(())
         self._admits_at = 0.0  # newcomers wait until then, for the folder refused the view with them in it
+
+    def enter(self, view: View) -> None:
+        """Watch the members of this view from now on."""
+        standing, ids = self.standing, set(view.ids)
+        standing.new = (standing.new | ids - set(self.view.ids)) & ids
+        self.line.turn_to(view)
+        self._suspects, self._admits_at = LossLedger(view.ids), 0.0
+        self.trust()
+
+    def trust(self) -> None:
+        """A view was entered, or a step made: nobody is cut off."""
+        self._cut_off = CutOffCheck()
 
     @property
     def id(self) -> int:
         """This worker's number."""
-        return self._line.id
-
-    @property
-    def sent_nbytes(self) -> int:
-        """Payload bytes sent so far."""
-        return self._line.sent_nbytes
+        return self.line.id
 
     @property
     def view(self) -> View:
         """The present view."""
-        return self._line.view
+        return self.line.view
 
     @property
     def place(self) -> int:
@@ -77,108 +98,161 @@ class MemberWatch:
         return self.view.ids.index(self.id)
 
     @property
-    def steps(self) -> int:
-        """Steps committed so far: more than `step` where members agree on blocks of steps."""
-        return int(self.replica.extra.get("steps", self.step))
+    def here(self) -> list[int]:
+        """The members that nothing was heard against, in their order."""
+        return self._suspects.here
 
     @property
-    def _is_coordinator(self) -> bool:
+    def lost(self) -> Mapping[int, LostPeer]:
+        """The members that this worker goes on without, as soon as a view says so."""
+        return self._suspects.lost
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether this worker commits the steps."""
         return self.view.coordinator == self.id
 
     @property
-    def _others(self) -> list[int]:
+    def others(self) -> list[int]:
+        """All members but this one."""
         return [member for member in self.view.ids if member != self.id]
 
-    def _hear(self, waits_s: float | None) -> MemberMessage:
+    @property
+    def steps(self) -> int:
+        """Steps committed so far: more than `standing.step` where members agree on blocks of steps."""
+        return int(self._replica.extra.get("steps", self.standing.step))
+
+    @property
+    def limit_s(self) -> float:
+        """How long a step may take; a newcomer's first is not judged by the others' past steps."""
+        seconds = self._deadline.seconds
+        return max(seconds, self._deadline.patience_s) if self.standing.new else seconds
+
+    # what members say
+
+    def say(
+        self,
+        kind: MemberKind,
+        detail: int = 0,
+        flag: int = 0,
+        *,
+        to: Iterable[int] | None = None,
+        body: Tensor = NOTHING,
+        text: str = "",
+    ) -> None:
+        """Tell the coordinator something about the present step, or as the coordinator all; or those named."""
+        if to is None:
+            to = self.others if self.is_coordinator else [self.view.coordinator]
+        message = pack(kind, self.view.number, self.standing.step, detail, flag, body=body, text=text)
+        for member in to:
+            self.line.tell(member, message)
+
+    def say_busy(self, busy: bool) -> None:
+        """Tell all members that no step comes from here for a while, or that it does again."""
+        self.say(MemberKind.BUSY, flag=busy, to=self.others)
+
+    def bits(self, members: Iterable[int]) -> int:
+        """Members as a message's `detail`: a bit for each place."""
+        return sum(1 << self.view.ids.index(member) for member in members)
+
+    def hear(self, waits_s: float | None) -> MemberMessage:
         """The next message from the coordinator; when that is lost, the next in line takes over.
 
         It may be silent for `waits_s`; None: as long as its connection stands.
         """
-        return next(message for message in self._heard(waits_s) if message is not None)
+        return next(message for message in self.heard(waits_s) if message is not None)
 
-    def _heard(self, waits_s: float | None) -> Iterator[MemberMessage | None]:
-        """As `_hear`, with pieces of any member, and with None after every moment in which nothing came."""
+    def heard(self, waits_s: float | None) -> Iterator[MemberMessage | None]:
+        """As `hear`, with pieces of any member, and with None after every moment in which nothing came."""
         since, watched = time.monotonic(), self.view.coordinator
-        suspects: dict[int, str] = {}
+        self._suspects = LossLedger(self.view.ids)
         while True:
-            message = self._line.next(TICK_S)
+            message = self.line.next(TICK_S)
             if message is not None:
                 if message.sender == self.view.coordinator or message.kind is MemberKind.PIECE:
                     yield message
                 continue
-            suspects |= {m: CUT for m in self._others if m not in suspects and not self._line.reaches(m)}
-            first = next(m for m in self.view.ids if m not in suspects)
+            for member in self.others:
+                if not self.line.reaches(member):
+                    self._suspect(member, CUT)
+            first = self.here[0]
             if first == self.id:
-                if not self._hesitates():
-                    self._line.look()
-                    if self.step == NO_MODEL:
+                if not self.hesitates():
+                    self.line.look()
+                    if self.standing.step == NO_MODEL:
                         raise model_lost(self.id)
-                    self._propose(suspects)
+                    self.propose(self.lost.values())
                 yield None
                 continue
             if first != watched:
-                since, watched, waits_s = time.monotonic(), first, 2 * self.deadline.seconds
-            if waits_s is not None and self._line.waited_s(since) > waits_s:
-                suspects[watched] = SILENT.format(waits_s)
+                since, watched, waits_s = time.monotonic(), first, 2 * self._deadline.seconds
+            if waits_s is not None and self.line.waited_s(since) > waits_s:
+                self._suspect(watched, SILENT.format(waits_s))
             yield None
 
-    def _look_around(self) -> None:
-        """The coordinator, between steps: change the view when somebody has come or gone; wait for enough to begin."""
+    def _suspect(self, member: int, why: str) -> None:
+        self._suspects.note(LostPeer(member, self.id, why))
+
+    # what the coordinator does about it
+
+    def look_around(self) -> None:
+        """Between steps: change the view when somebody has come or gone; wait for enough to begin."""
         while True:
-            self._look_after()
-            if self._line.has_newcomers() and len(self.view.ids) < MAX_MEMBERS and time.monotonic() > self._admits_at:
+            self.look_after()
+            if self.line.has_newcomers() and len(self.view.ids) < MAX_MEMBERS and time.monotonic() > self._admits_at:
                 self._admit()
-            if not self._held:
+            if not self.standing.held:
                 return
-            self._line.next(TICK_S)
+            self.line.next(TICK_S)
 
-    def _look_after(self) -> None:
-        """The coordinator, at any time: take in what has come, and change the view when somebody has gone."""
-        while self._line.next(0.0) is not None:
+    def look_after(self) -> None:
+        """At any time: take in what has come, and change the view when somebody has gone."""
+        while self.line.next(0.0) is not None:
             pass
-        self._replace(self._others, 0.0, None)
+        self.replace(self.others)
 
-    def _wait_for(self, missing: Callable[[], list[int]], limit_s: float) -> None:
-        """The coordinator: wait until nobody is `missing`; go on without those who are gone or silent."""
+    def wait_for(self, missing: Callable[[], list[int]], limit_s: float) -> None:
+        """Wait until nobody is `missing`; go on without those who are gone, or silent for `limit_s`."""
         since = time.monotonic()
         while absent := missing():
-            if self._line.next(TICK_S) is None:
-                self._replace(absent, since, limit_s)
+            if self.line.next(TICK_S) is None:
+                self.replace(absent, since, limit_s)
 
-    def _replace(self, missing: list[int], since: float, limit_s: float | None) -> None:
-        """The coordinator: go on without those of the `missing` who cannot be reached, or are silent for `limit_s`."""
-        gone = {m: CUT for m in missing if not self._line.reaches(m)}
-        if limit_s is not None and self._line.waited_s(since) > limit_s:
-            gone = {m: SILENT.format(limit_s) for m in missing} | gone
-        if gone and not self._hesitates():
-            self._propose(gone)
+    def replace(self, missing: list[int], since: float = 0.0, limit_s: float | None = None) -> None:
+        """Go on without those of the `missing` who cannot be reached, or are silent for `limit_s`."""
+        self._suspects = LossLedger(self.view.ids)
+        silent = limit_s is not None and self.line.waited_s(since) > limit_s
+        for member in missing:
+            if not self.line.reaches(member):
+                self._suspect(member, CUT)
+            elif silent:
+                self._suspect(member, SILENT.format(limit_s))
+        if self.lost and not self.hesitates():
+            self.propose(self.lost.values())
 
-    def _hesitates(self) -> bool:
+    def hesitates(self) -> bool:
         """Whether to wait for a view that the others may make: long enough for them to miss this worker's heartbeat."""
-        return self._cut_off.suspects(self.view, self.id, 2 * self.options.silence_s + self.deadline.seconds)
+        return self._cut_off.suspects(self.view, self.id, 2 * self._options.silence_s + self._deadline.seconds)
 
-    @property
-    def _limit_s(self) -> float:
-        """How long a step may take; a newcomer's first is not judged by the others' past steps."""
-        return max(self.deadline.seconds, self.deadline.patience_s) if self._new else self.deadline.seconds
-
-    def _propose(self, lost: dict[int, str]) -> NoReturn:
+    def propose(self, losses: Iterable[LostPeer]) -> NoReturn:
         """Publish the next view, without the lost and with the newcomers; raises NewView with whichever is valid."""
-        for member, why in lost.items():
-            LOGGER.warning("worker %d goes on without worker %d: %s", self.id, member, why)
-        redo = self._period if self._begun and not self._ending else 0  # others may be further in it than this one
+        lost = {loss.peer: loss for loss in losses}
+        for member, loss in lost.items():
+            LOGGER.warning("worker %d goes on without worker %d: %s", self.id, member, loss.why)
+        standing, made = self.standing, max(0, self.steps)
+        redo = self._period if standing.begun and not standing.ending else 0  # others may be further on
         cure = "save it elsewhere, as with torch.save(model.state_dict(), path), and begin again in another folder"
-        kept = f"the model after {max(0, self.steps)} steps is in this worker's memory: {cure}"
-        outage = Outage(f"[worker {self.id}] view {self.view.number + 1}", self.options.outage_s, kept)
+        kept = f"the model after {made} steps is in this worker's memory: {cure}"
+        outage = Outage(f"[worker {self.id}] view {self.view.number + 1}", self._options.outage_s, kept)
         try:
             while True:
                 try:
-                    raise NewView(self._line.propose(lost, max(0, self.steps), redo))
+                    raise NewView(self.line.propose(lost, made, redo))
                 except StorageError as error:
                     if not outage.has_begun:
                         self.say_busy(True)  # so that the others wait for it
                     outage.failed(error)
-                self._line.next(RETRY_S)  # another may get it written
+                self.line.next(RETRY_S)  # another may get it written
         finally:
             if outage.has_begun:
                 self.say_busy(False)
@@ -186,16 +260,8 @@ class MemberWatch:
     def _admit(self) -> None:
         """Take newcomers into the next view, by NewView; where that cannot be written they wait, and members go on."""
         try:
-            raise NewView(self._line.propose({}, max(0, self.steps), 0))
+            raise NewView(self.line.propose({}, max(0, self.steps), 0))
         except StorageError as error:
             if not self._admits_at:
                 warnings.warn(f"newcomers wait, and worker {self.id} trains on: {error}", stacklevel=2)
             self._admits_at = time.monotonic() + RETRY_S
-
-    def say_busy(self, busy: bool) -> None:
-        """Tell all members that no step comes from here for a while, or that it does again."""
-        self._tell_all(pack(MemberKind.BUSY, self.view.number, self.step, flag=busy))
-
-    def _tell_all(self, message: Frame) -> None:
-        for member in self._others:
-            self._line.tell(member, message)
