@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from laconic.consistency.agreed_losses import Roll
+from laconic.consistency.agreed_losses import AgreedLosses
 from laconic.consistency.closing import Closing
 from laconic.consistency.servers.messages import ServerKind, ServerMessage, unpack
 from laconic.errors import PeerLost
@@ -38,14 +38,14 @@ def _end_together(dies: Callable[[int, int, ServerMessage], bool]) -> dict[int, 
     def work(rank: int) -> None:
         world: Any = SimpleNamespace(rank=rank, world_size=SIZE, engine="gloo", new_store=lambda name: store)
         mesh: Any = SimpleNamespace(rank=rank, timeout_s=20.0)
-        roll = Roll(world, "stale")
+        losses = AgreedLosses(world, "stale")
 
         def send(to: int, message: ServerMessage) -> None:
             if dies(rank, to, message):
                 raise Died
             boxes[to].put(message.frame)
 
-        closing = Closing(mesh, roll, send, _merge)
+        closing = Closing(mesh, losses, send, _merge)
 
         def take_in(timeout_s: float) -> bool:
             mesh.peers = [each for each in range(SIZE) if each != rank and each not in dead]

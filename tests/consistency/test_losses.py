@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import laconic
-from laconic.consistency.agreed_losses import Roll
+from laconic.consistency.agreed_losses import AgreedLosses
 from laconic.errors import PeerLost
 from laconic.transports.launcher import LocalJob
 
@@ -228,4 +228,4 @@ def test_a_shard_outlives_its_server_and_then_the_one_that_took_over(tmp_path: P
 def test_without_a_store_nobody_goes_on_without_a_rank() -> None:
     world: Any = SimpleNamespace(rank=0, world_size=2, engine="mpi", new_store=lambda name: None)
     with pytest.raises(PeerLost, match=r"\[rank 0/2\] async: rank 1 is lost, and engine 'mpi' has no store"):
-        Roll(world, "async").give_up(1)
+        AgreedLosses(world, "async").give_up(1)

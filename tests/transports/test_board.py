@@ -70,3 +70,23 @@ def test_a_store_that_is_gone_is_left_alone() -> None:
     time.sleep(4 * BEAT_S)
     board.close()
     assert store.writes == writes
+
+
+def test_who_is_lost_is_known_with_who_said_so_and_since_when() -> None:
+    """A rank that left says so itself, and blames another; one that is silent is missed by who looks."""
+    store = dist.HashStore()
+    boards = [Board(store, rank, 4, lambda: (1, "all_reduce")) for rank in range(4)]
+    begun = time.time()
+    boards[1].leave("[rank 1/4] gave up", blames=2)
+    boards[3].close()
+    first = boards[0].notices()
+    assert boards[0].silent(first, time.monotonic()) == {3}
+    lost = boards[0].lost
+    assert boards[0].here == [0]
+    assert {rank: loss.by for rank, loss in lost.items()} == {2: 1, 1: 1, 3: 0}
+    assert [loss.peer for loss in lost.values() if loss.has_left] == [1]
+    assert lost[1].why == "has left: [rank 1/4] gave up"
+    assert lost[2].why == "was lost, as another rank found"
+    assert all(begun <= loss.since <= time.time() for loss in lost.values())
+    for board in boards[:3]:
+        board.close()

@@ -15,11 +15,12 @@ import logging
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from laconic.errors import PeerLost
+from laconic.transports.liveness import LossLedger, LostPeer
 from laconic.transports.world import World
 
 LOGGER = logging.getLogger("laconic.consistency")
@@ -41,20 +42,26 @@ def warn_of_loss(where: str, rank: int) -> None:
     warnings.warn(text, stacklevel=3)
 
 
-class Roll:
-    """The ranks of a mesh that were given up. All ranks must make it in the same place; any thread may use it.
-
-    Attributes:
-        lost: ranks that were given up, in order, as far as this one has heard.
-    """
+class AgreedLosses:
+    """The ranks of a mesh that were given up, as Liveness. All ranks make it in one place; any thread may use it."""
 
     def __init__(self, world: World, mode: str) -> None:
-        self.rank, self.world_size, self.engine = world.rank, world.world_size, world.engine
-        self.lost: list[int] = []
+        self.rank, self.engine = world.rank, world.engine
+        self._ledger = LossLedger(range(world.world_size))
         self.where = f"[rank {world.rank}/{world.world_size}] {mode}"
         self._store = world.new_store(mode)
         self._looked_at = 0.0
         self._lock = threading.RLock()
+
+    @property
+    def here(self) -> list[int]:
+        """The ranks that were not given up, as far as this one has heard."""
+        return self._ledger.here
+
+    @property
+    def lost(self) -> Mapping[int, LostPeer]:
+        """The ranks that were given up, in order, and by whom first, as far as this one has heard."""
+        return self._ledger.lost
 
     def give_up(self, rank: int) -> None:
         """Go on without `rank`.
@@ -69,11 +76,12 @@ class Roll:
                 if self.engine != "threads":
                     text = f"rank {rank} is lost, and engine '{self.engine}' has no store through which the others"
                     raise PeerLost(f"{self.where}: {text} could agree to go on", rank=self.rank, peer=rank)
-                self._note([*self.lost, rank])
+                self._note([(rank, self.rank, time.time())])
                 return
             store, known = self._store, self._read()
             while rank not in self.lost:
-                known = self._ask(store.compare_set, _LOST, known, json.dumps([*self.lost, rank]))
+                words = [*json.loads(known), (rank, self.rank, time.time())]
+                known = self._ask(store.compare_set, _LOST, known, json.dumps(words))
                 self._note(json.loads(known))
 
     def look(self, every_s: float = LOOK_S) -> None:
@@ -93,10 +101,6 @@ class Roll:
         store = self._store
         return store is not None and bool(self._ask(store.check, [what]))
 
-    def left(self) -> list[int]:
-        """The ranks that were not given up."""
-        return [rank for rank in range(self.world_size) if rank not in self.lost]
-
     def _read(self) -> bytes:
         store = self._store
         assert store is not None
@@ -104,12 +108,12 @@ class Roll:
         self._note(json.loads(known))
         return known
 
-    def _note(self, lost: list[int]) -> None:
-        for rank in lost:
-            if rank not in self.lost:
-                self.lost.append(rank)
-                if rank != self.rank:
-                    warn_of_loss(self.where, rank)
+    def _note(self, words: Iterable[tuple[int, int, float]]) -> None:
+        """Hear (who was given up, by whom, when)."""
+        for rank, by, since in words:
+            news = self._ledger.note(LostPeer(rank, by, "was given up", since))
+            if news and rank != self.rank:
+                warn_of_loss(self.where, rank)
         if self.rank in self.lost:
             text = "this rank was stopped or cut off for so long that the others gave it up and went on without it"
             raise PeerLost(f"{self.where}: {text}", rank=self.rank, peer=self.rank)
@@ -124,7 +128,7 @@ class Roll:
             except BaseException as error:
                 answer.set_exception(error)
 
-        threading.Thread(target=task, name="laconic-roll", daemon=True).start()
+        threading.Thread(target=task, name="laconic-losses", daemon=True).start()
         try:
             return answer.result(ANSWER_S)
         except (RuntimeError, TimeoutError) as error:

@@ -19,6 +19,7 @@ from laconic.consistency.elastic.vectors import Exact, Occasion, Offer, collect
 from laconic.consistency.worker_mesh import open_mesh, receive, wait
 from laconic.errors import PayloadError, PeerLost
 from laconic.transports.frame import Frame
+from laconic.transports.liveness import LossLedger, LostPeer
 
 
 class BackupAgreement(OwnWeights):
@@ -50,7 +51,7 @@ class BackupAgreement(OwnWeights):
         self._view = 0  # states loaded so far: what was sent before the last is of a training that was given up
         self._finished: set[int] = set()
         self._done = False
-        self._lost: list[int] = []  # known to rank 0 only
+        self.liveness = self._losses = LossLedger(range(self.world.world_size))  # known to rank 0 only
         self._mesh = open_mesh(self.world)
         self.resources.callback(self._mesh.close)
 
@@ -64,17 +65,13 @@ class BackupAgreement(OwnWeights):
             self.weights.set_gradients(mean)
         self.settle(staleness=0)
 
-    @property
-    def lost_ranks(self) -> list[int]:
-        return list(self._lost)
-
     def sent_nbytes(self) -> int:
         return self._mesh.counters.total_sent_nbytes
 
     def _collect(self) -> Tensor:
         """Rank 0's part: the mean of the first gradients, sent to all."""
-        for rank in set(range(1, self.world.world_size)).difference(self._mesh.peers, self._lost):
-            self._lost.append(rank)
+        for rank in set(self._losses.here).difference(self._mesh.peers, [0]):
+            self._losses.note(LostPeer(rank, 0, "its connection broke"))
             warn_of_loss(f"[rank 0/{self.world.world_size}] sync, step {self.step}", rank)
         self._drain()  # whatever has come by now counts
         ranks = range(self.world.world_size)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from laconic.consistency.agreed_losses import Roll
+from laconic.consistency.agreed_losses import AgreedLosses
 from laconic.consistency.servers.messages import ServerKind, ServerMessage
 from laconic.consistency.worker_mesh import wait
 from laconic.transports.frame import NOTHING
@@ -36,11 +36,11 @@ class Closing:
     def __init__(
         self,
         mesh: ZmqTransport,
-        roll: Roll,
+        losses: AgreedLosses,
         send: Callable[[int, ServerMessage], None],
         merge: Callable[[list[Tensor]], Tensor],
     ) -> None:
-        self._mesh, self._roll, self._send, self._merge = mesh, roll, send, merge
+        self._mesh, self._losses, self._send, self._merge = mesh, losses, send, merge
         self._number = 0  # of this agreement
         self._ready: dict[int, set[int]] = {}  # who is ready, by number
         self._gone_since: dict[int, float] = {}
@@ -64,7 +64,7 @@ class Closing:
         self._begin()
         self._number += 1
         self._tell(ServerKind.FINISH)
-        self.take(ServerMessage(ServerKind.FINISH, 0, self._roll.rank, self._number))
+        self.take(ServerMessage(ServerKind.FINISH, 0, self._losses.rank, self._number))
 
         def look(timeout_s: float) -> bool:
             came = take_in(timeout_s)
@@ -84,39 +84,39 @@ class Closing:
             self._ready.setdefault(message.sequence, set()).add(message.worker)
         elif message.sequence != self._number:
             return
-        elif message.kind == ServerKind.PULL and message.version == self._roll.rank:
+        elif message.kind == ServerKind.PULL and message.version == self._losses.rank:
             self._rows[message.worker] = message.payload
-        elif message.kind == ServerKind.STORED and message.version == self._roll.rank:
+        elif message.kind == ServerKind.STORED and message.version == self._losses.rank:
             self._stored.add(message.worker)
         elif message.kind == ServerKind.REPLY and message.version == self._root:
             self._mean = message.payload
-            self._send(self._root, ServerMessage(ServerKind.STORED, 0, self._roll.rank, self._number, self._root))
+            self._send(self._root, ServerMessage(ServerKind.STORED, 0, self._losses.rank, self._number, self._root))
         elif message.kind == ServerKind.COMMIT and message.version == self._root:
             self._committed = True
 
     def drop_gone(self, awaited: set[int]) -> None:
         """Give up those of `awaited` who are gone, once all they sent has had the time to come."""
-        self._roll.look()
-        now, live = time.monotonic(), {self._roll.rank, *self._mesh.peers}
+        self._losses.look()
+        now, live = time.monotonic(), {self._losses.rank, *self._mesh.peers}
         for rank in sorted(awaited - live):
             if now - self._gone_since.setdefault(rank, now) > GRACE_S:
-                self._roll.give_up(rank)
+                self._losses.give_up(rank)
 
     def _unready(self) -> set[int]:
-        return set(self._roll.left()) - self._ready.get(self._number, set())
+        return set(self._losses.here) - self._ready.get(self._number, set())
 
     def _awaited(self) -> set[int]:
         """Whose message is waited for."""
         if unready := self._unready():
             return unready
-        if self._root != self._roll.rank:
+        if self._root != self._losses.rank:
             return set() if self._root is None else {self._root}
-        return set(self._roll.left()) - (set(self._rows) if self._mean is None else self._stored)
+        return set(self._losses.here) - (set(self._rows) if self._mean is None else self._stored)
 
     def _is_agreed(self) -> bool:
-        left, me = self._roll.left(), self._roll.rank
+        left, me = self._losses.here, self._losses.rank
         if self._root != left[0]:
-            if self._mean is not None and self._roll.is_committed(f"{self._number}/{self._root}"):
+            if self._mean is not None and self._losses.is_committed(f"{self._number}/{self._root}"):
                 return True
             self._root, self._mean = left[0], None
             if self._root == me:
@@ -133,18 +133,18 @@ class Closing:
             self._tell(ServerKind.REPLY, self._mean)
         if self._mean is None or not others.issubset(self._stored):
             return False
-        self._roll.commit(f"{self._number}/{me}")
+        self._losses.commit(f"{self._number}/{me}")
         self._tell(ServerKind.COMMIT)
         return True
 
     def _tell(self, kind: ServerKind, payload: Tensor = NOTHING) -> None:
-        message = ServerMessage(kind, 0, self._roll.rank, self._number, self._root or 0, payload=payload)
-        for rank in self._roll.left():
-            if rank != self._roll.rank:
+        message = ServerMessage(kind, 0, self._losses.rank, self._number, self._root or 0, payload=payload)
+        for rank in self._losses.here:
+            if rank != self._losses.rank:
                 self._send(rank, message)
 
     def _late(self) -> tuple[int | None, str]:
         awaited = sorted(self._awaited())
         names = ", ".join(map(str, awaited))
         text = f"nothing came in {self._mesh.timeout_s:g} s at the end of training; waiting for rank {names}"
-        return (awaited[0] if awaited else None), f"{self._roll.where}: {text}"
+        return (awaited[0] if awaited else None), f"{self._losses.where}: {text}"

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from laconic.codecs.compose import spelled_out
 from laconic.errors import BadInput
+from laconic.transports.liveness import Liveness
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,7 @@ class Job(ABC):
         records: what the last steps sent, and where their time went: a BucketRecord for each bucket, or a StepRecord
             for each step where workers agree in `step()`.
         own_weights: this worker's model may differ from the others' between two agreements.
+        liveness: who takes part and who is lost, where the training goes on without a worker; else None.
 
     >>> import torch, laconic
     >>> model = torch.nn.Linear(8, 2)
@@ -193,6 +195,7 @@ class Job(ABC):
     """
 
     own_weights: bool = False
+    liveness: Liveness | None = None
     records: Sequence[BucketRecord] | Sequence[StepRecord]
 
     @abstractmethod
@@ -220,7 +223,7 @@ class Job(ABC):
     @property
     def lost_ranks(self) -> list[int]:
         """Ranks that were lost before they had finished, and without which this one went on; in the order noticed."""
-        return []
+        return [] if self.liveness is None else list(self.liveness.lost)
 
     def explain(self) -> str:
         """What was chosen, what is sent, where the time goes and who was lost, as text."""

@@ -13,13 +13,15 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
 import torch.distributed as dist
+
+from laconic.transports.liveness import LossLedger, LostPeer
 
 BEAT_S = 0.25
 # A living rank beats several times in this span even when ranks outnumber cores; a stopped one does not.
@@ -46,7 +48,7 @@ class Notice:
 
 
 class Board:
-    """This rank's notice, kept fresh, and everyone's notices, on demand.
+    """This rank's notice, kept fresh, and everyone's notices, on demand; Liveness by what was read so far.
 
     Args:
         doing: called on the beating thread; returns (sequence, signature) of the present call.
@@ -65,6 +67,7 @@ class Board:
         self._gone = False
         self._left = ""
         self._blames = -1
+        self._ledger = LossLedger(range(world_size))
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._beat, name=f"laconic-beat-{rank}", daemon=True)
         self._thread.start()
@@ -130,9 +133,26 @@ class Board:
         """Write this rank's notice now. Raises StoreGone."""
         self._ask(self._write)
 
+    @property
+    def here(self) -> list[int]:
+        """The ranks that have neither left nor been missed."""
+        return self._ledger.here
+
+    @property
+    def lost(self) -> Mapping[int, LostPeer]:
+        """The ranks that have left, that one who left blames, or that were silent for too long."""
+        return self._ledger.lost
+
     def notices(self) -> dict[int, Notice]:
-        """Everyone's last notice. Raises StoreGone."""
-        return self._ask(self._read)
+        """Everyone's last notice; who has left, and whom they blame, is lost from then on. Raises StoreGone."""
+        found = self._ask(self._read)
+        gone = {rank: f"has left: {notice.left}" for rank, notice in found.items() if notice.left}
+        for rank in gone:
+            if (blamed := found[rank].blames) not in (-1, self.rank):
+                self._ledger.note(LostPeer(blamed, rank, gone.get(blamed, "was lost, as another rank found")))
+        for rank, why in gone.items():
+            self._ledger.note(LostPeer(rank, rank, why))
+        return found
 
     def leave(self, why: str, blames: int = -1) -> None:
         """Say that this rank leaves, why, and which rank it holds responsible (−1: none)."""
@@ -150,6 +170,8 @@ class Board:
         quiet = self._quiet_since(before, since)
         if len(quiet) > 1:
             quiet &= self._quiet_since(self.notices(), time.monotonic())
+        for rank in sorted(quiet):
+            self._ledger.note(LostPeer(rank, self.rank, "was lost: it has died, stopped or been cut off"))
         return quiet
 
     def _quiet_since(self, before: dict[int, Notice], since: float) -> set[int]:

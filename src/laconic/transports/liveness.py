@@ -70,6 +70,7 @@ class LossLedger:
         >>> ledger.here, ledger.lost[5].by
         ([4, 6], 4)
         """
-        news = loss.peer not in self._lost
-        self._lost.setdefault(loss.peer, loss)
-        return news
+        if loss.peer in self._lost:
+            return False
+        self._lost = {**self._lost, loss.peer: loss}  # a new one: other threads may be reading
+        return True

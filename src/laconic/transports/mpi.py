@@ -23,7 +23,7 @@ from torch import Tensor
 
 from laconic.errors import BadInput, CollectiveTimeout, Mismatch, MissingExtra, PeerLost, TransportError
 from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Call, Incoming, Outgoing, Posted, Transport
-from laconic.transports.mpi_notices import Notices, own_card, stopped
+from laconic.transports.mpi_notices import Notices, own_card
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -84,14 +84,13 @@ class MpiTransport(Transport):
         self._claims: dict[int, tuple[int, str]] = {}  # what a peer says call n is, before we have come to it
         self._round: _MpiRound | None = None
         self._abandoned: list[Any] = []  # MPI may still touch these buffers after a failure: kept alive
-        self._notices = Notices(self.mpi)
-        self._cards: list[tuple[int, int]] = []
+        self._notices = Notices(self.mpi, self.world_size)
         self.comm = self._duplicate(parent)
         self._notices.comm = self._duplicate(parent)
         cards = torch.zeros(self.world_size, 2, dtype=torch.int64)
         cards[self.rank] = torch.tensor(own_card())
         self._reduce(cards.view(-1), "INT64_T", "SUM")
-        self._cards = [(machine, pid) for machine, pid in cards.tolist()]
+        self._notices.cards = [(machine, pid) for machine, pid in cards.tolist()]
         self._tag_count = int(self.comm.Get_attr(self.mpi.TAG_UB) or 32767) + 1
 
     def enter(self, call: Call) -> Call:
@@ -210,11 +209,11 @@ class MpiTransport(Transport):
 
     def _timed_out(self, whom: str, peer: int | None, round: int | None) -> TransportError:
         text = f"nothing from or for {whom} in {self.timeout_s:g} s"
-        lost = stopped(self._cards)
+        lost = self._notices.find_stopped(self.rank)
         if not lost:
             return self.failure(CollectiveTimeout, text, peer, round)
         culprit = peer if peer in lost else lost[0]
-        return self.failure(PeerLost, f"{text}: peer {culprit} was lost: it is stopped", culprit, round)
+        return self.failure(PeerLost, f"{text}: peer {culprit} {self._notices.lost[culprit].why}", culprit, round)
 
     @property
     def signature(self) -> str:
@@ -227,8 +226,8 @@ class MpiTransport(Transport):
         if self.current is not None:
             self._notices.announce(self.current)
         # The peer's data may come after its word of leaving, so that only counts once we are stalled.
-        if peer in self._notices.left:
-            self.fail(self.failure(PeerLost, f"peer {peer} has left", peer, round))
+        if peer is not None and (loss := self._notices.lost.get(peer)) is not None:
+            self.fail(self.failure(PeerLost, f"peer {peer} {loss.why}", peer, round))
 
     def _listen(self, round: int | None) -> None:
         """Read what the others have said, and raise what follows from it."""
@@ -281,7 +280,7 @@ class MpiTransport(Transport):
         for source, notice in self._notices.arrived():
             if notice["kind"] == "failed" and self.broken is None:
                 self.broken = PeerLost(notice["text"], rank=self.rank, peer=source)
-        return len(self._notices.left) == self.world_size - 1 and self._notices.all_sent()
+        return self._notices.here == [self.rank] and self._notices.all_sent()
 
     def _give_up_round(self) -> None:
         if self._round is not None:

@@ -171,20 +171,18 @@ class TorchTransport(Transport):
         first = self.board.notices()
         if (mismatch := _mismatch(first, call)) is not None:
             return mismatch
+        culprit: int | None = None
         if silent := self.board.silent(first, begun):
-            lost = peer if peer in silent else min(silent)
-            return PeerLost, f"peer {lost} was lost: it has died, stopped or been cut off", lost
-        last = self.board.notices()
-        if (mismatch := _mismatch(last, call)) is not None:
+            culprit = peer if peer in silent else min(silent)
+        elif (mismatch := _mismatch(self.board.notices(), call)) is not None:
             return mismatch
-        left = {rank: notice for rank, notice in last.items() if notice.left}
-        blamed = next((notice.blames for notice in left.values() if notice.blames not in (-1, self.rank)), None)
-        if blamed is not None:
-            how = f"has left: {left[blamed].left}" if blamed in left else "was lost, as another rank found"
-            return PeerLost, f"peer {blamed} {how}", blamed
-        gone = next((rank for rank in left if rank != self.rank and peer in (None, rank)), None)
-        if gone is not None:
-            return PeerLost, f"peer {gone} has left: {left[gone].left}", gone
+        else:
+            others = [loss for loss in self.board.lost.values() if loss.peer != self.rank]
+            blamed = [loss.peer for loss in others if not loss.has_left]
+            left = [loss.peer for loss in others if loss.has_left and peer in (None, loss.peer)]
+            culprit = next(iter([*blamed, *left]), None)
+        if culprit is not None:
+            return PeerLost, f"peer {culprit} {self.board.lost[culprit].why}", culprit
         if "imed out" in str(error) or "timeout" in str(error).lower():
             text = f"nothing from or for peer {peer} in {self.timeout_s:g} s, though every rank is alive"
             return CollectiveTimeout, text, peer

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec
-from laconic.consistency.agreed_losses import Roll
+from laconic.consistency.agreed_losses import AgreedLosses
 from laconic.consistency.averaging import ModelMean, OwnWeights
 from laconic.consistency.base import Setup
 from laconic.consistency.closing import Closing
@@ -66,24 +66,19 @@ class PairsAgreement(OwnWeights):
         assert isinstance(setup.codec, str | Codec)  # a plan by steps has no meaning: workers are at different ones
         coder, world = flat_codec(setup.codec), setup.world
         super().__init__(setup)
-        self.roll = Roll(world, "gossip")
+        self.liveness = self.losses = AgreedLosses(world, "gossip")
         self.end = ModelMean(self.weights.values, setup.model)
         self.pairs: _Pairs | None = None
         if not self.alone:
             pull = 0.5 * (trust(coder) if gamma is None else gamma)
             draw = np.random.Generator(np.random.Philox(key=[seed, world.rank]))
             self.pairs = _Pairs(
-                open_mesh(world), self.roll, self.weights.values, coder, pull, PartnerChoice(friends, draw)
+                open_mesh(world), self.losses, self.weights.values, coder, pull, PartnerChoice(friends, draw)
             )
-            self._closing = Closing(self.pairs.mesh, self.roll, self.pairs.send_note, self.end.merge)
+            self._closing = Closing(self.pairs.mesh, self.losses, self.pairs.send_note, self.end.merge)
             self.pairs.closing = self._closing
             self.parts["edges"] = self.pairs
             self.resources.callback(self.pairs.close)
-
-    @property
-    def lost_ranks(self) -> list[int]:
-        """Ranks that died, stopped or left before they had finished, while this one went on."""
-        return list(self.roll.lost)
 
     def sent_nbytes(self) -> int:
         return super().sent_nbytes() + (self.pairs.sent_nbytes if self.pairs else 0)
@@ -143,9 +138,9 @@ class _Pairs:
     """The thread that asks and answers; between `stop` and `start` the caller may `serve` in its place."""
 
     def __init__(
-        self, mesh: ZmqTransport, roll: Roll, values: Tensor, coder: Codec, pull: float, choice: PartnerChoice
+        self, mesh: ZmqTransport, losses: AgreedLosses, values: Tensor, coder: Codec, pull: float, choice: PartnerChoice
     ) -> None:
-        self.mesh, self.roll, self.coder, self.pull, self.choice = mesh, roll, coder, pull, choice
+        self.mesh, self.losses, self.coder, self.pull, self.choice = mesh, losses, coder, pull, choice
         self.edges = Edges(values)
         self.closing: Closing | None = None
         self.wants = False  # the next acquaintance is to be asked
@@ -233,12 +228,12 @@ class _Pairs:
     def _look_around(self) -> None:
         """Go on without those who are gone."""
         live = {self.mesh.rank, *self.mesh.peers}
-        for rank in [] if self.ended else self.roll.left():
+        for rank in [] if self.ended else self.losses.here:
             if rank not in live:
-                self.roll.give_up(rank)
+                self.losses.give_up(rank)
         if self._asked is not None:
-            self.roll.look()
-            if self._asked[0] in self.roll.lost:
+            self.losses.look()
+            if self._asked[0] in self.losses.lost:
                 self._asked = None  # what it was told is lost with it
 
     def serve(self, timeout_s: float) -> bool:
@@ -253,7 +248,7 @@ class _Pairs:
         except PeerLost:  # all have left
             self._stop.wait(0.01)
             return False
-        if peer in self.roll.lost:
+        if peer in self.losses.lost:
             return True
         if isinstance(frame.kind, ServerKind):
             if self.closing is not None:
@@ -293,7 +288,7 @@ class _Pairs:
             self._asked, self.wants = None, True
 
     def _ask(self) -> None:
-        peer = self.choice.one(self.roll.left(), self.mesh.peers)
+        peer = self.choice.one(self.losses.here, self.mesh.peers)
         if peer is not None:
             with self._lock:
                 message, mine = self._tell(peer)

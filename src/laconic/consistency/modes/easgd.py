@@ -103,7 +103,9 @@ class EasgdAgreement(Averaging):
         self.alpha = mode.beta / setup.world.world_size if mode.alpha is None else mode.alpha
         if mode.asynchronous and not self.alone:
             buffers = Buffers(setup.model)
-            self.centre: _Meeting | Centre = Centre(setup.world, self.weights.values, setup.codec, self.alpha, buffers)
+            centre = Centre(setup.world, self.weights.values, setup.codec, self.alpha, buffers)
+            self.centre: _Meeting | Centre = centre
+            self.liveness = centre.served.losses
         else:
             self.centre = _Meeting(self.averager, self.weights.values, mode.beta)
         self.parts["centre"] = self.centre
@@ -152,11 +154,6 @@ class EasgdAgreement(Averaging):
             if isinstance(self.centre, _Meeting):
                 average_buffers(self.model, self.world)
         self.settle_finish()
-
-    @property
-    def lost_ranks(self) -> list[int]:
-        """Ranks that were lost while this one went on; none where all must meet."""
-        return [] if isinstance(self.centre, _Meeting) else list(self.centre.served.roll.lost)
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import codec as codec_of
-from laconic.consistency.agreed_losses import Roll
+from laconic.consistency.agreed_losses import AgreedLosses
 from laconic.consistency.averaging import ModelMean, OwnWeights
 from laconic.consistency.base import Mode, Setup, check_whole, register
 from laconic.consistency.closing import Closing
@@ -117,12 +117,12 @@ class StalePeersAgreement(OwnWeights):
         self.clock = 0
         self.clocks = Clocks(range(world.world_size), bound)
         self.coder = Coder(setup.codec, world)
-        self.roll = Roll(world, "stale")
+        self.liveness = self.losses = AgreedLosses(world, "stale")
         self.end = ModelMean(self.weights.values, setup.model)
         self._mesh: ZmqTransport | None = None
         if not self.alone:
             self._mesh = open_mesh(world)
-            self._closing = Closing(self._mesh, self.roll, self._send, self.end.merge)
+            self._closing = Closing(self._mesh, self.losses, self._send, self.end.merge)
             self.parts["residuals"] = self.coder.residuals
             self.resources.callback(self._mesh.close)
         self._arrived: dict[int, Tensor] = {}  # by worker: the sum of gradients not yet applied
@@ -187,7 +187,7 @@ class StalePeersAgreement(OwnWeights):
         peer, message = came[0], unpack(came[1])
         if message.worker != peer:
             raise PayloadError(f"rank {peer} speaks for rank {message.worker}")
-        if peer not in self.roll.lost:
+        if peer not in self.losses.lost:
             self._file(message)
         return True
 
@@ -210,15 +210,10 @@ class StalePeersAgreement(OwnWeights):
                 self.clocks.pause(worker)
             self._closing.take(message)
 
-    @property
-    def lost_ranks(self) -> list[int]:
-        """Ranks that died, stopped or left before they had finished, while this one went on."""
-        return list(self.roll.lost)
-
     def _look_around(self) -> None:
         """Go on without those who are gone; those who have finished may go."""
         self._closing.drop_gone({worker for worker in self.clocks.clocks if not self.clocks.is_away(worker)})
-        for worker in self.roll.lost:
+        for worker in self.losses.lost:
             self.clocks.leave(worker)
 
     def _wait(self, done: Callable[[], bool]) -> None:
@@ -259,7 +254,7 @@ class StalePeersAgreement(OwnWeights):
 
     def _ended(self) -> Tensor:
         """All that was sent before has come; what comes from now on belongs to training that goes on."""
-        for worker in self.roll.lost:
+        for worker in self.losses.lost:
             self.clocks.leave(worker)
         for message in self._early:  # of one who took more steps: all go on from the fastest clock
             if message.clock > self.clocks.clocks.get(message.worker, message.clock):

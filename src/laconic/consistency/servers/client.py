@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from laconic.consistency.agreed_losses import Roll
+from laconic.consistency.agreed_losses import AgreedLosses
 from laconic.consistency.servers.messages import ServerKind, ServerMessage, unpack, weights_in
 from laconic.consistency.servers.shards import ShardLayout
 from laconic.consistency.worker_mesh import receive, wait
@@ -33,7 +33,7 @@ class Client:
     """One worker's requests to all servers.
 
     Args:
-        roll: who was given up.
+        losses: who was given up.
         values: the flat weights, which pulls overwrite.
         server_failure: what ended the server beside this worker, if anything did.
 
@@ -45,9 +45,14 @@ class Client:
     """
 
     def __init__(
-        self, mesh: ZmqTransport, roll: Roll, layout: ShardLayout, values: Tensor, server_failure: Callable[[], Any]
+        self,
+        mesh: ZmqTransport,
+        losses: AgreedLosses,
+        layout: ShardLayout,
+        values: Tensor,
+        server_failure: Callable[[], Any],
     ) -> None:
-        self.mesh, self.roll, self.layout, self.values = mesh, roll, layout, values
+        self.mesh, self.losses, self.layout, self.values = mesh, losses, layout, values
         self.buffers = NOTHING
         self.edges = layout.edges
         self._server_failure = server_failure
@@ -77,7 +82,7 @@ class Client:
     @property
     def trainers(self) -> int:
         """How many workers train, those that were given up left out."""
-        return len(set(self.layout.trainers) - set(self.roll.lost))
+        return len(set(self.layout.trainers) - set(self.losses.lost))
 
     def push(
         self,
@@ -118,7 +123,7 @@ class Client:
         for member in self.mesh.peers:
             with contextlib.suppress(PeerLost):
                 self.mesh.send_to(member, note)
-        self.roll.look(0.0)
+        self.losses.look(0.0)
         if self.trainers == 0:
             names = ", ".join(map(str, self.layout.trainers))
             text = f"all workers (rank {names}) were lost before they had finished: the model is not trained to the end"
@@ -200,10 +205,10 @@ class Client:
 
     def _look_at_routes(self) -> None:
         """Turn to the next holder of a shard whose server is lost, and ask again where that is due."""
-        self.roll.look()
+        self.losses.look()
         if (failure := self._server_failure()) is not None:
             raise failure
-        lost = self.roll.lost
+        lost = self.losses.lost
         live, now = [member for member in self.mesh.peers if self._homes[member] not in lost], time.monotonic()
         for shard, asked in enumerate(self._unanswered):
             if not asked:
@@ -213,7 +218,7 @@ class Client:
                 holder = self._next_holder(shard, live)
                 if holder is None:
                     continue
-                self.roll.give_up(self._homes[self._route[shard]])
+                self.losses.give_up(self._homes[self._route[shard]])
                 rank = self._homes[holder]
                 LOGGER.warning("%s: shard %d is served by rank %d from now on", self._where(), shard, rank)
                 self._route[shard], again = holder, True
@@ -235,9 +240,9 @@ class Client:
         rank = self._homes[self._route[shard]]
         cure = "" if self.layout.replicas else "; with replicas=1, where the mode has it, the others would go on"
         text = f"rank {rank}, which serves shard {shard} of {len(self.edges)}, is lost{cure}"
-        if self.layout.replicas and self.roll.lost:
-            text = f"shard {shard} of {len(self.edges)} was lost with ranks {', '.join(map(str, self.roll.lost))}"
+        if self.layout.replicas and self.losses.lost:
+            text = f"shard {shard} of {len(self.edges)} was lost with ranks {', '.join(map(str, self.losses.lost))}"
         return PeerLost(f"{self._where()}: {text}", rank=self.mesh.rank, peer=rank)
 
     def _where(self) -> str:
-        return self.roll.where
+        return self.losses.where

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from laconic.consistency.agreed_losses import Roll
+from laconic.consistency.agreed_losses import AgreedLosses
 from laconic.consistency.averaging import Buffers, OwnWeights
 from laconic.consistency.base import Setup
 from laconic.consistency.servers.client import Client
@@ -45,7 +45,7 @@ class Served:
     """
 
     def __init__(self, world: World, layout: ShardLayout, values: Tensor, serving: Serving, coder: Coder) -> None:
-        self.layout, self.coder, self.roll = layout, coder, Roll(world, serving.mode)
+        self.layout, self.coder, self.losses = layout, coder, AgreedLosses(world, serving.mode)
         shards: dict[int, dict[int, WeightShard]] = {}
         for member in range(world.world_size, len(layout.homes)):
             if layout.homes[member] == world.rank:
@@ -56,8 +56,8 @@ class Served:
         members = open_members(world, layout.homes, layout.linked)
         self.server: Server | None = None
         for member, held in shards.items():
-            self.server = Server(members[member], self.roll, layout, held, serving)
-        self.client = Client(members[world.rank], self.roll, layout, values, self._server_failure)
+            self.server = Server(members[member], self.losses, layout, held, serving)
+        self.client = Client(members[world.rank], self.losses, layout, values, self._server_failure)
         self._end = weakref.finalize(self, _end, self.server, self.client.mesh)
 
     @property
@@ -77,7 +77,7 @@ class Served:
 
     def finish(self, buffers: Buffers) -> int:
         """Wait for all workers, see `Client.finish`; the model's buffers are then the same on all."""
-        trains = self.roll.rank in self.layout.trainers
+        trains = self.losses.rank in self.layout.trainers
         clock = self.client.finish(buffers.pack() if trains else NOTHING)
         if self.client.buffers.numel():
             buffers.load(self.client.buffers)
@@ -150,6 +150,7 @@ class ServedAgreement(OwnWeights):
                 merge=Buffers(self.model).mean,
             )
             self.served = Served(self.world, layout, values, own, coder)
+            self.liveness = self.served.losses
             self.resources.callback(self.served.close)
 
     def before_step(self) -> None:
@@ -173,11 +174,6 @@ class ServedAgreement(OwnWeights):
     def after_step(self) -> None:
         self.show_gradients()
         self.settle(self.staleness)
-
-    @property
-    def lost_ranks(self) -> list[int]:
-        """Ranks that died, stopped or left before they had finished, while this one went on."""
-        return [] if self.served is None else list(self.served.roll.lost)
 
     def sent_nbytes(self) -> int:
         return 0 if self.served is None else self.served.sent_nbytes

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from laconic.consistency.agreed_losses import Roll
+from laconic.consistency.agreed_losses import AgreedLosses
 from laconic.consistency.servers.messages import ServerMessage, unpack
 from laconic.consistency.servers.requests import RequestHandler, Serving
 from laconic.consistency.servers.shards import ShardLayout, WeightShard
@@ -30,7 +30,7 @@ class Server:
     """One server of the mesh, whose member `mesh` it closes.
 
     Args:
-        roll: who was given up, as the worker beside it knows too.
+        losses: who was given up, as the worker beside it knows too.
         shards: those it holds, by number.
 
     Attributes:
@@ -39,9 +39,14 @@ class Server:
     """
 
     def __init__(
-        self, mesh: ZmqTransport, roll: Roll, layout: ShardLayout, shards: dict[int, WeightShard], serving: Serving
+        self,
+        mesh: ZmqTransport,
+        losses: AgreedLosses,
+        layout: ShardLayout,
+        shards: dict[int, WeightShard],
+        serving: Serving,
     ) -> None:
-        self.mesh, self.roll, self.shards = mesh, roll, shards
+        self.mesh, self.losses, self.shards = mesh, losses, shards
         self.failure: Exception | None = None
         self.sent_nbytes = 0
         self.lock = threading.Lock()
@@ -50,7 +55,7 @@ class Server:
         self._stopped_at = 0.0
         self._threads = torch.get_num_threads()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"laconic-server-{roll.rank}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"laconic-server-{losses.rank}", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -110,17 +115,17 @@ class Server:
         """Go on without those who are gone, once all agree that they are; who has finished may go."""
         handler = self._handler
         if handler.held:
-            self.roll.look()
+            self.losses.look()
         gone = handler.live - set(self.mesh.peers)
         if gone:
-            self.roll.look(0.0)
+            self.losses.look(0.0)
         for member in sorted(handler.live):
-            if self._homes[member] in self.roll.lost:
+            if self._homes[member] in self.losses.lost:
                 handler.leave(member)
         for member in sorted(gone & handler.live):
             rank = self._homes[member]
-            if not self._stop.is_set() and rank != self.roll.rank and not handler.is_idle(rank):
-                self.roll.give_up(rank)
+            if not self._stop.is_set() and rank != self.losses.rank and not handler.is_idle(rank):
+                self.losses.give_up(rank)
             handler.leave(member)
 
     def _send(self, member: int, message: ServerMessage) -> None:
@@ -128,5 +133,5 @@ class Server:
             self.mesh.send_to(member, message.frame)
         except PeerLost:
             return  # noticed by `_look_around`
-        if self._homes[member] != self.roll.rank:
+        if self._homes[member] != self.losses.rank:
             self.sent_nbytes += message.payload.nbytes
