@@ -6,11 +6,13 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from laconic.codecs.compose import spelled_out
 from laconic.errors import BadInput
-from laconic.transports.liveness import Liveness
+
+if TYPE_CHECKING:
+    from laconic.transports.liveness import Liveness
 
 
 @dataclass(frozen=True)
