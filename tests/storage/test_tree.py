@@ -169,3 +169,18 @@ def test_tensors_lie_at_multiples_of_eight_and_a_file_names_itself(tmp_path: Pat
     assert read_file(tmp_path / "kept") == {"a": 1}
     with pytest.raises(PayloadError, match=r"nothing cannot be read: No such file"):
         read_file(tmp_path / "nothing")
+
+
+def test_a_tensor_that_lies_on_several_ranks_is_refused_in_a_sentence() -> None:
+    """As the weights of fully_shard do; torch's own error came when the file was half written."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        sharded = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (1,)))
+        with pytest.raises(BadInput, match="cannot hold a DTensor, which lies on several ranks"):
+            dumps({"weights": sharded})
+    finally:
+        dist.destroy_process_group()

@@ -157,6 +157,9 @@ def _plain(value: Any, tensors: list[Tensor]) -> Any:
             raise BadInput(f"saved state cannot hold a tensor of {value.dtype}")
         if value.layout != torch.strided or value.is_meta:
             raise BadInput("saved state cannot hold a sparse tensor, nor one without values")
+        if hasattr(value, "to_local"):
+            text = "save what to_local() gives, or the whole by torch.distributed.checkpoint"
+            raise BadInput(f"saved state cannot hold a {type(value).__name__}, which lies on several ranks: {text}")
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
     if isinstance(value, dict):
