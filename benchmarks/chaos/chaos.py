@@ -5,7 +5,8 @@
 
 The time is divided evenly among the kinds of fault: the next scenario is of the kind that has had least. Their order is
 a function of the seed, so a failure is played again with its `--faults` and `--number`. With `--resume` a run goes on
-where the one before it, with the same seed, has written its output: what was played is not played again, and counts.
+where the one before it, with the same seed, has written its output: what was played is not played again, and counts;
+what failed is, and stays in the record under "again".
 """
 
 from __future__ import annotations
@@ -46,14 +47,16 @@ class Chaos:
         self.faults = [fault for fault in faults if fault.name not in self.absent]
         self.spent = {fault.name: 0.0 for fault in self.faults}
         self._before: set[Scenario] = set()
+        self.again: list[str] = []
         self._lock = threading.Lock()
         self._orders = {f.name: scenarios(f, options.seed) for f in self.faults}
         self._heads = {name: next(order) for name, order in self._orders.items()}
         self._ends, self._over = ends, False
 
     def resume(self, results: Sequence[table.Result]) -> None:
-        """Take over what was played before, but for what was skipped since the time was up."""
-        self.results += [each for each in results if each.verdict.why != LATE]
+        """Take over what was played before; what failed, or was not over when the time was up, is played again."""
+        self.results += [each for each in results if each.verdict.column not in FAILURES and each.verdict.why != LATE]
+        self.again = [f"{each.verdict.column}: {each.scenario}: {each.verdict.why}" for each in table.failures(results)]
         self._before = {each.scenario for each in self.results}
         for each in self.results:
             if each.scenario.fault in self.spent:
@@ -173,6 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.resume and options.output is not None and options.output.exists():
         record = json.loads(options.output.read_text())
         chaos.resume([table.read(row) for row in record["scenarios"]])
+        chaos.again = [*record.get("again", ()), *chaos.again]
         before_s = record["seconds"]
     try:
         chaos.run()
@@ -185,6 +189,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         setting = {"minutes": options.minutes, "seed": options.seed, "lanes": options.lanes}
         spent = {"seconds": round(before_s + time.monotonic() - begun, 1), "load_average": os.getloadavg()}
         found = table.as_json(chaos.results, chaos.absent)
-        whole = {"environment": environment(), "setting": setting, **spent, **found}
+        whole = {"environment": environment(), "setting": setting, **spent, "again": chaos.again, **found}
         options.output.write_text(json.dumps(whole, indent=1) + "\n")
     return 0 if table.is_well(chaos.results, chaos.absent, [fault.name for fault in chosen]) else 1

@@ -25,7 +25,7 @@ from laconic.lab.clusters.cluster import Cluster
 from laconic.transports.launcher import LocalJob
 from laconic.transports.mpi_launcher import find_mpiexec
 
-START_S = 60.0  # until the first step: ranks import torch, and other work may keep the cores busy
+START_S = 120.0  # until the first step: ranks import torch, and other work may keep the cores busy
 ROOT = Path(__file__).parents[2]
 
 

@@ -65,14 +65,20 @@ def of_loss(scenario: Scenario, victims: Collection[int], victim: str = EITHER) 
         return Promise(EITHER if goes_on else END, victim, None, engine == "mpi", alike=alike, foreign=foreign)
     ending = phase in ("finish", "close")
     others = EITHER if ending else GO_ON if goes_on else END
-    names = None if goes_on or ending or foreign else frozenset(victims)
+    silent = engine == "threads" and scenario.fault == "stop"  # a thread has no heartbeat that could be missed
+    names = None if goes_on or ending or foreign or silent else frozenset(victims)
     return Promise(others, victim, names, engine == "mpi", alike=alike, foreign=foreign)
 
 
-def of_pause(scenario: Scenario, digests: Mapping[int, int | None] | None) -> Promise:
-    """When a rank is held up for much less than the time-out, or nothing of the job itself is touched."""
+def of_pause(scenario: Scenario, digests: Mapping[int, int | None], *, resumed: bool = False) -> Promise:
+    """When a rank is held up for much less than the time-out, or nothing of the job itself is touched.
+
+    Args:
+        resumed: the job has gone on from a checkpoint.
+    """
     door = DOORS[scenario.door]
-    same = digests if door.repeatable(scenario.case) else None
+    repeats = door.resumes(scenario.case, scenario.codec) if resumed else door.repeatable(scenario.case)
+    same = digests if repeats else None
     return Promise(GO_ON, GO_ON, digests=same, alike=door.alike(scenario.case))
 
 

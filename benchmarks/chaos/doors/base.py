@@ -51,6 +51,10 @@ class Door:
         """Whether all ranks end with the same weights; without, each has a part of its own."""
         return True
 
+    def resumes(self, case: str, codec: str) -> bool:
+        """Whether a training that goes on from a checkpoint ends with the bits of one that was never stopped."""
+        return self.repeatable(case)
+
     def foreign(self, case: str) -> bool:
         """Whether torch exchanges something in every step by itself, whose errors are torch's."""
         return False

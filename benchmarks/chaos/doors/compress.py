@@ -31,6 +31,9 @@ class Compress(Door):
     def foreign(self, case: str) -> bool:
         return case == "fsdp"  # the weights are gathered by torch
 
+    def saves(self, case: str) -> bool:
+        return case == "ddp"  # a sharded model's checkpoints are torch's
+
     def run(self, task: Task, world: World | None, notes: Notes) -> Iterable[Tensor]:
         assert world is not None
         store = world.new_store("ddp")

@@ -30,6 +30,9 @@ class _Parted(Door):
         kinds = [codecs.get(name) for name in codecs.names()]
         return ["none", *(kind.name for kind in kinds if kind.kind == "quantiser" and kind.fixed_size is True)]
 
+    def resumes(self, case: str, codec: str) -> bool:
+        return not codecs.codec(codec).stochastic  # how often a cut has drawn at random is in no checkpoint
+
     def alike(self, case: str) -> bool:
         return False
 

@@ -52,7 +52,7 @@ class Damage:
     def _checkpoints(self, scenario: Scenario, stage: Stage, change: Spoil, every: bool) -> Verdict:
         """All ranks are killed; with their newest files damaged they go on from older ones, with all of them not."""
         stage.needs_checkpoints(scenario)
-        promise = of_pause(scenario, stage.clean(scenario))
+        promise = of_pause(scenario, stage.clean(scenario), resumed=True)
         task, chance = stage.task(scenario), scenario.chance
         folder = Path(task.folder, "saved")
         task = replace(task, checkpoints=str(folder), pace_s=0.01)

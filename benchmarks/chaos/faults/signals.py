@@ -123,7 +123,7 @@ class Pause(_Signal):
 
 def goes_on(scenario: Scenario, stage: Stage, task: Task, least: int = 0) -> Verdict:
     """Whether a job goes on from what it has saved, and ends as it would have; from step `least` on, or before."""
-    promise = of_pause(scenario, stage.clean(scenario))
+    promise = of_pause(scenario, stage.clean(scenario), resumed=True)
     with stage.start(stage.again(task)) as running:
         verdict = judge(promise, running.endings(range(task.ranks), START_S))
         begun = max((each.get("begin", 0) for each in running.notes(0)), default=0)

@@ -129,6 +129,8 @@ class Stranger:
         return "" if Path("/proc/self/net/tcp").exists() else "ports are found in /proc, which this system has not"
 
     def play(self, scenario: Scenario, stage: Stage) -> Verdict:
+        if scenario.engine == "threads" and scenario.door != "distribute":
+            raise Skipped("threads listen on no port, unless their mode has servers or gossips")
         promise = of_pause(scenario, stage.clean(scenario))
         task, chance = stage.task(scenario, pace_s=0.05), scenario.chance
         with stage.start(task) as running, Held() as held:

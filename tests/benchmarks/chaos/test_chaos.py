@@ -229,6 +229,9 @@ def test_the_command_ends_with_1_where_a_zero_is_missing_and_goes_on_where_it_wa
     assert chaos.main([*words, "--number", "2"]) == 0
     assert chaos.main([*words, "--number", "2", "--resume"]) == 0
     assert played == [2]
-    assert chaos.main([*words, "--number", "3", "--resume"]) == 1
+    for _ in range(2):  # what failed is played again
+        assert chaos.main([*words, "--number", "3", "--resume"]) == 1
+    assert played == [2, 3, 3]
+    assert len(json.loads(output.read_text())["again"]) == 1
     assert "WRONG: planted in batch: " in capsys.readouterr().out
     assert table.markdown(json.loads(output.read_text()), "fault").endswith("| all | 2 | 1 | 0 | 0 | 1 |")
