@@ -10,6 +10,7 @@
     ├── CheckpointError (RuntimeError)    there are checkpoints, and none that all workers can go on from
     ├── StorageError (OSError)            a file cannot be written (a full disk) or read; says what is still intact
     ├── NonFiniteError (ValueError)       NaN or infinity where a codec's policy is to refuse it
+    ├── DeviceMemoryError (MemoryError)   memory on or for a device cannot be had; nothing was sent
     ├── ScheduleError (ValueError)        a schedule is not a correct collective
     ├── ProfileError (ValueError)         a link profile cannot be read
     ├── StalenessError (RuntimeError)     a worker computed with weights older than its bound allows
@@ -119,6 +120,10 @@ class StorageError(LaconicError, OSError):
 
 class NonFiniteError(LaconicError, ValueError):
     """The input holds NaN or infinity and the codec's policy is to refuse it."""
+
+
+class DeviceMemoryError(LaconicError, MemoryError):
+    """Memory that an exchange needs on, or for, a device cannot be had; nothing was sent."""
 
 
 class ScheduleError(LaconicError, ValueError):

@@ -31,6 +31,7 @@ from laconic.exchange.matrices import Matrices, MatrixBucket
 from laconic.exchange.options import CodecChoice, Options
 from laconic.exchange.residuals import Residuals, SideBySide
 from laconic.exchange.sparse_choice import SPARSE
+from laconic.exchange.staging import Staging, let_wait
 from laconic.exchange.thread import depth_of, interleave
 from laconic.schedules.registry import build
 from laconic.transports.base import Pausing, Timings, Transport
@@ -226,6 +227,7 @@ class BucketExchange:
         self.options, self.choice, self.parameters, self.correction = options, choice, parameters, correction
         self.residuals = Residuals(options.feedback)
         self.matrices = Matrices()
+        self.staging = Staging()
         self.records: deque[BucketRecord] = deque()
         self.step = 0
         self._world = options.world
@@ -316,18 +318,23 @@ class BucketExchange:
 
         `starts`: after how many of its parameters' values each buffer begins; all at the first without it.
         """
-        jobs, last = [], len(buckets) - 1
+        jobs, all_given, last = [], [], len(buckets) - 1
         for index, (buffer, parameters) in enumerate(buckets):
             if self.choice.learns:
                 self.choice.note_ready(index, self.step)
             start = starts[index] if starts else 0
             given = Gradients(buffer, index, parameters, self.step, index == last, first=index == 0, start=start)
+            if not buffer.is_cpu:
+                self.staging.start(given)
             jobs.append(self.steps([given]))
+            all_given.append(given)
         try:
             interleave(jobs, depth_of(self.world.transport))
         except Exception as error:
             self.world.transport.abandon(f"{type(error).__name__}: {error}")
             raise
+        for given in (each for each in all_given if each.returned is not None):
+            let_wait(given.returned)
 
     def steps(self, held: list[Gradients]) -> Pausing[bool]:
         """Average buckets that travel together: + momentum, + residual, through the codec, mean, back into the buffers.
@@ -343,7 +350,7 @@ class BucketExchange:
         chosen = self.codec_at(first.index, first.step)
         buckets = [self._bucket(each, chosen) for each in held]
         plain = chosen.exact and options.algorithm in ("auto", "native") and self.correction is None
-        values = [_in_memory(each.buffer, plain) for each in held]
+        values = [self._in_memory(each, plain) for each in held]
         if self.correction is not None:
             for bucket, part in zip(buckets, values, strict=True):
                 self.correction.apply(bucket.info.entries, part, world.world_size)
@@ -352,11 +359,24 @@ class BucketExchange:
         timings, algorithm = yield from self._group_steps(buckets, values, route)
         for each, part in zip(held, values, strict=True):
             if part is not each.buffer:
-                each.buffer.copy_(part)
+                self._give_back(each, part)
                 plain = False
         numel = sum(part.numel() for part in values)
         self._ended(held, numel, str(chosen), algorithm, begun, timings)
         return plain and algorithm == "native"
+
+    def _in_memory(self, gradients: Gradients, native: bool) -> Tensor:
+        """The buffer itself, or its values in the processor's memory in float32, or float64 where no codec is used."""
+        buffer = gradients.buffer
+        dtype = torch.float64 if native and buffer.dtype == torch.float64 else torch.float32
+        return buffer.to(dtype) if buffer.is_cpu else self.staging.bring(gradients, dtype)
+
+    def _give_back(self, gradients: Gradients, means: Tensor) -> None:
+        """Put means that are elsewhere into the buffer."""
+        if gradients.buffer.is_cpu:
+            gradients.buffer.copy_(means)
+        else:
+            self.staging.give_back(gradients, means)
 
     def _group_steps(
         self, buckets: Sequence[AnyBucket], buffers: Sequence[Tensor], route: Route
@@ -381,7 +401,10 @@ class BucketExchange:
         if self.correction is not None:
             raise no_sparse_momentum(info.entries[0].name)
         sparse = self._sparse.setdefault(given.index, SparseGradient())
-        timings, algorithm = yield from sparse.steps(given.buffer, self.world.transport)
+        own = given.buffer if given.buffer.is_cpu else self.staging.bring_sparse(given)
+        timings, algorithm = yield from sparse.steps(own, self.world.transport)
+        if own is not given.buffer:
+            self.staging.give_back_sparse(given, own)
         self._ended([given], given.buffer.numel(), "none", algorithm, begun, timings)
         return False
 
@@ -461,12 +484,3 @@ def _suits(bucket: AnyBucket, chosen: Codec) -> bool:
 
 def no_sparse_momentum(name: str) -> BadInput:
     return BadInput(f"momentum is for dense gradients, and '{name}' has sparse ones: make the layer with sparse=False")
-
-
-def _in_memory(buffer: Tensor, native: bool) -> Tensor:
-    """The buffer itself, or a copy in the processor's memory in float32, which codecs take; float64 where none is used.
-
-    The one place on the road that says where gradients are: see ARCHITECTURE.md.
-    """
-    dtype = torch.float64 if native and buffer.dtype == torch.float64 else torch.float32
-    return buffer.to("cpu", dtype)

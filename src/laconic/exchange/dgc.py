@@ -39,6 +39,7 @@ from laconic.errors import BadInput
 from laconic.exchange.layout import Entry
 from laconic.exchange.residuals import Residual, Site, mode_for
 from laconic.kernels import njit
+from laconic.storage.tree import own_copy
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -155,7 +156,7 @@ class MomentumCorrection:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on with these velocities; parameters that are not named begin anew."""
-        self.velocities = {name: velocity.detach().clone().reshape(-1).float() for name, velocity in state.items()}
+        self.velocities = {name: own_copy(velocity).reshape(-1).float() for name, velocity in state.items()}
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.errors import BadInput
+from laconic.exchange.staging import mark
 from laconic.specs import check_kinds
 
 ALIGNED = 4096  # values: sections of a buffer begin at multiples, where blocks of codecs and vectors of kernels do too
@@ -144,7 +145,7 @@ class BucketInfo:
     numel: int
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Gradients:
     """A bucket's gradients on their way: the buffer, the bucket's number, whose they are, and of which step.
 
@@ -159,7 +160,14 @@ class Gradients:
     future: Any = None
     first: bool = False
     start: int = 0
-    made: float = field(default_factory=time.perf_counter)  # when the gradients were there
+    made: float = field(default_factory=time.perf_counter)  # when the gradients were there, or the stream was told
+    event: Any = None  # on a device: when they are there
+    pinned: Tensor | None = None  # where they are while they are exchanged, if not in the buffer
+    returned: Any = None  # on a device: when the means are there
+
+    def __post_init__(self) -> None:
+        if not self.buffer.is_cpu:
+            self.event = mark(self.buffer)
 
     @property
     def layout(self) -> tuple[int, tuple[int, ...]]:

@@ -30,7 +30,7 @@ from laconic.errors import BadInput, NonFiniteError
 from laconic.exchange.layout import cut_off, joined
 from laconic.exchange.ownership import OWNER, mean_by_name, owned
 from laconic.storage.form import check_named
-from laconic.storage.tree import map_tensors
+from laconic.storage.tree import map_tensors, own_copy
 
 Site = tuple[int, int, int]  # where something is encoded: round, start, stop
 Mode = Literal["off", "selection", "full"]
@@ -374,7 +374,7 @@ class Residuals:
         """Go on with what another left; vectors must be laid out anew, where they are `resumed` as they were there."""
         self._vectors.clear()
         self._codecs.clear()
-        self._waiting = {name: value.detach().clone().reshape(-1) for name, value in state.items()}
+        self._waiting = {name: own_copy(value).reshape(-1) for name, value in state.items()}
         self._resumed = set(self._waiting) if resumed else set()
 
     def forget(self) -> None:

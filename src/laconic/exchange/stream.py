@@ -24,6 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -35,8 +36,9 @@ from laconic.exchange.collectives import broadcast
 from laconic.exchange.former import FormerBuckets
 from laconic.exchange.layout import FlatBuffer, Gradients, equal_slices
 from laconic.exchange.order import Timeline, best_order
+from laconic.exchange.staging import let_wait, mark
 from laconic.exchange.thread import EXCHANGE_THREAD, ThreadShare
-from laconic.transports.base import Pausing
+from laconic.transports.base import Pause, Pausing
 
 REORDERED = (2, 5, 10, 20, 50)  # after so many steps, and then each 100, the order of sections is agreed on anew
 SEEN = 5  # steps whose times the order is chosen by
@@ -58,6 +60,8 @@ class Bucket:
         sent: some of it is under way, or has come.
         means: a future of each section, which holds nothing.
         ended: set when the futures of the sections that were sent are, well or not.
+        events: on a device, how far each stream has come that made one of its gradients in this step.
+        returned: on a device, when the means of its sections are there.
         ready_s: when its last gradient was made, from the start of backward.
         needed_s: when the next forward first needed its weights, from the start of that forward.
     """
@@ -72,6 +76,8 @@ class Bucket:
         numel, itemsize = sum(p.numel() for p in parameters), self.parameters[0].itemsize
         self.sections = equal_slices(numel, itemsize, section_nbytes)
         self.ready_s = self.needed_s = 0.0
+        self.events: dict[Any, Any] = {}
+        self.returned: list[Any] = []
         self.begin()
         self.forget()
 
@@ -89,6 +95,16 @@ class Bucket:
         self.sent = False
         self.means: list[Any] = [torch.futures.Future() for _ in self.sections]
         self.ended: list[threading.Event] = []
+
+    def note_stream(self) -> None:
+        """Remember the stream that has just made a gradient, and how far it has come; another may make the next."""
+        if not (first := self.parameters[0]).is_cpu and (event := mark(first)) is not None:
+            self.events[torch.accelerator.current_stream(first.device)] = event
+
+    def let_wait(self) -> None:
+        """Let the current stream wait for all that others have to do for this bucket."""
+        for event in (*self.events.values(), *self.returned):
+            let_wait(event)
 
 
 class GradientStream:
@@ -161,6 +177,7 @@ class GradientStream:
         """Backward has just made a gradient of this bucket."""
         self._begun = self._begun or now
         bucket.ready_s = now - self._begun
+        bucket.note_stream()
 
     def send_ready(self) -> None:
         """Send the buckets whose gradients are all there, as far as the order allows."""
@@ -175,17 +192,29 @@ class GradientStream:
         (bucket, place), last = self._sections[number], self._next == len(self.order)
         (start, stop), mean, ended = bucket.sections[place], bucket.means[place], threading.Event()
         if not bucket.sent:
+            bucket.let_wait()
+            bucket.events.clear()
+            bucket.returned.clear()
             self._fill(bucket)
             bucket.sent = True
-        mean.add_done_callback(lambda _: ended.set())
+        given = Gradients(
+            bucket.values[start:stop], number, bucket.parameters, self.step, last, mean, first, start
+        )
+
+        def came(_: Any) -> None:
+            if given.returned is not None:
+                bucket.returned.append(given.returned)
+            ended.set()
+
+        mean.add_done_callback(came)
         bucket.ended.append(ended)
-        values = bucket.values[start:stop]
-        self._submit(Gradients(values, number, bucket.parameters, self.step, last, mean, first, start))
+        self._submit(given)
 
     def submit(self, buffer: Tensor, index: int, parameters: Sequence[Tensor], *, last: bool) -> Any:
         """Start the exchange of one of DDP's buckets; returns a future of its buffer."""
-        future: Any = torch.futures.Future()
-        return self._submit(Gradients(buffer, index, parameters, self.exchange.step, last, future, index == 0))
+        given = Gradients(buffer, index, parameters, self.exchange.step, last, first=index == 0)
+        given.future = torch.futures.Future(devices=[] if given.event is None else [buffer.device])
+        return self._submit(given)
 
     def run(self, work: Callable[[], Pausing[T]]) -> T:
         """Run an exchange of the sink's own on the exchange thread, and wait for what it returns."""
@@ -319,8 +348,17 @@ class GradientStream:
     def _let_go(self) -> None:
         held, self._held = self._held, []
         self._shared = self._shared or len(held) > 1
-        done = self._started().submit(lambda: self._attempt(held))
+        done = self._started().submit(lambda: self._attempt(held), self._bring_here(held))
         done.add_done_callback(lambda future: self._answer(held, future))
+
+    def _bring_here(self, held: list[Gradients]) -> Pause:
+        """Let gradients of a device be copied; returns what waits for the last of them, if anything."""
+        try:
+            waits = [self.exchange.staging.start(each) for each in held if not each.buffer.is_cpu]
+            return waits[-1] if waits else None
+        except Exception as error:
+            self.fail(error, expected=True)
+            return None
 
     # on the exchange thread
 
@@ -351,8 +389,13 @@ class GradientStream:
 
     def _set(self, gradients: Gradients) -> None:
         """Set a bucket's future: DDP's to its buffer; ours to nothing, for it would keep the gradients in memory."""
-        buffer = gradients.buffer if self.failure is None else _spoil(gradients.buffer)
-        gradients.future.set_result(None if self.buckets else buffer)
+        buffer = gradients.buffer
+        with nullcontext() if buffer.is_cpu else self.exchange.staging.copying(buffer.device):  # for who waits for it
+            if self.failure is not None:
+                let_wait(gradients.event)
+                _spoil(buffer)
+                gradients.returned = None if buffer.is_cpu else mark(buffer)
+            gradients.future.set_result(None if self.buckets else buffer)
 
     def on_thread(self) -> bool:
         """Whether the exchange thread is asking."""
@@ -360,12 +403,15 @@ class GradientStream:
 
     # errors and waits
 
-    def fail(self, error: Exception) -> None:
-        """Keep the first error, and tell the other ranks: a bucket that is under way too fails because of it."""
+    def fail(self, error: Exception, *, expected: bool = False) -> None:
+        """Keep the first error, and tell the other ranks: a bucket that is under way too fails because of it.
+
+        `expected`: no exchange is under way here, but the others wait for the one that could not be begun.
+        """
         if self.failure is None:
             self.failure = error
             _log.error("the exchange of gradients failed: %s: %s", type(error).__name__, error)
-            self.exchange.world.transport.abandon(f"{type(error).__name__}: {error}")
+            self.exchange.world.transport.abandon(f"{type(error).__name__}: {error}", expected=expected)
 
     def raise_first(self) -> None:
         """Raise what went wrong first, if anything did."""
@@ -377,6 +423,7 @@ class GradientStream:
         for ended in bucket.ended:
             if not ended.is_set():
                 self._wait(ended, f"the mean of bucket {bucket.number}")
+        bucket.let_wait()
         self.raise_first()
 
     def wait_all(self) -> None:
@@ -450,7 +497,6 @@ class GradientStream:
             self._share = None
 
 
-def _spoil(gradients: Tensor) -> Tensor:
+def _spoil(gradients: Tensor) -> None:
     """NaN in place of all gradients."""
     (gradients._values() if gradients.is_sparse else gradients).fill_(float("nan"))
-    return gradients

@@ -2,13 +2,15 @@
 
 Caller: `stream.py`. A job pauses (yields) where it has nothing to do but wait for its
 messages. The next one, if it is there, is begun meanwhile, so that it is encoded while the first is on the wire. A job
-that comes while the thread waits is begun at once, too: the thread has a second one wait in its place. Jobs are begun,
+that comes while the thread waits is begun at once, too: the thread has a second one wait in its place. A third one
+waits for what comes from a device. Jobs are begun,
 and ended, in the order they came. After an error, jobs fail with the same error at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import threading
 import weakref
@@ -63,18 +65,38 @@ class ExchangeThread:
         self._idle = idle
         self._active: deque[_Job] = deque()
         self._failure: BaseException | None = None
-        self._watcher = _Watcher(self._inbox.put)
+        self._watcher = _Watcher(f"{name}-2")
+        self._arrivals = _Watcher(f"{name}-3")
+        self._lock = threading.Lock()  # of `_expected`, and the order of the inbox
+        self._expected = 0  # jobs whose inputs are waited for, and those behind them
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, job: Work) -> Any:
-        """Queue a job, a function that makes a generator; returns a torch future of what it returns."""
+    def submit(self, job: Work, ready: Pause = None) -> Any:
+        """Queue a job, a function that makes a generator; returns a torch future of what it returns.
+
+        `ready` returns when the job's inputs have come from a device. Until then neither it nor a later job is begun:
+        ranks begin jobs in the same order. Those that were begun go on.
+        """
         future: Any = torch.futures.Future()
         if not self._thread.is_alive():
             future.set_exception(LaconicError("the exchange thread is closed"))
         else:
-            self._inbox.put((job, future))
+            self._queue((job, future), ready)
         return future
+
+    def _queue(self, entry: tuple[Work, Any] | None, ready: Pause = None) -> None:
+        with self._lock:
+            if ready is None and not self._expected:
+                self._inbox.put(entry)
+                return
+            self._expected += 1
+        self._arrivals.watch(ready or (lambda: None), functools.partial(self._arrived, entry))
+
+    def _arrived(self, entry: tuple[Work, Any] | None) -> None:
+        with self._lock:
+            self._expected -= 1
+            self._inbox.put(entry)
 
     def _run(self) -> None:
         closing = False
@@ -96,6 +118,7 @@ class ExchangeThread:
                 self._advance(oldest)
             del entry  # or the last job, and all it refers to, would live as long as this thread
         self._watcher.close()
+        self._arrivals.close()
 
     def _wait(self, oldest: _Job | None) -> None:
         """Nothing is to be begun."""
@@ -105,7 +128,8 @@ class ExchangeThread:
             self._advance(oldest)
         elif not oldest.watched:
             oldest.watched = True
-            self._watcher.watch(oldest)
+            assert oldest.pause is not None
+            self._watcher.watch(oldest.pause, functools.partial(self._inbox.put, oldest))
 
     def _begin(self, job: Work, future: Any) -> None:
         if self._failure is not None:
@@ -131,35 +155,35 @@ class ExchangeThread:
     def close(self) -> None:
         """Finish what is queued and join the thread; safe to call twice, and on the thread itself, which then ends."""
         if self._thread.is_alive():
-            self._inbox.put(None)
+            self._queue(None)
             if threading.current_thread() is not self._thread:
                 self._thread.join()
 
 
 class _Watcher:
-    """A thread that waits for what a job waits for, then calls `came` with the job; started when first needed."""
+    """A thread that waits for one thing after the other, and says when it has come; started when first needed."""
 
-    def __init__(self, came: Callable[[_Job], None]) -> None:
-        self._came = came
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: queue.SimpleQueue[tuple[Callable[[], None], Callable[[], None]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def watch(self, job: _Job) -> None:
+    def watch(self, wait: Callable[[], None], came: Callable[[], None]) -> None:
+        """Call `came` when `wait` has returned."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"{EXCHANGE_THREAD}-2", daemon=True)
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
-        self._jobs.put(job)
+        self._tasks.put((wait, came))
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (task := self._tasks.get()) is not None:
             with contextlib.suppress(Exception):  # the job meets it, too
-                assert job.pause is not None
-                job.pause()
-            self._came(job)
-            del job
+                task[0]()
+            task[1]()
+            del task
 
     def close(self) -> None:
-        self._jobs.put(None)
+        self._tasks.put(None)
         if self._thread is not None:
             self._thread.join()
 
@@ -196,9 +220,9 @@ class ThreadShare:
         """Whether nobody else uses the transport."""
         return len(self._shared.users) == 1
 
-    def submit(self, job: Work) -> Any:
+    def submit(self, job: Work, ready: Pause = None) -> Any:
         """Queue a job, as `ExchangeThread.submit`."""
-        return self.started().submit(job)
+        return self.started().submit(job, ready)
 
     def started(self) -> ExchangeThread:
         """The thread, which runs from now on."""

@@ -139,6 +139,11 @@ def map_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return tree
 
 
+def own_copy(tensor: Tensor) -> Tensor:
+    """A copy in the processor's memory, whatever device a state was loaded onto."""
+    return tensor.detach().to("cpu", copy=True)
+
+
 def _written(tree: Any, tensors: list[Tensor]) -> Any:
     """A tree as JSON can hold it, its tensors collected in `tensors`."""
     try:

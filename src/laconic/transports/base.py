@@ -216,12 +216,13 @@ class Transport(ABC):
     def close(self) -> None:
         """Give up connections and threads; safe to call twice."""
 
-    def abandon(self, reason: str) -> None:
+    def abandon(self, reason: str, *, expected: bool = False) -> None:
         """Leave the call this rank is in and cannot finish; the others get PeerLost, naming it, instead of a wait.
 
-        The transport cannot be used afterwards. Outside a call nobody waits for this rank, and nothing happens.
+        The transport cannot be used afterwards. Outside a call nobody waits for this rank, and nothing happens, unless
+        the others have begun, or will begin, one that this rank was `expected` in.
         """
-        if self.calls:
+        if self.calls or expected:
             self.close()
 
     def break_off(self, failure: TransportError) -> None:

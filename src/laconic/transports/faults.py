@@ -110,8 +110,8 @@ class Faulty(Transport):
     def close(self) -> None:
         self.inner.close()
 
-    def abandon(self, reason: str) -> None:
-        self.inner.abandon(reason)
+    def abandon(self, reason: str, *, expected: bool = False) -> None:
+        self.inner.abandon(reason, expected=expected)
 
     def native_all_reduce(self, tensor: Tensor, op: str) -> bool:
         return self.inner.native_all_reduce(tensor, op)

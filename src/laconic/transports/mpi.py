@@ -174,8 +174,8 @@ class MpiTransport(Transport):
         self._notices.tell(kind="failed", peer=error.peer, text=str(error), mismatch=mismatch)
         raise error
 
-    def abandon(self, reason: str) -> None:
-        if self.calls and self.broken is None:
+    def abandon(self, reason: str, *, expected: bool = False) -> None:
+        if (self.calls or expected) and self.broken is None:
             with contextlib.suppress(PeerLost):
                 self.fail(PeerLost(f"rank {self.rank} has given up: {reason}", rank=self.rank, peer=self.rank))
 

@@ -188,10 +188,10 @@ class TorchTransport(Transport):
             return CollectiveTimeout, text, peer
         return TransportError, f"peer {peer}: {error}", peer
 
-    def abandon(self, reason: str) -> None:
-        if self.calls:
+    def abandon(self, reason: str, *, expected: bool = False) -> None:
+        if self.calls or expected:
             self.board.leave(reason)
-        super().abandon(reason)
+        super().abandon(reason, expected=expected)
 
     def close(self) -> None:
         self.board.leave("closed")

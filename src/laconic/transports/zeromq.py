@@ -106,8 +106,8 @@ class ZmqTransport(Transport):
         if mesh is not None:
             mesh.close()
 
-    def abandon(self, reason: str) -> None:
-        if self.calls and self.broken is None:
+    def abandon(self, reason: str, *, expected: bool = False) -> None:
+        if (self.calls or expected) and self.broken is None:
             with contextlib.suppress(PeerLost):
                 self.fail(PeerLost, f"rank {self.rank} has given up: {reason}", self.rank, None)
 

@@ -32,6 +32,7 @@ from laconic.exchange.job import LayerForm, wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.matrices.base import ExactSum, MatrixBucket, MatrixMethod, register
 from laconic.exchange.residuals import Residuals
+from laconic.storage.tree import own_copy
 from laconic.transports.base import Pausing, Timings
 
 
@@ -50,7 +51,7 @@ class LowRank(MatrixMethod):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.warm.clear()
-        self.warm.update({name: q.clone() for name, q in state.items()})
+        self.warm.update({name: own_copy(q) for name, q in state.items()})
 
 
 class LowRankBucket(MatrixBucket):

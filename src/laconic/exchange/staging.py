@@ -1,0 +1,164 @@
+"""Gradients of a device in the processor's memory, and back: the one place on the road that says where they are.
+
+Callers: `layout.Gradients` marks when they are made, `buckets.py` and `fsdp.py` bring them here and give means back,
+`stream.py` lets whoever needs a mean wait for it. A gradient is there when the stream that makes it has come so far,
+not when a hook is called: an event marks the place. A copy stream of the exchange's own waits for the event and copies
+into pinned memory, which is used again and again; means go back the same way, and the consumer's stream waits for
+another event. The processor waits for what it is about to encode, for nothing else, and without holding a core.
+A device without streams of its own (MPS) has one order of work for all threads, and copies are waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from laconic.errors import DeviceMemoryError
+from laconic.transports.base import Pause
+
+if TYPE_CHECKING:
+    from laconic.exchange.layout import Gradients
+
+
+def mark(tensor: Tensor) -> Any:
+    """An event after all that the current stream was given for this tensor; None in the processor's memory."""
+    if tensor.device.type in ("cpu", "meta") or not _has_streams(tensor.device):
+        return None
+    event = _new_event(tensor.device)
+    event.record(torch.accelerator.current_stream(tensor.device))
+    return event
+
+
+def let_wait(event: Any) -> None:
+    """Let the current stream of the event's device wait for it; the processor goes on."""
+    if event is not None:
+        torch.accelerator.current_stream(event.device).wait_event(event)
+
+
+class Staging:
+    """Pinned memory and a copy stream for every device that gradients come from."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, Any] = {}
+        self._free: dict[tuple[torch.dtype, int], list[tuple[Tensor, Any]]] = {}  # each with the event that frees it
+        self._lock = threading.Lock()
+
+    def start(self, gradients: Gradients) -> Pause:
+        """Copy a device's gradients into pinned memory once they are made; returns what waits for that, if anything."""
+        buffer = gradients.buffer
+        if gradients.event is None or buffer.is_sparse:
+            return None
+        gradients.pinned = self._pinned(buffer)
+        with self.copying(buffer.device) as stream:
+            stream.wait_event(gradients.event)
+            gradients.pinned.copy_(buffer, non_blocking=True)
+            buffer.record_stream(stream)
+            gradients.event = mark(buffer)
+        return gradients.event.synchronize  # type: ignore[no-any-return]
+
+    def bring(self, gradients: Gradients, dtype: torch.dtype) -> Tensor:
+        """The gradients in the processor's memory, in this type."""
+        if gradients.pinned is None:
+            return gradients.buffer.to("cpu", dtype)
+        gradients.event.synchronize()
+        return gradients.pinned.to(dtype)
+
+    def give_back(self, gradients: Gradients, values: Tensor) -> None:
+        """Copy means into the device's memory; `gradients.returned` marks the end of it."""
+        buffer, pinned = gradients.buffer, gradients.pinned
+        if pinned is None:
+            buffer.copy_(values)
+            return
+        if values is not pinned:
+            pinned.copy_(values)
+        with self.copying(buffer.device) as stream:
+            buffer.copy_(pinned, non_blocking=True)
+            buffer.record_stream(stream)
+            gradients.returned = mark(buffer)
+        gradients.pinned = None
+        with self._lock:
+            self._free[_kind(buffer)].append((pinned, gradients.returned))
+
+    def bring_sparse(self, gradients: Gradients) -> Tensor:
+        """A sparse gradient in the processor's memory, which waits for it."""
+        with self.copying(gradients.buffer.device) as stream:
+            if stream is not None:
+                stream.wait_event(gradients.event)
+            return gradients.buffer.cpu()
+
+    def give_back_sparse(self, gradients: Gradients, mean: Tensor) -> None:
+        """Put the mean in the place of a sparse gradient."""
+        with self.copying(gradients.buffer.device):
+            gradients.buffer.copy_(mean.to(gradients.buffer.device))
+            gradients.returned = mark(gradients.buffer)
+
+    @contextlib.contextmanager
+    def copying(self, device: torch.device) -> Iterator[Any]:
+        """What this device is given inside goes to the copy stream."""
+        if not _has_streams(device):
+            yield None
+            return
+        with self._lock:
+            stream = self._streams.get(device)
+            if stream is None:
+                stream = self._streams[device] = torch.Stream(device=device)
+        with _current(stream):
+            yield stream
+
+    def _pinned(self, like: Tensor) -> Tensor:
+        """Pinned memory for a buffer like this, which nobody uses any more."""
+        with self._lock:
+            free = self._free.setdefault(_kind(like), [])
+            for place, (block, event) in enumerate(free):
+                if event.query():
+                    del free[place]
+                    return block
+        try:
+            return torch.empty(like.numel(), dtype=like.dtype, pin_memory=True)
+        except RuntimeError as error:  # torch's own error for want of memory is one, too
+            text = f"{like.nbytes / 2**20:.1f} MiB of memory for gradients of {like.device} cannot be pinned"
+            raise DeviceMemoryError(f"{text}: {error}; use smaller buckets, or allow more locked memory") from error
+
+
+def _kind(buffer: Tensor) -> tuple[torch.dtype, int]:
+    return buffer.dtype, buffer.numel()
+
+
+# torch 2.6 has other names for them
+_device_index = getattr(torch.accelerator, "current_device_index", None) or torch.accelerator.current_device_idx
+_set_device_index = getattr(torch.accelerator, "set_device_index", None) or torch.accelerator.set_device_idx
+
+
+@functools.cache
+def _has_streams(device: torch.device) -> bool:
+    """Whether work on this device can be put in streams, and marked by events."""
+    try:
+        torch.Stream(device=device)
+        _new_event(device).record(torch.accelerator.current_stream(device))
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+def _new_event(device: torch.device) -> Any:
+    """An event; CUDA's own lets a thread that waits for them sleep."""
+    kind = getattr(torch.get_device_module(device), "Event", None) if device.type == "cuda" else None
+    return torch.Event(device=device) if kind is None else kind(blocking=True)
+
+
+@contextlib.contextmanager
+def _current(stream: Any) -> Iterator[None]:
+    """Let a stream be the current one of its device, and both be as before afterwards."""
+    before, device = torch.accelerator.current_stream(stream.device), _device_index()
+    torch.accelerator.set_stream(stream)
+    try:
+        yield
+    finally:
+        torch.accelerator.set_stream(before)
+        _set_device_index(device)

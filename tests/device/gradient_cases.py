@@ -1,0 +1,304 @@
+"""What `test_gradients.py` runs on each rank."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import laconic
+from laconic.errors import DeviceMemoryError, LaconicError, PeerLost
+
+DEVICE = "fakegpu:0"
+SLOW_MS = 60
+
+
+class Slow(torch.autograd.Function):
+    """Gives its weight a gradient that is `value` everywhere, after a while on the stream of backward."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, value: float, controls: Any) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.value, ctx.controls = value, controls
+        return (weight * 0).sum()
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        (weight,) = ctx.saved_tensors
+        gradient = torch.empty_like(weight)
+        ctx.controls.slow_fill(gradient, ctx.value, SLOW_MS)
+        return gradient, None, None
+
+
+class SlowModel(nn.Module):
+    """Layers whose gradients are made one after the other, in SLOW_MS each."""
+
+    def __init__(self, value: float, controls: Any, layers: int = 2, shape: tuple[int, int] = (64, 64)) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.ones(shape)) for _ in range(layers)])
+        self._value, self._controls = value, controls
+
+    def forward(self) -> Tensor:
+        return torch.stack([Slow.apply(weight, self._value, self._controls) for weight in self.weights]).sum()
+
+
+def _stream(side: bool) -> Any:
+    return torch.Stream(device=DEVICE) if side else contextlib.nullcontext()
+
+
+def _means(model: nn.Module) -> list[float]:
+    return [round(float(p.grad.detach().cpu().mean()), 2) for p in model.parameters() if p.grad is not None]
+
+
+def _compress(rank: int, controls: Any, codec: str, *, side: bool) -> None:
+    with _stream(side):
+        model = SlowModel(1.0 + 4 * rank, controls).to(DEVICE)
+        ddp = DistributedDataParallel(model, init_sync=False)
+        job = laconic.compress(ddp, codec)
+        for _ in range(3):
+            model.zero_grad(set_to_none=True)
+            ddp().backward()
+            assert all(abs(mean - 3) < 0.1 for mean in _means(model)), _means(model)
+            assert {p.grad.device for p in model.parameters() if p.grad is not None} == {torch.device(DEVICE)}
+    job.close()
+
+
+def compress_on_the_default_stream(rank: int, controls: Any) -> None:
+    _compress(rank, controls, "dynamic8", side=False)
+
+
+def compress_on_a_side_stream(rank: int, controls: Any) -> None:
+    _compress(rank, controls, "dynamic8", side=True)
+
+
+def compress_exactly_on_a_side_stream(rank: int, controls: Any) -> None:
+    _compress(rank, controls, "none", side=True)
+
+
+def _distribute(rank: int, controls: Any, *, overlap: bool) -> None:
+    with _stream(True):
+        model = SlowModel(1.0 + 4 * rank, controls).to(DEVICE)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+        job = laconic.distribute(model, optimizer, codec="dynamic8", overlap=overlap)
+        for step in range(5):
+            optimizer.zero_grad()
+            model().backward()
+            optimizer.step()
+            job.settle_weights()
+            found = [round(float(p.detach().cpu().mean()), 2) for p in model.parameters()]
+            assert all(abs(value - (1 - 0.75 * (step + 1))) < 0.1 for value in found), (step, found)
+        job.finish()
+        job.close()
+
+
+def distribute_on_a_side_stream(rank: int, controls: Any) -> None:
+    _distribute(rank, controls, overlap=False)
+
+
+def distribute_overlapped_on_a_side_stream(rank: int, controls: Any) -> None:
+    _distribute(rank, controls, overlap=True)
+
+
+def buckets_end_one_by_one(rank: int, controls: Any) -> None:
+    """The first bucket's exchange ends while backward still makes the last ones' gradients on the device."""
+    model = SlowModel(1.0, controls, layers=6, shape=(1024, 256)).to(DEVICE)
+    ddp = DistributedDataParallel(model, init_sync=False, bucket_cap_mb=1)
+    job = laconic.compress(ddp, "linear8", message_nbytes=1)
+    for _ in range(3):  # DDP makes its buckets anew after the first
+        model.zero_grad(set_to_none=True)
+        begun = time.perf_counter()
+        ddp().backward()
+    ended = sorted(r.begun + r.seconds - begun for r in job.records if r.step == 2)
+    assert len(ended) >= 6, ended
+    assert ended[-1] >= 6 * SLOW_MS / 1e3 > 2 * ended[0], ended
+    job.close()
+
+
+def copies_are_pinned_and_nobody_waits_for_a_device(rank: int, controls: Any) -> None:
+    """After the first steps no memory is pinned anew or pageable, and nothing waits for a whole device or stream."""
+    for overlap in (None, False, True):
+        model = SlowModel(1.0 + 4 * rank, controls).to(DEVICE)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+        if overlap is None:
+            trained: nn.Module = DistributedDataParallel(model, init_sync=False)
+            job = laconic.compress(trained, "dynamic8")
+        else:
+            trained, job = model, laconic.distribute(model, optimizer, codec="dynamic8", overlap=overlap)
+        for step in range(8):
+            if step == 4:
+                before = controls.counts()
+            optimizer.zero_grad()
+            trained().backward()
+            optimizer.step()
+        after = controls.counts()
+        changed = {name: after[name] - before[name] for name in after}
+        assert changed["copies"] > 0
+        for name in ("device_syncs", "stream_syncs", "pageable", "pinned"):
+            assert changed[name] == 0, (overlap, changed)
+        job.finish()
+        job.close()
+
+
+def _linear_model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(40, 60), nn.ReLU(), nn.Linear(60, 40))
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, rank: int) -> None:
+    device = next(model.parameters()).device
+    for step in steps:
+        x = torch.randn(8, 40, generator=torch.Generator().manual_seed(10 * step + rank)).to(device)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+
+def _momentum_sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def _same_as_on_the_processor(rank: int, run: Callable[[str], nn.Module]) -> None:
+    here, there = run("cpu"), run(DEVICE)
+    for ours, theirs in zip(here.parameters(), there.parameters(), strict=True):
+        assert torch.equal(ours, theirs.cpu())
+
+
+def training_leaves_the_bits_of_the_processor(rank: int, controls: Any) -> None:
+    """The same training on the device and in the processor's memory: other operations run there, so all bits agree."""
+
+    def distributed(device: str, codec: str, overlap: bool) -> nn.Module:
+        model = _linear_model().to(device)
+        optimizer = _momentum_sgd(model)
+        job = laconic.distribute(model, optimizer, codec=codec, overlap=overlap, exempt=[])
+        _train(model, optimizer, range(6), rank)
+        job.finish()
+        job.close()
+        return model
+
+    for codec in ("none", "dynamic8", "topk(0.1)", "powersgd(2)"):
+        for overlap in (False, True):
+            _same_as_on_the_processor(rank, lambda device, c=codec, o=overlap: distributed(device, c, o))  # type: ignore[misc]
+
+
+def states_loaded_onto_the_device_go_on(rank: int, controls: Any) -> None:
+    """A checkpoint that `map_location` has put on the device: residuals and momentum come back to where they belong."""
+
+    def started(momentum: float | None) -> tuple[nn.Module, Any, torch.optim.Optimizer]:
+        model = _linear_model().to(DEVICE)
+        ddp = DistributedDataParallel(model, init_sync=False)
+        job = laconic.compress(ddp, "topk(0.1)", momentum=momentum)
+        return ddp, job, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    for momentum in (None, 0.9):
+        ddp, job, optimizer = started(momentum)
+        _train(ddp, optimizer, range(3), rank)
+        moved = torch.utils._pytree.tree_map(lambda v: v.to(DEVICE) if isinstance(v, Tensor) else v, job.state_dict())
+        weights = {name: value.clone() for name, value in ddp.state_dict().items()}
+        _train(ddp, optimizer, range(3, 6), rank)
+        job.close()
+        again, job, optimizer = started(momentum)
+        again.load_state_dict(weights)
+        job.load_state_dict(moved)
+        _train(again, optimizer, range(3, 6), rank)
+        job.close()
+        for one, other in zip(ddp.parameters(), again.parameters(), strict=True):
+            assert torch.equal(one.cpu(), other.cpu()), momentum
+
+
+def distribute_resumes_from_a_state_on_the_device(rank: int, controls: Any) -> None:
+    def started(overlap: bool) -> tuple[nn.Module, Any, torch.optim.Optimizer]:
+        model = _linear_model().to(DEVICE)
+        optimizer = _momentum_sgd(model)
+        return model, laconic.distribute(model, optimizer, codec="topk(0.1)", overlap=overlap), optimizer
+
+    for overlap in (False, True):
+        model, job, optimizer = started(overlap)
+        _train(model, optimizer, range(4), rank)
+        saved = {"model": model.state_dict(), "job": job.state_dict(), "optimizer": optimizer.state_dict()}
+        moved = torch.utils._pytree.tree_map(
+            lambda v: v.clone().to(DEVICE) if isinstance(v, Tensor) else v, saved
+        )
+        _train(model, optimizer, range(4, 8), rank)
+        job.finish()
+        job.close()
+        again, job, optimizer = started(overlap)
+        again.load_state_dict(moved["model"])
+        optimizer.load_state_dict(moved["optimizer"])
+        job.load_state_dict(moved["job"])
+        _train(again, optimizer, range(4, 8), rank)
+        job.finish()
+        job.close()
+        for one, other in zip(model.parameters(), again.parameters(), strict=True):
+            assert torch.equal(one.cpu(), other.cpu()), overlap
+
+
+def nan_on_one_rank_is_nan_on_all(rank: int, controls: Any) -> None:
+    model = SlowModel(float("nan") if rank else 1.0, controls).to(DEVICE)
+    ddp = DistributedDataParallel(model, init_sync=False)
+    job = laconic.compress(ddp, "dynamic8")
+    ddp().backward()
+    assert all(bool(p.grad.cpu().isnan().all()) for p in model.parameters() if p.grad is not None)
+    job.close()
+
+
+def half_precision_gradients_keep_their_type(rank: int, controls: Any) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        for codec in ("dynamic8", "none"):
+            model = SlowModel(1.0 + 4 * rank, controls).to(DEVICE, dtype)
+            ddp = DistributedDataParallel(model, init_sync=False)
+            job = laconic.compress(ddp, codec)
+            ddp().backward()
+            assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {dtype}
+            assert all(abs(mean - 3) < 0.1 for mean in _means(model)), (dtype, codec, _means(model))
+            job.close()
+
+
+def a_model_on_the_second_device(rank: int, controls: Any) -> None:
+    """The exchange thread uses the device of the gradients, whatever the current one is, and leaves that as it is."""
+    device = "fakegpu:1"
+    for overlap in (False, True):
+        with torch.Stream(device=device):
+            model = SlowModel(1.0 + 4 * rank, controls).to(device)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+            job = laconic.distribute(model, optimizer, codec="dynamic8", overlap=overlap)
+            for _ in range(4):
+                optimizer.zero_grad()
+                model().backward()
+                optimizer.step()
+            job.finish()
+            assert all(abs(float(p.detach().cpu().mean()) + 2) < 0.1 for p in model.parameters())
+            job.close()
+    assert controls.current_device() == 0
+
+
+def a_model_over_two_devices(rank: int, controls: Any) -> None:
+    model = SlowModel(1.0 + 4 * rank, controls)
+    model.weights[0] = nn.Parameter(torch.ones(64, 64, device="fakegpu:0"))
+    model.weights[1] = nn.Parameter(torch.ones(64, 64, device="fakegpu:1"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    job = laconic.distribute(model, optimizer, codec="dynamic8", overlap=False)
+    for _ in range(3):
+        optimizer.zero_grad()
+        sum(Slow.apply(w, 1.0 + 4 * rank, controls).cpu() for w in model.weights).backward()
+        optimizer.step()
+    job.finish()
+    assert all(abs(float(p.detach().cpu().mean()) + 1.25) < 0.1 for p in model.parameters())
+    job.close()
+
+
+def no_memory_to_pin_is_said_and_the_other_rank_told(rank: int, controls: Any) -> None:
+    model = SlowModel(1.0 + 4 * rank, controls).to(DEVICE)
+    ddp = DistributedDataParallel(model, init_sync=False)
+    job = laconic.compress(ddp, "dynamic8")
+    controls.allow_pinning(rank == 1)
+    with pytest.raises(LaconicError, match="cannot be pinned") as error:
+        ddp().backward()
+    assert isinstance(error.value, PeerLost if rank else DeviceMemoryError)
+    assert all(bool(p.grad.cpu().isnan().all()) for p in model.parameters() if p.grad is not None)
+    job.close()

@@ -1,0 +1,74 @@
+"""Two processes with a fake device each, in which a module's cases run: started for the first, ended after the last."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.device import fake_device
+
+PATIENCE_S = 180.0
+
+
+class Ranks:
+    """The two processes; they are made anew after a case that hangs."""
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def run(self, module: str, case: str) -> None:
+        """Run a case on both ranks; fails with what went wrong on either."""
+        if not self._processes:
+            self._start()
+        answers: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        for rank, process in enumerate(self._processes):
+            assert process.stdin is not None
+            process.stdin.write(f"{module} {case}\n")
+            process.stdin.flush()
+            threading.Thread(target=self._listen, args=(rank, process, answers), daemon=True).start()
+        failures = []
+        for _ in self._processes:
+            try:
+                rank, answer = answers.get(timeout=PATIENCE_S)
+            except queue.Empty:
+                self.close()
+                pytest.fail(f"{case} did not end in {PATIENCE_S:g} s; so far: {failures}")
+            if answer is not None:
+                failures.append(f"rank {rank}: {answer}")
+        if failures:
+            self.close()  # whatever the case left must not meet the next one
+            pytest.fail("\n".join(failures), pytrace=False)
+
+    def _start(self) -> None:
+        fake_device.build()
+        folder = Path(tempfile.mkdtemp())
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.device.rank", str(rank), str(folder / "store")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+
+    @staticmethod
+    def _listen(rank: int, process: subprocess.Popen[str], answers: queue.SimpleQueue[tuple[int, Any]]) -> None:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        answers.put((rank, json.loads(line) if line else f"the process ended: {process.wait()}"))
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        self._processes = []

@@ -1,0 +1,34 @@
+"""Gradients on a device reach the exchange when they are made, and means reach the device when they are needed.
+
+Each case runs on two ranks, rank 0's gradients are 1 and rank 1's 5: the mean is 3, and who exchanges old memory has
+0, or the rank's own.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.device.ranks import Ranks
+
+CASES = (
+    "compress_on_the_default_stream",
+    "compress_on_a_side_stream",
+    "compress_exactly_on_a_side_stream",
+    "distribute_on_a_side_stream",
+    "distribute_overlapped_on_a_side_stream",
+    "buckets_end_one_by_one",
+    "copies_are_pinned_and_nobody_waits_for_a_device",
+    "training_leaves_the_bits_of_the_processor",
+    "states_loaded_onto_the_device_go_on",
+    "distribute_resumes_from_a_state_on_the_device",
+    "nan_on_one_rank_is_nan_on_all",
+    "half_precision_gradients_keep_their_type",
+    "a_model_on_the_second_device",
+    "a_model_over_two_devices",
+    "no_memory_to_pin_is_said_and_the_other_rank_told",  # the last: it breaks the transport
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_means(case: str, ranks: Ranks) -> None:
+    ranks.run("gradient_cases", case)
