@@ -14,7 +14,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,12 +31,14 @@ from laconic.exchange.matrices import Matrices, MatrixBucket
 from laconic.exchange.options import CodecChoice, Options
 from laconic.exchange.residuals import Residuals, SideBySide
 from laconic.exchange.sparse_choice import SPARSE
-from laconic.exchange.staging import Staging, let_wait
 from laconic.exchange.thread import depth_of, interleave
 from laconic.schedules.registry import build
 from laconic.transports.base import Pausing, Timings, Transport
 from laconic.transports.executor import agree, run
 from laconic.transports.world import World, current
+
+if TYPE_CHECKING:
+    from laconic.exchange.staging import Staging
 
 MAX_VIEWS = 8  # more runs of compressible parameters than this are copied into one channel
 FEW = 1 / 64  # exempt parameters up to this share of a bucket are blanked out rather than gone around
@@ -227,7 +229,6 @@ class BucketExchange:
         self.options, self.choice, self.parameters, self.correction = options, choice, parameters, correction
         self.residuals = Residuals(options.feedback)
         self.matrices = Matrices()
-        self.staging = Staging()
         self.records: deque[BucketRecord] = deque()
         self.step = 0
         self._world = options.world
@@ -258,6 +259,13 @@ class BucketExchange:
     def auto(self) -> AutoCodec | None:
         """What chooses, where the codec is "auto"."""
         return self.choice if isinstance(self.choice, AutoCodec) else None
+
+    @functools.cached_property
+    def staging(self) -> Staging:
+        """The way of a device's gradients into the processor's memory, and back."""
+        from laconic.exchange.staging import Staging
+
+        return Staging()
 
     # how much travels together
 
@@ -333,8 +341,8 @@ class BucketExchange:
         except Exception as error:
             self.world.transport.abandon(f"{type(error).__name__}: {error}")
             raise
-        for given in (each for each in all_given if each.returned is not None):
-            let_wait(given.returned)
+        for event in (each.returned for each in all_given if each.returned is not None):
+            torch.accelerator.current_stream(event.device).wait_event(event)
 
     def steps(self, held: list[Gradients]) -> Pausing[bool]:
         """Average buckets that travel together: + momentum, + residual, through the codec, mean, back into the buffers.

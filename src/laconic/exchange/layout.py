@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from laconic.errors import BadInput
-from laconic.exchange.staging import mark
 from laconic.specs import check_kinds
 
 ALIGNED = 4096  # values: sections of a buffer begin at multiples, where blocks of codecs and vectors of kernels do too
@@ -167,6 +166,8 @@ class Gradients:
 
     def __post_init__(self) -> None:
         if not self.buffer.is_cpu:
+            from laconic.exchange.staging import mark
+
             self.event = mark(self.buffer)
 
     @property

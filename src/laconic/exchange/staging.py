@@ -14,7 +14,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,8 +22,14 @@ from torch import Tensor
 from laconic.errors import DeviceMemoryError
 from laconic.transports.base import Pause
 
-if TYPE_CHECKING:
-    from laconic.exchange.layout import Gradients
+
+class Staged(Protocol):
+    """Gradients on their way: see `layout.Gradients`."""
+
+    buffer: Tensor
+    event: Any
+    pinned: Tensor | None
+    returned: Any
 
 
 def mark(tensor: Tensor) -> Any:
@@ -35,12 +41,6 @@ def mark(tensor: Tensor) -> Any:
     return event
 
 
-def let_wait(event: Any) -> None:
-    """Let the current stream of the event's device wait for it; the processor goes on."""
-    if event is not None:
-        torch.accelerator.current_stream(event.device).wait_event(event)
-
-
 class Staging:
     """Pinned memory and a copy stream for every device that gradients come from."""
 
@@ -49,7 +49,7 @@ class Staging:
         self._free: dict[tuple[torch.dtype, int], list[tuple[Tensor, Any]]] = {}  # each with the event that frees it
         self._lock = threading.Lock()
 
-    def start(self, gradients: Gradients) -> Pause:
+    def start(self, gradients: Staged) -> Pause:
         """Copy a device's gradients into pinned memory once they are made; returns what waits for that, if anything."""
         buffer = gradients.buffer
         if gradients.event is None or buffer.is_sparse:
@@ -62,14 +62,14 @@ class Staging:
             gradients.event = mark(buffer)
         return gradients.event.synchronize  # type: ignore[no-any-return]
 
-    def bring(self, gradients: Gradients, dtype: torch.dtype) -> Tensor:
+    def bring(self, gradients: Staged, dtype: torch.dtype) -> Tensor:
         """The gradients in the processor's memory, in this type."""
         if gradients.pinned is None:
             return gradients.buffer.to("cpu", dtype)
         gradients.event.synchronize()
         return gradients.pinned.to(dtype)
 
-    def give_back(self, gradients: Gradients, values: Tensor) -> None:
+    def give_back(self, gradients: Staged, values: Tensor) -> None:
         """Copy means into the device's memory; `gradients.returned` marks the end of it."""
         buffer, pinned = gradients.buffer, gradients.pinned
         if pinned is None:
@@ -85,14 +85,14 @@ class Staging:
         with self._lock:
             self._free[_kind(buffer)].append((pinned, gradients.returned))
 
-    def bring_sparse(self, gradients: Gradients) -> Tensor:
+    def bring_sparse(self, gradients: Staged) -> Tensor:
         """A sparse gradient in the processor's memory, which waits for it."""
         with self.copying(gradients.buffer.device) as stream:
             if stream is not None:
                 stream.wait_event(gradients.event)
             return gradients.buffer.cpu()
 
-    def give_back_sparse(self, gradients: Gradients, mean: Tensor) -> None:
+    def give_back_sparse(self, gradients: Staged, mean: Tensor) -> None:
         """Put the mean in the place of a sparse gradient."""
         with self.copying(gradients.buffer.device):
             gradients.buffer.copy_(mean.to(gradients.buffer.device))
@@ -101,7 +101,7 @@ class Staging:
     @contextlib.contextmanager
     def copying(self, device: torch.device) -> Iterator[Any]:
         """What this device is given inside goes to the copy stream."""
-        if not _has_streams(device):
+        if device.type == "cpu" or not _has_streams(device):
             yield None
             return
         with self._lock:
@@ -110,6 +110,15 @@ class Staging:
                 stream = self._streams[device] = torch.Stream(device=device)
         with _current(stream):
             yield stream
+
+    def spoil(self, gradients: Staged) -> None:
+        """Let the gradients be NaN, once they are made."""
+        buffer = gradients.buffer
+        with self.copying(buffer.device) as stream:
+            if stream is not None:
+                stream.wait_event(gradients.event)
+            (buffer._values() if buffer.is_sparse else buffer).fill_(float("nan"))
+            gradients.returned = mark(buffer)
 
     def _pinned(self, like: Tensor) -> Tensor:
         """Pinned memory for a buffer like this, which nobody uses any more."""

@@ -36,7 +36,6 @@ from laconic.exchange.collectives import broadcast
 from laconic.exchange.former import FormerBuckets
 from laconic.exchange.layout import FlatBuffer, Gradients, equal_slices
 from laconic.exchange.order import Timeline, best_order
-from laconic.exchange.staging import let_wait, mark
 from laconic.exchange.thread import EXCHANGE_THREAD, ThreadShare
 from laconic.transports.base import Pause, Pausing
 
@@ -98,13 +97,17 @@ class Bucket:
 
     def note_stream(self) -> None:
         """Remember the stream that has just made a gradient, and how far it has come; another may make the next."""
-        if not (first := self.parameters[0]).is_cpu and (event := mark(first)) is not None:
+        if (first := self.parameters[0]).is_cpu:
+            return
+        from laconic.exchange.staging import mark
+
+        if (event := mark(first)) is not None:
             self.events[torch.accelerator.current_stream(first.device)] = event
 
     def let_wait(self) -> None:
         """Let the current stream wait for all that others have to do for this bucket."""
         for event in (*self.events.values(), *self.returned):
-            let_wait(event)
+            torch.accelerator.current_stream(event.device).wait_event(event)
 
 
 class GradientStream:
@@ -390,11 +393,9 @@ class GradientStream:
     def _set(self, gradients: Gradients) -> None:
         """Set a bucket's future: DDP's to its buffer; ours to nothing, for it would keep the gradients in memory."""
         buffer = gradients.buffer
-        with nullcontext() if buffer.is_cpu else self.exchange.staging.copying(buffer.device):  # for who waits for it
+        with nullcontext() if buffer.is_cpu else self.exchange.staging.copying(buffer.device):
             if self.failure is not None:
-                let_wait(gradients.event)
-                _spoil(buffer)
-                gradients.returned = None if buffer.is_cpu else mark(buffer)
+                self.exchange.staging.spoil(gradients)
             gradients.future.set_result(None if self.buckets else buffer)
 
     def on_thread(self) -> bool:
@@ -495,8 +496,3 @@ class GradientStream:
         if self._share is not None:
             self._share.close()
             self._share = None
-
-
-def _spoil(gradients: Tensor) -> None:
-    """NaN in place of all gradients."""
-    (gradients._values() if gradients.is_sparse else gradients).fill_(float("nan"))
