@@ -99,5 +99,5 @@ def test_nothing_but_a_payload_error_comes_out(value: Any) -> None:
 
 
 def test_half_a_character_where_a_number_belongs_is_refused() -> None:
-    with pytest.raises(PayloadError, match="the pair has a text .* where something else belongs"):
+    with pytest.raises(PayloadError, match=r"the pair has a text .* where something else belongs"):
         from_plain(tuple[int, int], [1, "\ud800"], "the pair")
