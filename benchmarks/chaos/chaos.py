@@ -12,6 +12,7 @@ what failed is, and stays in the record under "again".
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -96,8 +97,9 @@ class Chaos:
         lanes = [threading.Thread(target=self._lane, daemon=True) for _ in range(self.options.lanes)]
         for lane in lanes:
             lane.start()
-        for lane in lanes:
-            lane.join(max(0.0, self._ends - time.monotonic()))
+        with contextlib.suppress(KeyboardInterrupt):  # what has been played counts
+            for lane in lanes:
+                lane.join(max(0.0, self._ends - time.monotonic()))
         with self._lock:
             self._over = True
             for scenario, begun in self._played.items():

@@ -181,9 +181,12 @@ class Running:
         return self.command.poll() is not None or (pid is not None and not _is_alive(pid))
 
     def endings(self, ranks: Collection[int], limit_s: float) -> list[Ending]:
-        """How these ranks ended, or that they had not after `limit_s`."""
+        """How these ranks ended, or that they had not, and nobody had got any further for `limit_s`."""
         begun = time.monotonic()
-        self.until(lambda: all(self.has_ended(rank) for rank in ranks), limit_s)
+        while not self.until(lambda: all(self.has_ended(rank) for rank in ranks), limit_s):
+            latest = max((each["t"] for rank in range(self.task.ranks) for each in self.notes(rank)), default=begun)
+            if time.monotonic() - latest >= limit_s:
+                break
         return [self._ending(rank, begun) for rank in sorted(ranks)]
 
     def _ending(self, rank: int, begun: float) -> Ending:
