@@ -87,3 +87,18 @@ def test_a_message_of_another_length_or_to_nobody() -> None:
 
     with pytest.raises(CollectiveTimeout, match=r"\[rank 0/2\] direct message, round 1 of 1: nothing from or"):
         run_threads(2, nobody, timeout_s=0.3)
+
+
+def test_whoever_is_left_names_the_rank_that_was_lost_first() -> None:
+    """Rank 2 of a ring waits for rank 1, which has left since it waited for rank 0."""
+
+    def work(transport: Transport) -> int | None:
+        if transport.rank == 0:
+            transport.close()
+            return 0
+        with pytest.raises(PeerLost, match="peer 0") as caught:
+            run(schedules.ring(4, 8), torch.ones(8), transport)
+        transport.close()
+        return caught.value.peer
+
+    assert run_threads(4, work, timeout_s=5) == [0, 0, 0, 0]

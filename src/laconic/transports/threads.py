@@ -38,7 +38,15 @@ class Hub:
         self.changed = threading.Condition()
         self.boxes: dict[tuple[int, int], deque[_Letter]] = {}
         self.gone: set[int] = set()
+        self.blames: dict[int, int] = {}  # by rank, whom it has given up waiting for
         self._parts: dict[tuple[int, int], Hub] = {}
+
+    def culprit(self, rank: int) -> int:
+        """Whose loss made this rank leave: its own, or that of whom it waited for in vain."""
+        passed = {rank}
+        while (other := self.blames.get(rank, rank)) not in passed:
+            passed.add(rank := other)
+        return rank
 
     def part(self, split: int, colour: int, world_size: int) -> Hub:
         """The hub that the ranks of one colour share after a split, made by the first that asks."""
@@ -84,9 +92,12 @@ class ThreadTransport(Transport):
         deadline = time.monotonic() + self.timeout_s
         while not ready():
             if peer in self.hub.gone:
-                raise self.failure(PeerLost, f"peer {peer} has left", peer, round, call)
+                culprit = self.hub.blames[self.rank] = self.hub.culprit(peer)
+                text = f"peer {peer} has left" if culprit == peer else f"peer {culprit} was lost, as rank {peer} found"
+                raise self.failure(PeerLost, text, culprit, round, call)
             left = deadline - time.monotonic()
             if left <= 0:
+                self.hub.blames[self.rank] = peer
                 text = f"nothing from or for peer {peer} in {self.timeout_s:g} s"
                 raise self.failure(CollectiveTimeout, text, peer, round, call)
             self.hub.changed.wait(left)
