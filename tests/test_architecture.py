@@ -173,6 +173,35 @@ def test_a_class_name_stands_for_one_thing() -> None:
     assert len(homonyms) <= MOST_HOMONYMS, homonyms
 
 
+MOST_BASES = 3  # of the package, one above the other: what has to be read to know what a class does
+# Families of codecs and of modes whose layers are yet to become parts; nothing may be added.
+DEEPER = {
+    *("AdaComp", "Adaptive", "Threshold", "Fp8", "OneBit", "Sign", "Dynamic8", "Offset", "Mantissa8", "Static8"),
+    *("AsyncAgreement", "RudraAgreement", "StaleAgreement", "NaturalAgreement", "SharedWeights", "WindowPairs"),
+}
+
+
+def test_inheritance_is_at_most_three_deep() -> None:
+    """Protocols, interfaces and errors count like all classes; a class that is deeper wraps what it needs instead."""
+    bases: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for module, path in _module_names().items():
+        tree = ast.parse(path.read_text())
+        nodes = list(ast.walk(tree))
+        known = {alias.asname or alias.name: (node.module or "", alias.name) for node in nodes
+                 if isinstance(node, ast.ImportFrom) for alias in node.names}  # fmt: skip
+        classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+        known |= {node.name: (module, node.name) for node in classes}
+        for node in classes:
+            named = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+            bases[module, node.name] = [known[b.id] for b in named if isinstance(b, ast.Name) and b.id in known]
+
+    def depth(name: tuple[str, str]) -> int:
+        return max((1 + depth(base) for base in bases[name] if base in bases), default=0)
+
+    assert len(bases) > 300
+    assert {name for (_, name) in bases if depth((_, name)) > MOST_BASES} == DEEPER
+
+
 @pytest.mark.parametrize(("door", "most"), [("compress", 60), ("distribute", 70), ("search", 110)])
 def test_a_door_loads_few_modules(door: str, most: int) -> None:
     code = f"import sys, laconic; laconic.{door}; print(sum(name.split('.')[0] == 'laconic' for name in sys.modules))"

@@ -243,6 +243,19 @@ class OwnWeights(Agreement):
         self.weights = FlatWeights(trained_parameters(setup.model, setup.optimizer))
         start_alike(setup.model, setup.world)
         super().__init__(setup)
+        self._averager: Averager | None = None
+
+    def make_averager(self, setup: Setup, *, feedback: bool | None = None) -> Averager:
+        """Average weights, or what is made of them, through the exchange: saved, counted and closed with this mode."""
+        if feedback is not None and setup.options.feedback is None:
+            setup = replace(setup, options=replace(setup.options, feedback=feedback))
+        averager = self._averager = Averager(setup, self.weights)
+        self.parts["exchange"] = averager.state
+        self.resources.callback(averager.state.close)
+        return averager
+
+    def sent_nbytes(self) -> int:
+        return super().sent_nbytes() + (0 if self._averager is None else self._averager.native_nbytes)
 
     @contextmanager
     def agreeing(self) -> Iterator[None]:
@@ -266,18 +279,3 @@ class OwnWeights(Agreement):
         self._collective_nbytes += exact.native_nbytes
         exact.state.close()
         return values
-
-
-class Averaging(OwnWeights):
-    """Workers that average their weights, or what they make of them, through the exchange."""
-
-    def __init__(self, setup: Setup, *, feedback: bool | None = None) -> None:
-        if feedback is not None and setup.options.feedback is None:
-            setup = replace(setup, options=replace(setup.options, feedback=feedback))
-        super().__init__(setup)
-        self.averager = Averager(setup, self.weights)
-        self.parts["exchange"] = self.averager.state
-        self.resources.callback(self.averager.state.close)
-
-    def sent_nbytes(self) -> int:
-        return super().sent_nbytes() + self.averager.native_nbytes

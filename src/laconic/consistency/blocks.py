@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.consistency.averaging import WEIGHT_OPTIONS, Averaging, FlatWeights, average_buffers
+from laconic.consistency.averaging import WEIGHT_OPTIONS, FlatWeights, OwnWeights, average_buffers
 from laconic.consistency.base import Mode, Setup
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.collectives import all_reduce
@@ -129,12 +129,12 @@ class Blocks:
             value.copy_(state["held"][name])
 
 
-class BlockAgreement(Averaging):
+class BlockAgreement(OwnWeights):
     """A BlockMode at work on the fixed ranks of a world."""
 
     def __init__(self, mode: BlockMode, setup: Setup) -> None:
         super().__init__(setup)
-        self.mode = mode
+        self.mode, self.averager = mode, self.make_averager(setup)
         self.blocks = self.parts["blocks"] = Blocks(mode, self.weights.values, relative=not self.averager.exact)
 
     def after_step(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from laconic.consistency.averaging import WEIGHT_OPTIONS, Averager, Averaging, Buffers, average_buffers
+from laconic.consistency.averaging import WEIGHT_OPTIONS, Averager, Buffers, OwnWeights, average_buffers
 from laconic.consistency.base import Mode, Setup, check_whole, register
 from laconic.consistency.servers.messages import Coder
 from laconic.consistency.servers.requests import Serving
@@ -94,12 +94,12 @@ class Easgd(Mode):
         return EasgdAgreement(self, setup)
 
 
-class EasgdAgreement(Averaging):
+class EasgdAgreement(OwnWeights):
     """Easgd at work."""
 
     def __init__(self, mode: Easgd, setup: Setup) -> None:
-        super().__init__(setup, feedback=False)
-        self.mode = mode
+        super().__init__(setup)
+        self.mode, averager = mode, self.make_averager(setup, feedback=False)
         self.alpha = mode.beta / setup.world.world_size if mode.alpha is None else mode.alpha
         if mode.asynchronous and not self.alone:
             buffers = Buffers(setup.model)
@@ -107,7 +107,7 @@ class EasgdAgreement(Averaging):
             self.centre: _Meeting | Centre = centre
             self.liveness = centre.served.losses
         else:
-            self.centre = _Meeting(self.averager, self.weights.values, mode.beta)
+            self.centre = _Meeting(averager, self.weights.values, mode.beta)
         self.parts["centre"] = self.centre
         self.resources.callback(self.centre.close)
         self.velocity = torch.zeros_like(self.weights.values) if mode.momentum and not self.alone else None
