@@ -123,6 +123,7 @@ class Chaos:
     def play(self, fault: Fault, scenario: Scenario) -> None:
         """Play one, and keep its result."""
         verdict = self._verdict(fault, scenario)
+        verdict = Verdict(verdict.column, verdict.why.replace(f"{self.stage.folder}/", ""))
         with self._lock:
             if self._over:  # what was left of it has been ended, which is no verdict
                 return
@@ -178,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.resume and options.output is not None and options.output.exists():
         record = json.loads(options.output.read_text())
         chaos.resume([table.read(row) for row in record["scenarios"]])
-        chaos.again = [*record.get("again", ()), *chaos.again]
+        chaos.again = list(dict.fromkeys([*record.get("again", ()), *chaos.again]))
         before_s = record["seconds"]
     try:
         chaos.run()

@@ -55,12 +55,34 @@ def text(results: Sequence[Result], absent: Mapping[str, str]) -> str:
 
 def markdown(record: Mapping[str, Any], by: str) -> str:
     """The rows of a record's table by one field, and their sum, as docs/faults.md has them."""
-    results = [read(row) for row in record["scenarios"]]
-    table = {name: row for (name,), row in rows(results, by).items() if row["injected"]}
+    results = _results(record)
+    table = {name: row for (name,), row in sorted(rows(results, by).items()) if row["injected"]}
     table["all"] = sum(table.values(), Counter[str]())
     lines = [f"| {by} | {' | '.join(COLUMNS)} |", "|---" * (1 + len(COLUMNS)) + "|"]
     lines += [f"| {name} | {' | '.join(str(row[column]) for column in COLUMNS)} |" for name, row in table.items()]
     return "\n".join(lines)
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """What docs/faults.md says of a run: how it was made, its tables, and what went wrong in it."""
+    loads = ", ".join(f"{each:.0f}" for each in record["load_average"])
+    made = (
+        f"Seed {record['setting']['seed']}, {record['seconds']:.0f} s; load of the machine in the last minutes {loads}."
+    )
+    tables = [markdown(record, by) for by in ("fault", "door", "phase", "ranks")]
+    wrong = [f"{each.verdict.column}: {each.scenario}: {each.verdict.why}" for each in failures(_results(record))]
+    told = [f"- As it is, {text}" for text in wrong]
+    told += [
+        f"- In an earlier part of the run, and then played again, {text}"
+        for text in record.get("again", ())
+        if text not in wrong
+    ]
+    told += [f"- Left out: {fault}: {why}" for fault, why in record["absent"].items()]
+    return "\n\n".join([made, *tables, "\n".join(" ".join(line.split()) for line in told)]).rstrip()
+
+
+def _results(record: Mapping[str, Any]) -> list[Result]:
+    return [read(row) for row in record["scenarios"]]
 
 
 def failures(results: Sequence[Result]) -> list[Result]:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chaos import table as chaos
 from benchmarks.consistency import consistency as consistency
 from benchmarks.divide import delta as delta
 from benchmarks.divide import divide_speeds as speed
@@ -26,7 +27,7 @@ from benchmarks.papers import sparcml as sparcml
 
 DOCS = Path(__file__).parents[2] / "docs"
 NAMES = ("experiments.md", "codecs/index.md", "consistency/comparison.md", "divide.md", "overlap.md", "pipeline.md",
-         "which.md")  # fmt: skip
+         "which.md", "faults.md")  # fmt: skip
 PAGES = [DOCS / name for name in NAMES]
 RESULTS = Path(__file__).parents[1] / "results"
 BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -108,6 +109,7 @@ def first_use_table(record: Record) -> str:
 
 
 TABLES: dict[str, Callable[[Record], str]] = {
+    "chaos": chaos.page,
     "consistency": lambda record: consistency.table(record["comparisons"]),
     "8bit-cifar": cifar_table,
     "8bit-divided-alexnet": divided.alexnet_table,

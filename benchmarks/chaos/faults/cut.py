@@ -53,7 +53,7 @@ class Cut(_Network):
             if short:
                 time.sleep(PAUSE_S)
             else:
-                running.until(lambda: all(running.end(rank) is not None for rank in others), task.timeout_s + 3.0)
+                running.until(lambda: all(running.end(rank) is not None for rank in others), stage.limit_s(task))
             cluster.plug(victim, connected=True)
             endings = running.endings(range(task.ranks), stage.limit_s(task))
         refused(endings)
@@ -75,7 +75,7 @@ class Halves(_Network):
             stage.spring(running, scenario.victim)
             cluster.join_sites(connected=False)
             running.go_on(scenario.victim)
-            running.until(lambda: all(running.end(rank) is not None for rank in everyone), task.timeout_s + 3.0)
+            running.until(lambda: all(running.end(rank) is not None for rank in everyone), stage.limit_s(task))
             cluster.join_sites(connected=True)
             endings = running.endings(everyone, stage.limit_s(task))
         refused(endings)

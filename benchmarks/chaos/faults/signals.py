@@ -99,7 +99,7 @@ class Stop(_Signal):
         with stage.start(task) as running:
             stage.spring(running, victim)
             # whoever has ended by then has not waited for it; MPI's ranks end together
-            running.until(lambda: all(running.end(rank) is not None for rank in others), task.timeout_s + 3.0)
+            running.until(lambda: all(running.end(rank) is not None for rank in others), stage.limit_s(task))
             running.go_on(victim)
             endings = running.endings(range(task.ranks), stage.limit_s(task))
         refused(endings)

@@ -138,6 +138,12 @@ def test_the_page_says_what_every_mode_declares() -> None:
             assert in_words(case) in page, f"docs/faults.md has not the row {in_words(case)}"
 
 
+def test_the_page_shows_the_record() -> None:
+    root = Path(__file__).parents[3]
+    record = json.loads((root / "benchmarks" / "results" / "chaos.json").read_text())
+    assert table.page(record) in (root / "docs" / "faults.md").read_text()
+
+
 @pytest.mark.parametrize("column", [HUNG, LOST, WRONG])
 def test_a_missing_zero_is_not_well_and_is_printed(column: str) -> None:
     fine = [table.Result(KILL, Verdict(SURVIVED), 1.0)]
