@@ -38,6 +38,7 @@ KINDS = "compress:CODEC, distribute:CODEC@MODE, ddp, ddp-fp16, ddp-powersgd, sin
 
 
 def compare(
+    context: typer.Context,
     workload: options.WorkloadName = None,
     workers: options.TrialWorkers = 4,
     configs: Annotated[str | None, typer.Option(help=f"{KINDS}. [default: {CONFIGS}]")] = None,
@@ -64,6 +65,7 @@ def compare(
 ) -> None:
     """Train a workload by several configurations and seeds, in turn, and say what is better, at what accuracy."""
     if resume is not None:
+        options.refuse_beside_resume(context, "workload")
         record, folder = go_on(resume, workload, say)
     else:
         default = "ddp" if divide else CONFIGS if consistency is None else "none"

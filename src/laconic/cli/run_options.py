@@ -30,6 +30,20 @@ Runs = Annotated[Path, typer.Option(help="Where runs are kept.")]
 TrialWorkers = Annotated[int, count_option("Workers of each trial.", "-n", "--workers")]
 
 
+def refuse_beside_resume(context: typer.Context, *heeded: str) -> None:
+    """Refuse every option that was typed beside --resume, but for those that are `heeded`, by their parameters' names.
+
+    A run goes on as it was begun: its record describes one training, and its learning rate follows from its epochs.
+    """
+    typed = []
+    for each in context.command.params:
+        source = context.get_parameter_source(each.name or "")
+        if each.name not in ("resume", "json", *heeded) and source is not None and source.name == "COMMANDLINE":
+            typed.append(max(each.opts, key=len))
+    if typed:
+        raise BadInput(f"--resume goes on with what was begun, as it was begun: it takes no {', '.join(typed)}")
+
+
 def named(workload: str | None) -> str:
     """The workload, which only a resumption can do without."""
     if workload is None:

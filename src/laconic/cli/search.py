@@ -22,6 +22,7 @@ from laconic.searching.spec import SearchSpec
 
 
 def search(
+    context: typer.Context,
     objective: Annotated[str | None, typer.Argument(help="A workload, or module:function.")] = None,
     space: Annotated[str | None, typer.Option(help=f"A .toml file, 'rate = log(0.1, 1)', {', '.join(SPACES)}.")] = None,
     method: Annotated[str, typer.Option(help=f"{', '.join(names())}; with options: evolution(population=30).")] = "tpe",
@@ -43,6 +44,8 @@ def search(
     json: Json = False,
 ) -> None:
     """Search parameters by trials; Ctrl-C or a crash loses at most those under way, and --resume goes on."""
+    if resume is not None:
+        options.refuse_beside_resume(context, "trials", "repeats", "retrain")
     note = _quiet if json else _say
     if retrain:  # before the search, which may take hours
         asked = None if resume is None else SearchSpec.load(resume)

@@ -21,6 +21,7 @@ from laconic.workloads import Changes
 
 
 def train(
+    context: typer.Context,
     workload: options.WorkloadName = None,
     workers: Annotated[int, typer.Option("-n", "--workers", help="Workers; ignored under torchrun or mpiexec.")] = 4,
     codec: Annotated[str, typer.Option(help="What is sent: a codec, none or auto; or compress:CODEC, …")] = "none",
@@ -43,6 +44,7 @@ def train(
 ) -> None:
     """Train a workload on N local workers (or under torchrun, mpiexec); Ctrl-C leaves a checkpoint to resume from."""
     if resume is not None:
+        options.refuse_beside_resume(context, "workload")
         done = go_on(resume, workload)
     else:
         if plan is not None:
