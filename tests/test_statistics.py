@@ -139,3 +139,27 @@ def test_pairs_must_match():
         statistics.compare([1.0] * 3, [1.0] * 4, paired=True)
     with pytest.raises(BadInput, match="at least one"):
         statistics.median([])
+
+
+@pytest.mark.parametrize("wrong", [[], [float("nan"), 1.0, 2.0]], ids=["empty", "NaN"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        statistics.median, statistics.mean_interval, statistics.sign_permutation, statistics.paired_t,
+        statistics.normality,
+        lambda x: statistics.label_permutation(x, [1.0, 2.0]), lambda x: statistics.label_permutation([1.0], x),
+        lambda x: statistics.welch_t(x, [1.0, 2.0]), lambda x: statistics.welch_t([1.0, 2.0], x),
+        lambda x: statistics.ratio_interval(x, [1.0], paired=False),
+        lambda x: statistics.ratio_interval([1.0], x, paired=False),
+        lambda x: statistics.compare(x, [1.0], paired=False), lambda x: statistics.compare([1.0], x, paired=False),
+        lambda x: statistics.holm(x or [float("nan")]),
+    ],
+)  # fmt: skip
+def test_nothing_and_nan_are_refused_in_a_sentence(function, wrong: list[float]):
+    with pytest.raises(BadInput, match="at least"):
+        function(wrong)
+
+
+def test_holm_of_nothing_is_nothing():
+    assert statistics.holm([]) == []
+    assert statistics.holm([None]) == [None]

@@ -59,11 +59,10 @@ def median(values: Sequence[float], z: float = 1.96) -> Median:
     40.0
 
     Raises:
-        BadInput: no values.
+        BadInput: no values, or NaN among them.
     """
+    _numbers(values, "a median")
     ordered, n = sorted(values), len(values)
-    if n == 0:
-        raise BadInput("a median needs at least one value")
     low = max(1, math.floor((n - z * math.sqrt(n)) / 2))
     high = min(n, math.ceil(1 + (n + z * math.sqrt(n)) / 2))
     inside = sum(math.comb(n, k) for k in range(low, high))  # the true median lies between ranks low and high
@@ -79,6 +78,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """
     from scipy.special import stdtrit
 
+    _numbers(values, "a mean")
     centre, n = float(np.mean(values)), len(values)
     far = float(stdtrit(n - 1, 0.975)) * float(np.std(values, ddof=1)) / math.sqrt(n) if n > 1 else 0.0
     return centre, centre - far, centre + far
@@ -146,6 +146,15 @@ def verdict(ratio: float, p_value: float | None) -> Verdict:
     return "better" if ratio > 1 else "worse"
 
 
+def _numbers(values: Sequence[float] | NDArray[np.float64], what: str, least: int = 1) -> NDArray[np.float64]:
+    """The values as an array; BadInput where they are fewer than `least`, or one is NaN."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.size < least or bool(np.isnan(array).any()):
+        count = ("one", "two", "three")[least - 1]
+        raise BadInput(f"{what} needs at least {count}, none of them NaN, got {str(list(values))[:80]}")
+    return array
+
+
 def _logs(values: Sequence[float]) -> NDArray[np.float64]:
     array = np.asarray(values, dtype=np.float64)
     if array.size == 0 or not bool(np.all(np.isfinite(array) & (array > 0))):
@@ -189,7 +198,7 @@ def sign_permutation(differences: Sequence[float] | NDArray[np.float64], seed: i
 
     All 2ⁿ patterns up to n = 14; beyond, 20,000 drawn ones, counting the one seen (p is never zero).
     """
-    d = np.asarray(differences, dtype=np.float64)
+    d = _numbers(differences, "a permutation of signs")
     exact = 2 ** len(d) <= _EXACT
     if exact:
         signs = np.array(list(product((1.0, -1.0), repeat=len(d))))
@@ -201,7 +210,8 @@ def sign_permutation(differences: Sequence[float] | NDArray[np.float64], seed: i
 def label_permutation(x: Sequence[float] | NDArray[np.float64], y: Sequence[float] | NDArray[np.float64],
                       seed: int = 0) -> float:  # fmt: skip
     """Two-sided p of "the means differ": the share of ways to deal the labels at least as extreme as the one seen."""
-    pool, n = np.concatenate([np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)]), len(x)
+    what = "a permutation of labels"
+    pool, n = np.concatenate([_numbers(x, what), _numbers(y, what)]), len(x)
     exact = math.comb(len(pool), n) <= _EXACT
     if exact:
         chosen = np.array(list(combinations(range(len(pool)), n)))
@@ -219,13 +229,13 @@ def _extreme_share(statistics: NDArray[np.float64], seen: float, *, exact: bool)
 
 def paired_t(differences: Sequence[float] | NDArray[np.float64]) -> float:
     """Two-sided p of Student's t test that the mean difference is zero: t = d̄ / (s/√n), n − 1 degrees of freedom."""
-    d = np.asarray(differences, dtype=np.float64)
+    d = _numbers(differences, "a t test", least=2)
     return _t_p(float(d.mean()), float(d.std(ddof=1)) / math.sqrt(len(d)), len(d) - 1)
 
 
 def welch_t(x: Sequence[float] | NDArray[np.float64], y: Sequence[float] | NDArray[np.float64]) -> float:
     """Two-sided p of Welch's t test, which does not assume equal variances."""
-    a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    a, b = _numbers(x, "a t test", least=2), _numbers(y, "a t test", least=2)
     va, vb = float(a.var(ddof=1)) / len(a), float(b.var(ddof=1)) / len(b)
     spread = va**2 / (len(a) - 1) + vb**2 / (len(b) - 1)
     degrees = (va + vb) ** 2 / spread if spread else len(a) + len(b) - 2
@@ -247,7 +257,7 @@ def normality(values: Sequence[float] | NDArray[np.float64]) -> float:
     """
     from scipy.stats import shapiro
 
-    array = np.asarray(values, dtype=np.float64)
+    array = _numbers(values, "a test of normality", least=3)
     if float(np.ptp(array)) <= 1e-6 * float(np.abs(array).max()):
         return 1.0
     return float(shapiro(array).pvalue)
@@ -259,7 +269,9 @@ def ratio_interval(costs: Sequence[float], baseline: Sequence[float], *, paired:
 
     With few seeds it is too narrow: three seeds have ten different resamples. The test above is what decides.
     """
-    x, y = np.asarray(costs, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
+    x, y = _numbers(costs, "an interval of ratios"), _numbers(baseline, "an interval of ratios")
+    if paired and len(x) != len(y):
+        raise BadInput(f"pairs have two values each, got {len(x)} and {len(y)}")
     generator = np.random.default_rng(seed)
     i = generator.integers(len(x), size=(_RESAMPLES, len(x)))
     j = i if paired else generator.integers(len(y), size=(_RESAMPLES, len(y)))
@@ -275,6 +287,8 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     [0.02, 0.04, None]
     """
     known = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
+    if known:
+        _numbers([p for p, _ in known], "an adjustment of p values")
     adjusted: list[float | None] = list(p_values)
     largest = 0.0
     for position, (p, i) in enumerate(known):

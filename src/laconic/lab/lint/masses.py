@@ -12,7 +12,7 @@ import re
 from laconic import statistics
 from laconic.lab.lint.rules import Outcome, ended, failed, named, pairs, passed, percent, rule, spoken, unknown
 from laconic.lab.records.record import DOORS, Record, Trial
-from laconic.lab.records.summary import COSTS, accuracy, quality_lost
+from laconic.lab.records.summary import COSTS, accuracy, known_loss, quality_lost
 
 _OPERATIONS = re.compile(r"flop|\bops\b|operations", re.IGNORECASE)
 
@@ -41,7 +41,7 @@ def _losses_with_speed(record: Record) -> Outcome:
     for claim, trials, base in pairs(record):
         if any(trial.test_loss is None for trial in [*trials, *base]):
             return failed(f"{spoken(claim)} is quoted without test loss, by which this workload is judged")
-        own, other = (statistics.median([t.test_loss or 0.0 for t in side]).value for side in (trials, base))
+        own, other = (statistics.median([known_loss(t) or 0.0 for t in side]).value for side in (trials, base))
         if claim.verdict == "better" and (why := quality_lost(record, claim)):
             beside = f"a test loss of {own:.4g} against {other:.4g}"
             return failed(f"{spoken(claim)} is called better at {beside}: it is {why}")

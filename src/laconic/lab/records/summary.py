@@ -7,6 +7,7 @@ the target; its ratio is of medians over the seeds, never a mean of ratios, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -65,7 +66,7 @@ def quality_lost(record: Record, claim: Claim) -> Judgement | None:
     if record.workload.target_accuracy is not None and any(trial.seconds_to_target is None for trial in trials):
         return "quicker but misses the target"
     if record.workload.judged_by_loss:
-        own, other = (_value(_median(side, lambda trial: trial.test_loss)) for side in (trials, base))
+        own, other = (_value(_median(side, known_loss)) for side in (trials, base))
         worse = own is not None and other is not None and not own <= (1 + LOST) * other
     else:
         lost = (claim.baseline_accuracy or 0.0) - (claim.accuracy or 0.0)
@@ -146,7 +147,7 @@ def _row(record: Record, configuration: Configuration) -> SummaryRow:
         trials=trials,
         failed=sum(t.configuration == configuration.name and t.failed is not None for t in record.trials),
         accuracy=_median(trials, lambda t: t.test_accuracy),
-        loss=_median(trials, lambda t: t.test_loss),
+        loss=_median(trials, known_loss),
         to_target=_median(trials, lambda t: t.seconds_to_target),
         reached=sum(t.seconds_to_target is not None for t in trials),
         missed=sum(t.seconds_to_target is None for t in trials) if record.workload.target_accuracy is not None else 0,
@@ -158,6 +159,11 @@ def _row(record: Record, configuration: Configuration) -> SummaryRow:
         staleness=_median(trials, lambda t: t.staleness_mean),
         claims=claims,
     )
+
+
+def known_loss(trial: Trial) -> float | None:
+    """The test loss; that of a training that diverged is infinite."""
+    return math.inf if trial.test_loss is not None and math.isnan(trial.test_loss) else trial.test_loss
 
 
 def _median(trials: list[Trial], figure: Callable[[Trial], float | None]) -> Median | None:
