@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from laconic.errors import BadInput, CollectiveTimeout
-from laconic.transports.rendezvous import find_place
+from laconic.transports.rendezvous import find_place, new_store
 
 
 def _launched(monkeypatch: pytest.MonkeyPatch, **environment: str) -> None:
@@ -51,3 +53,13 @@ def test_an_incomplete_environment_names_what_is_missing(monkeypatch: pytest.Mon
     _launched(monkeypatch, MASTER_PORT="many")
     with pytest.raises(BadInput, match="must be whole numbers"):
         find_place(1.0)
+
+
+def test_a_local_store_is_reached_from_this_machine_alone() -> None:
+    """torch's own listens on all interfaces."""
+    store = new_store()
+    lines = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
+    listening = [each[1] for each in lines if each[3] == "0A" and int(each[1].rpartition(":")[2], 16) == store.port]
+    assert listening == [f"0100007F:{store.port:04X}"]
+    dist.TCPStore("127.0.0.1", store.port, is_master=False).set("a", "b")
+    assert store.get("a") == b"b"

@@ -28,6 +28,7 @@ from laconic import errors
 from laconic.errors import LaconicError
 from laconic.transports import namespace
 from laconic.transports.leftovers import sweep_sockets
+from laconic.transports.rendezvous import new_store
 
 T = TypeVar("T")
 WARM = "laconic.warm"  # by name only: it imports what lies above this file
@@ -191,7 +192,7 @@ class LocalJob(Generic[T]):
         hosts: Sequence[Host] | None = None,
     ) -> None:
         context = process_context()
-        self.store = store or dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.store = store or new_store()
         hosts = hosts or [Host()] * world_size
         # the fork server keeps those of its own start
         shared = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}

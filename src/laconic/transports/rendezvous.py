@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import socket
 import threading
 from dataclasses import dataclass
 from datetime import timedelta
@@ -102,6 +103,15 @@ def _from_torchrun(timeout_s: float) -> Place:
         raise CollectiveTimeout(text.splitlines()[0], rank=rank) from error
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return Place(rank, world_size, "torchrun", dist.PrefixStore(f"laconic/r{restart}", store), None if agent else 0)
+
+
+def new_store(host: str = "127.0.0.1") -> dist.TCPStore:
+    """A store of this process, at a free port of one address: torch's own would listen on all interfaces."""
+    with socket.create_server((host, 0), backlog=1024) as listening:
+        port = listening.getsockname()[1]
+        return dist.TCPStore(
+            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+        )
 
 
 def _joined(host: str, port: int, world_size: int, is_master: bool, timeout_s: float) -> dist.Store:

@@ -40,6 +40,7 @@ from laconic.lab.runs.strategies import PEERS, make_trainee
 from laconic.lab.runs.trainee import Times, wire_factor
 from laconic.lab.runs.trainer import weights_digest
 from laconic.transports.launcher import LocalJob, start_fork_server
+from laconic.transports.rendezvous import new_store
 from laconic.transports.world import World
 from laconic.workloads import Changes, Task
 from laconic.workloads.data import fetch
@@ -243,7 +244,7 @@ def measure(spec: StepSpec) -> dict[str, Any]:
         cluster = None if spec.link is None else stack.enter_context(Cluster(spec.hosts, spec.link))
         fetch(workload.dataset)
         start_fork_server("laconic.lab.bench.step")
-        turns = cluster.new_store() if cluster else dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        turns = cluster.new_store() if cluster else new_store()
         jobs: list[LocalJob[Measured]] = []
         for first, each in enumerate(chosen):
             task = (spec, ProcessPlace(each, first, len(chosen), (turns.host, turns.port)))

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from laconic.errors import BadInput
 from laconic.transports import namespace
 from laconic.transports.launcher import Host, LocalJob
+from laconic.transports.rendezvous import new_store
 
 T = TypeVar("T")
 
@@ -155,9 +156,7 @@ class Cluster:
     def new_store(self) -> dist.TCPStore:
         """A store where the ranks of a job meet; it is the switch's, and outlives any rank."""
         self._check_open()
-        return namespace.inside(
-            self._switch, lambda: dist.TCPStore(self.store_address, 0, is_master=True, wait_for_workers=False)
-        )
+        return namespace.inside(self._switch, lambda: new_store(self.store_address))
 
     def sent_nbytes(self, host: int) -> int:
         """What a host has sent so far, headers and acknowledgements included."""
