@@ -95,7 +95,7 @@ def split(what: str, spec: str) -> tuple[str, list[tuple[str | None, Any]]]:
     if not match:
         raise BadInput(f"{what} spec '{spec}' is not of the form name or name(arg, key=value)")
     arguments: list[tuple[str | None, Any]] = []
-    for item in _pieces(match[2]) if (match[2] or "").strip() else ():
+    for item in pieces(match[2]) if (match[2] or "").strip() else ():
         if not item.strip():
             raise BadInput(f"{what} spec '{spec}' has an empty argument")
         key, equals, text = item.partition("=") if item.strip()[0] not in "'\"([" else ("", "", item)
@@ -154,8 +154,12 @@ def spec_of(built: Any, shown: Collection[str] = ()) -> str:
     return f"{built.name}({', '.join(parts)})" if parts else str(built.name)
 
 
-def _pieces(arguments: str) -> list[str]:
-    """The arguments between the commas that stand outside brackets and quotes."""
+def pieces(arguments: str) -> list[str]:
+    """The arguments between the commas that stand outside brackets and quotes.
+
+    >>> pieces("ddp, divide:none@stages(micro=8, cuts=('3', '5'))")
+    ['ddp', " divide:none@stages(micro=8, cuts=('3', '5'))"]
+    """
     items, depth = [""], 0
     for piece in _PIECE.findall(arguments):
         depth += (piece in "([") - (piece in ")]")

@@ -223,7 +223,17 @@ def test_computing_is_time_on_a_core_and_in_the_queue_for_one(tmp_path: Path, mo
 
 def test_names_of_configurations() -> None:
     assert split("ddp,topk(16, bucket=512)+qsgd(4), none") == ["ddp", "topk(16, bucket=512)+qsgd(4)", "none"]
+    nested = "divide:none@stages(micro=8, cuts=('3', '5'))"
+    assert split(f"ddp, {nested}, dynamic8") == ["ddp", nested, "dynamic8"]
+    assert configuration(nested, 2).options["division"] == "stages(('3', '5'), micro=8)"
     assert configuration("single", 4).workers == 1
+    for name, algorithm, recorded in (
+        ("elastic:none", "auto", "auto"), ("elastic:none", "ring", "ring"),
+        ("elastic:none@robust(median)", "auto", "coordinator"),
+    ):  # fmt: skip
+        assert configuration(name, 4, algorithm).algorithm == recorded
+    with pytest.raises(BadInput, match="collects gradients at a coordinator: it takes no --algorithm"):
+        configuration("elastic:none@robust(median)", 4, "ring")
     for wrong, says in [("dynamic9", "did you mean 'dynamic8'"), ("dddp", "valid ones"), ("topk(2, 3, 4, 5)", "topk")]:
         with pytest.raises(BadInput, match=says.replace("(", r"\(")):
             configuration(wrong, 4)

@@ -157,7 +157,7 @@ def elastic(
         "outage_s": outage_s, "algorithm": algorithm, **unknown,
     })  # fmt: skip
     if codec == "auto":
-        raise BadInput("codec 'auto' chooses for all-reduces, which elastic does not use; name a codec")
+        raise BadInput("codec 'auto' is chosen by links between ranks that stay; name a codec for elastic")
     way, built = way_for(consistency, given.workers), flat_codec(DEFAULT_CODEC if codec is None else codec)
     compile_planned([built])
     exempt, terms = None if built.exact else Exemptions(), terms_of(way, built, given)

@@ -32,12 +32,14 @@ from laconic.codecs import codec
 from laconic.codecs import names as codec_names
 from laconic.consistency import build as build_mode
 from laconic.consistency.elastic.door import way_for
+from laconic.consistency.modes.robust import Robust
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.auto import coded_names
 from laconic.exchange.options import Options, flat_codec
 from laconic.lab.records.record import DOORS, Configuration, Door
 from laconic.lab.runs.strategies import PEERS
 from laconic.parallel import Boundary, Plan, Stages
+from laconic.specs import pieces
 from laconic.specs import split as split_spec
 from laconic.workloads import AS_DECLARED, Changes, Workload
 
@@ -152,7 +154,6 @@ class PreparedRun:
 
 
 SINGLE, PIPELINE = "single", "pipeline"
-_COMMA = re.compile(r",(?![^()]*\))")  # outside parentheses
 _OPTION = re.compile(r"\w+\s*=")
 _NAME = re.compile(r"(?:([a-z]+):)?([^@:]+)(?:@(.+))?")
 
@@ -202,7 +203,7 @@ def configuration(name: str, workers: int, algorithm: str = "auto", engine: str 
 
 def _options(name: str) -> tuple[str, dict[str, Any]]:
     """A configuration's name and the options after it."""
-    base, *parts = _COMMA.split(name)
+    base, *parts = pieces(name)
     _, arguments = split_spec("configuration", f"options({','.join(parts)})")
     if strange := [value for key, value in arguments if key is None]:
         raise BadInput(f"'{name}': an option is written as name=value, got '{strange[0]}'")
@@ -234,7 +235,7 @@ def with_mode(name: str, mode: str, door: Door | None = None) -> str:
     """
     if name in (*PEERS, SINGLE) or name.startswith("divide:"):
         return name
-    base, *options = _COMMA.split(name)
+    base, *options = pieces(name)
     own_door, spec, own_mode = parse(base)
     door, mode = door or own_door, mode if own_mode == "sync" else own_mode
     return ",".join([_full(door, spec, mode), *options])
@@ -254,13 +255,15 @@ def _check_codec(spec: str) -> None:
 
 
 def _elastic(spec: str, mode: str, workers: int, algorithm: str) -> Configuration:
-    if algorithm != "auto":
-        raise BadInput("--elastic has its own exchange, by a coordinator: it takes no --algorithm")
     if spec == "auto":
-        raise BadInput("--codec auto chooses for all-reduces, which --elastic does not use; name a codec")
+        raise BadInput("--codec auto is chosen by links between ranks that stay: name a codec for --elastic")
     flat_codec(spec)
-    way = str(way_for(mode, workers))
-    return Configuration(_full("elastic", spec, way), "elastic", spec, "coordinator", way, workers, "zmq")
+    way = way_for(mode, workers)
+    if isinstance(way, Robust):  # a rule wants every single gradient, at the coordinator
+        if algorithm != "auto":
+            raise BadInput(f"--elastic by {way} collects gradients at a coordinator: it takes no --algorithm")
+        algorithm = "coordinator"
+    return Configuration(_full("elastic", spec, str(way)), "elastic", spec, algorithm, str(way), workers, "zmq")
 
 
 def _divided(spec: str, division: str, workers: int, engine: str) -> Configuration:
@@ -301,7 +304,7 @@ def split(text: str) -> list[str]:
         BadInput: nothing is named, or something twice.
     """
     found: list[str] = []
-    for part in (part.strip() for part in _COMMA.split(text) if part.strip()):
+    for part in (part.strip() for part in pieces(text) if part.strip()):
         if found and _OPTION.match(part):
             found[-1] += f",{part}"
         else:

@@ -106,6 +106,7 @@ class ElasticWorker:
             self.task.model, self.optimizer, data, self.journals.meeting(trial.start), workers=chosen.workers,
             scheduler=LambdaLR(self.optimizer, self._rate), patience_s=PATIENCE_S, codec=chosen.codec,
             consistency=chosen.consistency,
+            algorithm="auto" if chosen.algorithm == "coordinator" else chosen.algorithm,
         ) as job:  # fmt: skip
             if trial.resume and job.is_first:
                 self._go_on(job)
