@@ -37,7 +37,7 @@ from laconic.planner.plan import (
     setting_of,
     strategies,
 )
-from laconic.planner.predict import Calibration, Setting, largest_of, predict
+from laconic.planner.predict import Calibration, Setting, _period, largest_of, predict
 from laconic.planner.strategy import Strategy
 from laconic.planner.subject import subject
 from laconic.planner.work import LayerTime, Work
@@ -450,3 +450,9 @@ def test_a_growing_batch_in_the_plan(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_a_copy_on_the_meta_device_needs_no_memory() -> None:
     assert all(p.is_meta for p in subject(torch.nn.Linear(3, 3), (3,)).model("meta").parameters())
+
+
+@pytest.mark.parametrize("mode", ["local", "local(8)", "local(period=8)", "local(8, state=forget)"])
+def test_the_period_of_a_mode_however_it_is_written(mode: str) -> None:
+    assert _period(mode) == 8
+    assert _period("sync") == 1

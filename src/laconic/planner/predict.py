@@ -19,6 +19,8 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from laconic.codecs import codec
+from laconic.consistency import build as build_mode
+from laconic.consistency.modes.local import LocalMode
 from laconic.exchange.chooser import CodecCost
 from laconic.planner.cost import Cost as ModelCost
 from laconic.planner.devices import Device
@@ -398,8 +400,8 @@ def _late(layers: Sequence[LayerTime], arrivals: Sequence[float], now: float) ->
 
 def _period(consistency: str) -> int:
     """Steps between two agreements."""
-    name, _, rest = consistency.partition("(")
-    return int(rest.rstrip(")") or 8) if name == "local" else 1
+    mode = build_mode(consistency)
+    return mode.period if isinstance(mode, LocalMode) else 1
 
 
 def _memory(setting: Setting, strategy: Strategy, replica: ReplicaCost) -> float:

@@ -6,6 +6,7 @@ import copy
 import itertools
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import nn
 import laconic
 from laconic.consistency import build
 from laconic.consistency.gossip import graphs
+from laconic.consistency.gossip.pairs import PartnerChoice, _Pairs
 from laconic.errors import BadInput, UnknownName
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads
@@ -259,3 +261,13 @@ def test_wrong_use() -> None:
     ]:
         with pytest.raises(BadInput, match=text):
             laconic.distribute(model, optimizer, consistency=spec, **({"codec": "none"} | options))
+
+
+def test_what_is_wanted_while_another_is_asked_is_not_lost() -> None:
+    mesh = SimpleNamespace(rank=0, world_size=2, peers=[1], send_to=lambda peer, frame: setattr(pairs, "wants", True))
+    roll = SimpleNamespace(left=lambda: [0, 1], lost=set())
+    choice = PartnerChoice(lambda left: [1], np.random.default_rng(0))
+    pairs: Any = _Pairs(mesh, roll, torch.zeros(3), laconic.codec("none"), 0.5, choice)  # type: ignore[arg-type]
+    pairs.wants = True
+    pairs._ask()
+    assert pairs.wants

@@ -16,6 +16,7 @@ from laconic.errors import BadInput, Mismatch, PeerLost
 from laconic.parallel.boundary import Boundary
 from laconic.parallel.forms.stages import Stages
 from laconic.parallel.pipeline import Pipeline, build
+from laconic.parallel.pipeline.tied import Tied
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
 from laconic.workloads.models.gpt import CharGPT
@@ -333,3 +334,15 @@ def test_ranks_that_ask_for_different_things_are_told() -> None:
 
     with pytest.raises(Mismatch, match="divide: plan differs"):
         run_threads(2, body)
+
+
+def test_an_error_leaves_the_gradients_that_were_there() -> None:
+    """Of a weight that several stages use: those of earlier micro-batches that are to be accumulated."""
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = kept = torch.full((2,), 3.0)
+    gathering = Tied([(None, weight, (0, 1))]).gathering()  # type: ignore[list-item]
+    gathering.__enter__()
+    weight.grad = torch.zeros(2)
+    with pytest.raises(PeerLost):
+        gathering.__exit__(PeerLost, PeerLost("gone", rank=0), None)
+    assert weight.grad is kept

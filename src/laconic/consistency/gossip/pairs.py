@@ -288,13 +288,13 @@ class _Pairs:
             self._asked, self.wants = None, True
 
     def _ask(self) -> None:
+        self.wants = False  # first: the training may want the next one while this one is sent
         peer = self.choice.one(self.losses.here, self.mesh.peers)
         if peer is not None:
             with self._lock:
                 message, mine = self._tell(peer)
             self._asked = (peer, mine)
             self._send(peer, message, PairKind.ASK)
-        self.wants = False
 
     def _tell(self, peer: int) -> tuple[Tensor, Tensor]:
         """The message that tells a peer where this worker is now, and a copy of what it then knows."""

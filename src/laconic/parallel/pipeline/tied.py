@@ -53,14 +53,21 @@ class Tied:
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """The gradients that are made inside are summed over the stages at the end."""
-        before = [own.grad for _, own, _ in self._shared]
+        """The gradients that are made inside are summed over the stages at the end, and added to those before.
+
+        After an error the gradients are those before.
+        """
+        after = before = [own.grad for _, own, _ in self._shared]
         for _, own, _ in self._shared:
             own.grad = None
-        yield
-        for (cut, own, stages), kept in zip(self._shared, before, strict=True):
-            gradient = self._sum(cut, torch.zeros_like(own) if own.grad is None else own.grad, stages)
-            own.grad = gradient if kept is None else kept + gradient
+        try:
+            yield
+            sums = [self._sum(cut, torch.zeros_like(own) if own.grad is None else own.grad, stages)
+                    for cut, own, stages in self._shared]  # fmt: skip
+            after = [made if kept is None else kept + made for made, kept in zip(sums, before, strict=True)]
+        finally:
+            for (_, own, _), gradient in zip(self._shared, after, strict=True):
+                own.grad = gradient
 
     @property
     def nbytes(self) -> int:
