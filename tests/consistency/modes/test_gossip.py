@@ -265,9 +265,9 @@ def test_wrong_use() -> None:
 
 def test_what_is_wanted_while_another_is_asked_is_not_lost() -> None:
     mesh = SimpleNamespace(rank=0, world_size=2, peers=[1], send_to=lambda peer, frame: setattr(pairs, "wants", True))
-    roll = SimpleNamespace(left=lambda: [0, 1], lost=set())
+    losses = SimpleNamespace(here=[0, 1], lost=set())
     choice = PartnerChoice(lambda left: [1], np.random.default_rng(0))
-    pairs: Any = _Pairs(mesh, roll, torch.zeros(3), laconic.codec("none"), 0.5, choice)  # type: ignore[arg-type]
+    pairs: Any = _Pairs(mesh, losses, torch.zeros(3), laconic.codec("none"), 0.5, choice)  # type: ignore[arg-type]
     pairs.wants = True
     pairs._ask()
     assert pairs.wants

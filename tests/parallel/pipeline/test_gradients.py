@@ -340,9 +340,13 @@ def test_an_error_leaves_the_gradients_that_were_there() -> None:
     """Of a weight that several stages use: those of earlier micro-batches that are to be accumulated."""
     weight = nn.Parameter(torch.ones(2))
     weight.grad = kept = torch.full((2,), 3.0)
-    gathering = Tied([(None, weight, (0, 1))]).gathering()  # type: ignore[list-item]
-    gathering.__enter__()
-    weight.grad = torch.zeros(2)
+    tied = Tied([(None, weight, (0, 1))])  # type: ignore[list-item]
+
+    def lose() -> None:
+        with tied.gathering():
+            weight.grad = torch.zeros(2)
+            raise PeerLost("stage 1 was lost", rank=0)
+
     with pytest.raises(PeerLost):
-        gathering.__exit__(PeerLost, PeerLost("gone", rank=0), None)
+        lose()
     assert weight.grad is kept
