@@ -275,3 +275,9 @@ def test_the_worst_of_a_hundred_thousand_geometric_medians(seed: int, least: flo
     x = x.astype(np.float32)
     found = aggregate("geometric_median", x, None)
     assert reference.sum_of_distances(x, found) == pytest.approx(least, rel=4e-8)
+
+
+def test_a_distant_row_hides_no_median() -> None:
+    """Beside 3e38 all sums of distances are equal in float64: 0, where most rows are, is the median all the same."""
+    x = np.array([[3e38], [1.0], [0.0], [0.0], [0.0]], dtype=np.float32)
+    assert aggregate("geometric_median", x, None).tolist() == [0.0]

@@ -166,24 +166,26 @@ def directions(x: Array, base: int) -> tuple[Array, Array]:
 
 @njit(nogil=True, cache=True)
 @no_type_check
+def is_median(far: Array, cosines: Array) -> bool:
+    """Whether the others pull at row b by no more than there are rows at it (Vardi and Zhang)."""
+    pull = np.where(far > 0.0, 1.0, 0.0)
+    return _norm(cosines, pull) <= (far.size - pull.sum()) * (1.0 + 1e-9)
+
+
+@njit(nogil=True, cache=True)
+@no_type_check
 def median_from(far: Array, cosines: Array) -> Array:
     """μ so that b + Σ μᵢ·(xᵢ − b)/‖xᵢ − b‖ is the geometric median of all rows, where row b is the best of them.
 
-    The median lies in the rows' affine hull, so lengths and angles are all that is needed. b itself is the median where
-    the others pull at it by no more than there are rows at it (Vardi and Zhang). Where it is not, the sum of distances
-    is smooth around the median, below that of every row, and Newton's method with a line search finds it. A step that
-    Newton cannot take is Weiszfeld's.
+    The median lies in the rows' affine hull, so lengths and angles are all that is needed. Where b is not the median,
+    the sum of distances is smooth around it, and below that of every row. Newton's method with a line search finds it;
+    a step that Newton cannot take is Weiszfeld's.
     """
     n = far.size
-    found, alike, pull = np.zeros(n, dtype=np.float64), 0, np.zeros(n, dtype=np.float64)
-    for i in range(n):
-        if far[i] == 0.0:
-            alike += 1
-        else:
-            pull[i] = 1.0
-    strength = _norm(cosines, pull)
-    if strength <= alike * (1.0 + 1e-9):
+    found, pull = np.zeros(n, dtype=np.float64), np.where(far > 0.0, 1.0, 0.0)
+    if is_median(far, cosines):
         return found
+    alike, strength = n - pull.sum(), _norm(cosines, pull)
     # Away from b, by a step that the sum of distances falls along (Vardi and Zhang).
     inverse = 0.0
     for i in range(n):

@@ -192,16 +192,23 @@ def geometric_median(x: Array, f: int) -> Array:
     Source: Vardi and Zhang, The Multivariate L1-Median, PNAS 2000, for when a row is the median.
     Differs: Newton's steps instead of Weiszfeld's, which hardly move near a row.
     """
-    sums = np.sqrt(kernels.pairwise(x)).sum(axis=1)
-    base = int(sums.argmin())
-    far, cosines = kernels.directions(x, base)
-    along = kernels.median_from(far, cosines)
-    if along.any():
-        weights = np.where(far > 0, along / np.where(far > 0, far, 1), 0.0)
-        weights[base] += 1 - weights.sum()
-    else:  # row `base` is one; rows as good are too, as on a line, and so is what lies between them
-        weights = np.where(sums <= sums[base] * (1 + 1e-12), 1.0, 0.0)
+    distances = np.sqrt(kernels.pairwise(x))
+    sums = distances.sum(axis=1)
+    weights, seen = np.zeros(len(x)), np.zeros(len(x), dtype=bool)
+    # Several rows may be medians, as on a line, and so is what lies between them. Beside a distant row others seem so.
+    for row in np.flatnonzero(sums <= sums.min() * (1 + 1e-12)):
+        if not seen[row]:
+            alike = distances[row] == 0
+            seen |= alike
+            far, cosines = kernels.directions(x, row)
+            if kernels.is_median(far, cosines):
+                weights[alike] = 1.0
+    if weights.any():
         weights /= weights.sum()
+    else:
+        along = kernels.median_from(far, cosines)
+        weights = np.where(far > 0, along / np.where(far > 0, far, 1), 0.0)
+        weights[row] += 1 - weights.sum()
     there = np.empty(x.shape[1])
     kernels.weighted_sum(x, weights, there)
     return there.astype(np.float32)
