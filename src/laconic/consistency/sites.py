@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor
 from laconic.codecs import Codec, indices
 from laconic.codecs import codec as codec_of
 from laconic.consistency.servers.messages import ServerKind, ServerMessage, settings
-from laconic.errors import BadInput, PayloadError, TransportError
+from laconic.errors import BadInput, PayloadError
 from laconic.exchange.collectives import all_reduce, broadcast
 from laconic.exchange.residuals import mode_for
 from laconic.transports.world import World
@@ -59,7 +58,6 @@ class Site:
         self.leads = self.leaders[self.number] == world.rank
         self.ranks = [rank for rank, site in enumerate(numbers) if site == self.number]
         self._shared = len(self.ranks) > 1
-        self._whole = f"[rank {world.rank}/{world.world_size}] site {self.number}"
         self._world = world.split(numbers) if world.world_size > 1 else None
 
     @property
@@ -69,24 +67,11 @@ class Site:
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over the site's ranks, in place, the same bits on all."""
-        with self._named():
-            return all_reduce(values, "mean", algorithm=ALGORITHM, group=self._world) if self._shared else values
+        return all_reduce(values, "mean", algorithm=ALGORITHM, group=self._world) if self._shared else values
 
     def tell(self, values: Tensor) -> Tensor:
         """The leader's values on all ranks of the site, in place."""
-        with self._named():
-            return broadcast(values, root=0, group=self._world) if self._shared else values
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Errors name ranks of the job, where the site's world knows its own numbers only."""
-        try:
-            yield
-        except TransportError as error:
-            rank = self.ranks[error.rank]
-            peer = None if error.peer is None else self.ranks[error.peer]
-            about = "" if peer is None else f" (rank {peer} of the job)"
-            raise type(error)(f"{self._whole}{about}: {error}", rank=rank, peer=peer, round=error.round) from error
+        return broadcast(values, root=0, group=self._world) if self._shared else values
 
     def close(self) -> None:
         """Leave the site's world; safe to call twice."""

@@ -119,13 +119,13 @@ class Call:
 
     def where(self, round: int | None = None) -> str:
         """The beginning of every error: `[rank 3/8] ring all_reduce, round 5 of 14`."""
-        text = f"[rank {self.transport.rank}/{self.transport.world_size}] {self.algorithm} {self.collective}"
+        text = f"{self.transport.title} {self.algorithm} {self.collective}"
         return text if round is None else f"{text}, round {round + 1} of {self.rounds}"
 
     def bad_payload(self, round: int, peer: int, error: PayloadError) -> PayloadError:
         """`error` with the rank, the round and the peer it came from."""
-        failure = PayloadError(f"{self.where(round)}: peer {peer} sent a bad payload: {error}")
-        failure.peer = peer
+        failure = PayloadError(f"{self.where(round)}: peer {self.transport.named(peer)} sent a bad payload: {error}")
+        failure.peer = self.transport.named(peer)
         return failure
 
     def __enter__(self) -> Call:
@@ -171,6 +171,9 @@ class Transport(ABC):
         self._sequence = 0
         self._points: dict[tuple[int, int], int] = {}  # messages so far, by source and target
         self._splits = 0
+        self.members: Sequence[int] | None = None  # of a part of the job: its ranks' numbers in the whole of it
+        self.job_size = world_size
+        self.parts: list[weakref.ref[Transport]] = []  # that this one was split into
         self.guards: list[weakref.WeakMethod[Callable[[], None]]] = []  # of jobs that have exchanges under way
 
     def call(self, collective: str, algorithm: str, numel: int, dtype: str, detail: str = "", rounds: int = 0) -> Call:
@@ -187,12 +190,28 @@ class Transport(ABC):
         await_jobs(self)
         turn = self._points[source, target] = self._points.get((source, target), 0) + 1
         sequence = POINT | ((turn * self.world_size + source) * self.world_size + target) % POINT
-        route = f"from rank {source} to rank {target}"
+        route = f"from rank {self.named(source)} to rank {self.named(target)}"
         return self.enter(Call(self, sequence, "message", "direct", numel, dtype, route, 1))
 
     def split(self, colours: Sequence[int]) -> Transport:
         """A transport among the ranks of this one's colour, on the same engine; `World.split` has checked the rest."""
         raise NotImplementedError(f"{self.engine} cannot be split")
+
+    def adopt(self, part: Transport, members: Sequence[int]) -> None:
+        """Let `part` be a part of this transport, among these of its ranks: its errors number ranks as the job does."""
+        part.members, part.job_size = [self.named(member) for member in members], self.job_size
+        self.parts.append(weakref.ref(part))
+
+    def named(self, rank: int) -> int:
+        """The number in the whole job of one of this transport's ranks."""
+        return rank if self.members is None else self.members[rank]
+
+    def close_parts(self) -> None:
+        """Close what this transport was split into, so that ranks that wait there learn that this one has left."""
+        for part in (each() for each in self.parts):
+            if part is not None:
+                part.close_parts()
+                part.close()
 
     def enter(self, call: Call) -> Call:
         """Let a call be under way, and return it; one that failed before it is forgotten."""
@@ -228,6 +247,9 @@ class Transport(ABC):
     def break_off(self, failure: TransportError) -> None:
         """Let every later call raise `failure`; other threads may call this."""
         self.broken = self.broken or failure
+        for part in (each() for each in self.parts):
+            if part is not None:
+                part.break_off(failure)
 
     def check_usable(self) -> None:
         """Raise again what broke this transport, if anything did."""
@@ -242,8 +264,9 @@ class Transport(ABC):
         round: int | None = None,
         call: Call | None = None,
     ) -> TransportError:
-        """An error that begins with where this rank is, in `call` or the current one."""
-        return kind(f"{self.where(round, call)}: {text}", rank=self.rank, peer=peer, round=round)
+        """An error that begins with where this rank is, in `call` or the current one; `peer` is one of our ranks."""
+        known = None if peer is None else self.named(peer)
+        return kind(f"{self.where(round, call)}: {text}", rank=self.named(self.rank), peer=known, round=round)
 
     def native_all_reduce(self, tensor: Tensor, op: str) -> bool:
         """Reduce 1-D `tensor` in place by the engine's own all-reduce; False when the engine has none."""
@@ -270,7 +293,12 @@ class Transport(ABC):
     def where(self, round: int | None = None, call: Call | None = None) -> str:
         """The beginning of every error: `[rank 3/8] ring all_reduce, round 5 of 14`, in `call` or the current one."""
         call = call or self.current
-        return f"[rank {self.rank}/{self.world_size}]" if call is None else call.where(round)
+        return self.title if call is None else call.where(round)
+
+    @property
+    def title(self) -> str:
+        """This rank and their number, in the whole job: `[rank 3/8]`."""
+        return f"[rank {self.named(self.rank)}/{self.job_size}]"
 
     def __enter__(self) -> Transport:
         return self

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.transports.base import Call, Incoming, Outgoing, Posted, Transport
+from laconic.transports.base import Call, Incoming, Outgoing, Posted, Transport, members_of
 
 # Payloads in a message are padded by at most 15 bytes, which nobody reads: so many in a row hit one that counts.
 DAMAGED_NBYTES = 17
@@ -104,8 +104,10 @@ class Faulty(Transport):
         return self.inner.post(call, kept, recvs, round)
 
     def split(self, colours: Sequence[int]) -> Transport:
-        part = self.inner.split(colours)
-        return Faulty(part, corrupt=self._corrupt, drop=self._drop, delay=self._delay, die=self._die)
+        inner = self.inner.split(colours)
+        part = Faulty(inner, corrupt=self._corrupt, drop=self._drop, delay=self._delay, die=self._die)
+        self.adopt(part, members_of(colours, self.rank))
+        return part
 
     def close(self) -> None:
         self.inner.close()

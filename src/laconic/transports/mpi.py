@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import BadInput, CollectiveTimeout, Mismatch, MissingExtra, PeerLost, TransportError
-from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Call, Incoming, Outgoing, Posted, Transport
+from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Call, Incoming, Outgoing, Posted, Transport, members_of
 from laconic.transports.mpi_notices import Notices, own_card
 
 if TYPE_CHECKING:
@@ -115,9 +115,11 @@ class MpiTransport(Transport):
     def split(self, colours: Sequence[int]) -> Transport:
         part = self.comm.Split(colours[self.rank], self.rank)
         try:
-            return MpiTransport(part, self.timeout_s)
+            found = MpiTransport(part, self.timeout_s)
         finally:
             part.Free()
+        self.adopt(found, members_of(colours, self.rank))
+        return found
 
     def native_all_reduce(self, tensor: Tensor, op: str) -> bool:
         """Reduce by MPI_Iallreduce in place; False for what MPI cannot add (half, bfloat16, bool, complex).
@@ -162,7 +164,7 @@ class MpiTransport(Transport):
     def wait_for(self, request: MPI.Request, peer: int, round: int) -> int:
         """Wait for one request of a round to or from `peer`; returns the bytes that moved."""
         status = self.mpi.Status()
-        self._poll(lambda: request.Test(status), f"peer {peer}", peer, round)
+        self._poll(lambda: request.Test(status), f"peer {self.named(peer)}", peer, round)
         return int(status.Get_count(self.mpi.BYTE))
 
     def fail(self, error: TransportError, sequence: int = 0) -> NoReturn:
@@ -171,13 +173,15 @@ class MpiTransport(Transport):
         self.broken = error
         self._give_up_round()
         mismatch = [sequence, self._signatures.get(sequence, self.signature)] if isinstance(error, Mismatch) else None
-        self._notices.tell(kind="failed", peer=error.peer, text=str(error), mismatch=mismatch)
+        peer = error.peer if self.members is None or error.peer is None else self.members.index(error.peer)
+        self._notices.tell(kind="failed", peer=peer, text=str(error), mismatch=mismatch)
         raise error
 
     def abandon(self, reason: str, *, expected: bool = False) -> None:
         if (self.calls or expected) and self.broken is None:
             with contextlib.suppress(PeerLost):
-                self.fail(PeerLost(f"rank {self.rank} has given up: {reason}", rank=self.rank, peer=self.rank))
+                name = self.named(self.rank)
+                self.fail(PeerLost(f"rank {name} has given up: {reason}", rank=name, peer=name))
 
     def _poll(self, ready: Callable[[], bool], whom: str, peer: int | None, round: int | None) -> None:
         """Wait until `ready`, backing off; compare notes with the other ranks when it takes long."""
@@ -213,7 +217,8 @@ class MpiTransport(Transport):
         if not lost:
             return self.failure(CollectiveTimeout, text, peer, round)
         culprit = peer if peer in lost else lost[0]
-        return self.failure(PeerLost, f"{text}: peer {culprit} {self._notices.lost[culprit].why}", culprit, round)
+        why = self._notices.lost[culprit].why
+        return self.failure(PeerLost, f"{text}: peer {self.named(culprit)} {why}", culprit, round)
 
     @property
     def signature(self) -> str:
@@ -227,7 +232,7 @@ class MpiTransport(Transport):
             self._notices.announce(self.current)
         # The peer's data may come after its word of leaving, so that only counts once we are stalled.
         if peer is not None and (loss := self._notices.lost.get(peer)) is not None:
-            self.fail(self.failure(PeerLost, f"peer {peer} {loss.why}", peer, round))
+            self.fail(self.failure(PeerLost, f"peer {self.named(peer)} {loss.why}", peer, round))
 
     def _listen(self, round: int | None) -> None:
         """Read what the others have said, and raise what follows from it."""
@@ -244,7 +249,7 @@ class MpiTransport(Transport):
 
     def _mismatch(self, peer: int, theirs: str, sequence: int, round: int | None) -> NoReturn:
         ours = self._signatures[sequence]
-        text = f"this rank called {ours}, rank {peer} called {theirs} (call {sequence})"
+        text = f"this rank called {ours}, rank {self.named(peer)} called {theirs} (call {sequence})"
         self.fail(self.failure(Mismatch, text, peer, round), sequence)
 
     def _heard_failure(self, source: int, notice: dict[str, Any], round: int | None) -> NoReturn:
@@ -256,7 +261,7 @@ class MpiTransport(Transport):
             sequence, signature = notice["mismatch"]
             if self._signatures.get(sequence, signature) != signature:
                 peer = source  # of the two that disagree, the one that disagrees with us
-        self.broken = self.failure(kind, f"rank {source} gave up: {notice['text']}", peer, round)
+        self.broken = self.failure(kind, f"rank {self.named(source)} gave up: {notice['text']}", peer, round)
         self._give_up_round()
         raise self.broken
 
@@ -316,7 +321,7 @@ class _MpiRound(Posted):
         if self.recvs[index].at_most:
             return target.view(torch.uint8)[:nbytes].view(target.dtype)
         if nbytes != target.nbytes:
-            text = f"peer {peer} sent {nbytes} bytes, {owner.signature} has {target.nbytes}"
+            text = f"peer {owner.named(peer)} sent {nbytes} bytes, {owner.signature} has {target.nbytes}"
             owner.fail(owner.failure(Mismatch, text, peer, self.round))
         return target
 

@@ -80,7 +80,9 @@ class ThreadTransport(Transport):
         self._splits += 1
         members = members_of(colours, self.rank)
         hub = self.hub.part(self._splits, colours[self.rank], len(members))
-        return ThreadTransport(hub, members.index(self.rank), self.timeout_s)
+        part = ThreadTransport(hub, members.index(self.rank), self.timeout_s)
+        self.adopt(part, members)
+        return part
 
     def close(self) -> None:
         with self.hub.changed:
@@ -93,14 +95,15 @@ class ThreadTransport(Transport):
         while not ready():
             if peer in self.hub.gone:
                 culprit = self.hub.blames[self.rank] = self.hub.culprit(peer)
-                text = f"peer {peer} has left" if culprit == peer else f"peer {culprit} was lost, as rank {peer} found"
+                left, lost = self.named(peer), self.named(culprit)
+                text = f"peer {left} has left" if culprit == peer else f"peer {lost} was lost, as rank {left} found"
                 raise self.failure(PeerLost, text, culprit, round, call)
-            left = deadline - time.monotonic()
-            if left <= 0:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
                 self.hub.blames[self.rank] = peer
-                text = f"nothing from or for peer {peer} in {self.timeout_s:g} s"
+                text = f"nothing from or for peer {self.named(peer)} in {self.timeout_s:g} s"
                 raise self.failure(CollectiveTimeout, text, peer, round, call)
-            self.hub.changed.wait(left)
+            self.hub.changed.wait(left_s)
 
 
 @dataclass(eq=False)
@@ -118,7 +121,7 @@ class _ThreadRound(Posted):
             owner.wait_for(lambda: bool(owner.hub.boxes.get(box_key)), incoming.peer, call, self.round)
             letter = owner.hub.boxes[box_key].popleft()
             if letter.call.code != call.code:
-                text = f"peer {incoming.peer} is in {letter.call.signature}, this rank in {call.signature}"
+                text = f"peer {owner.named(incoming.peer)} is in {letter.call.signature}, this rank in {call.signature}"
                 raise owner.failure(Mismatch, text, incoming.peer, self.round, call)
             target = owner.arena.take(incoming) if incoming.into is None else incoming.into
             if incoming.at_most:

@@ -44,6 +44,7 @@ class TorchTransport(Transport):
         store: where the ranks meet; give each generation a fresh prefix.
         group: an existing group to run on instead of making one (NCCL and other backends).
         store_host: the rank whose process holds the store, if any: when the store is gone, so is that rank.
+        within: the transport that this one is a part of, and which of its ranks.
     """
 
     engine = "gloo"
@@ -59,14 +60,18 @@ class TorchTransport(Transport):
         *,
         group: Any = None,
         store_host: int | None = None,
+        within: tuple[Transport, Sequence[int]] | None = None,
     ) -> None:
         super().__init__(rank, world_size, timeout_s)
+        if within is not None:
+            within[0].adopt(self, within[1])
         self.store = store
         self.store_host = store_host
         self.arena = Arena()
         self._last = (0, "")
         self.board = Board(dist.PrefixStore("board", store), rank, world_size, self._doing)
         try:
+            self.group = group
             if group is None:
                 meet = dist.PrefixStore("gloo", store)
                 group = dist.ProcessGroupGloo(meet, rank, world_size, timedelta(seconds=timeout_s))
@@ -115,6 +120,7 @@ class TorchTransport(Transport):
             self.timeout_s,
             group=group,
             store_host=members.index(self.store_host) if self.store_host in members else None,
+            within=(self, members),
         )
 
     def native_all_reduce(self, tensor: Tensor, op: str) -> bool:
@@ -157,8 +163,9 @@ class TorchTransport(Transport):
             kind, text, culprit = self._verdict(error, peer, call)
         except StoreGone:
             kind, culprit = PeerLost, self.store_host if self.store_host is not None else peer
-            whose = f", and with it peer {culprit}, which holds it" if self.store_host is not None else ""
-            text = f"the store does not answer{whose}; waiting for peer {peer}"
+            host = self.store_host
+            whose = "" if host is None else f", and with it peer {self.named(host)}, which holds it"
+            text = f"the store does not answer{whose}; waiting for peer {self._name(peer)}"
         verdict = self.failure(kind, text, culprit, round, call)
         _log.warning("%s", verdict)
         self.broken = verdict
@@ -182,11 +189,14 @@ class TorchTransport(Transport):
             left = [loss.peer for loss in others if loss.has_left and peer in (None, loss.peer)]
             culprit = next(iter([*blamed, *left]), None)
         if culprit is not None:
-            return PeerLost, f"peer {culprit} {self.board.lost[culprit].why}", culprit
+            return PeerLost, f"peer {self.named(culprit)} {self.board.lost[culprit].why}", culprit
         if "imed out" in str(error) or "timeout" in str(error).lower():
-            text = f"nothing from or for peer {peer} in {self.timeout_s:g} s, though every rank is alive"
+            text = f"nothing from or for peer {self._name(peer)} in {self.timeout_s:g} s, though every rank is alive"
             return CollectiveTimeout, text, peer
-        return TransportError, f"peer {peer}: {error}", peer
+        return TransportError, f"peer {self._name(peer)}: {error}", peer
+
+    def _name(self, peer: int | None) -> int | None:
+        return None if peer is None else self.named(peer)
 
     def abandon(self, reason: str, *, expected: bool = False) -> None:
         if self.calls or expected:
@@ -209,7 +219,9 @@ def _mismatch(notices: dict[int, Notice], call: Call | None) -> Verdict | None:
         return None
     for rank, notice in notices.items():
         if notice.sequence == call.sequence and notice.signature != call.signature:
-            return Mismatch, f"this rank called {call.signature}, rank {rank} called {notice.signature}", rank
+            theirs = f"rank {call.transport.named(rank)} called {notice.signature}"
+            text = f"this rank called {call.signature}, {theirs}"
+            return Mismatch, text, rank
     return None
 
 

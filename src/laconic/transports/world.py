@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from laconic.errors import BadInput, LaconicError, UnknownName
+from laconic.errors import BadInput, LaconicError, PeerLost, UnknownName
 from laconic.transports.base import DEFAULT_TIMEOUT_S, Call, Incoming, Outgoing, Transport, await_jobs, drive, finish
 from laconic.transports.executor import agree
 from laconic.transports.profile import Profile
@@ -80,8 +80,13 @@ class World:
         said = ",".join(map(str, colours))
         device = "cuda" if self.engine == "nccl" else "cpu"
         agree(self.transport, "split", "colours", torch.empty(0, device=device), f"into {said}")
-        part = World(self.transport.split(colours), self.profile)
-        part.store = self.new_store(f"colour{colours[self.rank]}")
+        try:
+            part = World(self.transport.split(colours), self.profile)
+            part.store = self.new_store(f"colour{colours[self.rank]}")
+        except dist.DistError as error:
+            host = getattr(self.transport, "store_host", None)
+            text = f"the store went away while the world was split: {error}"
+            raise self.transport.failure(PeerLost, text, host) from error
         return part
 
     def new_store(self, name: str) -> dist.Store | None:
@@ -119,7 +124,7 @@ class World:
 
     def _point(self, source: int, target: int, peer: int, flat: Tensor) -> Call:
         if not 0 <= peer < self.world_size or peer == self.rank:
-            raise BadInput(f"[rank {self.rank}/{self.world_size}] a message needs another rank, got {peer}")
+            raise BadInput(f"{self.transport.title} a message needs another rank, got {peer}")
         return self.transport.point(source, target, flat.numel(), str(flat.dtype).removeprefix("torch."))
 
     def close(self) -> None:
@@ -131,6 +136,7 @@ class World:
                 self.watch.close()
             with contextlib.suppress(LaconicError):  # which whoever waits for them is told
                 await_jobs(self.transport)
+            self.transport.close_parts()
             self.transport.close()
         if _current is self:
             _current, _was_closed = None, True

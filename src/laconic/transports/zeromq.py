@@ -93,6 +93,7 @@ class ZmqTransport(Transport):
         """Addresses are exchanged over this world, so that no store is needed."""
         members = members_of(colours, self.rank)
         part = ZmqTransport(None, members.index(self.rank), len(members), self.timeout_s, **self._settings)
+        self.adopt(part, members)
         try:
             addresses = gather_texts(part.address, self)
             meet((part, {n: addresses[rank] for n, rank in enumerate(members) if rank != self.rank}))
@@ -109,7 +110,7 @@ class ZmqTransport(Transport):
     def abandon(self, reason: str, *, expected: bool = False) -> None:
         if (self.calls or expected) and self.broken is None:
             with contextlib.suppress(PeerLost):
-                self.fail(PeerLost, f"rank {self.rank} has given up: {reason}", self.rank, None)
+                self.fail(PeerLost, f"rank {self.named(self.rank)} has given up: {reason}", self.rank, None)
 
     # peers that come and go
 
@@ -190,7 +191,7 @@ class ZmqTransport(Transport):
             raise BadInput(f"send_to wants a contiguous 1-D tensor, got one of {payload.shape}")
         if peer not in self.peers:
             known = mesh.peers.get(peer)
-            why = known.why_gone if known else f"rank {peer} is not a peer; the peers: {self.peers}"
+            why = known.why_gone(self.named(peer)) if known else f"rank {peer} is not a peer; the peers: {self.peers}"
             raise PeerLost(f"{self.where()} send_to: {why}", rank=self.rank, peer=peer)
         frame = frame._replace(header=frame.header._replace(dtype=dtype_code(payload.dtype)))
         trackers = self._send(mesh.peers[peer], frame, None)
@@ -233,7 +234,7 @@ class ZmqTransport(Transport):
                 except zmq.Again:  # its queue is full: take in what is under way, so that nobody waits for us
                     self.progress(peer, round, deadline, sending=True)
             else:
-                self.fail(PeerLost, peer.why_gone, peer.rank, round)
+                self.fail(PeerLost, peer.why_gone(self.named(peer.rank)), peer.rank, round)
             if tracker is not None:
                 trackers.append((peer, tracker))
         return trackers
@@ -253,9 +254,9 @@ class ZmqTransport(Transport):
             self._check_hope(peer, round)
             deaf = self.mesh.half_open()
             if deaf is not None:
-                self.fail(PeerLost, deaf.why_gone, deaf.rank, round)
+                self.fail(PeerLost, deaf.why_gone(self.named(deaf.rank)), deaf.rank, round)
         if time.monotonic() > deadline and (sending or not peer.queue):
-            reason = f"nothing from or for peer {peer.rank} in {self.timeout_s:g} s, though it seems alive"
+            reason = f"nothing from or for peer {self.named(peer.rank)} in {self.timeout_s:g} s, though it seems alive"
             self.fail(CollectiveTimeout, reason, peer.rank, round)
 
     def _check_hope(self, peer: Peer, round: int | None) -> None:
@@ -263,14 +264,15 @@ class ZmqTransport(Transport):
         if peer.queue:
             return
         if peer.refuses:
-            text = f"peer {peer.rank} refuses this rank's key; do all ranks have the same {KEY_VARIABLE} or key file?"
+            name = self.named(peer.rank)
+            text = f"peer {name} refuses this rank's key; do all ranks have the same {KEY_VARIABLE} or key file?"
             self.broken = self.failure(NotAuthorised, text, peer.rank, round)
             raise self.broken
         if self.mesh.is_over(peer):
             while self.mesh.take_in(block=False):
                 self._raise_bad_news(round)
             if not peer.queue:
-                self.fail(PeerLost, peer.why_gone, peer.rank, round)
+                self.fail(PeerLost, peer.why_gone(self.named(peer.rank)), peer.rank, round)
 
     def _raise_bad_news(self, round: int | None) -> None:
         if self._inbox.bad_news is not None and self.calls:
@@ -335,6 +337,6 @@ def meet(*meetings: tuple[ZmqTransport, Mapping[int, str]]) -> None:
 
 
 def _absent(transport: ZmqTransport, what: str, missing: list[int]) -> CollectiveTimeout:
-    names = ", ".join(map(str, missing))
+    names = ", ".join(str(transport.named(rank)) for rank in missing)
     text = f"{transport.where()} zmq: {what} from rank {names} in {transport.timeout_s:g} s; were all ranks started?"
-    return CollectiveTimeout(text, rank=transport.rank, peer=missing[0])
+    return CollectiveTimeout(text, rank=transport.named(transport.rank), peer=transport.named(missing[0]))

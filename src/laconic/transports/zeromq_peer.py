@@ -128,14 +128,13 @@ class Peer:
             return False
         return not self._farewell.done or (thanks and not self.thanked)
 
-    @property
-    def why_gone(self) -> str:
-        """Why nothing more can be had from it."""
+    def why_gone(self, name: int) -> str:
+        """Why nothing more can be had from it; `name` is its number in the whole job."""
         if self.left:
-            return f"peer {self.rank} has left: it closed its transport"
+            return f"peer {name} has left: it closed its transport"
         if self.unreachable:
-            return f"peer {self.rank} is lost: nobody listens at its address any more"
-        return f"peer {self.rank} is lost: its connection broke, or it gave no sign of life"
+            return f"peer {name} is lost: nobody listens at its address any more"
+        return f"peer {name} is lost: its connection broke, or it gave no sign of life"
 
     def disconnect(self, *, linger: bool) -> None:
         """Close both connections; without linger what is queued is dropped and its memory released."""

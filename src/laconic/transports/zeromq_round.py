@@ -86,7 +86,8 @@ class ZmqRound(Posted):
             self.owner.fail(Mismatch, _difference(peer, arrival, call), rank, round)
         if (header.step, header.nbytes, header.chunk) != (round, nbytes, chunk):
             came = f"{header.nbytes} bytes in round {header.step + 1}, expected {nbytes} in round {round + 1}"
-            self.owner.fail(Mismatch, f"rank {rank} sent {came}, both being in {call.signature}", rank, round)
+            text = f"rank {self.owner.named(rank)} sent {came}, both being in {call.signature}"
+            self.owner.fail(Mismatch, text, rank, round)
         return arrival.payload
 
     def sent(self) -> None:
@@ -100,7 +101,7 @@ class ZmqRound(Posted):
                     # The peer may be waiting for us to take in what it sends.
                     self.owner.progress(peer, self.round, deadline, block=False, sending=True)
                     if peer.dealer is None:
-                        self.owner.fail(PeerLost, peer.why_gone, peer.rank, self.round)
+                        self.owner.fail(PeerLost, peer.why_gone(self.owner.named(peer.rank)), peer.rank, self.round)
         self.trackers = []
 
 
@@ -128,10 +129,11 @@ class Inbox:
             if frame is not None:
                 self.parcels.append((peer.rank, frame))
         elif header.code in ERRORS and self.bad_news is None:
-            error, culprit, text = ERRORS[header.code], header.subject, f"{arrival.text} (told by rank {peer.rank})"
+            name = self.owner.named(peer.rank)
+            error, culprit, text = ERRORS[header.code], header.subject, f"{arrival.text} (told by rank {name})"
             if culprit == self.owner.rank:
                 culprit = peer.rank
-                text = f"rank {peer.rank} has given this rank up as lost" if error is PeerLost else text
+                text = f"rank {name} has given this rank up as lost" if error is PeerLost else text
             self.bad_news = (error, text, culprit, False)
 
     def compare(self, peer: Peer, arrival: Arrival) -> None:
@@ -146,4 +148,5 @@ def _difference(peer: Peer, arrival: Arrival, call: Call) -> str:
     theirs = arrival.text or peer.signature or "another call"
     if arrival.header.sequence != call.sequence:
         theirs += f" (its call {arrival.header.sequence}, not {call.sequence})"
-    return f"rank {peer.rank} is in {theirs}, rank {call.transport.rank} in {call.signature}"
+    them, us = (call.transport.named(rank) for rank in (peer.rank, call.transport.rank))
+    return f"rank {them} is in {theirs}, rank {us} in {call.signature}"
