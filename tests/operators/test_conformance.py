@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from laconic import operators
 from laconic.errors import BadInput, UnknownName
-from laconic.operators import Convolution
+from laconic.operators import Convolution, convolve
 from laconic.operators.scratch import fresh
 from operators.subjects import METHODS, allowed, convolutions, expected, fitted, operands, options
 from reference import convolution as reference
@@ -223,3 +223,28 @@ def test_memory_for_results_is_what_torch_would_make(side, channels_last):
     assert (found.shape, found.stride(), found.dtype) == (like.shape, like.stride(), like.dtype)
     found.fill_(2.0)
     assert float(found.sum()) == 2.0 * found.numel()
+
+
+@pytest.mark.parametrize("method", ["fft", "fft(8)", "winograd(2)", "winograd(4)", "im2col"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_one_infinity_stays_where_it_is(method: str, value: float) -> None:
+    """Transforms would spread it over tiles, or over everything."""
+    x, weight = torch.randn(2, 2, 16, 16), torch.randn(3, 2, 3, 3, requires_grad=True)
+    x[1, 0, 3, 3] = value
+    expected = torch.nn.functional.conv2d(x, weight, padding=1)
+    for own in (weight, weight.detach()):
+        found = convolve(x, own, method=method, padding=1)
+        assert torch.equal(found.isfinite(), expected.isfinite())
+
+
+def test_padding_by_name() -> None:
+    x, weight = torch.randn(1, 2, 9, 9), torch.randn(3, 2, 3, 5)
+    for padding in ("same", "valid"):
+        expected = torch.nn.functional.conv2d(x, weight, padding=padding)
+        torch.testing.assert_close(convolve(x, weight, method="im2col", padding=padding), expected)
+    with pytest.raises(BadInput, match="reaches as far on both sides"):
+        convolve(x, weight[..., :4], padding="same")
+    with pytest.raises(BadInput, match="no stride"):
+        convolve(x, weight, padding="same", stride=2)
+    with pytest.raises(UnknownName, match="did you mean 'same'"):
+        convolve(x, weight, padding="some")

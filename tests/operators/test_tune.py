@@ -321,3 +321,19 @@ def test_the_mode_of_denormals_is_put_back() -> None:
     tune(model, torch.randn(1, 3, 12, 12), cache=None)
     model(torch.randn(1, 3, 12, 12))
     assert float(torch.tensor(1e-40) * 1.0) != 0.0
+
+
+def test_a_tuned_model_is_exported_and_compiled(decreed):
+    """What is exported is torch's own code; a compiled model calls the plan's methods, and is compiled once."""
+    model = tune(small(), X)
+    with torch.no_grad():
+        expected = model(X)
+        exported = torch.export.export(model, (X,)).module()
+        torch.testing.assert_close(exported(X), expected, atol=1e-5, rtol=1e-5)
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="eager")
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            for _ in range(3):
+                assert torch.equal(compiled(X), expected)
+                for parameter in model.parameters():
+                    parameter.mul_(1.0)  # the next forward prepares them anew

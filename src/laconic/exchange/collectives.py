@@ -50,7 +50,8 @@ def all_reduce(
 
     Raises:
         UnknownName: no such algorithm or reduction.
-        PeerLost, Mismatch, CollectiveTimeout: on every rank, naming rank, round and peer.
+        PeerLost, Mismatch, CollectiveTimeout: on every rank, naming rank, round and peer. gloo does not compare sizes:
+            there a Mismatch of sizes comes when the time-out is over, `laconic.init(timeout_s=…)`, 300 s by default.
 
     Example:
         >>> import torch, laconic

@@ -6,6 +6,7 @@ Callers: tuned layers, benchmarks, tests, users who want one method by name (`co
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,9 @@ from torch import Tensor
 
 from laconic.errors import BadInput
 from laconic.operators.method import Method, WeightGradient, build
-from laconic.operators.methods.native import gradients
+from laconic.operators.methods.native import convolution, gradients
 from laconic.operators.scratch import fresh
-from laconic.operators.shape import Convolution, of_tensors
+from laconic.operators.shape import Convolution, of_tensors, on_both_sides
 
 _LEAST = [5e-324]  # the least positive double, in a list so that a product of it is not folded
 
@@ -84,7 +85,8 @@ class _Convolve(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.roles = roles
         # Not `roles.prepared`: the weights change before they are used again.
-        return roles.forward.run(x, roles.forward.method.prepare(weight, roles.conv), bias, roles.conv)
+        y = roles.forward.run(x, roles.forward.method.prepare(weight, roles.conv), bias, roles.conv)
+        return _contained(y, x, weight, bias, roles)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -123,7 +125,15 @@ def apply(x: Tensor, weight: Tensor, bias: Tensor | None, roles: Roles) -> Tenso
         y: Tensor = _Convolve.apply(x, weight, bias, roles)
         return y
     with torch.no_grad():
-        return roles.forward.run(x, roles.prepared(weight, roles.forward.method, roles.conv), bias, roles.conv)
+        y = roles.forward.run(x, roles.prepared(weight, roles.forward.method, roles.conv), bias, roles.conv)
+        return _contained(y, x, weight, bias, roles)
+
+
+def _contained(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, roles: Roles) -> Tensor:
+    """The output, by torch where NaN or infinity came out of transforms, which spread one of them over whole tiles."""
+    if getattr(roles.forward.method, "transforms", False) and not math.isfinite(y.sum()):
+        return convolution(x, weight, bias, roles.conv)
+    return y
 
 
 def roles_by(method: Method, conv: Convolution, pieces: Sequence[int] = ()) -> Roles:
@@ -148,15 +158,20 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None, method: str 
         bias: K values.
         method: a registered one, "native" or "fft(16)".
         micro_batch: samples computed at a time; 0 takes all at once.
-        options: stride, padding, dilation (a number, or one an axis) and groups, as in nn.Conv2d.
+        options: stride, padding, dilation (a number, or one an axis) and groups, as in nn.Conv2d; padding may be "same"
+            or "valid".
 
     Raises:
         UnknownName: no such method or option.
         BadInput: shapes that do not fit, or a convolution that the method cannot compute.
     """
     built, axes = build(method), x.dim() - 2
-    stride, padding, dilation = (_each(options.pop(name, usual), axes) for name, usual in
-                                 (("stride", 1), ("padding", 0), ("dilation", 1)))  # fmt: skip
+    stride, dilation = (_each(options.pop(name, 1), axes) for name in ("stride", "dilation"))
+    asked = options.pop("padding", 0)
+    padding = on_both_sides(asked, weight.shape[2:], dilation)
+    if padding is None or (asked == "same" and max(stride) > 1):
+        text = "no stride, and a kernel that reaches as far on both sides"
+        raise BadInput(f'padding="same" needs {text}; pad the input, and give padding=0')
     groups = options.pop("groups", 1)
     if options:
         raise BadInput(f"convolve takes stride, padding, dilation and groups, not {', '.join(options)}")

@@ -36,7 +36,10 @@ class MethodCost:
 
 
 class Method(Protocol):
-    """How a convolution is computed."""
+    """How a convolution is computed.
+
+    One that computes with sums of inputs and weights has `transforms = True`: NaN and infinity spread in it.
+    """
 
     name: ClassVar[str]
 

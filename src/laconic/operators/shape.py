@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from laconic.errors import BadInput
+from laconic.errors import BadInput, UnknownName
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,24 @@ class Convolution:
 
 
 Options = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
+
+
+def on_both_sides(
+    padding: str | int | tuple[int, ...], kernel: Sequence[int], dilation: Sequence[int]
+) -> tuple[int, ...] | None:
+    """What is added on both sides of each axis; None where "same" is not the same on both.
+
+    >>> on_both_sides("same", (3, 5), (1, 2)), on_both_sides("same", (2,), (1,)), on_both_sides(1, (3, 3), (1, 1))
+    ((1, 4), None, (1, 1))
+    """
+    if isinstance(padding, int):
+        return (padding,) * len(kernel)
+    if not isinstance(padding, str):
+        return tuple(padding)
+    if padding not in ("same", "valid"):
+        raise UnknownName("padding", padding, ("same", "valid"))
+    both = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, kernel, strict=True)]
+    return None if any(n % 2 for n in both) else tuple(n // 2 for n in both)
 
 
 def of_tensors(x: Tensor, weight: Tensor, options: Options) -> Convolution:

@@ -67,7 +67,7 @@ class TunedLayer(nn.Module):
     trains: bool
 
     def tuned_forward(self, x: Tensor, native: Callable[[Tensor], Tensor]) -> Tensor:
-        """The convolution by its plan, or torch's own where there is none."""
+        """The convolution by its plan, or torch's own where there is none, and of tensors that are only traced."""
         roles = self.routes.get(tuple(x.shape))
         weight, bias = self.weight, self.bias
         if (
@@ -76,6 +76,7 @@ class TunedLayer(nn.Module):
             or x.dtype != weight.dtype
             or str(x.dtype) != f"torch.{roles.conv.dtype}"
             or x.device.type != "cpu"
+            or type(x) not in (Tensor, nn.Parameter)
         ):
             return native(x)
         assert isinstance(weight, Tensor)
@@ -88,6 +89,7 @@ class TunedLayer(nn.Module):
 class TunedConv1d(TunedLayer, nn.Conv1d):
     """An nn.Conv1d by the methods of a plan."""
 
+    @torch.compiler.disable  # a compiled model calls its methods as they are
     def forward(self, x: Tensor) -> Tensor:
         return self.tuned_forward(x, super().forward)
 
@@ -95,6 +97,7 @@ class TunedConv1d(TunedLayer, nn.Conv1d):
 class TunedConv2d(TunedLayer, nn.Conv2d):
     """An nn.Conv2d by the methods of a plan."""
 
+    @torch.compiler.disable  # a compiled model calls its methods as they are
     def forward(self, x: Tensor) -> Tensor:
         return self.tuned_forward(x, super().forward)
 

@@ -30,7 +30,7 @@ from laconic.operators.nearness import evaluating, gradient_noise, gradients_of,
 from laconic.operators.numerics import checked_tolerance
 from laconic.operators.plan import OperatorRow, Plan
 from laconic.operators.search import Limits, MethodChoice, choose, least_workspace
-from laconic.operators.shape import Convolution, of_tensors
+from laconic.operators.shape import Convolution, of_tensors, on_both_sides
 from laconic.operators.timing import race
 from laconic.operators.tuned import TUNED, TunedLayer, tuned_layer
 from laconic.quantities import parse_nbytes
@@ -232,13 +232,7 @@ def _left_alone(module: nn.Module) -> str:
 
 
 def _padding(module: nn.Conv1d | nn.Conv2d) -> tuple[int, ...] | None:
-    """What is added on both sides; None where "same" is not the same on both."""
-    if not isinstance(module.padding, str):
-        return module.padding
-    if module.padding == "valid":
-        return (0,) * len(module.kernel_size)
-    both = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-    return None if any(n % 2 for n in both) else tuple(n // 2 for n in both)
+    return on_both_sides(module.padding, module.kernel_size, module.dilation)
 
 
 def _observe(model: nn.Module, inputs: tuple[Any, ...], train: bool) -> tuple[Seen, list[Tensor]]:

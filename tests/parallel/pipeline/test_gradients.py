@@ -350,3 +350,10 @@ def test_an_error_leaves_the_gradients_that_were_there() -> None:
     with pytest.raises(PeerLost):
         lose()
     assert weight.grad is kept
+
+
+def test_a_forward_that_decorators_wrap_is_said_to_be_so() -> None:
+    transformers = pytest.importorskip("transformers")
+    small = transformers.GPT2Config(n_layer=2, n_embd=8, n_head=1, vocab_size=11, bos_token_id=0, eos_token_id=0)
+    with pytest.raises(BadInput, match=r"decorators wrap it, .*; call its layers from a plain forward of your own"):
+        on_threads(2, transformers.GPT2LMHeadModel(small), Stages("auto", 2), lambda *_: None)

@@ -52,6 +52,7 @@ class Fft:
 
     tile: int = 0
     name: ClassVar[str]
+    transforms: ClassVar[bool] = True
     examples: ClassVar[tuple[str, ...]] = ("fft", "fft(8)", "fft(12)")
     candidates: ClassVar[tuple[str, ...]] = (
         "fft",

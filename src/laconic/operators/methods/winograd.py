@@ -55,6 +55,7 @@ class Winograd:
     outputs: int = 4
     channels_last: bool = False
     name: ClassVar[str]
+    transforms: ClassVar[bool] = True
     examples: ClassVar[tuple[str, ...]] = (
         "winograd(2)",
         "winograd(4)",
