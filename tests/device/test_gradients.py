@@ -29,6 +29,7 @@ CASES = (
 )
 
 
+@pytest.mark.timeout(600)  # the first builds the device
 @pytest.mark.parametrize("case", CASES)
 def test_means(case: str, ranks: Ranks) -> None:
     ranks.run("gradient_cases", case)

@@ -191,7 +191,7 @@ def median_from(far: Array, cosines: Array) -> Array:
     for i in range(n):
         if far[i] > 0.0:
             inverse += 1.0 / far[i]
-    direction, total = pull / inverse * (1.0 - alike / strength), far.sum()
+    direction = pull / inverse * (1.0 - alike / strength)
     r = far
     for _ in range(200):
         step, better = 1.0, False
@@ -199,14 +199,14 @@ def median_from(far: Array, cosines: Array) -> Array:
             if halving == 40 and found.any():  # Newton's direction does not lead down: Weiszfeld's does
                 direction, step = _weiszfeld(far, found, r), 1.0
             there = found + step * direction
-            r_there, sum_there = _distances(far, cosines, there)
-            if sum_there < total:
+            r_there = _distances(far, cosines, there)
+            if _change(far, cosines, found, step * direction, r, r_there) < 0.0:
                 better = True
                 break
             step /= 2
         if not better:
             return found
-        found, r, total = there, r_there, sum_there
+        found, r = there, r_there
         direction = _newton(far, cosines, found, r)
     return found
 
@@ -224,16 +224,36 @@ def _norm(cosines: Array, along: Array) -> float:
 
 @njit(nogil=True, cache=True)
 @no_type_check
-def _distances(far: Array, cosines: Array, along: Array) -> tuple[Array, float]:
-    """The distances of all rows to b + Σ alongᵢ eᵢ, and their sum."""
+def _distances(far: Array, cosines: Array, along: Array) -> Array:
+    """The distances of all rows to b + Σ alongᵢ eᵢ."""
     n = far.size
-    shifted, out, total = np.empty(n, dtype=np.float64), np.empty(n, dtype=np.float64), 0.0
+    shifted, out = np.empty(n, dtype=np.float64), np.empty(n, dtype=np.float64)
     for i in range(n):
         shifted[:] = along
         shifted[i] -= far[i]
         out[i] = max(_norm(cosines, shifted), 1e-300)
-        total += out[i]
-    return out, total
+    return out
+
+
+@njit(nogil=True, cache=True)
+@no_type_check
+def _change(far: Array, cosines: Array, along: Array, step: Array, r: Array, r_there: Array) -> float:
+    """By how much a step changes the sum of distances: Σ (r'ᵢ² − rᵢ²)/(r'ᵢ + rᵢ).
+
+    Beside a distant row a difference of two sums would be nothing but rounding.
+    """
+    n = far.size
+    turned = np.zeros(n, dtype=np.float64)
+    for i in range(n):
+        for j in range(n):
+            turned[i] += cosines[i, j] * step[j]
+    ahead, squared, total = 0.0, 0.0, 0.0
+    for i in range(n):
+        ahead += turned[i] * along[i]
+        squared += turned[i] * step[i]
+    for i in range(n):
+        total += (2.0 * (ahead - far[i] * turned[i]) + squared) / (r[i] + r_there[i])
+    return total
 
 
 @njit(nogil=True, cache=True)

@@ -200,15 +200,16 @@ def geometric_median(x: Array, f: int) -> Array:
         if not seen[row]:
             alike = distances[row] == 0
             seen |= alike
-            far, cosines = kernels.directions(x, row)
-            if kernels.is_median(far, cosines):
+            if kernels.is_median(*kernels.directions(x, row)):
                 weights[alike] = 1.0
     if weights.any():
         weights /= weights.sum()
     else:
+        best = int(sums.argmin())
+        far, cosines = kernels.directions(x, best)
         along = kernels.median_from(far, cosines)
         weights = np.where(far > 0, along / np.where(far > 0, far, 1), 0.0)
-        weights[row] += 1 - weights.sum()
+        weights[best] += 1 - weights.sum()
     there = np.empty(x.shape[1])
     kernels.weighted_sum(x, weights, there)
     return there.astype(np.float32)

@@ -167,8 +167,8 @@ def known_loss(trial: Trial) -> float | None:
 
 
 def _median(trials: list[Trial], figure: Callable[[Trial], float | None]) -> Median | None:
-    """Of all trials or of none: leaving out those that failed to measure it would flatter."""
-    values = [value for trial in trials if (value := figure(trial)) is not None]
+    """Of all trials or of none: leaving out those that failed to measure it, or diverged, would flatter."""
+    values = [value for trial in trials if (value := figure(trial)) is not None and not math.isnan(value)]
     return statistics.median(values) if values and len(values) == len(trials) else None
 
 

@@ -200,8 +200,10 @@ def _series(
 
 
 def _middle(lines: Sequence[Sequence[Pair]]) -> list[Pair]:
-    """Medians of both coordinates, evaluation by evaluation, as far as every seed has them."""
-    return [
-        (median([p[0] for p in points]).value, median([p[1] for p in points]).value)
-        for points in zip(*lines, strict=False)
-    ]
+    """Medians of both coordinates, evaluation by evaluation, as far as every seed has them; a gap where one is NaN."""
+    every = (zip(*points, strict=True) for points in zip(*lines, strict=False))
+    return [(_known_median(x), _known_median(y)) for x, y in every]
+
+
+def _known_median(values: Sequence[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else median(values).value
