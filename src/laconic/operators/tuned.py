@@ -89,7 +89,7 @@ class TunedLayer(nn.Module):
 class TunedConv1d(TunedLayer, nn.Conv1d):
     """An nn.Conv1d by the methods of a plan."""
 
-    @torch.compiler.disable  # a compiled model calls its methods as they are
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled model calls its methods as they are
     def forward(self, x: Tensor) -> Tensor:
         return self.tuned_forward(x, super().forward)
 
@@ -97,7 +97,7 @@ class TunedConv1d(TunedLayer, nn.Conv1d):
 class TunedConv2d(TunedLayer, nn.Conv2d):
     """An nn.Conv2d by the methods of a plan."""
 
-    @torch.compiler.disable  # a compiled model calls its methods as they are
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled model calls its methods as they are
     def forward(self, x: Tensor) -> Tensor:
         return self.tuned_forward(x, super().forward)
 

@@ -58,12 +58,12 @@ def _trace(model: nn.Module) -> fx.Graph:
             graph = _Tracer().trace(model, concrete_args=defaults or None)
     except Exception as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        cure = "move what it cannot trace into a submodule, which then is one layer"
         if "co_varnames" in why:  # torch.fx calls a wrapped forward by the arguments of the one inside
             why = "decorators wrap it, as they do in Hugging Face's models"
+            cure = "call its layers from a plain forward of your own"
         raise BadInput(
-            f"the model cannot be cut into stages, as torch.fx cannot trace its forward: {why}; "
-            "call its layers from a plain forward of your own, and move what cannot be traced into a submodule, "
-            "which then is one layer"
+            f"the model cannot be cut into stages, as torch.fx cannot trace its forward: {why}; {cure}"
         ) from error
     for node in reversed(list(graph.nodes)):  # the checks that hold the defaults fast, and what only they use
         kept = {node.target, str(node.target).rsplit("_", 1)[0]} & defaults.keys() if node.op == "placeholder" else ()
