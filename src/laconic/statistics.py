@@ -150,7 +150,7 @@ def _numbers(values: Sequence[float] | NDArray[np.float64], what: str, least: in
     """The values as an array; BadInput where they are fewer than `least`, or one is NaN."""
     array = np.asarray(values, dtype=np.float64)
     if array.size < least or bool(np.isnan(array).any()):
-        count = ("one", "two", "three")[least - 1]
+        count = ("one value", "two values", "three values")[least - 1]
         raise BadInput(f"{what} needs at least {count}, none of them NaN, got {str(list(values))[:80]}")
     return array
 

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -42,26 +42,16 @@ def warn_of_loss(where: str, rank: int) -> None:
     warnings.warn(text, stacklevel=3)
 
 
-class AgreedLosses:
+class AgreedLosses(LossLedger):
     """The ranks of a mesh that were given up, as Liveness. All ranks make it in one place; any thread may use it."""
 
     def __init__(self, world: World, mode: str) -> None:
+        super().__init__(range(world.world_size))
         self.rank, self.engine = world.rank, world.engine
-        self._ledger = LossLedger(range(world.world_size))
         self.where = f"[rank {world.rank}/{world.world_size}] {mode}"
         self._store = world.new_store(mode)
         self._looked_at = 0.0
         self._lock = threading.RLock()
-
-    @property
-    def here(self) -> list[int]:
-        """The ranks that were not given up, as far as this one has heard."""
-        return self._ledger.here
-
-    @property
-    def lost(self) -> Mapping[int, LostPeer]:
-        """The ranks that were given up, in order, and by whom first, as far as this one has heard."""
-        return self._ledger.lost
 
     def give_up(self, rank: int) -> None:
         """Go on without `rank`.
@@ -111,7 +101,7 @@ class AgreedLosses:
     def _note(self, words: Iterable[tuple[int, int, float]]) -> None:
         """Hear (who was given up, by whom, when)."""
         for rank, by, since in words:
-            news = self._ledger.note(LostPeer(rank, by, "was given up", since))
+            news = self.note(LostPeer(rank, by, "was given up", since))
             if news and rank != self.rank:
                 warn_of_loss(self.where, rank)
         if self.rank in self.lost:

@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
@@ -47,14 +47,17 @@ class Notice:
     blames: int = -1
 
 
-class Board:
+class Board(LossLedger):
     """This rank's notice, kept fresh, and everyone's notices, on demand; Liveness by what was read so far.
+
+    A rank is lost that has left, that one who left blames, or that was silent for too long.
 
     Args:
         doing: called on the beating thread; returns (sequence, signature) of the present call.
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, doing: Callable[[], tuple[int, str]]) -> None:
+        super().__init__(range(world_size))
         clone = getattr(store, "clone", None)  # newer torch: a connection of our own
         self._store: dist.Store = clone() if clone is not None else store
         if clone is not None:
@@ -67,7 +70,6 @@ class Board:
         self._gone = False
         self._left = ""
         self._blames = -1
-        self._ledger = LossLedger(range(world_size))
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._beat, name=f"laconic-beat-{rank}", daemon=True)
         self._thread.start()
@@ -133,25 +135,15 @@ class Board:
         """Write this rank's notice now. Raises StoreGone."""
         self._ask(self._write)
 
-    @property
-    def here(self) -> list[int]:
-        """The ranks that have neither left nor been missed."""
-        return self._ledger.here
-
-    @property
-    def lost(self) -> Mapping[int, LostPeer]:
-        """The ranks that have left, that one who left blames, or that were silent for too long."""
-        return self._ledger.lost
-
     def notices(self) -> dict[int, Notice]:
         """Everyone's last notice; who has left, and whom they blame, is lost from then on. Raises StoreGone."""
         found = self._ask(self._read)
         gone = {rank: f"has left: {notice.left}" for rank, notice in found.items() if notice.left}
         for rank in gone:
             if (blamed := found[rank].blames) not in (-1, self.rank):
-                self._ledger.note(LostPeer(blamed, rank, gone.get(blamed, "was lost, as another rank found")))
+                self.note(LostPeer(blamed, rank, gone.get(blamed, "was lost, as another rank found")))
         for rank, why in gone.items():
-            self._ledger.note(LostPeer(rank, rank, why))
+            self.note(LostPeer(rank, rank, why))
         return found
 
     def leave(self, why: str, blames: int = -1) -> None:
@@ -171,7 +163,7 @@ class Board:
         if len(quiet) > 1:
             quiet &= self._quiet_since(self.notices(), time.monotonic())
         for rank in sorted(quiet):
-            self._ledger.note(LostPeer(rank, self.rank, "was lost: it has died, stopped or been cut off"))
+            self.note(LostPeer(rank, self.rank, "was lost: it has died, stopped or been cut off"))
         return quiet
 
     def _quiet_since(self, before: dict[int, Notice], since: float) -> set[int]:

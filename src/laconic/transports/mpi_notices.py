@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from laconic.transports.liveness import LossLedger, LostPeer
 _STOPPED = "TtZX"  # by a signal, by a debugger, and two ways to be dead
 
 
-class Notices:
-    """Short messages between all ranks, and Liveness by them: stalled in this call, failed, left.
+class Notices(LossLedger):
+    """Short messages between all ranks, and Liveness by them: lost is who closed, failed, or was found stopped.
 
     Attributes:
         comm: the communicator they go by; without one, nothing is said or heard.
@@ -28,28 +28,18 @@ class Notices:
     """
 
     def __init__(self, mpi: Any, world_size: int) -> None:
+        super().__init__(range(world_size))
         self.mpi = mpi
         self.comm: Any = None
         self.cards: list[tuple[int, int]] = []
-        self._ledger = LossLedger(range(world_size))
         self._announced = 0  # the last call we have told the others we are stalled in
         self._sending: list[tuple[Any, bytes]] = []
-
-    @property
-    def here(self) -> list[int]:
-        """The ranks that have neither closed nor failed."""
-        return self._ledger.here
-
-    @property
-    def lost(self) -> Mapping[int, LostPeer]:
-        """The ranks that have closed or failed, or were found stopped."""
-        return self._ledger.lost
 
     def find_stopped(self, own: int) -> list[int]:
         """Note the ranks of this machine that are stopped or dead, as rank `own` sees it; who they are."""
         found = stopped(self.cards)
         for rank in found:
-            self._ledger.note(LostPeer(rank, own, "was lost: it is stopped"))
+            self.note(LostPeer(rank, own, "was lost: it is stopped"))
         return found
 
     def tell(self, **notice: Any) -> None:
@@ -75,7 +65,7 @@ class Notices:
             message.Recv([buffer, self.mpi.BYTE])
             source, notice = status.Get_source(), json.loads(buffer)
             if notice["kind"] != "stalled":
-                self._ledger.note(LostPeer(source, source, "has left"))
+                self.note(LostPeer(source, source, "has left"))
             yield source, notice
 
     def all_sent(self) -> bool:

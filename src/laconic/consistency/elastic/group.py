@@ -18,11 +18,9 @@ from typing import NoReturn
 
 from laconic.consistency.elastic.exchanged import Exchanged
 from laconic.consistency.elastic.line import Line, NewView
-from laconic.consistency.elastic.meeting import Meeting, View
+from laconic.consistency.elastic.meeting import View
 from laconic.consistency.elastic.membership import Membership
 from laconic.consistency.elastic.messages import MemberKind, MemberMessage
-from laconic.consistency.elastic.options import Deadline, ElasticOptions
-from laconic.consistency.elastic.replica import Replica
 from laconic.consistency.elastic.vectors import Collected, Mean, Occasion, Offer, Unreadable, collect
 from laconic.consistency.elastic.view_transport import ViewTransport
 from laconic.consistency.elastic.watch import TICK_S, MemberWatch, Standing
@@ -35,17 +33,9 @@ WORD_S = 0.1  # how often a member that waits in an exchange says so: who says n
 class Group:
     """One worker's part in every step of a group, whose member it is."""
 
-    def __init__(
-        self,
-        meeting: Meeting,
-        replica: Replica,
-        wire: Collected | Exchanged,
-        deadline: Deadline,
-        options: ElasticOptions,
-        period: int,
-    ) -> None:
-        self._membership = Membership(meeting, replica, wire, deadline, options, period)
-        self.wire, self.deadline, self.options = wire, deadline, options
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self.wire, self.deadline, self.options = membership.wire, membership.deadline, membership.options
         self._committed_at = self._spoken_at = 0.0
         self._transport: ViewTransport | None = None
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from laconic.consistency.elastic.exchanged import Exchanged
 from laconic.consistency.elastic.group import Group
 from laconic.consistency.elastic.meeting import Meeting, View
-from laconic.consistency.elastic.membership import Fenced, TrainingOver
+from laconic.consistency.elastic.membership import Fenced, Membership, TrainingOver
 from laconic.consistency.elastic.options import Deadline, ElasticOptions
 from laconic.consistency.elastic.replica import Replica, StepWork, digest
 from laconic.consistency.elastic.vectors import Collected, Mean
@@ -62,7 +62,8 @@ class ElasticJob(Job):
         self._unsettled: list[StepRecord] = []
         self._group: Group | None = None
         try:
-            self._group = Group(meeting, replica, self._wire, self._deadline, options, self._work.period)
+            membership = Membership(meeting, replica, self._wire, self._deadline, options, self._work.period)
+            self._group = Group(membership)
         except TrainingOver:
             self._end_without(stacklevel=4)
 

@@ -175,16 +175,14 @@ def is_median(far: Array, cosines: Array) -> bool:
 @njit(nogil=True, cache=True)
 @no_type_check
 def median_from(far: Array, cosines: Array) -> Array:
-    """μ so that b + Σ μᵢ·(xᵢ − b)/‖xᵢ − b‖ is the geometric median of all rows, where row b is the best of them.
+    """μ so that b + Σ μᵢ·(xᵢ − b)/‖xᵢ − b‖ is the geometric median of all rows, which row b, the best of them, is not.
 
-    The median lies in the rows' affine hull, so lengths and angles are all that is needed. Where b is not the median,
-    the sum of distances is smooth around it, and below that of every row. Newton's method with a line search finds it;
-    a step that Newton cannot take is Weiszfeld's.
+    The median lies in the rows' affine hull, so lengths and angles are all that is needed. The sum of distances is
+    smooth around it, and below that of every row. Newton's method with a line search finds it; a step that Newton
+    cannot take is Weiszfeld's.
     """
     n = far.size
     found, pull = np.zeros(n, dtype=np.float64), np.where(far > 0.0, 1.0, 0.0)
-    if is_median(far, cosines):
-        return found
     alike, strength = n - pull.sum(), _norm(cosines, pull)
     # Away from b, by a step that the sum of distances falls along (Vardi and Zhang).
     inverse = 0.0
