@@ -166,7 +166,7 @@ class Gradients:
 
     def __post_init__(self) -> None:
         if not self.buffer.is_cpu:
-            from laconic.exchange.staging import mark
+            from laconic.codecs.device.streams import mark
 
             self.event = mark(self.buffer)
 

@@ -11,7 +11,6 @@ A device without streams of its own (MPS) has one order of work for all threads,
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from laconic.errors import DeviceMemoryError
+from laconic.codecs.device.streams import PinnedMemory, has_streams, mark
 from laconic.transports.base import Pause
 
 
@@ -32,21 +31,12 @@ class Staged(Protocol):
     returned: Any
 
 
-def mark(tensor: Tensor) -> Any:
-    """An event after all that the current stream was given for this tensor; None in the processor's memory."""
-    if tensor.device.type in ("cpu", "meta") or not _has_streams(tensor.device):
-        return None
-    event = _new_event(tensor.device)
-    event.record(torch.accelerator.current_stream(tensor.device))
-    return event
-
-
 class Staging:
     """Pinned memory and a copy stream for every device that gradients come from."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, Any] = {}
-        self._free: dict[tuple[torch.dtype, int], list[tuple[Tensor, Any]]] = {}  # each with the event that frees it
+        self._memory = PinnedMemory()
         self._lock = threading.Lock()
 
     def start(self, gradients: Staged) -> Pause:
@@ -54,7 +44,7 @@ class Staging:
         buffer = gradients.buffer
         if gradients.event is None or buffer.is_sparse:
             return None
-        gradients.pinned = self._pinned(buffer)
+        gradients.pinned = self._memory.take(buffer.numel(), buffer.dtype, buffer.device)
         with self.copying(buffer.device) as stream:
             stream.wait_event(gradients.event)
             gradients.pinned.copy_(buffer, non_blocking=True)
@@ -82,8 +72,7 @@ class Staging:
             buffer.record_stream(stream)
             gradients.returned = mark(buffer)
         gradients.pinned = None
-        with self._lock:
-            self._free[_kind(buffer)].append((pinned, gradients.returned))
+        self._memory.give(pinned, gradients.returned)
 
     def bring_sparse(self, gradients: Staged) -> Tensor:
         """A sparse gradient in the processor's memory, which waits for it."""
@@ -101,7 +90,7 @@ class Staging:
     @contextlib.contextmanager
     def copying(self, device: torch.device) -> Iterator[Any]:
         """What this device is given inside goes to the copy stream."""
-        if device.type == "cpu" or not _has_streams(device):
+        if not has_streams(device):
             yield None
             return
         with self._lock:
@@ -120,45 +109,10 @@ class Staging:
             (buffer._values() if buffer.is_sparse else buffer).fill_(float("nan"))
             gradients.returned = mark(buffer)
 
-    def _pinned(self, like: Tensor) -> Tensor:
-        """Pinned memory for a buffer like this, which nobody uses any more."""
-        with self._lock:
-            free = self._free.setdefault(_kind(like), [])
-            for place, (block, event) in enumerate(free):
-                if event.query():
-                    del free[place]
-                    return block
-        try:
-            return torch.empty(like.numel(), dtype=like.dtype, pin_memory=True)
-        except RuntimeError as error:  # torch's own error for want of memory is one, too
-            text = f"{like.nbytes / 2**20:.1f} MiB of memory for gradients of {like.device} cannot be pinned"
-            raise DeviceMemoryError(f"{text}: {error}; use smaller buckets, or allow more locked memory") from error
-
-
-def _kind(buffer: Tensor) -> tuple[torch.dtype, int]:
-    return buffer.dtype, buffer.numel()
-
 
 # torch 2.6 has other names for them
 _device_index = getattr(torch.accelerator, "current_device_index", None) or torch.accelerator.current_device_idx
 _set_device_index = getattr(torch.accelerator, "set_device_index", None) or torch.accelerator.set_device_idx
-
-
-@functools.cache
-def _has_streams(device: torch.device) -> bool:
-    """Whether work on this device can be put in streams, and marked by events."""
-    try:
-        torch.Stream(device=device)
-        _new_event(device).record(torch.accelerator.current_stream(device))
-    except (RuntimeError, NotImplementedError):
-        return False
-    return True
-
-
-def _new_event(device: torch.device) -> Any:
-    """An event; CUDA's own lets a thread that waits for them sleep."""
-    kind = getattr(torch.get_device_module(device), "Event", None) if device.type == "cuda" else None
-    return torch.Event(device=device) if kind is None else kind(blocking=True)
 
 
 @contextlib.contextmanager

@@ -99,7 +99,7 @@ class Bucket:
         """Remember the stream that has just made a gradient, and how far it has come; another may make the next."""
         if (first := self.parameters[0]).is_cpu:
             return
-        from laconic.exchange.staging import mark
+        from laconic.codecs.device.streams import mark
 
         if (event := mark(first)) is not None:
             self.events[torch.accelerator.current_stream(first.device)] = event
