@@ -14,7 +14,10 @@ from laconic.codecs.device import on_device, way
 from laconic.errors import BadInput, NonFiniteError, PayloadError
 
 DEVICE = torch.device("fakegpu:0")
-SPECS = ("none", "bf16", "fp16", "dynamic8", "linear8(64)", "onebit", "qsgd", "ternary", "topk(0.1)", "topk+qsgd", "qsgd+entropy")
+SPECS = (
+    "none", "bf16", "fp16", "dynamic8", "linear8(64)", "onebit", "qsgd", "ternary", "topk(0.1)", "topk+qsgd",
+    "qsgd+entropy",
+)  # fmt: skip
 NUMELS = (0, 1, 5, 300, 9001)
 
 

@@ -1,4 +1,4 @@
-"""Codecs for tensors of a device without Triton: the processor's bytes and bits, and nobody waits for more than needed."""
+"""Codecs for tensors of a device without Triton: the processor's bytes and bits, and nobody waits without need."""
 
 from __future__ import annotations
 
