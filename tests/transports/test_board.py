@@ -38,7 +38,7 @@ class _CutOff:
 
 
 def _board(store: Any) -> Board:
-    return Board(store, 0, 2, lambda: (1, "all_reduce"))
+    return Board(store, 0, range(2), lambda: (1, "all_reduce"))
 
 
 def test_a_store_that_is_cut_off_is_not_waited_for_again_and_again() -> None:
@@ -75,7 +75,7 @@ def test_a_store_that_is_gone_is_left_alone() -> None:
 def test_who_is_lost_is_known_with_who_said_so_and_since_when() -> None:
     """A rank that left says so itself, and blames another; one that is silent is missed by who looks."""
     store = dist.HashStore()
-    boards = [Board(store, rank, 4, lambda: (1, "all_reduce")) for rank in range(4)]
+    boards = [Board(store, rank, range(4), lambda: (1, "all_reduce")) for rank in range(4)]
     begun = time.time()
     boards[1].leave("[rank 1/4] gave up", blames=2)
     boards[3].close()

@@ -49,7 +49,7 @@ def _agreed() -> Liveness:
 
 def _board() -> Liveness:
     store = dist.HashStore()
-    boards = [Board(store, rank, 3, lambda: (1, "all_reduce")) for rank in range(3)]
+    boards = [Board(store, rank, range(3), lambda: (1, "all_reduce")) for rank in range(3)]
     boards[1].leave("gave up", blames=2)
     boards[0].notices()
     for board in boards:

@@ -79,6 +79,30 @@ def test_a_rank_whose_program_raises_has_left_its_parts(engine: str) -> None:
     assert found[1] is found[3] is None
 
 
+@pytest.mark.parametrize("engine", ["threads", "gloo", "zmq"])
+def test_a_rank_that_leaves_because_of_another_part_names_who_was_lost_there(engine: str) -> None:
+    """Rank 1 waits in a row for rank 0, which leaves it because rank 2 is lost in their column."""
+    make = opened(engine)
+
+    def work(rank: int) -> None:
+        with World(make(rank)) as world:
+            column, row = world.split(COLOURS), world.split([0, 0, 1, 1])
+            sum_in(column)
+            sum_in(row)
+            if rank == 2:
+                raise ZeroDivisionError
+            if rank == 0:
+                sum_in(column)
+            sum_in(row)
+
+    found = on_ranks(work)
+    for rank in (0, 1, 3):
+        error = found[rank]
+        assert isinstance(error, PeerLost), error
+        assert (error.rank, error.peer) == (rank, 2), error
+        assert "peer 2 " in str(error)
+
+
 def test_parts_of_parts_and_bad_payloads_have_the_jobs_numbers() -> None:
     hub = Hub(4)
 

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from laconic.transports.zeromq_address import Address, identity
 from laconic.transports.zeromq_gate import Secret, secret_for
 from laconic.transports.zeromq_keys import host_to_bind, is_loopback, new_key, read_key
 from laconic.transports.zeromq_mesh import Patience
+from laconic.transports.zeromq_round import ZmqRound
 from tests.transports.conformance import contribution, run_conformance, total
 from tests.transports.frames import parcel
 
@@ -450,6 +452,23 @@ def test_a_send_that_nobody_takes_ends_although_the_peer_has_sent_something() ->
 
 
 # the wire
+
+
+def test_a_peer_that_took_the_last_message_and_left_before_its_memory_was_free_is_not_lost() -> None:
+    """ZeroMQ's word that memory is free comes by a thread of Python's, which a busy machine lets wait."""
+    store, free = dist.HashStore(), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(ZmqTransport, store, 1, 2)
+        with ZmqTransport(store, 0, 2) as transport:
+            other.result().close()
+            peer = transport.peer(1, None)
+            while not peer.left:
+                transport.mesh.take_in()
+            threading.Timer(0.2, free.set).start()
+            ZmqRound(transport, [(peer, zmq.MessageTracker(free))], (), 0).sent()
+            assert free.is_set()
+            with pytest.raises(PeerLost, match="peer 1 has left"):
+                ZmqRound(transport, [(peer, zmq.MessageTracker(threading.Event()))], (), 0).sent()
 
 
 def test_addresses_are_checked() -> None:

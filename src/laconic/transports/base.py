@@ -173,6 +173,10 @@ class Transport(ABC):
         self._splits = 0
         self.members: Sequence[int] | None = None  # of a part of the job: its ranks' numbers in the whole of it
         self.job_size = world_size
+        self.whole: Transport = self  # the job's, of which this one may be a part
+        self.cause: TransportError | None = (
+            None  # of the whole: the first failure, for which all parts are left
+        )
         self.parts: list[weakref.ref[Transport]] = []  # that this one was split into
         self.guards: list[weakref.WeakMethod[Callable[[], None]]] = []  # of jobs that have exchanges under way
 
@@ -200,6 +204,7 @@ class Transport(ABC):
     def adopt(self, part: Transport, members: Sequence[int]) -> None:
         """Let `part` be a part of this transport, among these of its ranks: its errors number ranks as the job does."""
         part.members, part.job_size = [self.named(member) for member in members], self.job_size
+        part.whole = self.whole
         self.parts.append(weakref.ref(part))
 
     def named(self, rank: int) -> int:
@@ -244,6 +249,11 @@ class Transport(ABC):
         if self.calls or expected:
             self.close()
 
+    def give_up(self, failure: TransportError) -> None:
+        """Let every later call raise `failure`; other parts of the job are told of it when this rank closes them."""
+        self.broken = failure
+        self.whole.cause = self.whole.cause or failure
+
     def break_off(self, failure: TransportError) -> None:
         """Let every later call raise `failure`; other threads may call this."""
         self.broken = self.broken or failure
@@ -264,9 +274,8 @@ class Transport(ABC):
         round: int | None = None,
         call: Call | None = None,
     ) -> TransportError:
-        """An error that begins with where this rank is, in `call` or the current one; `peer` is one of our ranks."""
-        known = None if peer is None else self.named(peer)
-        return kind(f"{self.where(round, call)}: {text}", rank=self.named(self.rank), peer=known, round=round)
+        """An error that begins with where this rank is, in `call` or the current one; `peer` is a number in the job."""
+        return kind(f"{self.where(round, call)}: {text}", rank=self.named(self.rank), peer=peer, round=round)
 
     def native_all_reduce(self, tensor: Tensor, op: str) -> bool:
         """Reduce 1-D `tensor` in place by the engine's own all-reduce; False when the engine has none."""

@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
@@ -53,17 +53,21 @@ class Board(LossLedger):
     A rank is lost that has left, that one who left blames, or that was silent for too long.
 
     Args:
+        rank: this rank's number in the job, as are all here: who left a part may blame one that is in another.
+        ranks: everyone who has a notice here.
         doing: called on the beating thread; returns (sequence, signature) of the present call.
     """
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int, doing: Callable[[], tuple[int, str]]) -> None:
-        super().__init__(range(world_size))
+    def __init__(
+        self, store: dist.Store, rank: int, ranks: Sequence[int], doing: Callable[[], tuple[int, str]]
+    ) -> None:
+        super().__init__(ranks)
         clone = getattr(store, "clone", None)  # newer torch: a connection of our own
         self._store: dist.Store = clone() if clone is not None else store
         if clone is not None:
             self._store.set_timeout(timedelta(seconds=2))
         self.rank = rank
-        self.world_size = world_size
+        self.ranks = ranks
         self._doing = doing
         self._beats = 0
         self._busy_since: float | None = None  # the store has owed the thread an answer from then on
@@ -128,7 +132,7 @@ class Board(LossLedger):
             self._store.check([f"notice/{self.rank}"])
 
     def _read(self) -> dict[int, Notice]:
-        keys = {rank: f"notice/{rank}" for rank in range(self.world_size)}
+        keys = {rank: f"notice/{rank}" for rank in self.ranks}
         return {r: Notice(*json.loads(self._store.get(key))) for r, key in keys.items() if self._store.check([key])}
 
     def publish(self) -> None:
@@ -175,7 +179,7 @@ class Board(LossLedger):
                 return True
             return not after[rank].left and rank in before and after[rank].beats <= before[rank].beats
 
-        return {rank for rank in range(self.world_size) if rank != self.rank and is_quiet(rank)}
+        return {rank for rank in self.ranks if rank != self.rank and is_quiet(rank)}
 
     def close(self) -> None:
         """Stop beating; joins the thread, unless a frozen store holds it."""

@@ -70,7 +70,7 @@ class EngineKind(MessageKind):
 
     HELLO = 1  # text: the sender's address
     DATA = 2  # a slice of a collective's round, `step`; text, in the first of a call to a peer: the call's signature
-    FAULT = 3  # the sender fails; code: one of FAULTS, subject: the culprit's rank, text: the reason
+    FAULT = 3  # the sender fails; code: one of FAULTS, subject: the culprit's number in the job, text: the reason
     BYE = 4  # the sender leaves
     PARCEL = 5  # a tensor outside collectives; code: its tag
     THANKS = 6  # the receiver's goodbye, and so all before it, has been taken in

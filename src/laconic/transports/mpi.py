@@ -151,6 +151,10 @@ class MpiTransport(Transport):
         self._closed = True
         if self.mpi.Is_finalized():
             return
+        cause = self.whole.cause
+        if cause is not None and self.broken is None:  # it happened in another part of the job
+            self.broken = cause
+            self._notices.tell(kind="failed", peer=cause.peer, text=str(cause), mismatch=None)
         self._notices.tell(kind="left")  # also to those who have left, and wait for our word before they free
         deadline = time.monotonic() + min(_CLOSE_S, self.timeout_s)
         while self.broken is None and not self._quiet() and time.monotonic() < deadline:
@@ -170,11 +174,10 @@ class MpiTransport(Transport):
     def fail(self, error: TransportError, sequence: int = 0) -> NoReturn:
         """Break the transport: tell every peer why, and raise; `sequence` is the call two ranks disagree on."""
         _log.warning("%s", error)
-        self.broken = error
+        self.give_up(error)
         self._give_up_round()
         mismatch = [sequence, self._signatures.get(sequence, self.signature)] if isinstance(error, Mismatch) else None
-        peer = error.peer if self.members is None or error.peer is None else self.members.index(error.peer)
-        self._notices.tell(kind="failed", peer=peer, text=str(error), mismatch=mismatch)
+        self._notices.tell(kind="failed", peer=error.peer, text=str(error), mismatch=mismatch)
         raise error
 
     def abandon(self, reason: str, *, expected: bool = False) -> None:
@@ -209,16 +212,19 @@ class MpiTransport(Transport):
             text = f"{whom}: {error}"
             if error.Get_error_class() == self.mpi.ERR_TRUNCATE:
                 kind, text = Mismatch, f"{whom} sent more than this call of {self.signature} expects"
-            self.fail(self.failure(kind, text, peer, round))
+            self.fail(self.failure(kind, text, self._name(peer), round))
 
     def _timed_out(self, whom: str, peer: int | None, round: int | None) -> TransportError:
         text = f"nothing from or for {whom} in {self.timeout_s:g} s"
         lost = self._notices.find_stopped(self.rank)
         if not lost:
-            return self.failure(CollectiveTimeout, text, peer, round)
+            return self.failure(CollectiveTimeout, text, self._name(peer), round)
         culprit = peer if peer in lost else lost[0]
-        why = self._notices.lost[culprit].why
-        return self.failure(PeerLost, f"{text}: peer {self.named(culprit)} {why}", culprit, round)
+        why, name = self._notices.lost[culprit].why, self.named(culprit)
+        return self.failure(PeerLost, f"{text}: peer {name} {why}", name, round)
+
+    def _name(self, peer: int | None) -> int | None:
+        return None if peer is None else self.named(peer)
 
     @property
     def signature(self) -> str:
@@ -232,7 +238,8 @@ class MpiTransport(Transport):
             self._notices.announce(self.current)
         # The peer's data may come after its word of leaving, so that only counts once we are stalled.
         if peer is not None and (loss := self._notices.lost.get(peer)) is not None:
-            self.fail(self.failure(PeerLost, f"peer {self.named(peer)} {loss.why}", peer, round))
+            name = self.named(peer)
+            self.fail(self.failure(PeerLost, f"peer {name} {loss.why}", name, round))
 
     def _listen(self, round: int | None) -> None:
         """Read what the others have said, and raise what follows from it."""
@@ -249,21 +256,24 @@ class MpiTransport(Transport):
 
     def _mismatch(self, peer: int, theirs: str, sequence: int, round: int | None) -> NoReturn:
         ours = self._signatures[sequence]
-        text = f"this rank called {ours}, rank {self.named(peer)} called {theirs} (call {sequence})"
-        self.fail(self.failure(Mismatch, text, peer, round), sequence)
+        name = self.named(peer)
+        text = f"this rank called {ours}, rank {name} called {theirs} (call {sequence})"
+        self.fail(self.failure(Mismatch, text, name, round), sequence)
 
     def _heard_failure(self, source: int, notice: dict[str, Any], round: int | None) -> NoReturn:
         """A peer has failed: so do we, blaming whom it blames unless that is ourselves."""
-        peer = source if notice["peer"] in (None, self.rank) else notice["peer"]
+        name = self.named(source)
+        peer = name if notice["peer"] in (None, self.named(self.rank)) else notice["peer"]
         kind: type[TransportError] = PeerLost
         if notice["mismatch"] is not None:
             kind = Mismatch
             sequence, signature = notice["mismatch"]
             if self._signatures.get(sequence, signature) != signature:
-                peer = source  # of the two that disagree, the one that disagrees with us
-        self.broken = self.failure(kind, f"rank {self.named(source)} gave up: {notice['text']}", peer, round)
+                peer = name  # of the two that disagree, the one that disagrees with us
+        failure = self.failure(kind, f"rank {name} gave up: {notice['text']}", peer, round)
+        self.give_up(failure)
         self._give_up_round()
-        raise self.broken
+        raise failure
 
     # Housekeeping
 
@@ -321,8 +331,9 @@ class _MpiRound(Posted):
         if self.recvs[index].at_most:
             return target.view(torch.uint8)[:nbytes].view(target.dtype)
         if nbytes != target.nbytes:
-            text = f"peer {owner.named(peer)} sent {nbytes} bytes, {owner.signature} has {target.nbytes}"
-            owner.fail(owner.failure(Mismatch, text, peer, self.round))
+            name = owner.named(peer)
+            text = f"peer {name} sent {nbytes} bytes, {owner.signature} has {target.nbytes}"
+            owner.fail(owner.failure(Mismatch, text, name, self.round))
         return target
 
     def sent(self) -> None:

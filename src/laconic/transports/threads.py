@@ -31,14 +31,18 @@ class _Letter:
 
 
 class Hub:
-    """What the ranks of one thread world share: a mailbox for every ordered pair, and who has left."""
+    """What the ranks of one thread world share: a mailbox for every ordered pair, and who has left.
 
-    def __init__(self, world_size: int) -> None:
+    Attributes:
+        blames: by rank, whom it has given up waiting for; parts of a job share it, and number ranks as the job does.
+    """
+
+    def __init__(self, world_size: int, blames: dict[int, int] | None = None) -> None:
         self.world_size = world_size
         self.changed = threading.Condition()
         self.boxes: dict[tuple[int, int], deque[_Letter]] = {}
         self.gone: set[int] = set()
-        self.blames: dict[int, int] = {}  # by rank, whom it has given up waiting for
+        self.blames: dict[int, int] = {} if blames is None else blames
         self._parts: dict[tuple[int, int], Hub] = {}
 
     def culprit(self, rank: int) -> int:
@@ -51,7 +55,7 @@ class Hub:
     def part(self, split: int, colour: int, world_size: int) -> Hub:
         """The hub that the ranks of one colour share after a split, made by the first that asks."""
         with self.changed:
-            return self._parts.setdefault((split, colour), Hub(world_size))
+            return self._parts.setdefault((split, colour), Hub(world_size, self.blames))
 
 
 class ThreadTransport(Transport):
@@ -94,15 +98,15 @@ class ThreadTransport(Transport):
         deadline = time.monotonic() + self.timeout_s
         while not ready():
             if peer in self.hub.gone:
-                culprit = self.hub.blames[self.rank] = self.hub.culprit(peer)
-                left, lost = self.named(peer), self.named(culprit)
-                text = f"peer {left} has left" if culprit == peer else f"peer {lost} was lost, as rank {left} found"
+                left = self.named(peer)
+                culprit = self.hub.blames[self.named(self.rank)] = self.hub.culprit(left)
+                text = f"peer {left} has left" if culprit == left else f"peer {culprit} was lost, as rank {left} found"
                 raise self.failure(PeerLost, text, culprit, round, call)
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                self.hub.blames[self.rank] = peer
-                text = f"nothing from or for peer {self.named(peer)} in {self.timeout_s:g} s"
-                raise self.failure(CollectiveTimeout, text, peer, round, call)
+                late = self.hub.blames[self.named(self.rank)] = self.named(peer)
+                text = f"nothing from or for peer {late} in {self.timeout_s:g} s"
+                raise self.failure(CollectiveTimeout, text, late, round, call)
             self.hub.changed.wait(left_s)
 
 
@@ -121,8 +125,9 @@ class _ThreadRound(Posted):
             owner.wait_for(lambda: bool(owner.hub.boxes.get(box_key)), incoming.peer, call, self.round)
             letter = owner.hub.boxes[box_key].popleft()
             if letter.call.code != call.code:
-                text = f"peer {owner.named(incoming.peer)} is in {letter.call.signature}, this rank in {call.signature}"
-                raise owner.failure(Mismatch, text, incoming.peer, self.round, call)
+                peer = owner.named(incoming.peer)
+                text = f"peer {peer} is in {letter.call.signature}, this rank in {call.signature}"
+                raise owner.failure(Mismatch, text, peer, self.round, call)
             target = owner.arena.take(incoming) if incoming.into is None else incoming.into
             if incoming.at_most:
                 target = target[: letter.data.numel()]

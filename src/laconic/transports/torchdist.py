@@ -34,7 +34,7 @@ _NATIVE_OPS = {
 }
 
 
-Verdict = tuple[type[TransportError], str, int | None]  # what happened, and who is to blame
+Verdict = tuple[type[TransportError], str, int | None]  # what happened, and who in the job is to blame
 
 
 class TorchTransport(Transport):
@@ -43,7 +43,7 @@ class TorchTransport(Transport):
     Args:
         store: where the ranks meet; give each generation a fresh prefix.
         group: an existing group to run on instead of making one (NCCL and other backends).
-        store_host: the rank whose process holds the store, if any: when the store is gone, so is that rank.
+        store_host: the number in the job of the rank whose process holds the store, if any does: both go together.
         within: the transport that this one is a part of, and which of its ranks.
     """
 
@@ -69,7 +69,8 @@ class TorchTransport(Transport):
         self.store_host = store_host
         self.arena = Arena()
         self._last = (0, "")
-        self.board = Board(dist.PrefixStore("board", store), rank, world_size, self._doing)
+        ranks = [self.named(each) for each in range(world_size)]
+        self.board = Board(dist.PrefixStore("board", store), ranks[rank], ranks, self._doing)
         try:
             self.group = group
             if group is None:
@@ -119,7 +120,7 @@ class TorchTransport(Transport):
             len(members),
             self.timeout_s,
             group=group,
-            store_host=members.index(self.store_host) if self.store_host in members else None,
+            store_host=self.store_host,
             within=(self, members),
         )
 
@@ -158,18 +159,18 @@ class TorchTransport(Transport):
         self, error: Exception, peer: int | None = None, round: int | None = None, call: Call | None = None
     ) -> TransportError:
         """Turn gloo's words into ours: who is to blame, by the notice board. The transport is broken afterwards."""
-        call = call or self.current
+        call, peer = call or self.current, None if peer is None else self.named(peer)
         try:
             kind, text, culprit = self._verdict(error, peer, call)
         except StoreGone:
-            kind, culprit = PeerLost, self.store_host if self.store_host is not None else peer
             host = self.store_host
-            whose = "" if host is None else f", and with it peer {self.named(host)}, which holds it"
-            text = f"the store does not answer{whose}; waiting for peer {self._name(peer)}"
+            kind, culprit = PeerLost, peer if host is None else host
+            whose = "" if host is None else f", and with it peer {host}, which holds it"
+            text = f"the store does not answer{whose}; waiting for peer {peer}"
         verdict = self.failure(kind, text, culprit, round, call)
         _log.warning("%s", verdict)
-        self.broken = verdict
-        self.board.leave(str(verdict), -1 if culprit is None else culprit)
+        self.give_up(verdict)
+        self._leave(verdict)
         return verdict
 
     def _verdict(self, error: Exception, peer: int | None, call: Call | None) -> Verdict:
@@ -184,19 +185,19 @@ class TorchTransport(Transport):
         elif (mismatch := _mismatch(self.board.notices(), call)) is not None:
             return mismatch
         else:
-            others = [loss for loss in self.board.lost.values() if loss.peer != self.rank]
+            others = [loss for loss in self.board.lost.values() if loss.peer != self.board.rank]
             blamed = [loss.peer for loss in others if not loss.has_left]
             left = [loss.peer for loss in others if loss.has_left and peer in (None, loss.peer)]
             culprit = next(iter([*blamed, *left]), None)
         if culprit is not None:
-            return PeerLost, f"peer {self.named(culprit)} {self.board.lost[culprit].why}", culprit
+            return PeerLost, f"peer {culprit} {self.board.lost[culprit].why}", culprit
         if "imed out" in str(error) or "timeout" in str(error).lower():
-            text = f"nothing from or for peer {self._name(peer)} in {self.timeout_s:g} s, though every rank is alive"
+            text = f"nothing from or for peer {peer} in {self.timeout_s:g} s, though every rank is alive"
             return CollectiveTimeout, text, peer
-        return TransportError, f"peer {self._name(peer)}: {error}", peer
+        return TransportError, f"peer {peer}: {error}", peer
 
-    def _name(self, peer: int | None) -> int | None:
-        return None if peer is None else self.named(peer)
+    def _leave(self, why: TransportError) -> None:
+        self.board.leave(str(why), -1 if why.peer is None else why.peer)
 
     def abandon(self, reason: str, *, expected: bool = False) -> None:
         if self.calls or expected:
@@ -204,6 +205,8 @@ class TorchTransport(Transport):
         super().abandon(reason, expected=expected)
 
     def close(self) -> None:
+        if (cause := self.whole.cause) is not None:
+            self._leave(cause)
         self.board.leave("closed")
         self.board.close()
         if self.group is not None:
@@ -219,7 +222,7 @@ def _mismatch(notices: dict[int, Notice], call: Call | None) -> Verdict | None:
         return None
     for rank, notice in notices.items():
         if notice.sequence == call.sequence and notice.signature != call.signature:
-            theirs = f"rank {call.transport.named(rank)} called {notice.signature}"
+            theirs = f"rank {rank} called {notice.signature}"
             text = f"this rank called {call.signature}, {theirs}"
             return Mismatch, text, rank
     return None

@@ -103,14 +103,18 @@ class ZmqTransport(Transport):
         return part
 
     def close(self) -> None:
-        mesh, self._mesh = self._mesh, None
+        mesh, cause = self._mesh, self.whole.cause
         if mesh is not None:
+            if cause is not None and self.broken is None:  # it happened in another part of the job
+                self._tell(type(cause), str(cause), cause.peer)
+            self._mesh = None
             mesh.close()
 
     def abandon(self, reason: str, *, expected: bool = False) -> None:
         if (self.calls or expected) and self.broken is None:
             with contextlib.suppress(PeerLost):
-                self.fail(PeerLost, f"rank {self.named(self.rank)} has given up: {reason}", self.rank, None)
+                name = self.named(self.rank)
+                self.fail(PeerLost, f"rank {name} has given up: {reason}", name, None)
 
     # peers that come and go
 
@@ -234,7 +238,7 @@ class ZmqTransport(Transport):
                 except zmq.Again:  # its queue is full: take in what is under way, so that nobody waits for us
                     self.progress(peer, round, deadline, sending=True)
             else:
-                self.fail(PeerLost, peer.why_gone(self.named(peer.rank)), peer.rank, round)
+                self.lose(peer, round)
             if tracker is not None:
                 trackers.append((peer, tracker))
         return trackers
@@ -251,28 +255,32 @@ class ZmqTransport(Transport):
         took = self.mesh.take_in(block=block)
         self._raise_bad_news(round)
         if not took:
-            self._check_hope(peer, round)
+            self._check_hope(peer, round, sending=sending)
             deaf = self.mesh.half_open()
             if deaf is not None:
-                self.fail(PeerLost, deaf.why_gone(self.named(deaf.rank)), deaf.rank, round)
+                self.lose(deaf, round)
         if time.monotonic() > deadline and (sending or not peer.queue):
-            reason = f"nothing from or for peer {self.named(peer.rank)} in {self.timeout_s:g} s, though it seems alive"
-            self.fail(CollectiveTimeout, reason, peer.rank, round)
+            name = self.named(peer.rank)
+            reason = f"nothing from or for peer {name} in {self.timeout_s:g} s, though it seems alive"
+            self.fail(CollectiveTimeout, reason, name, round)
 
-    def _check_hope(self, peer: Peer, round: int | None) -> None:
-        """Raise when nothing more can come from `peer`: it left, died or refuses us, and all it sent is taken in."""
+    def _check_hope(self, peer: Peer, round: int | None, *, sending: bool = False) -> None:
+        """Raise when nothing more can come from `peer`: it left, died or refuses us, and all it sent is taken in.
+
+        A peer that left may have taken what we are `sending`, and ZeroMQ is yet to say that the memory is free.
+        """
         if peer.queue:
             return
         if peer.refuses:
             name = self.named(peer.rank)
             text = f"peer {name} refuses this rank's key; do all ranks have the same {KEY_VARIABLE} or key file?"
-            self.broken = self.failure(NotAuthorised, text, peer.rank, round)
+            self.broken = self.failure(NotAuthorised, text, name, round)
             raise self.broken
-        if self.mesh.is_over(peer):
+        if self.mesh.is_over(peer, sending=sending):
             while self.mesh.take_in(block=False):
                 self._raise_bad_news(round)
             if not peer.queue:
-                self.fail(PeerLost, peer.why_gone(self.named(peer.rank)), peer.rank, round)
+                self.lose(peer, round)
 
     def _raise_bad_news(self, round: int | None) -> None:
         if self._inbox.bad_news is not None and self.calls:
@@ -282,14 +290,26 @@ class ZmqTransport(Transport):
     def fail(
         self, error: type[TransportError], reason: str, culprit: int, round: int | None, *, tell: bool = True
     ) -> NoReturn:
-        """Raise; in a collective also break this transport and tell the others why."""
+        """Raise; in a collective also break this transport and tell the others why; `culprit`: as the job counts."""
         failure = self.failure(error, reason, culprit, round)
         _log.warning("%s", failure)
         if self.calls:
-            self.broken = failure
-            for peer in self.mesh.peers.values() if tell else ():
-                self.mesh.say(peer, Header(EngineKind.FAULT, code=FAULTS[error], subject=culprit), reason[:MAX_REASON])
+            self.give_up(failure)
+            if tell:
+                self._tell(error, reason, culprit)
         raise failure
+
+    def lose(self, peer: Peer, round: int | None) -> NoReturn:
+        """Fail because a peer is gone."""
+        name = self.named(peer.rank)
+        self.fail(PeerLost, peer.why_gone(name), name, round)
+
+    def _tell(self, error: type[TransportError], reason: str, culprit: int | None) -> None:
+        """Let the peers know why this rank fails."""
+        subject = self.named(self.rank) if culprit is None else culprit
+        header = Header(EngineKind.FAULT, code=FAULTS[error], subject=subject)
+        for peer in self.mesh.peers.values():
+            self.mesh.say(peer, header, reason[:MAX_REASON])
 
     def peer(self, rank: int, round: int | None) -> Peer:
         peer = self.mesh.peers.get(rank)

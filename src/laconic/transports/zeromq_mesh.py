@@ -243,10 +243,10 @@ class Mesh:
         for peer in self.peers.values():
             peer.watch()
 
-    def is_over(self, peer: Peer) -> bool:
-        """Whether nothing can come from a peer any more, once what has come is taken in."""
+    def is_over(self, peer: Peer, *, sending: bool = False) -> bool:
+        """Whether nothing can come from a peer any more, once what has come is taken in; nor a word of what we sent."""
         if peer.left:
-            return True
+            return not sending or time.monotonic() - peer.heard_at > _GRACE_S
         if peer.cut_at is None:
             return peer.unreachable and not self._is_connected(peer)
         return time.monotonic() - max(peer.heard_at, peer.cut_at) > _GRACE_S or not self._is_connected(peer)

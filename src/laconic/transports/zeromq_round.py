@@ -83,11 +83,11 @@ class ZmqRound(Posted):
         assert round is not None
         header = arrival.header
         if header.code != call.code:
-            self.owner.fail(Mismatch, _difference(peer, arrival, call), rank, round)
+            self.owner.fail(Mismatch, _difference(peer, arrival, call), self.owner.named(rank), round)
         if (header.step, header.nbytes, header.chunk) != (round, nbytes, chunk):
             came = f"{header.nbytes} bytes in round {header.step + 1}, expected {nbytes} in round {round + 1}"
             text = f"rank {self.owner.named(rank)} sent {came}, both being in {call.signature}"
-            self.owner.fail(Mismatch, text, rank, round)
+            self.owner.fail(Mismatch, text, self.owner.named(rank), round)
         return arrival.payload
 
     def sent(self) -> None:
@@ -100,8 +100,8 @@ class ZmqRound(Posted):
                 except zmq.NotDone:
                     # The peer may be waiting for us to take in what it sends.
                     self.owner.progress(peer, self.round, deadline, block=False, sending=True)
-                    if peer.dealer is None:
-                        self.owner.fail(PeerLost, peer.why_gone(self.owner.named(peer.rank)), peer.rank, self.round)
+                    if peer.dealer is None and not peer.left:
+                        self.owner.lose(peer, self.round)
         self.trackers = []
 
 
@@ -131,8 +131,8 @@ class Inbox:
         elif header.code in ERRORS and self.bad_news is None:
             name = self.owner.named(peer.rank)
             error, culprit, text = ERRORS[header.code], header.subject, f"{arrival.text} (told by rank {name})"
-            if culprit == self.owner.rank:
-                culprit = peer.rank
+            if culprit == self.owner.named(self.owner.rank):
+                culprit = name
                 text = f"rank {name} has given this rank up as lost" if error is PeerLost else text
             self.bad_news = (error, text, culprit, False)
 
@@ -140,7 +140,8 @@ class Inbox:
         """Notice at once that a peer is in another call than we are with the same sequence number."""
         header, call = arrival.header, self.owner.current
         if call is not None and header.sequence == call.sequence and header.code != call.code:
-            self.bad_news = self.bad_news or (Mismatch, _difference(peer, arrival, call), peer.rank, True)
+            culprit = self.owner.named(peer.rank)
+            self.bad_news = self.bad_news or (Mismatch, _difference(peer, arrival, call), culprit, True)
 
 
 def _difference(peer: Peer, arrival: Arrival, call: Call) -> str:
