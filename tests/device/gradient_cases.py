@@ -259,6 +259,48 @@ def half_precision_gradients_keep_their_type(rank: int, controls: Any) -> None:
             job.close()
 
 
+def half_types_travel_in_half_the_bytes(rank: int, controls: Any) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        for options in ({"codec": "none"}, {"codec": "dynamic8", "exempt": ["weights"]}):
+            model = SlowModel(1.0 + 4 * rank, controls).to(DEVICE, dtype)
+            ddp = DistributedDataParallel(model, init_sync=False)
+            job = laconic.compress(ddp, **options)  # type: ignore[arg-type]
+            ddp().backward()
+            sent_nbytes = sum(record.sent_nbytes for record in job.records)
+            assert 0 <= sent_nbytes - 2 * 2 * 64 * 64 < 256, (dtype, options, sent_nbytes)
+            job.close()
+
+
+def residuals_follow_the_scale_of_the_loss(rank: int, controls: Any) -> None:
+    """The scale is a power of two, which changes no bit, and lies on the device, which nobody waits for."""
+
+    def trained(scaler: torch.amp.GradScaler | None) -> nn.Module:
+        model = _linear_model().to(DEVICE)
+        ddp = DistributedDataParallel(model, init_sync=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+        job = laconic.compress(ddp, "topk(0.1)", scaler=scaler)
+        for step in range(6):
+            x = torch.randn(8, 40, generator=torch.Generator().manual_seed(10 * step + rank)).to(DEVICE)
+            optimizer.zero_grad()
+            loss = ddp(x).square().mean()
+            before = controls.counts()
+            (loss if scaler is None else scaler.scale(loss)).backward()
+            after = controls.counts()
+            assert all(after[name] == before[name] for name in ("device_syncs", "stream_syncs"))
+            if scaler is not None:
+                for p in model.parameters():
+                    assert p.grad is not None
+                    p.grad.div_(scaler.scale(torch.ones((), device=DEVICE)))
+                scaler.update(2.0 ** (8 + step % 3))
+            optimizer.step()
+        job.close()
+        return model
+
+    plain, scaled = trained(None), trained(torch.amp.GradScaler("cpu", init_scale=2.0**9))
+    for one, other in zip(plain.parameters(), scaled.parameters(), strict=True):
+        assert torch.equal(one.cpu(), other.cpu())
+
+
 def a_model_on_the_second_device(rank: int, controls: Any) -> None:
     """The exchange thread uses the device of the gradients, whatever the current one is, and leaves that as it is."""
     device = "fakegpu:1"

@@ -23,6 +23,8 @@ CASES = (
     "distribute_resumes_from_a_state_on_the_device",
     "nan_on_one_rank_is_nan_on_all",
     "half_precision_gradients_keep_their_type",
+    "half_types_travel_in_half_the_bytes",
+    "residuals_follow_the_scale_of_the_loss",
     "a_model_on_the_second_device",
     "a_model_over_two_devices",
     "no_memory_to_pin_is_said_and_the_other_rank_told",  # the last: it breaks the transport

@@ -109,6 +109,19 @@ class Bf16(Cast):
     summary: ClassVar[str] = "brain floats: 8 significant bits, float32's range"
 
 
+_CARRIERS: dict[torch.dtype, Cast] = {torch.float16: Fp16(), torch.bfloat16: Bf16()}
+_NONE = NoneCodec()
+
+
+def carrier_of(dtype: torch.dtype) -> Cast:
+    """The cast that sends values of this type, as float32, without loss in the fewest bytes: float32 for all others.
+
+    >>> str(carrier_of(torch.bfloat16)), str(carrier_of(torch.float32))
+    ('bf16', 'none')
+    """
+    return _CARRIERS.get(dtype, _NONE)
+
+
 @njit(nogil=True, cache=True)
 def _wide(kind: int, code: Any) -> np.float32:
     """The float32 that a code stands for."""

@@ -24,7 +24,7 @@ from torch import nn
 from laconic import specs
 from laconic.consistency.hooks import StepHooks
 from laconic.errors import BadInput
-from laconic.exchange.job import Job, StepRecord, beside_ddp
+from laconic.exchange.job import Job, StepRecord, beside_ddp, wire_nbytes
 from laconic.exchange.options import CodecPlan, Options
 from laconic.exchange.ownership import check_owner, owned
 from laconic.registry import Registry
@@ -177,7 +177,7 @@ class Agreement(Job):
             return super().explain()
         trained = sum(p.numel() for group in self.optimizer.param_groups for p in group["params"])
         sent_nbytes = int(statistics.median(record.sent_nbytes for record in list(self.records)[-100:]))
-        return f"{beside_ddp(sent_nbytes, trained, self.world.world_size)}\n\n{super().explain()}"
+        return f"{beside_ddp(sent_nbytes, wire_nbytes(trained, self.world.world_size))}\n\n{super().explain()}"
 
     def predictor(self) -> nn.Module:
         """What predicts after `finish`: the model, or what a mode made of several."""

@@ -9,24 +9,26 @@ for float32; of a codec that sends a hundredth of it, several buckets make one m
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from laconic.codecs import Codec, codec
+from laconic.codecs import Codec
+from laconic.codecs.casts import carrier_of
 from laconic.errors import BadInput
 from laconic.exchange.auto import GUESS, Exchange, Route, cheapest_coded, message_nbytes, plan_coded, profile_of
 from laconic.exchange.chooser import AutoCodec
 from laconic.exchange.coded import Channel, Feeds, MessagePool
 from laconic.exchange.dgc import Masking, MomentumCorrection
 from laconic.exchange.job import KEPT_STEPS, BucketRecord, LayerForm, wire_nbytes
-from laconic.exchange.layout import BucketInfo, Entry, Gradients, Parameters
+from laconic.exchange.layout import BucketInfo, Entry, Gradients, Parameters, divides_first
 from laconic.exchange.matrices import Matrices, MatrixBucket
 from laconic.exchange.options import CodecChoice, Options
 from laconic.exchange.residuals import Residuals, SideBySide
@@ -38,6 +40,7 @@ from laconic.transports.executor import agree, run
 from laconic.transports.world import World, current
 
 if TYPE_CHECKING:
+    from laconic.exchange.loss_scale import LossScale
     from laconic.exchange.staging import Staging
 
 MAX_VIEWS = 8  # more runs of compressible parameters than this are copied into one channel
@@ -68,11 +71,11 @@ class BucketChannels:
         if self.codec == chosen:
             return
         self.codec = chosen
-        self.channels = [
-            Channel(_NOTHING, chosen, self._residual(chosen, members)) for members in self._members()
-        ]
+        own = carrier_of(self.info.dtype)
+        sent = own if chosen.exact else chosen
+        self.channels = [Channel(_NOTHING, sent, self._residual(chosen, members)) for members in self._members()]
         if self.exact:
-            self.channels.append(Channel(_NOTHING, codec("none")))
+            self.channels.append(Channel(_NOTHING, own))
 
     def _members(self) -> list[list[Entry]]:
         """The parameters of each channel, in order; where the bucket is blanked, the exempt ones too."""
@@ -179,36 +182,47 @@ class BucketGroup:
         if algorithm == "auto":
             once = any(bucket.must_gather for bucket in self.buckets)
             algorithm = cheapest_coded(channels, route.transport.world_size, route.link or GUESS, once=once)
-        if algorithm in SPARSE and all(channel.codec.exact for channel in channels):
-            return "direct"  # every parameter here is exempt
+        exempt = (not bucket.runs or (bucket.codec is not None and bucket.codec.exact) for bucket in self.buckets)
+        if algorithm in SPARSE and all(exempt):
+            return "direct"
         return algorithm
 
     def _plain(self, buffers: Sequence[Tensor], transport: Transport) -> Pausing[tuple[Timings, str]]:
-        """float32 by the engine's own all-reduce; all make sure once that they are in the same call."""
+        """Gradients as they are by the engine's own all-reduce; all make sure once that they are in the same call."""
         for bucket, buffer in zip(self.buckets, buffers, strict=True):
             bucket.settle(buffer)
         if transport.world_size == 1:
             return Timings(), "native"
-        if not transport.has_native:
+        if not all(transport.adds(buffer.dtype) for buffer in buffers):
             return Timings(sent_nbytes=sum(self._ring(buffer, transport) for buffer in buffers)), "ring"
         begun, sent_nbytes = time.perf_counter(), 0
         for buffer in buffers:
             if (transport, buffer.numel()) not in self._agreed:
                 agree(transport, "all_reduce", "native", buffer)
                 self._agreed.add((transport, buffer.numel()))
-            wait = transport.start_native(buffer)
-            yield None
-            wait()
-            buffer.div_(transport.world_size)
+            with _averaging(buffer, transport):
+                wait = transport.start_native(buffer)
+                yield None
+                wait()
             sent_nbytes += wire_nbytes(buffer.numel(), transport.world_size, itemsize=buffer.itemsize)
         return Timings(wait_s=time.perf_counter() - begun, sent_nbytes=sent_nbytes), "native"
 
     @staticmethod
     def _ring(buffer: Tensor, transport: Transport) -> int:
         before = transport.counters.total_sent_nbytes
-        run(build("all_reduce", "ring", transport.world_size, buffer.numel()), buffer, transport)
-        buffer.div_(transport.world_size)
+        with _averaging(buffer, transport):
+            run(build("all_reduce", "ring", transport.world_size, buffer.numel()), buffer, transport)
         return transport.counters.total_sent_nbytes - before
+
+
+@contextlib.contextmanager
+def _averaging(buffer: Tensor, transport: Transport) -> Iterator[None]:
+    """What is summed inside is a mean afterwards."""
+    if divides_first(buffer):
+        buffer.div_(transport.world_size)
+    yield
+    if not divides_first(buffer):
+        buffer.div_(transport.world_size)
 
 
 AnyBucket = BucketChannels | MatrixBucket
@@ -221,6 +235,7 @@ class BucketExchange:
     Attributes:
         step: the step that is under way, or comes next.
         records: what the last steps sent, and where their time went.
+        loss_scale: of the loop's GradScaler, where it was given.
     """
 
     def __init__(
@@ -231,6 +246,11 @@ class BucketExchange:
         self.matrices = Matrices()
         self.records: deque[BucketRecord] = deque()
         self.step = 0
+        self.loss_scale: LossScale | None = None
+        if options.scaler is not None:
+            from laconic.exchange.loss_scale import LossScale
+
+            self.loss_scale = LossScale(options.scaler)
         self._world = options.world
         self._buckets: dict[int, AnyBucket] = {}
         self._groups: dict[tuple[int, ...], BucketGroup] = {}
@@ -352,6 +372,8 @@ class BucketExchange:
         first, world, options = held[0], self.world, self.options
         if first.first and self.choice.learns:
             self.choice.before_step(first.step, world)
+        if first.first and self.loss_scale is not None:
+            self.follow_scale()
         begun = time.perf_counter()
         if first.buffer.is_sparse:
             return (yield from self._sparse_steps(first, begun))
@@ -373,10 +395,19 @@ class BucketExchange:
         self._ended(held, numel, str(chosen), algorithm, begun, timings)
         return plain and algorithm == "native"
 
+    def follow_scale(self) -> None:
+        """Let residuals and velocities be in units of the loss's scale that was noted last."""
+        assert self.loss_scale is not None
+        factor = self.loss_scale.change()
+        if factor != 1.0:
+            self.residuals.rescale(factor)
+        if self.correction is not None:
+            self.correction.rescale(factor, self.loss_scale.value)
+
     def _in_memory(self, gradients: Gradients, native: bool) -> Tensor:
-        """The buffer itself, or its values in the processor's memory in float32, or float64 where no codec is used."""
+        """The buffer itself, or its values in the processor's memory: in their own type where no codec is used."""
         buffer = gradients.buffer
-        dtype = torch.float64 if native and buffer.dtype == torch.float64 else torch.float32
+        dtype = buffer.dtype if native else torch.float32
         return buffer.to(dtype) if buffer.is_cpu else self.staging.bring(gradients, dtype)
 
     def _give_back(self, gradients: Gradients, means: Tensor) -> None:
@@ -429,7 +460,8 @@ class BucketExchange:
         """Keep what an exchange was like; that of a step's last bucket ends the step."""
         (first, last), seconds = (held[0], held[-1]), time.perf_counter() - begun
         what = (first.step, first.index, numel, spec, algorithm, seconds)
-        self.keep(BucketRecord(*what, **vars(timings), made=last.made, begun=begun))
+        itemsize = first.buffer.itemsize
+        self.keep(BucketRecord(*what, **vars(timings), made=last.made, begun=begun, itemsize=itemsize))
         if self.choice.learns:
             self.choice.note_exchange(first.index, numel, seconds)
         if last.last:

@@ -274,6 +274,9 @@ class CodedExchange:
         self._claim = (collective, algorithm, sum(numels), "float32", detail(self.channels), len(self.rounds))
         # By direct every slice ends as what a payload decodes to, on all ranks: it is divided there, in the same pass.
         self._last_divisor = divisor if algorithm == "direct" and hosts is None and transport.world_size > 1 else 1
+        # Casts are divided before their sums are encoded: a sum of half floats may overflow where the mean does not.
+        casts = (i for i, channel in enumerate(self.channels) if channel.codec.fine and channel.residual is None)
+        self._divided = frozenset(casts if self._last_divisor != 1 else ())
         self._pool = pool or MessagePool()
         self._payloads: dict[tuple[int, Piece], Tensor | None] = {}  # of this run; None: poisoned
         self._gathered: dict[int, dict[int, Tensor | None]] = {i: {} for i in self.whole}  # by channel and rank
@@ -341,14 +344,20 @@ class CodedExchange:
         channel, piece = self.channels[part.channel], part.piece
         values = channel.buffer[piece.start : piece.stop]
         draws += encoding.stream
+        if encoding.adopt and part.channel in self._divided:
+            values.div_(self._last_divisor)
         if piece.exact:
             payload: Tensor | None = EXACT.encode(values, step=draws, out=room)
         else:
             site = (number, piece.start, piece.stop)
             payload = channel.encode(values, site, draws, room, encoding.copies)
         if encoding.adopt:
-            decode(part.coder, payload, values, add=False, divisor=self._last_divisor)
+            decode(part.coder, payload, values, add=False, divisor=self._divisor(part))
         return payload
+
+    def _divisor(self, part: Part) -> int:
+        """What a slice is divided by where it is decoded."""
+        return 1 if part.channel in self._divided else self._last_divisor
 
     def _take(self, round_: _Round, number: int, recvs: Sequence[Incoming], index: int, data: Tensor) -> int:
         """Decode what came into its slices; payloads that a later round may pass on are kept."""
@@ -360,7 +369,7 @@ class CodedExchange:
                 self._gathered[part.channel][incoming.peer] = payload
             else:
                 values = self.channels[part.channel].buffer[piece.start : piece.stop]
-                decode(part.coder, payload, values, add=part.add, divisor=self._last_divisor)
+                decode(part.coder, payload, values, add=part.add, divisor=self._divisor(part))
             if not part.add and number in self._held:
                 self._payloads[part.channel, piece] = _kept(incoming, payload, data)
         return nbytes

@@ -33,7 +33,7 @@ from laconic.schedules.schedule import Schedule
 
 GATHER = "gather"  # every rank sends its whole payload to every other
 EXACT = NoneCodec()
-SMALL = 1 / 16  # of all values, times the world size: an exact channel up to this is sent whole
+SMALL = 1 / 16  # of all values, times the world size: a cast's channel up to this is sent whole
 SEGMENT_NBYTES = 4 << 20  # of payload: what is under way at once, up to four exchanges of this, sent and received
 Slice = tuple[int, int]
 
@@ -260,7 +260,7 @@ def plan_rounds(
             return _to_all(numel, rank, size, exact=False), 1
         schedule = build(collective, algorithm, size, numel, **parameters)
         if index in whole:
-            return _to_all(numel, rank, size, exact=True), schedule.rounds
+            return _to_all(numel, rank, size, exact=coders[index].exact), schedule.rounds
         return coded_program(schedule, rank, hosts), schedule.rounds
 
     found = [
@@ -273,14 +273,14 @@ def plan_rounds(
 
 
 def _whole_channels(numels: Sequence[int], coders: Sequence[Codec], algorithm: str, size: int) -> frozenset[int]:
-    """The channels that go whole to everyone: all of `gather`, of `direct` the small exact ones, to spare calls."""
+    """The channels that go whole to everyone: all of `gather`, of `direct` the small casts, to spare calls."""
     if algorithm == GATHER:
         return frozenset(range(len(numels)))
     if algorithm != "direct" or size == 1:
         return frozenset()
     few = sum(numels) * SMALL / size
-    exact = (i for i, coder in enumerate(coders) if coder == EXACT)
-    return frozenset(i for i in exact if 0 < numels[i] <= few)
+    casts = (i for i, coder in enumerate(coders) if coder.fine)
+    return frozenset(i for i in casts if 0 < numels[i] <= few)
 
 
 def _segments(coder: Codec, numel: int) -> int:

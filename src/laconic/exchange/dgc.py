@@ -106,6 +106,13 @@ class MomentumCorrection:
     def __init__(self, settings: DeepGradientCompression) -> None:
         self.settings = settings
         self.velocities: dict[str, Tensor] = {}
+        self.loss_scale = 1.0  # that gradients are multiplied by, and velocities with them
+
+    def rescale(self, factor: float, loss_scale: float) -> None:
+        """Gradients, and with them velocities, are multiplied by another scale from now on, `factor` of the last."""
+        self.loss_scale = loss_scale
+        for velocity in self.velocities.values():
+            velocity.mul_(factor)
 
     def apply(self, entries: Sequence[Entry], buffer: Tensor, world_size: int) -> None:
         """Replace each parameter's gradient in `buffer`, contiguous float32, by what momentum makes of it.
@@ -134,7 +141,7 @@ class MomentumCorrection:
         norm = float(torch.linalg.vector_norm(gradient))
         if norm == math.inf:  # the squares overflow before the values do
             norm = float(torch.linalg.vector_norm(gradient.double()))
-        most = math.sqrt(world_size) * self.settings.clip_norm
+        most = math.sqrt(world_size) * self.settings.clip_norm * self.loss_scale
         return most / norm if norm > most else 1.0
 
     def masks(self, codec: Codec) -> bool:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from laconic.codecs import Codec
-from laconic.codecs.casts import Bf16, Fp16, NoneCodec
+from laconic.codecs.casts import NoneCodec, carrier_of
 from laconic.errors import BadInput
 from laconic.exchange.buckets import BucketExchange
 from laconic.exchange.coded import Channel, reduce_scatter_steps
@@ -29,7 +29,7 @@ from laconic.exchange.collectives import world_of
 from laconic.exchange.job import BucketRecord, Job, bucket_table
 from laconic.exchange.layout import Exemptions, Parameters
 from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options, PlannedCodec
-from laconic.exchange.ownership import check_owner, owned
+from laconic.exchange.ownership import check_owner, check_scale, owned
 from laconic.exchange.residuals import Residual
 from laconic.exchange.stream import GradientStream
 from laconic.storage.form import check_like
@@ -37,7 +37,6 @@ from laconic.transports.base import Transport
 from laconic.transports.world import current
 
 _EXACT = NoneCodec()
-_WIRE = {torch.bfloat16: Bf16(), torch.float16: Fp16()}  # without loss, for values of these types
 
 
 @dataclass(frozen=True)
@@ -127,6 +126,9 @@ class CompressedReduceScatter:
             raise BadInput("compressed reduce-scatter sums or averages; call set_force_sum_reduction_for_comms(True)")
         transport = self.state.joined(group)
         rank, size = transport.rank, transport.world_size
+        if (scale := self.state.buckets.loss_scale) is not None:
+            scale.note(input_tensor)
+            self.state.buckets.follow_scale()
         values = input_tensor.detach().to("cpu", torch.float32).view(size, -1)
         self.shards = self.shards or _laid_out(self.parameters, size, self.state.buckets.options.exemptions)
         if self.shards[-1].stop == values.shape[1]:
@@ -135,7 +137,7 @@ class CompressedReduceScatter:
             coded, exact = [s for s in self.shards if not s.exempt], [s for s in self.shards if s.exempt]
         else:  # not all parameters took part, and torch does not say which
             chosen, coded, exact = _EXACT, [], [ParameterShard("", (), 0, 0, values.shape[1], True)]
-        channels, as_it_is = [], _WIRE.get(input_tensor.dtype, _EXACT)
+        channels, as_it_is = [], carrier_of(input_tensor.dtype)
         if coded:
             wire = as_it_is if chosen.exact and self.residual is None else chosen
             channels.append(Channel(_cut(values, coded), wire, self.residual))
@@ -170,7 +172,7 @@ class ShardedCompression(Job):
     """What `laconic.compress` returns for an FSDP2 model: settings, records and state of all its groups.
 
     Args:
-        options: exempt, feedback and world. Feedback keeps one float32 a parameter on every rank, for the whole
+        options: exempt, feedback, scaler and world. Feedback keeps one float32 a parameter on every rank, for the whole
             parameter, not for the shard. The world is by default one on the ranks of the reduce-scatter's own group.
 
     Raises:
@@ -179,7 +181,7 @@ class ShardedCompression(Job):
 
     def __init__(self, model: nn.Module, codec: CodecPlan | None = None, options: Options | None = None) -> None:
         options = options or Options()
-        options.refuse("compress of a model that fully_shard was applied to", ("exempt", "feedback"))
+        options.refuse("compress of a model that fully_shard was applied to", ("exempt", "feedback", "scaler"))
         parameters = Parameters(model.named_parameters(), options.exemptions)
         choice = PlannedCodec(DEFAULT_CODEC if codec is None else codec)
         self.buckets = BucketExchange(choice, parameters, options, None)
@@ -222,14 +224,20 @@ class ShardedCompression(Job):
         `merge_state_dicts` makes it that of another number of ranks; DDP's may be loaded as well.
         """
         step, world = max((group.step for group in self.groups), default=0), self.buckets.world
-        return owned({"step": step, "residuals": self.buckets.residuals.state_dict()}, world.rank, world.world_size)
+        state = {"step": step, "residuals": self.buckets.residuals.state_dict()}
+        if self.buckets.loss_scale is not None:
+            state["scale"] = self.buckets.loss_scale.value
+        return owned(state, world.rank, world.world_size)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         known = {name: parameter.numel() for group in self.groups for name, parameter in group.parameters}
         check_owner(state, self.buckets.world)
         check_like(state, {"step": 0, "residuals": {}}, "the state of the exchange")
         self.buckets.residuals.check_state(state["residuals"], known)
+        check_scale(state, scaled=self.buckets.loss_scale is not None)
         self.buckets.residuals.load_state_dict(state["residuals"])
+        if self.buckets.loss_scale is not None:
+            self.buckets.loss_scale.value = float(state.get("scale", 1.0))
         for group in self.groups:
             group.restore(int(state["step"]))
 

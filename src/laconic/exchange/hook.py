@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Never
 
 import torch.distributed as dist
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import BadInput
@@ -45,6 +46,7 @@ def compress(
     momentum: float | DeepGradientCompression | None = None,
     hosts: tuple[int, ...] | None = None,
     message_nbytes: int | None = None,
+    scaler: GradScaler | None = None,
     world: World | None = None,
     **unknown: Never,
 ) -> CompressionState | ShardedCompression:
@@ -55,8 +57,8 @@ def compress(
             applied to.
         codec: a spec such as "dynamic8" (the default) or "topk(0.01)+qsgd(4)", {first step: spec}, a function of the
             step, or "auto": per bucket what is quickest here, within quality="8bit" (default), "exact" or "aggressive".
-        quality, algorithm, exempt, feedback, momentum, hosts, message_nbytes, world: as for `Options`; with fully_shard
-            only exempt, feedback and world.
+        quality, algorithm, exempt, feedback, momentum, hosts, message_nbytes, scaler, world: as for `Options`; with
+            fully_shard only exempt, feedback, scaler and world.
         unknown: nothing; a name that there is not is refused, with the one that was probably meant.
 
     Raises:
@@ -80,7 +82,7 @@ def compress(
 
     given = Options.of({
         "quality": quality, "algorithm": algorithm, "exempt": exempt, "feedback": feedback, "momentum": momentum,
-        "hosts": hosts, "message_nbytes": message_nbytes, "world": world, **unknown,
+        "hosts": hosts, "message_nbytes": message_nbytes, "scaler": scaler, "world": world, **unknown,
     }, "compress")  # fmt: skip
     if model in _compressed:
         raise BadInput("this model is compressed already; a codec that changes is {first step: codec}")

@@ -20,7 +20,8 @@ class BucketRecord:
     """One bucket of one step: what was sent, how, and where the time went (on the exchange thread).
 
     Buckets that travelled together have one record, under the first one's number. `made` and `begun` are when its
-    gradients were there and when their exchange began, by `time.perf_counter`; it ended `seconds` later.
+    gradients were there and when their exchange began, by `time.perf_counter`; it ended `seconds` later. `itemsize` is
+    of the gradients, as DDP would send them.
     """
 
     step: int
@@ -36,6 +37,7 @@ class BucketRecord:
     messages: int
     made: float = 0.0
     begun: float = 0.0
+    itemsize: int = 4
 
 
 @dataclass(frozen=True)
@@ -73,26 +75,27 @@ def wire_nbytes(numel: int, world_size: int, algorithm: str = "direct", itemsize
     return 2 * itemsize * numel * (world_size - 1) // world_size
 
 
-def beside_ddp(sent_nbytes: int, numel: int, world_size: int) -> str:
-    """What this rank sends in a step, beside what an all-reduce of float32 would.
+def beside_ddp(sent_nbytes: int, ddp_nbytes: int) -> str:
+    """What this rank sends in a step, beside what DDP's all-reduce would.
 
-    >>> beside_ddp(6000, 1000, 4)
+    >>> beside_ddp(6000, wire_nbytes(1000, 4))
     'this rank sends 6,000 B a step; DDP would send 6,000 B'
     """
-    return f"this rank sends {sent_nbytes:,} B a step; DDP would send {wire_nbytes(numel, world_size):,} B"
+    return f"this rank sends {sent_nbytes:,} B a step; DDP would send {ddp_nbytes:,} B"
 
 
 def last_step_beside_ddp(records: Sequence[BucketRecord], world_size: int) -> str:
     """The same of the last step whose buckets have all been exchanged; nothing before the first."""
     sums: dict[int, tuple[int, int]] = {}
     for record in records:
-        numel, sent_nbytes = sums.get(record.step, (0, 0))
-        sums[record.step] = numel + record.numel, sent_nbytes + record.sent_nbytes
+        ddp_nbytes, sent_nbytes = sums.get(record.step, (0, 0))
+        own = wire_nbytes(record.numel, world_size, itemsize=record.itemsize)
+        sums[record.step] = ddp_nbytes + own, sent_nbytes + record.sent_nbytes
     if not sums:
         return ""
-    most = max(numel for numel, _ in sums.values())
-    sent_nbytes = next(sent for numel, sent in reversed(sums.values()) if numel == most)
-    return beside_ddp(sent_nbytes, most, world_size)
+    most = max(ddp_nbytes for ddp_nbytes, _ in sums.values())
+    sent_nbytes = next(sent for ddp_nbytes, sent in reversed(sums.values()) if ddp_nbytes == most)
+    return beside_ddp(sent_nbytes, most)
 
 
 LEGEND = (

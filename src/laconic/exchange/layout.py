@@ -138,10 +138,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class BucketInfo:
-    """The parameters in the order they lie in a bucket, and the bucket's length."""
+    """The parameters in the order they lie in a bucket, the bucket's length and its type."""
 
     entries: tuple[Entry, ...]
     numel: int
+    dtype: torch.dtype = torch.float32
 
 
 @dataclass(eq=False)
@@ -246,7 +247,7 @@ class Parameters:
                 part = PartName.of(name, start - begun, stop - begun, parameter.numel())
                 entries.append(Entry(part, start, stop, exempt, (stop - start,)))
             begun = ended
-        return BucketInfo(tuple(entries), numel)
+        return BucketInfo(tuple(entries), numel, gradients.buffer.dtype)
 
 
 @dataclass(frozen=True)
@@ -366,6 +367,14 @@ class SetAside:
         """Put the gradients back, in place of any that the parameters have by now."""
         for parameter, gradient in self._kept:
             parameter.grad = gradient
+
+
+def divides_first(gradients: Tensor) -> bool:
+    """Whether ranks divide these gradients before they add them, in their own type, as DDP does.
+
+    Half floats, of which a sum may overflow where the mean does not; all others are added first.
+    """
+    return gradients.itemsize < 4
 
 
 def lies_in(gradient: Tensor, view: Tensor) -> bool:

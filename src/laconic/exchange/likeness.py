@@ -33,8 +33,10 @@ def terms_of(
     Raises:
         BadInput: a parameter is complex.
     """
-    plain = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in ("exempt", "world")}
-    given = {**others, "codec": _spelt(codec), **plain, "exempt": options.exemptions}
+    others_own = ("exempt", "scaler", "world")
+    plain = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in others_own}
+    scaled = options.scaler is not None
+    given = {**others, "codec": _spelt(codec), **plain, "scaler": scaled, "exempt": options.exemptions}
     terms = [(name, str(value)) for name, value in given.items()]
     for number, (name, parameter) in enumerate(named):
         if parameter.is_complex() and parameter.requires_grad:

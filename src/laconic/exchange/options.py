@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from torch.amp.grad_scaler import GradScaler
+
 from laconic.codecs import Codec, codec
 from laconic.codecs.compose import Selected
 from laconic.codecs.entropy import Entropy
@@ -145,6 +147,7 @@ class Options:
             `step()`.
         message_nbytes: what a message should carry: gradients are held until their payloads make this much together, or
             the step's last has come. None takes it from the world's link profile, or from that of an ordinary network.
+        scaler: the loop's GradScaler, of `compress`: residuals are kept in units of its scale, and follow its changes.
         world: where to communicate; when None the default world, joined at the first exchange.
 
     Raises:
@@ -163,6 +166,7 @@ class Options:
     hosts: tuple[int, ...] | None = None
     message_nbytes: int | None = None
     overlap: bool | None = None
+    scaler: GradScaler | None = None
     world: World | None = None
 
     def __post_init__(self) -> None:
@@ -175,6 +179,8 @@ class Options:
         for name in ("feedback", "overlap"):
             if getattr(self, name) not in (None, True, False):
                 raise BadInput(f"{name} must be True, False or None, got {getattr(self, name)!r}")
+        if self.scaler is not None and not isinstance(self.scaler, GradScaler):
+            raise BadInput(f"scaler must be the loop's torch.amp.GradScaler, got {type(self.scaler).__name__}")
         if self.world is not None:
             if not isinstance(self.world, World):
                 raise BadInput(f"world must be what laconic.init() returns, got {type(self.world).__name__}")
@@ -188,7 +194,7 @@ class Options:
         Traceback (most recent call last):
         ...
         laconic.errors.UnknownName: unknown option of compress 'algoritm'; did you mean 'algorithm'? The valid ones: \
-algorithm, exempt, feedback, hosts, message_nbytes, momentum, overlap, quality, world
+algorithm, exempt, feedback, hosts, message_nbytes, momentum, overlap, quality, scaler, world
         """
         valid = {field.name for field in fields(cls)}
         if unknown := given.keys() - valid:

@@ -51,6 +51,13 @@ def check_owner(state: Mapping[str, Any], world: World) -> None:
         raise BadInput(f"{here} {text}; {_ADVICE}, or each rank's own, or use laconic.exchange.merge_state_dicts")
 
 
+def check_scale(state: Mapping[str, Any], *, scaled: bool) -> None:
+    """Refuse a state whose residuals are in units of a loss's scale, where the job was `scaled` by none."""
+    check_like({"scale": state.get("scale", 1.0)}, {"scale": 1.0}, "the state of the exchange")
+    if not scaled and state.get("scale", 1.0) != 1.0:
+        raise BadInput("the residuals of this state are in units of a GradScaler's scale: give compress scaler=…, too")
+
+
 def _tensors(state: dict[str, Any]) -> int:
     count = 0
 

@@ -252,6 +252,11 @@ class Residual:
         self._carried = left if left is not None and bool(left.any()) else None
         self._resuming, self._resumed = resumed and self.mode != "off", False
 
+    def rescale(self, factor: float) -> None:
+        """What is left is in other units from now on; between two exchanges."""
+        for left in (*self._sites.values(), *(() if self._carried is None else (self._carried,))):
+            left.mul_(factor)
+
     def whole(self) -> Tensor:
         """The residual itself, for codecs that feed back by themselves: the caller changes it in place."""
         site = (0, 0, self.numel)
@@ -347,6 +352,13 @@ class Residuals:
             self._resumed.add(name)
         return self._waiting.pop(name, None)
 
+    def rescale(self, factor: float) -> None:
+        """What is left is in other units from now on; between two exchanges."""
+        for residual in {id(residual): residual for _, residual in self._vectors.values()}.values():
+            residual.rescale(factor)
+        for value in self._waiting.values():
+            value.mul_(factor)
+
     def __bool__(self) -> bool:
         """Whether there may be something left."""
         return bool(self._vectors or self._waiting)
@@ -398,7 +410,7 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]], world_size: int) -> l
         raise BadInput("merge_state_dicts needs the state of every old rank and a new world size of at least 1")
     kinds = [kind for kind in ("residuals", "velocity") if any(kind in state for state in states)]
     shares = {kind: mean_by_name([state.get(kind, {}) for state in states]) for kind in kinds}
-    alike = {key: states[0][key] for key in ("step", "steps", "warm") if key in states[0]}
+    alike = {key: states[0][key] for key in ("step", "steps", "warm", "scale") if key in states[0]}
     return [owned(map_tensors({**alike, **shares}, torch.clone), rank, world_size) for rank in range(world_size)]
 
 

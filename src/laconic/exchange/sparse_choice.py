@@ -123,7 +123,7 @@ def cheapest_sparse(world_size: int, count: int, numel: int, link: Link) -> tupl
 def is_sparse(channels: Sequence[Channel]) -> bool:
     """Whether these channels can go by a sparse all-reduce, with as many values on every rank."""
     selected = [isinstance(c.codec, Sparse) and c.codec.chooser.fixed_size for c in channels]
-    return any(selected) and all(chosen or c.codec.exact for chosen, c in zip(selected, channels, strict=True))
+    return any(selected) and all(chosen or c.codec.fine for chosen, c in zip(selected, channels, strict=True))
 
 
 def counts(channels: Sequence[Channel]) -> tuple[int, int]:

@@ -39,7 +39,7 @@ class SparseExchange:
         self.algorithm = algorithm
         self.divisor = divisor
         self.starts = np.cumsum([0, *(channel.buffer.numel() for channel in channels)]).tolist()
-        most = [0 if c.codec.exact else c.codec.max_nbytes(c.buffer.numel()) for c in channels]
+        most = [0 if c.codec.fine else c.codec.max_nbytes(c.buffer.numel()) for c in channels]
         self._rooms = [torch.empty(nbytes, dtype=torch.uint8) for nbytes in most]
         self._memory: Memory = {}
 
@@ -63,7 +63,7 @@ class SparseExchange:
         for channel, start in zip(self.channels, self.starts, strict=False):
             numel = channel.buffer.numel()
             stream.part(start, start + numel).to_dense(channel.buffer)
-            if numel and not channel.codec.exact and bool(channel.buffer[0].isnan()):
+            if numel and not channel.codec.fine and bool(channel.buffer[0].isnan()):
                 channel.buffer.fill_(float("nan"))
         timings.encode_s += encode_s
         timings.decode_s += time.perf_counter() - begun

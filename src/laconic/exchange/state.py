@@ -24,7 +24,7 @@ from laconic.exchange.former import FormerBuckets, check_buckets
 from laconic.exchange.job import BucketRecord, Job, LayerForm, bucket_table, last_step_beside_ddp, layer_table
 from laconic.exchange.layout import Parameters
 from laconic.exchange.options import DEFAULT_CODEC, CodecChoice, CodecPlan, Options
-from laconic.exchange.ownership import check_owner, owned
+from laconic.exchange.ownership import check_owner, check_scale, owned
 from laconic.exchange.stream import GradientStream
 from laconic.storage.form import check_like, check_named
 from laconic.transports.world import World
@@ -154,6 +154,8 @@ class CompressionState(Job):
             state["buckets"] = buckets
         if self.buckets.correction is not None:
             state["velocity"] = self.buckets.correction.state_dict()
+        if self.buckets.loss_scale is not None:
+            state["scale"] = self.buckets.loss_scale.value
         return owned(state, self.world.rank, self.world.world_size)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -164,6 +166,7 @@ class CompressionState(Job):
         check_named(state.get("velocity", {}), self.parameters.known, "velocity")
         self.buckets.matrices.check_state(state.get("warm", {}))
         check_buckets(state.get("buckets", []), self.parameters.known)
+        check_scale(state, scaled=self.buckets.loss_scale is not None)
         if self.buckets.correction is None and state.get("velocity"):
             raise BadInput("the state holds momentum, and this one has none: give momentum=…, or leave it out there")
 
@@ -171,6 +174,8 @@ class CompressionState(Job):
         self.check_state(state)
         if self.buckets.correction is not None:
             self.buckets.correction.load_state_dict(state.get("velocity", {}))
+        if self.buckets.loss_scale is not None:
+            self.buckets.loss_scale.value = float(state.get("scale", 1.0))
         self.buckets.step = int(state["step"])
         self.buckets.choice = self.choice.restarted(self.step)
         self.buckets.matrices.load_state_dict(state.get("warm", {}))

@@ -34,7 +34,7 @@ from laconic.errors import CollectiveTimeout
 from laconic.exchange.buckets import BucketExchange
 from laconic.exchange.collectives import broadcast
 from laconic.exchange.former import FormerBuckets
-from laconic.exchange.layout import FlatBuffer, Gradients, equal_slices
+from laconic.exchange.layout import FlatBuffer, Gradients, divides_first, equal_slices
 from laconic.exchange.order import Timeline, best_order
 from laconic.exchange.thread import EXCHANGE_THREAD, ThreadShare
 from laconic.transports.base import Pause, Pausing
@@ -242,6 +242,8 @@ class GradientStream:
             self.exchange.choice.note_ready(gradients.index, gradients.step)
         if gradients.first:
             self._begin_step(gradients.step)
+            if self.exchange.loss_scale is not None:
+                self.exchange.loss_scale.note(gradients.buffer)
         self._shortcut = self._shortcut and self._plain.get(gradients.index) == gradients.layout
         if self._shortcut:
             return self._take_shortcut(gradients)
@@ -277,12 +279,15 @@ class GradientStream:
         def finish(future: Any) -> None:
             try:
                 future.value()
-                buffer.div_(transport.world_size)
+                if not divides_first(buffer):
+                    buffer.div_(transport.world_size)
                 self.exchange.went_plain(gradients, begun)
             except Exception as error:
                 self.fail(transport.explain(error))  # type: ignore[attr-defined]
             self._set(gradients)
 
+        if divides_first(buffer):
+            buffer.div_(transport.world_size)
         transport.native_future(buffer).add_done_callback(finish)
         return gradients.future
 

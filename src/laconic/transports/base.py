@@ -299,6 +299,10 @@ class Transport(ABC):
         """Whether `native_all_reduce` works on this engine."""
         return type(self).native_all_reduce is not Transport.native_all_reduce
 
+    def adds(self, dtype: torch.dtype) -> bool:
+        """Whether the engine's own all-reduce takes this type."""
+        return self.has_native
+
     def where(self, round: int | None = None, call: Call | None = None) -> str:
         """The beginning of every error: `[rank 3/8] ring all_reduce, round 5 of 14`, in `call` or the current one."""
         call = call or self.current

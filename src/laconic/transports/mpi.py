@@ -141,6 +141,9 @@ class MpiTransport(Transport):
                 self._reduce(tensor, datatype, operation)
         return True
 
+    def adds(self, dtype: torch.dtype) -> bool:
+        return dtype in _TORCH_TO_MPI
+
     def close(self) -> None:
         """Say that we leave, wait a little for the others to say so too, and only then free the communicators.
 

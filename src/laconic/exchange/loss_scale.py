@@ -1,0 +1,58 @@
+"""The scale of the loss under torch.amp.GradScaler: residuals and velocities are in its units, and follow its changes.
+
+Callers: `stream.py` and `fsdp.py` note the scale with a step's first gradients, which it scaled; `buckets.py` asks by
+how much it has changed, before they are exchanged. `distribute` needs none of this: it takes the scale out of gradients
+before it exchanges them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+
+from laconic.codecs.device.streams import mark
+
+
+class LossScale:
+    """The present scale of one GradScaler; a device that it lies on is not waited for until the gradients are.
+
+    Attributes:
+        value: the scale that residuals are in; 1 before the first step.
+
+    >>> scaler = GradScaler("cpu", init_scale=1024.0)
+    >>> scale = LossScale(scaler)
+    >>> scale.note(torch.zeros(3)), scale.change()
+    (None, 1024.0)
+    >>> scaler.update(512.0), scale.note(torch.zeros(3)), scale.change(), scale.value
+    (None, None, 0.5, 512.0)
+    """
+
+    def __init__(self, scaler: GradScaler) -> None:
+        self._scaler = scaler
+        self.value = 1.0
+        self._coming: Tensor = torch.ones(())
+        self._event: Any = None  # when it has come
+
+    def note(self, gradients: Tensor) -> None:
+        """These gradients were scaled by the present scale: begin to read it."""
+        scale = self._scaler.scale(torch.ones((), device=gradients.device))
+        self._event = mark(scale)
+        if self._event is None:
+            self._coming = scale.cpu()
+            return
+        if not self._coming.is_pinned():
+            self._coming = self._coming.pin_memory()
+        self._coming.copy_(scale, non_blocking=True)
+        self._event = mark(scale)
+
+    def change(self) -> float:
+        """What residuals are to be multiplied by, to be in units of the scale that was noted last."""
+        if self._event is not None:
+            self._event.synchronize()
+        before, self.value = self.value, float(self._coming)
+        usable = 0 < before < math.inf and 0 < self.value < math.inf
+        return self.value / before if usable else 0.0
