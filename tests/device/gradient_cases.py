@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.errors import DeviceMemoryError, LaconicError, PeerLost
+from laconic.exchange import staging
 
 DEVICE = "fakegpu:0"
 SLOW_MS = 60
@@ -184,6 +185,63 @@ def training_leaves_the_bits_of_the_processor(rank: int, controls: Any) -> None:
     for codec in ("none", "dynamic8", "topk(0.1)", "powersgd(2)"):
         for overlap in (False, True):
             _same_as_on_the_processor(rank, lambda device, c=codec, o=overlap: distributed(device, c, o))  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def _encoding_there() -> Iterator[None]:
+    """Take what serves a codec on the device for quick, also by way of the host: so all codecs take this road."""
+    before = staging.encodes_there
+    staging.encodes_there = lambda codec, device: True
+    try:
+        yield
+    finally:
+        staging.encodes_there = before
+
+
+def gradients_that_stay_on_the_device_leave_the_same_bits(rank: int, controls: Any) -> None:
+    """Values and residuals lie on the device, messages in pinned memory, and ranks without a device are met."""
+
+    def distributed(device: str, codec: str, overlap: bool) -> nn.Module:
+        model = _linear_model().to(device)
+        optimizer = _momentum_sgd(model)
+        job = laconic.distribute(model, optimizer, codec=codec, overlap=overlap)
+        with _encoding_there():
+            _train(model, optimizer, range(6), rank)
+            job.finish()
+        residuals = job.state.buckets.residuals  # type: ignore[attr-defined]
+        places = {site.device for _, each in residuals._vectors.values() for site in each._sites.values()}
+        assert places <= {next(model.parameters()).device}, places
+        saved = job.state_dict()["residuals"]
+        assert all(value.is_cpu and bool(value.any()) for value in saved.values())
+        job.close()
+        return model
+
+    for codec in ("dynamic8", "bf16", "topk(0.1)", "onebit"):
+        for overlap in (False, True):
+            here = distributed("cpu", codec, overlap)
+            for there in (distributed(DEVICE, codec, overlap), distributed(("cpu", DEVICE)[rank], codec, overlap)):
+                for ours, theirs in zip(here.parameters(), there.parameters(), strict=True):
+                    assert torch.equal(ours, theirs.cpu()), (codec, overlap)
+
+
+def gradients_that_stay_on_the_device_are_waited_for(rank: int, controls: Any) -> None:
+    with _encoding_there():
+        _compress(rank, controls, "dynamic8", side=True)
+        _distribute(rank, controls, overlap=False)
+        _distribute(rank, controls, overlap=True)
+        nan_on_one_rank_is_nan_on_all(rank, controls)
+        states_loaded_onto_the_device_go_on(rank, controls)
+        distribute_resumes_from_a_state_on_the_device(rank, controls)
+        residuals_follow_the_scale_of_the_loss(rank, controls)
+        copies_are_pinned_and_nobody_waits_for_a_device(rank, controls)
+
+
+def explain_says_which_way_encodes(rank: int, controls: Any) -> None:
+    model = SlowModel(1.0, controls).to(DEVICE)
+    ddp = DistributedDataParallel(model, init_sync=False)
+    with laconic.compress(ddp, "dynamic8") as job:
+        ddp().backward()
+        assert "a device's gradients in 0 are encoded by host: " in job.explain(), job.explain()
 
 
 def states_loaded_onto_the_device_go_on(rank: int, controls: Any) -> None:

@@ -15,13 +15,15 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from laconic.codecs import Codec
-from laconic.codecs.casts import carrier_of
+from laconic.codecs.casts import NoneCodec, carrier_of
+from laconic.codecs.selector import Sparse
 from laconic.errors import BadInput
 from laconic.exchange.auto import GUESS, Exchange, Route, cheapest_coded, message_nbytes, plan_coded, profile_of
 from laconic.exchange.chooser import AutoCodec
@@ -31,11 +33,11 @@ from laconic.exchange.job import KEPT_STEPS, BucketRecord, LayerForm, wire_nbyte
 from laconic.exchange.layout import BucketInfo, Entry, Gradients, Parameters, divides_first
 from laconic.exchange.matrices import Matrices, MatrixBucket
 from laconic.exchange.options import CodecChoice, Options
-from laconic.exchange.residuals import Residuals, SideBySide
+from laconic.exchange.residuals import Residuals, SideBySide, mode_for
 from laconic.exchange.sparse_choice import SPARSE
 from laconic.exchange.thread import depth_of, interleave
 from laconic.schedules.registry import build
-from laconic.transports.base import Pausing, Timings, Transport
+from laconic.transports.base import Pause, Pausing, Timings, Transport
 from laconic.transports.executor import agree, run
 from laconic.transports.world import World, current
 
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 MAX_VIEWS = 8  # more runs of compressible parameters than this are copied into one channel
 FEW = 1 / 64  # exempt parameters up to this share of a bucket are blanked out rather than gone around
 _NOTHING = torch.empty(0)
+_NONE = NoneCodec()
 
 
 class BucketChannels:
@@ -255,7 +258,7 @@ class BucketExchange:
         self._buckets: dict[int, AnyBucket] = {}
         self._groups: dict[tuple[int, ...], BucketGroup] = {}
         self._sparse: dict[int, Any] = {}  # a SparseGradient by bucket
-        self._pool = MessagePool()
+        self._pool, self._pinned_pool = MessagePool(), MessagePool(pinned=True)
         self._codecs: tuple[int, float, dict[int, Codec]] = (0, 0, {})  # first step, first no longer, codec by bucket
         self._exact: tuple[int, float, bool] = (0, 0, False)  # first step, first no longer, whether all are exact
 
@@ -353,7 +356,7 @@ class BucketExchange:
             start = starts[index] if starts else 0
             given = Gradients(buffer, index, parameters, self.step, index == last, first=index == 0, start=start)
             if not buffer.is_cpu:
-                self.staging.start(given)
+                self.start(given)
             jobs.append(self.steps([given]))
             all_given.append(given)
         try:
@@ -386,14 +389,35 @@ class BucketExchange:
                 self.correction.apply(bucket.info.entries, part, world.world_size)
         link = world.profile.link if world.profile is not None else None
         route = Route(world.transport, options.algorithm, options.hosts, first.step, link)
-        timings, algorithm = yield from self._group_steps(buckets, values, route)
+        steps = self._group_steps(buckets, values, route)
+        if first.stays:
+            steps = self.staging.running(steps, first.buffer.device)
+        timings, algorithm = yield from steps
         for each, part in zip(held, values, strict=True):
-            if part is not each.buffer:
+            if part is not each.buffer or each.stays:
                 self._give_back(each, part)
                 plain = False
         numel = sum(part.numel() for part in values)
-        self._ended(held, numel, str(chosen), algorithm, begun, timings)
+        self._ended(held, numel, chosen, algorithm, begun, timings)
         return plain and algorithm == "native"
+
+    def start(self, gradients: Gradients) -> Pause:
+        """Let a device's gradients come to where they are encoded; returns what waits for that, if anything."""
+        gradients.stays = gradients.event is not None and self._stays(gradients)
+        return self.staging.start(gradients)
+
+    def _stays(self, gradients: Gradients) -> bool:
+        """Whether a device's gradients are encoded there: momentum, matrices and sparse sums are worked out here."""
+        chosen, algorithm = self.codec_at(gradients.index, gradients.step), self.options.algorithm
+        if gradients.buffer.is_sparse or self.correction is not None or chosen.kind == "matrix" or chosen.exact:
+            return False
+        if mode_for(chosen, self.options.feedback) == "selection" or algorithm in SPARSE:
+            return False
+        if isinstance(chosen, Sparse) and algorithm == "auto" and self.world.world_size > 2:
+            return False  # which may go by a sparse sum, on ranks without a device, too
+        from laconic.exchange.staging import encodes_there
+
+        return encodes_there(chosen, gradients.buffer.device)
 
     def follow_scale(self) -> None:
         """Let residuals and velocities be in units of the loss's scale that was noted last."""
@@ -407,6 +431,8 @@ class BucketExchange:
     def _in_memory(self, gradients: Gradients, native: bool) -> Tensor:
         """The buffer itself, or its values in the processor's memory: in their own type where no codec is used."""
         buffer = gradients.buffer
+        if gradients.stays:
+            return self.staging.keep(gradients)
         dtype = buffer.dtype if native else torch.float32
         return buffer.to(dtype) if buffer.is_cpu else self.staging.bring(gradients, dtype)
 
@@ -429,7 +455,7 @@ class BucketExchange:
         key = tuple(map(id, plain))
         if key not in self._groups:
             self._groups = {k: v for k, v in self._groups.items() if not set(k) & set(key)}
-            self._groups[key] = BucketGroup(plain, self._pool)
+            self._groups[key] = BucketGroup(plain, self._pool if buffers[0].is_cpu else self._pinned_pool)
         return (yield from self._groups[key].steps(buffers, route))
 
     def _sparse_steps(self, given: Gradients, begun: float) -> Pausing[bool]:
@@ -444,7 +470,7 @@ class BucketExchange:
         timings, algorithm = yield from sparse.steps(own, self.world.transport)
         if own is not given.buffer:
             self.staging.give_back_sparse(given, own)
-        self._ended([given], given.buffer.numel(), "none", algorithm, begun, timings)
+        self._ended([given], given.buffer.numel(), _NONE, algorithm, begun, timings)
         return False
 
     def went_plain(self, gradients: Gradients, begun: float) -> None:
@@ -452,22 +478,32 @@ class BucketExchange:
         buffer = gradients.buffer
         sent = wire_nbytes(buffer.numel(), self.world.world_size, itemsize=buffer.itemsize)
         timings = Timings(wait_s=time.perf_counter() - begun, sent_nbytes=sent)
-        self._ended([gradients], buffer.numel(), "none", "native", begun, timings)
+        self._ended([gradients], buffer.numel(), _NONE, "native", begun, timings)
 
     def _ended(
-        self, held: list[Gradients], numel: int, spec: str, algorithm: str, begun: float, timings: Timings
+        self, held: list[Gradients], numel: int, chosen: Codec, algorithm: str, begun: float, timings: Timings
     ) -> None:
         """Keep what an exchange was like; that of a step's last bucket ends the step."""
         (first, last), seconds = (held[0], held[-1]), time.perf_counter() - begun
-        what = (first.step, first.index, numel, spec, algorithm, seconds)
-        itemsize = first.buffer.itemsize
-        self.keep(BucketRecord(*what, **vars(timings), made=last.made, begun=begun, itemsize=itemsize))
+        what = (first.step, first.index, numel, str(chosen), algorithm, seconds)
+        record = BucketRecord(*what, **vars(timings), made=last.made, begun=begun, itemsize=first.buffer.itemsize)
+        self.keep(record if first.buffer.is_cpu else replace(record, way=self._way(first, chosen)))
         if self.choice.learns:
             self.choice.note_exchange(first.index, numel, seconds)
         if last.last:
             self.step = last.step + 1
             if self.matrices.methods:
                 self.matrices.end_of_step()
+
+    @staticmethod
+    def _way(gradients: Gradients, chosen: Codec) -> str:
+        """Which way a device's gradients were encoded; nothing where no codec touched them."""
+        if chosen.exact:
+            return ""
+        from laconic.codecs.device import way
+
+        taken = way(chosen, gradients.buffer.device)
+        return taken if gradients.stays or taken.startswith("host") else "host: gradients cross for the algorithm"
 
     def keep(self, record: BucketRecord) -> None:
         """Add a record; those of more than KEPT_STEPS steps ago are dropped."""

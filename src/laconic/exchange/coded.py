@@ -71,14 +71,17 @@ class MessagePool:
     (True, False)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, pinned: bool = False) -> None:
         self._free: list[Tensor] = []
+        self._pinned = pinned  # for payloads that a device encodes and decodes
 
     def lend(self, nbytes: int) -> Tensor:
         """The smallest free block of `nbytes` to twice as many, or a new one of zeros: gaps in messages are sent."""
         sizes = [(block.numel(), place) for place, block in enumerate(self._free)]
         fitting = [each for each in sizes if nbytes <= each[0] <= 2 * nbytes]
-        return self._free.pop(min(fitting)[1]) if fitting else torch.zeros(nbytes, dtype=torch.uint8)
+        if fitting:
+            return self._free.pop(min(fitting)[1])
+        return torch.zeros(nbytes, dtype=torch.uint8, pin_memory=self._pinned)
 
     def take_back(self, blocks: Sequence[Tensor]) -> None:
         """Nobody reads or writes these blocks any more."""
@@ -183,16 +186,27 @@ class Channel:
 
         The residual of `site` is added, and keeps what the codec leaves out; `copies` ranks encode the same values.
         """
+        codec = for_values(self.codec, values)
         try:
             if self.residual is None:
-                return self.codec.encode(values, step=draws, out=room)
-            return self.residual.encode(self.codec, values, site, step=draws, out=room, copies=copies)
+                return codec.encode(values, step=draws, out=room)
+            return self.residual.encode(codec, values, site, step=draws, out=room, copies=copies)
         except NonFiniteError:
             return None
 
 
+def for_values(coder: Codec, values: Tensor) -> Codec:
+    """The codec for these values: the processor's, or the one of the device they lie on."""
+    if values.is_cpu:
+        return coder
+    from laconic.codecs.device import on_device
+
+    return on_device(coder, values.device)
+
+
 def decode(coder: Codec, payload: Tensor | None, values: Tensor, *, add: bool, divisor: int = 1) -> None:
     """Add a payload to `values`, or put it, divided, in their place; poison makes them NaN."""
+    coder = for_values(coder, values)
     if payload is None:
         values.fill_(float("nan"))
     elif add:
@@ -347,7 +361,7 @@ class CodedExchange:
         if encoding.adopt and part.channel in self._divided:
             values.div_(self._last_divisor)
         if piece.exact:
-            payload: Tensor | None = EXACT.encode(values, step=draws, out=room)
+            payload: Tensor | None = for_values(EXACT, values).encode(values, step=draws, out=room)
         else:
             site = (number, piece.start, piece.stop)
             payload = channel.encode(values, site, draws, room, encoding.copies)
@@ -396,12 +410,12 @@ class CodedExchange:
         if len(known) < len(payloads):
             values.fill_(float("nan"))
         elif not isinstance(coder, Sparse):
-            coder.decode_mean(known, self.divisor, values)
+            for_values(coder, values).decode_mean(known, self.divisor, values)
         else:
             values.zero_()
             for payload in known:
                 indices, selected = coder.decode_sparse(payload, values.numel())
-                values.index_add_(0, indices, selected.div_(self.divisor))
+                values.index_add_(0, indices.to(values.device), selected.div_(self.divisor).to(values.device))
 
 
 def _kept(incoming: Incoming, payload: Tensor | None, data: Tensor) -> Tensor | None:

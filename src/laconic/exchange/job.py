@@ -21,7 +21,7 @@ class BucketRecord:
 
     Buckets that travelled together have one record, under the first one's number. `made` and `begun` are when its
     gradients were there and when their exchange began, by `time.perf_counter`; it ended `seconds` later. `itemsize` is
-    of the gradients, as DDP would send them.
+    of the gradients, as DDP would send them, and `way` how those of a device are encoded.
     """
 
     step: int
@@ -38,6 +38,7 @@ class BucketRecord:
     made: float = 0.0
     begun: float = 0.0
     itemsize: int = 4
+    way: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,9 @@ def bucket_table(records: Sequence[BucketRecord], rank: int, world_size: int, *,
             f"{bucket:6} {last.numel:10} {_spelled_out(last.codec):22} {last.algorithm:{width}} "
             f"{last.sent_nbytes:10} {share:8.1%} {times}"
         )
+    for way in dict.fromkeys(rows[-1].way for rows in latest.values() if rows[-1].way):
+        which = [str(bucket) for bucket, rows in latest.items() if rows[-1].way == way]
+        lines.append(f"a device's gradients in {', '.join(which)} are encoded by {way}")
     return "\n".join([*lines, LEGEND])
 
 

@@ -163,6 +163,7 @@ class Gradients:
     made: float = field(default_factory=time.perf_counter)  # when the gradients were there, or the stream was told
     event: Any = None  # on a device: when they are there
     pinned: Tensor | None = None  # where they are while they are exchanged, if not in the buffer
+    stays: bool = False  # on a device: they are encoded there, and only payloads cross
     returned: Any = None  # on a device: when the means are there
 
     def __post_init__(self) -> None:

@@ -126,6 +126,7 @@ class Residual:
         self._resuming = self._resumed = False  # in the exchange to come, or under way: sites take what is carried
         self._sites: dict[Site, Tensor] = {}
         self._copies: dict[Site, int] = {}
+        self._event: Any = None  # on a device: when the sites are what they are
         self._drafts: dict[Site, Tensor] = {}  # what the sites become at `commit`
         self._drafted: set[Site] = set()
 
@@ -138,10 +139,23 @@ class Residual:
             return codec.encode(x, step=step, out=out)
         residual = self._sites.get(site)
         if residual is None:
-            residual = self._sites[site] = self._inherited(site, copies)
+            residual = self._sites[site] = self._inherited(site, copies, x.device)
             self._copies[site] = copies
+        if not residual.is_cpu:
+            return self._encode_there(codec, x, residual, site, step, out)
         if self._tentative:
             residual = self._draft(site, residual)
+        return self._encode(codec, x, residual, site, step, out)
+
+    def _encode_there(self, codec: Codec, x: Tensor, residual: Tensor, site: Site, step: int, out: Tensor) -> Tensor:
+        """As `encode`, on the current stream of a device; whoever needs the residual elsewhere waits for an event."""
+        self._let_wait()
+        try:
+            return self._encode(codec, x, residual, site, step, out)
+        finally:
+            self._mark(residual)
+
+    def _encode(self, codec: Codec, x: Tensor, residual: Tensor, site: Site, step: int, out: Tensor) -> Tensor:
         try:
             if self.mode == "selection":
                 return codec.encode_selection(x, residual, step=step, out=out)  # type: ignore[attr-defined,no-any-return]
@@ -155,9 +169,25 @@ class Residual:
             residual.zero_()
             raise
 
-    def _inherited(self, site: Site, copies: int) -> Tensor:
+    def _let_wait(self) -> None:
+        """Let the current stream wait for the sites."""
+        if self._event is not None:
+            torch.accelerator.current_stream(self._event.device).wait_event(self._event)
+
+    def _mark(self, residual: Tensor) -> None:
+        from laconic.codecs.device.streams import mark
+
+        self._event = mark(residual)
+
+    def _here(self) -> dict[Site, Tensor]:
+        """The sites in the processor's memory."""
+        if self._event is not None:
+            self._event.synchronize()
+        return {site: residual.cpu() for site, residual in self._sites.items()}
+
+    def _inherited(self, site: Site, copies: int, device: torch.device) -> Tensor:
         """The first residual of a site: zeros, or its part of what it was in another job."""
-        first = torch.zeros(site[2] - site[1])
+        first = torch.zeros(site[2] - site[1], device=device)
         if self._resumed and self._carried is not None and copies == 1:
             part = self._carried[site[1] : site[2]]
             first.copy_(part)
@@ -186,7 +216,7 @@ class Residual:
         """
         self._resumed, self._resuming = self._resuming, False
         if self._carried is not None and not self._resumed:
-            x += self._carried
+            x += self._carried.to(x.device)
             self._carrying = True
             if not self._tentative:
                 self.commit()
@@ -194,7 +224,7 @@ class Residual:
 
     def settle(self, x: Tensor) -> Tensor:
         """Add everything to x, which is then sent exactly: nothing is left. x is changed in place."""
-        x += self.total()
+        x += self.total().to(x.device)
         self._settling = True
         self._drafted.clear()
         if not self._tentative:
@@ -219,7 +249,7 @@ class Residual:
     def total(self) -> Tensor:
         """All that is left, as one vector, in memory of its own."""
         total = torch.zeros(self.numel) if self._carried is None else self._carried.clone()
-        for site, residual in self._sites.items():
+        for site, residual in self._here().items():
             self._add_site(total, site, residual)
         return total
 
@@ -230,6 +260,7 @@ class Residual:
     def release(self) -> Tensor:
         """All that is left, as one vector, and nothing from then on; a site's memory is given back once it is added."""
         whole = (0, 0, self.numel)
+        self._sites, self._event = self._here(), None
         if self._carried is None and self._sites.keys() == {whole} and self._copies[whole] == 1:
             total = self._sites.pop(whole)
         else:
@@ -254,8 +285,11 @@ class Residual:
 
     def rescale(self, factor: float) -> None:
         """What is left is in other units from now on; between two exchanges."""
+        self._let_wait()
         for left in (*self._sites.values(), *(() if self._carried is None else (self._carried,))):
             left.mul_(factor)
+            if not left.is_cpu:
+                self._mark(left)
 
     def whole(self) -> Tensor:
         """The residual itself, for codecs that feed back by themselves: the caller changes it in place."""
@@ -338,7 +372,7 @@ class Residuals:
                 self._laid_out(SideBySide(((name, x.numel()),)), "off")
             return self._vectors[name][1].settle(x) if name in self._vectors else x
         left = self.take(name)
-        return x if left is None else x.add_(left)
+        return x if left is None else x.add_(left.to(x.device))
 
     def take(self, name: str) -> Tensor | None:
         """What is left of `name`, which has none from then on; None where it has none already."""

@@ -2,10 +2,12 @@
 
 Callers: `layout.Gradients` marks when they are made, `buckets.py` and `fsdp.py` bring them here and give means back,
 `stream.py` lets whoever needs a mean wait for it. A gradient is there when the stream that makes it has come so far,
-not when a hook is called: an event marks the place. A copy stream of the exchange's own waits for the event and copies
-into pinned memory, which is used again and again; means go back the same way, and the consumer's stream waits for
-another event. The processor waits for what it is about to encode, for nothing else, and without holding a core.
-A device without streams of its own (MPS) has one order of work for all threads, and copies are waited for.
+not when a hook is called: an event marks the place. A copy stream of the exchange's own waits for the event. Where a
+codec encodes on the device, all that is done with gradients goes to that stream, and only payloads come here. Else it
+copies gradients into pinned memory, whole and once, which is used again and again, and means go back the same way. The
+consumer's stream waits for another event. The processor waits for what it is about to encode or send, for nothing else,
+and without holding a core. A device without streams of its own (MPS) has one order of work for all threads, and copies
+are waited for.
 """
 
 from __future__ import annotations
@@ -13,13 +15,17 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from laconic.codecs import Codec
+from laconic.codecs.device import way
 from laconic.codecs.device.streams import PinnedMemory, has_streams, mark
-from laconic.transports.base import Pause
+from laconic.transports.base import Pause, Pausing
+
+T = TypeVar("T")
 
 
 class Staged(Protocol):
@@ -28,7 +34,13 @@ class Staged(Protocol):
     buffer: Tensor
     event: Any
     pinned: Tensor | None
+    stays: bool
     returned: Any
+
+
+def encodes_there(codec: Codec, device: torch.device) -> bool:
+    """Whether this codec encodes the device's values without bringing them here."""
+    return not way(codec, device).startswith("host")
 
 
 class Staging:
@@ -44,6 +56,8 @@ class Staging:
         buffer = gradients.buffer
         if gradients.event is None or buffer.is_sparse:
             return None
+        if gradients.stays:
+            return gradients.event.synchronize  # type: ignore[no-any-return]
         gradients.pinned = self._memory.take(buffer.numel(), buffer.dtype, buffer.device)
         with self.copying(buffer.device) as stream:
             stream.wait_event(gradients.event)
@@ -59,9 +73,35 @@ class Staging:
         gradients.event.synchronize()
         return gradients.pinned.to(dtype)
 
+    def keep(self, gradients: Staged) -> Tensor:
+        """The gradients where they are, in float32, for work on the copy stream."""
+        buffer = gradients.buffer
+        with self.copying(buffer.device) as stream:
+            if stream is not None:
+                stream.wait_event(gradients.event)
+                buffer.record_stream(stream)
+            return buffer.to(torch.float32)
+
+    def running(self, steps: Pausing[T], device: torch.device) -> Pausing[T]:
+        """The same work, whose every part goes to the copy stream of the device."""
+        while True:
+            with self.copying(device):
+                try:
+                    pause = next(steps)
+                except StopIteration as done:
+                    value: T = done.value
+                    return value
+            yield pause
+
     def give_back(self, gradients: Staged, values: Tensor) -> None:
         """Copy means into the device's memory; `gradients.returned` marks the end of it."""
         buffer, pinned = gradients.buffer, gradients.pinned
+        if gradients.stays:
+            with self.copying(buffer.device):
+                if values is not buffer:
+                    buffer.copy_(values)
+                gradients.returned = mark(buffer)
+            return
         if pinned is None:
             buffer.copy_(values)
             return

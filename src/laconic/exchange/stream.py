@@ -312,10 +312,10 @@ class GradientStream:
                 self._take(each)
 
     def _alike(self, gradients: Gradients) -> bool:
-        """Whether a bucket may travel with those that are held; sparse ones travel alone."""
+        """Whether a bucket may travel with those that are held, of the same device; sparse ones travel alone."""
         held, codec_at = self._held[0], self.exchange.codec_at
         same = codec_at(gradients.index, gradients.step) == codec_at(held.index, held.step)
-        return same and not gradients.buffer.is_sparse
+        return same and not gradients.buffer.is_sparse and gradients.buffer.device == held.buffer.device
 
     def _may_hold(self) -> bool:
         """Whether what is held is too little for a message of its own."""
@@ -362,7 +362,7 @@ class GradientStream:
     def _bring_here(self, held: list[Gradients]) -> Pause:
         """Let gradients of a device be copied; returns what waits for the last of them, if anything."""
         try:
-            waits = [self.exchange.staging.start(each) for each in held if not each.buffer.is_cpu]
+            waits = [self.exchange.start(each) for each in held if not each.buffer.is_cpu]
             return waits[-1] if waits else None
         except Exception as error:
             self.fail(error, expected=True)
