@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup
 
 from tests.device import fake_device
+from tests.device.device_group import DeviceGroup
 
 
 def _start(rank: int, store: str) -> None:
@@ -25,6 +26,7 @@ def _start(rank: int, store: str) -> None:
     dist.Backend.register_backend(
         "nothing", lambda _, rank, size, __: make(rank, size), devices=[fake_device.NAME]
     )
+    dist.Backend.register_backend("device_only", DeviceGroup, devices=[fake_device.NAME])
     backend = f"cpu:gloo,{fake_device.NAME}:nothing"
     dist.init_process_group(backend, store=dist.FileStore(store, 2), rank=rank, world_size=2)
 

@@ -17,6 +17,7 @@ from laconic.consistency.base import Agreement, Setup
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.collectives import all_reduce, broadcast
 from laconic.exchange.likeness import have_equal
+from laconic.exchange.options import refuse_unsized
 from laconic.exchange.state import CompressionState
 from laconic.transports.world import World
 
@@ -194,7 +195,9 @@ class ModelMean:
 def exchange_of(setup: Setup) -> CompressionState:
     """The exchange of a mode that is installed on `setup`."""
     options = replace(setup.options, world=setup.world)
-    return CompressionState(setup.codec, setup.model.named_parameters(), options)
+    state = CompressionState(setup.codec, setup.model.named_parameters(), options)
+    refuse_unsized(state.choice, options.algorithm, setup.world.transport)
+    return state
 
 
 class Averager:

@@ -88,7 +88,9 @@ def plan_coded(
     return CodedExchange(channels, transport, algorithm=algorithm, hosts=hosts, divisor=divisor, pool=pool)
 
 
-def cheapest_coded(channels: Sequence[Channel], world_size: int, link: Link, *, once: bool = False) -> str:
+def cheapest_coded(
+    channels: Sequence[Channel], world_size: int, link: Link, *, once: bool = False, sparse: bool = True
+) -> str:
     """gather or direct, or a sparse all-reduce where that is cheaper than either.
 
     gather takes L + (P−1)·B·G, direct 2 L + 2·B·G·(P−1)/P, where B is the payload of all channels; each decodes P
@@ -98,6 +100,7 @@ def cheapest_coded(channels: Sequence[Channel], world_size: int, link: Link, *, 
 
     Args:
         once: whether a rank has to know what it sent, and so must encode all of it once: not direct.
+        sparse: whether the engine sends messages of varying length, as sparse all-reduces do.
 
     >>> import torch
     >>> from laconic.codecs import codec
@@ -113,7 +116,7 @@ def cheapest_coded(channels: Sequence[Channel], world_size: int, link: Link, *, 
     two_rounds = 2 * link.burst_s(world_size - 1, nbytes / world_size, reduced=True) + ROUND_S
     coarse = any(channel.codec.coarse for channel in channels) and nbytes <= COARSE * exact_nbytes
     gathers = once or coarse or one_round <= two_rounds
-    if world_size > 2 and is_sparse(channels):
+    if sparse and world_size > 2 and is_sparse(channels):
         count, numel = counts(channels)
         name, seconds = cheapest_sparse(world_size, count, numel, link)
         work_s = world_size * count * (UNPACK_S + MERGE_S)

@@ -184,7 +184,8 @@ class BucketGroup:
         algorithm = route.algorithm
         if algorithm == "auto":
             once = any(bucket.must_gather for bucket in self.buckets)
-            algorithm = cheapest_coded(channels, route.transport.world_size, route.link or GUESS, once=once)
+            size, sized = route.transport.world_size, route.transport.sized
+            algorithm = cheapest_coded(channels, size, route.link or GUESS, once=once, sparse=not sized)
         exempt = (not bucket.runs or (bucket.codec is not None and bucket.codec.exact) for bucket in self.buckets)
         if algorithm in SPARSE and all(exempt):
             return "direct"
@@ -409,8 +410,10 @@ class BucketExchange:
     def _stays(self, gradients: Gradients) -> bool:
         """Whether a device's gradients are encoded there: momentum, matrices and sparse sums are worked out here."""
         chosen, algorithm = self.codec_at(gradients.index, gradients.step), self.options.algorithm
-        if gradients.buffer.is_sparse or self.correction is not None or chosen.kind == "matrix" or chosen.exact:
+        if gradients.buffer.is_sparse or self.correction is not None or chosen.kind == "matrix":
             return False
+        if chosen.exact:  # by the engine's own all-reduce, where it takes the device's tensors
+            return algorithm in ("auto", "native") and self.world.transport.device == gradients.buffer.device
         if mode_for(chosen, self.options.feedback) == "selection" or algorithm in SPARSE:
             return False
         if isinstance(chosen, Sparse) and algorithm == "auto" and self.world.world_size > 2:
@@ -431,9 +434,9 @@ class BucketExchange:
     def _in_memory(self, gradients: Gradients, native: bool) -> Tensor:
         """The buffer itself, or its values in the processor's memory: in their own type where no codec is used."""
         buffer = gradients.buffer
-        if gradients.stays:
-            return self.staging.keep(gradients)
         dtype = buffer.dtype if native else torch.float32
+        if gradients.stays:
+            return self.staging.keep(gradients, dtype)
         return buffer.to(dtype) if buffer.is_cpu else self.staging.bring(gradients, dtype)
 
     def _give_back(self, gradients: Gradients, means: Tensor) -> None:
@@ -503,7 +506,9 @@ class BucketExchange:
         from laconic.codecs.device import way
 
         taken = way(chosen, gradients.buffer.device)
-        return taken if gradients.stays or taken.startswith("host") else "host: gradients cross for the algorithm"
+        if gradients.stays or taken.startswith("host"):
+            return taken
+        return "host: this exchange works in the processor's memory"
 
     def keep(self, record: BucketRecord) -> None:
         """Add a record; those of more than KEPT_STEPS steps ago are dropped."""

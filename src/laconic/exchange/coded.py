@@ -128,10 +128,10 @@ class Writer:
         self._lengths.append(length)
         self._at += aligned(length)
 
-    def finish(self) -> Tensor:
-        """The whole message, a view of the memory."""
+    def finish(self, *, padded: bool = False) -> Tensor:
+        """The whole message, a view of the memory; `padded` has the most bytes that a message of this sort takes."""
         struct.pack_into(f"<{self._count}I", self._memory.numpy().data, 0, *self._lengths)
-        return self._memory[: self._at]
+        return self._memory[: self.nbytes if padded else self._at]
 
 
 def pack(payloads: Sequence[Tensor | None]) -> Tensor:
@@ -241,10 +241,10 @@ class _Round:
     whole: tuple[Part, ...]  # what this rank sends of whole channels
 
     @classmethod
-    def of(cls, planned: PlannedRound, whole: frozenset[int]) -> _Round:
+    def of(cls, planned: PlannedRound, whole: frozenset[int], *, sized: bool) -> _Round:
         writers = tuple(Writer([part.max_nbytes for part in parts]) for _, parts in planned.sends)
         sizes = [(peer, max_nbytes([part.max_nbytes for part in parts])) for peer, parts in planned.recvs]
-        recvs = tuple(Incoming(peer, nbytes, torch.uint8, _CPU, at_most=True) for peer, nbytes in sizes)
+        recvs = tuple(Incoming(peer, nbytes, torch.uint8, _CPU, at_most=not sized) for peer, nbytes in sizes)
         own = {part.channel: part for _, parts in planned.sends for part in parts if part.channel in whole}
         return cls(planned, writers, recvs, tuple(own.values()))
 
@@ -283,7 +283,7 @@ class CodedExchange:
         numels = [channel.buffer.numel() for channel in channels]
         coders = [channel.codec for channel in channels]
         plan = plan_rounds(numels, coders, (transport.rank, transport.world_size), collective, algorithm, hosts)
-        self.rounds = [_Round.of(planned, plan.whole) for planned in plan.rounds]
+        self.rounds = [_Round.of(planned, plan.whole, sized=transport.sized) for planned in plan.rounds]
         self.whole, self._held = plan.whole, plan.held
         self._claim = (collective, algorithm, sum(numels), "float32", detail(self.channels), len(self.rounds))
         # By direct every slice ends as what a payload decodes to, on all ranks: it is divided there, in the same pass.
@@ -351,7 +351,7 @@ class CodedExchange:
                     self._payloads[key] = self._encode(part, part.encoding, number, draws, writer.room())
                     encoded.add(key)
                 writer.add(self._payloads[key])
-            data = writer.finish()
+            data = writer.finish(padded=self.transport.sized)
             yield [Outgoing(peer, data) for peer in peers]
 
     def _encode(self, part: Part, encoding: Encoding, number: int, draws: int, room: Tensor) -> Tensor | None:

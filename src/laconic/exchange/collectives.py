@@ -194,8 +194,7 @@ def barrier(*, group: Group = None) -> None:
     """
     world = world_of(group)
     if world.world_size > 1:
-        device = "cuda" if world.engine == "nccl" else "cpu"
-        agree(world.transport, "barrier", "butterfly", torch.empty(0, device=device))
+        agree(world.transport, "barrier", "butterfly", torch.empty(0))
 
 
 def world_of(group: Group) -> World:
@@ -261,7 +260,7 @@ def _flat(tensor: Tensor, op: str, world: World, fresh: bool = False) -> Tensor:
             raise BadInput(f"{op} of bool tensors is not defined; use max for any, min for all, or integers")
     if op == "mean" and not (values.is_floating_point() or tensor.is_complex()):
         raise BadInput(f"mean of {tensor.dtype} is not defined; use sum, or a floating dtype")
-    if values.device.type != "cpu" and world.engine != "nccl":
+    if values.device.type not in ("cpu", world.transport.device.type):
         values = values.cpu()
     flat = values.contiguous().view(-1)
     return flat.clone() if fresh and flat.data_ptr() == tensor.data_ptr() else flat

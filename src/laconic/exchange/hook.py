@@ -25,7 +25,7 @@ from laconic.exchange.dgc import DeepGradientCompression
 from laconic.exchange.layout import Exemptions
 from laconic.exchange.likeness import check_alike, terms_of
 from laconic.exchange.newcomers import NewcomersToDDP
-from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options
+from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options, refuse_unsized
 from laconic.exchange.state import CompressionState
 from laconic.transports.world import World, current
 
@@ -110,6 +110,7 @@ def _compress_ddp(model: DistributedDataParallel, codec: CodecPlan | None, optio
     world = options.world or (current() if whole else world_of(group))  # joined now, on all its ranks
     state = CompressionState(codec, model.module.named_parameters(), replace(options, world=world))
     try:
+        refuse_unsized(state.choice, options.algorithm, world.transport)
         _check_alike(model.module, codec, options, world)
         state.observe(model.module)
         if world.world_size > 1:

@@ -16,6 +16,8 @@ from laconic.errors import BadInput, UnknownName
 from laconic.exchange.auto import coded_names
 from laconic.exchange.dgc import DeepGradientCompression
 from laconic.exchange.layout import Exemptions, exemptions
+from laconic.exchange.sparse_choice import SPARSE
+from laconic.transports.base import Transport
 from laconic.transports.world import World
 
 CodecPlan = str | Codec | Mapping[int, str | Codec] | Callable[[int], str | Codec]
@@ -63,6 +65,10 @@ class CodecChoice:
     def names(self, name: str) -> bool:
         """Whether a codec of this name is planned."""
         return False
+
+    def codecs(self) -> Sequence[Codec]:
+        """The codecs that are planned, as far as they are known."""
+        return ()
 
     def restarted(self, step: int) -> CodecChoice:
         """The choice of a training that goes on from `step`."""
@@ -117,7 +123,10 @@ class PlannedCodec(CodecChoice):
         return self._function is None and self.matrix_codec() is None
 
     def names(self, name: str) -> bool:
-        return any(entry.name == name for _, entry in self._table)
+        return any(entry.name == name for entry in self.codecs())
+
+    def codecs(self) -> Sequence[Codec]:
+        return [entry for _, entry in self._table]
 
 
 def flat_codec(spec: str | Codec) -> Codec:
@@ -224,6 +233,18 @@ algorithm, exempt, feedback, hosts, message_nbytes, momentum, overlap, quality, 
         if self.hosts is not None and len(self.hosts) != world.world_size:
             raise BadInput(f"hosts names the host of {len(self.hosts)} ranks, the world has {world.world_size}")
         return world
+
+
+def refuse_unsized(choice: CodecChoice, algorithm: str, transport: Transport) -> None:
+    """Raise BadInput where messages would vary in length, and the engine sends none that do."""
+    if not transport.sized:
+        return
+    text = f"and {transport.engine} sends only messages whose length both sides know: use engine gloo or zmq"
+    for each in choice.codecs():
+        if each.name == "factors" or not each.fixed_size:
+            raise BadInput(f"payloads of codec '{each}' vary in length, {text}, or another codec")
+    if algorithm in SPARSE:
+        raise BadInput(f"messages of algorithm '{algorithm}' vary in length, {text}, or algorithm direct or gather")
 
 
 PAPER = (0.25, 0.0625, 0.015625, 0.00390625)  # sparsity 75 %, 93.75 %, 98.4375 %, 99.6 %

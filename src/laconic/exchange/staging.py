@@ -73,14 +73,14 @@ class Staging:
         gradients.event.synchronize()
         return gradients.pinned.to(dtype)
 
-    def keep(self, gradients: Staged) -> Tensor:
-        """The gradients where they are, in float32, for work on the copy stream."""
+    def keep(self, gradients: Staged, dtype: torch.dtype) -> Tensor:
+        """The gradients where they are, in this type, for work on the copy stream."""
         buffer = gradients.buffer
         with self.copying(buffer.device) as stream:
             if stream is not None:
                 stream.wait_event(gradients.event)
                 buffer.record_stream(stream)
-            return buffer.to(torch.float32)
+            return buffer.to(dtype)
 
     def running(self, steps: Pausing[T], device: torch.device) -> Pausing[T]:
         """The same work, whose every part goes to the copy stream of the device."""

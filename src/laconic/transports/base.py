@@ -160,6 +160,8 @@ class Transport(ABC):
     engine: str = ""
     has_futures: bool = False
     interleaves: bool = False  # rounds of several calls may be under way at once, received into the caller's memory
+    sized: bool = False  # a message has exactly the length of its receive: `Incoming.at_most` is refused
+    device: torch.device = torch.device("cpu")  # where messages lie; what lies elsewhere is copied, or refused
 
     def __init__(self, rank: int, world_size: int, timeout_s: float) -> None:
         self.rank = rank

@@ -1,5 +1,9 @@
 """The torch.distributed engine: gloo on processors, NCCL on GPUs, always on a process group of our own.
 
+A group that takes tensors of one kind of device only, as NCCL's does, is given messages from the processor's memory by
+way of the device that was current when the transport was made: handshakes, probes and payloads. A round is one batch
+of sends and receives, as NCCL's own all_to_all is. Such messages have the length of their receive.
+
 gloo aborts the process when a message is longer than its receive, and takes messages of the wrong call without a
 word. So every message carries a tag made from the call (see `Call.code`) and the round: messages of different calls
 never match, the wait runs out instead, and the notice board then says who called what, who stopped, or who left.
@@ -20,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from laconic.errors import CollectiveTimeout, Mismatch, PeerLost, TransportError
+from laconic.errors import BadInput, CollectiveTimeout, Mismatch, PeerLost, TransportError
 from laconic.transports.base import DEFAULT_TIMEOUT_S, Arena, Call, Incoming, Outgoing, Posted, Transport, members_of
 from laconic.transports.board import Board, Notice, StoreGone
 
@@ -85,6 +89,8 @@ class TorchTransport(Transport):
         if not self._is_gloo:
             self.has_futures = self.interleaves = False
             self.engine = str(group.name()).lower()
+            self.sized = True
+            self.device = _device_of(group)
 
     def _doing(self) -> tuple[int, str]:
         """The oldest call under way, which is the one that is waited for, or the last there was."""
@@ -94,6 +100,8 @@ class TorchTransport(Transport):
 
     def post(self, call: Call, sends: Sequence[Outgoing], recvs: Sequence[Incoming], round: int) -> Posted:
         self.check_usable()
+        if self.sized and any(recv.at_most for recv in recvs):
+            raise BadInput(f"{call.where(round)}: {self.engine} sends no messages of varying length; use gloo or zmq")
         if recvs:
             self.arena.recycle()
         tag = (call.code + round * 0x9E3779B1) & 0x7FFFFFFF
@@ -112,7 +120,8 @@ class TorchTransport(Transport):
         if not self._is_gloo:  # other backends make every group on every rank
             ranks = dist.get_process_group_ranks(self.group)
             for first in dict.fromkeys(map(colours.index, colours)):
-                made = dist.new_group([ranks[member] for member in members_of(colours, first)])
+                members = [ranks[member] for member in members_of(colours, first)]
+                made = dist.new_group(members, backend=dist.get_backend(self.group))
                 group = made if colours[first] == colours[self.rank] else group
         return TorchTransport(
             dist.PrefixStore(f"split{self._splits}/{colours[self.rank]}", self.store),
@@ -139,14 +148,21 @@ class TorchTransport(Transport):
         self.check_usable()
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(_NATIVE_OPS[op])
+        values = self.there(tensor)
         with self._explained():
-            work = self.group.allreduce([tensor], options)
+            work = self.group.allreduce([values], options)
 
         def wait() -> None:
             with self._explained():
                 work.wait()
+                if values is not tensor:
+                    tensor.copy_(values)
 
         return wait
+
+    def there(self, tensor: Tensor) -> Tensor:
+        """The tensor, or its copy where the group takes tensors of a device only."""
+        return tensor.to(self.device) if tensor.is_cpu else tensor
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -216,6 +232,14 @@ class TorchTransport(Transport):
         self.broken = self.broken or self.failure(TransportError, "the transport is closed")
 
 
+def _device_of(group: Any) -> torch.device:
+    """The processor, or the present device of the one kind that a group's backend takes."""
+    kinds = [pair.split(":")[0] for pair in dist.get_backend_config(group).split(",")]
+    if "cpu" in kinds:
+        return torch.device("cpu")
+    return torch.empty(0, device=kinds[0]).device
+
+
 def _mismatch(notices: dict[int, Notice], call: Call | None) -> Verdict | None:
     """Another rank in the same call number with another signature."""
     if call is None:
@@ -240,6 +264,7 @@ class _TorchRound(Posted):
     send_works: list[Any] = field(default_factory=list)
     waited: list[RuntimeError | None] = field(default_factory=list)  # how the first waits for recv_works ended
     waiting: threading.Lock = field(default_factory=threading.Lock)
+    received_there: list[Tensor] = field(default_factory=list)  # the targets, or their twins on the group's device
 
     def start(self, tag: int) -> None:
         """Post the messages one by one, as gloo takes them."""
@@ -256,12 +281,15 @@ class _TorchRound(Posted):
 
     def start_batch(self, tag: int) -> None:
         """Post the whole round at once, as NCCL needs it."""
-        group = self.owner.group
+        group, there = self.owner.group, self.owner.there
+        self.received_there = [there(target) for target in self.targets]
         operations = [
             dist.P2POp(dist.irecv, t, group=group, tag=tag, group_peer=r.peer)
-            for r, t in zip(self.recvs, self.targets, strict=True)
+            for r, t in zip(self.recvs, self.received_there, strict=True)
         ]
-        operations += [dist.P2POp(dist.isend, s.data, group=group, tag=tag, group_peer=s.peer) for s in self.sends]
+        operations += [
+            dist.P2POp(dist.isend, there(s.data), group=group, tag=tag, group_peer=s.peer) for s in self.sends
+        ]
         try:
             works = dist.batch_isend_irecv(operations) if operations else []
         except RuntimeError as error:
@@ -274,6 +302,8 @@ class _TorchRound(Posted):
         self._come(index + 1)
         if (error := self.waited[index]) is not None:
             raise self.owner.explain(error, self.recvs[index].peer, self.round, self.call) from error
+        if self.received_there and self.received_there[index] is not self.targets[index]:
+            self.targets[index].copy_(self.received_there[index])
         return self.targets[index]
 
     def waiter(self) -> Callable[[], None] | None:
@@ -284,15 +314,11 @@ class _TorchRound(Posted):
         with self.waiting:
             for work in self.recv_works[len(self.waited) : count]:
                 self.waited.append(_ended(work))
-                if not self.owner._is_gloo and torch.cuda.is_available():
-                    torch.cuda.current_stream().synchronize()
 
     def sent(self) -> None:
         for work, send in zip(self.send_works, self.sends, strict=True):
             if (error := _ended(work)) is not None:
                 raise self.owner.explain(error, send.peer, self.round, self.call) from error
-        if not self.owner._is_gloo and torch.cuda.is_available():
-            torch.cuda.current_stream().synchronize()
 
 
 def _ended(work: Any) -> RuntimeError | None:

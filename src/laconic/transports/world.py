@@ -78,8 +78,7 @@ class World:
         if len(colours) != self.world_size:
             raise BadInput(f"split wants the colour of each of {self.world_size} ranks, got {len(colours)} colours")
         said = ",".join(map(str, colours))
-        device = "cuda" if self.engine == "nccl" else "cpu"
-        agree(self.transport, "split", "colours", torch.empty(0, device=device), f"into {said}")
+        agree(self.transport, "split", "colours", torch.empty(0), f"into {said}")
         try:
             part = World(self.transport.split(colours), self.profile)
             part.store = self.new_store(f"colour{colours[self.rank]}")
