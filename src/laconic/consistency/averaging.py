@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.consistency.base import Agreement, Setup
+from laconic.consistency.master_weights import FlatWeights
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.collectives import all_reduce, broadcast
 from laconic.exchange.likeness import have_equal
@@ -68,57 +69,6 @@ def _unpacked(tensors: Sequence[Tensor], whole: Tensor) -> Iterator[tuple[Tensor
 
 def _tensors(model: nn.Module) -> list[Tensor]:
     return [*model.parameters(), *model.buffers()]
-
-
-class FlatWeights:
-    """The trained parameters as one flat float32 vector: each parameter is a view of `values`, nothing is copied.
-
-    What is written to `values` is in the model at once.
-    """
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        for parameter in parameters:
-            if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
-                text = f"{parameter.dtype} on {parameter.device}"
-                raise BadInput(f"this mode averages float32 weights on the CPU; a parameter is {text}")
-        self.parameters = parameters
-        self.values = torch.empty(sum(p.numel() for p in parameters))
-        for parameter, part in self.parts():
-            part.copy_(parameter.detach())
-            parameter.data = part
-
-    def parts(self, flat: Tensor | None = None) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Each parameter and the view of `flat`, or else of `values`, that is its own."""
-        pieces = torch.split(self.values if flat is None else flat, [p.numel() for p in self.parameters])
-        for parameter, piece in zip(self.parameters, pieces, strict=True):
-            yield parameter, piece.view(parameter.shape)
-
-    def set_gradients(self, flat: Tensor) -> None:
-        """Let the parameters' gradients be views of `flat`."""
-        for parameter, piece in self.parts(flat):
-            parameter.grad = piece
-
-    def gradients(self, out: Tensor | None = None) -> Tensor:
-        """All gradients as one flat vector, zeros where there is none; written to `out` when given."""
-        flat = torch.empty_like(self.values) if out is None else out
-        for parameter, piece in self.parts(flat):
-            if parameter.grad is None:
-                piece.zero_()
-            elif parameter.grad.is_sparse:
-                raise BadInput("this mode sends dense gradients; use sparse=False, or consistency='hogwild'")
-            else:
-                piece.copy_(parameter.grad)
-        return flat
-
-
-def check_in_place(weights: FlatWeights, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse parameters that no longer lie in `weights`: averaging would pass them by."""
-    if any(parameter.data_ptr() != part.data_ptr() for parameter, part in weights.parts()):
-        raise BadInput("the model's parameters were replaced after distribute() (model.to, .half, …); do that before")
-    count = sum(len(group["params"]) for group in optimizer.param_groups)
-    if count != len(weights.parameters):
-        text = f"{count - len(weights.parameters)} parameters were added to the optimiser after distribute()"
-        raise BadInput(f"{text}; add them before, or the workers would drift apart")
 
 
 def average_buffers(model: nn.Module, world: World) -> None:
@@ -243,10 +193,13 @@ class OwnWeights(Agreement):
     """Workers with weights of their own."""
 
     def __init__(self, setup: Setup) -> None:
-        self.weights = FlatWeights(trained_parameters(setup.model, setup.optimizer))
+        trained = trained_parameters(setup.model, setup.optimizer)
         start_alike(setup.model, setup.world)
+        self.weights = FlatWeights(trained)
         super().__init__(setup)
         self._averager: Averager | None = None
+        if self.weights.keeps_masters:
+            self.parts["masters"] = self.weights
 
     def make_averager(self, setup: Setup, *, feedback: bool | None = None) -> Averager:
         """Average weights, or what is made of them, through the exchange: saved, counted and closed with this mode."""
@@ -263,15 +216,15 @@ class OwnWeights(Agreement):
     @contextmanager
     def agreeing(self) -> Iterator[None]:
         """Charge what happens inside to this step, and make sure that the weights are still where they were."""
-        check_in_place(self.weights, self.optimizer)
+        self.weights.check_in_place(self.optimizer)
         with super().agreeing():
             yield
 
     def average_all(self) -> None:
         """Leave the exact mean of all workers' weights, and of their buffers, in every model."""
         if not self.alone:
-            with self.agreeing():
-                self.weights.values.copy_(self.exact_mean(self.weights.values.clone()))
+            with self.agreeing(), self.weights.current() as values:
+                values.copy_(self.exact_mean(values.clone()))
                 average_buffers(self.model, self.world)
             self.settle_finish()
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.consistency.averaging import WEIGHT_OPTIONS, FlatWeights, OwnWeights, average_buffers
+from laconic.consistency.averaging import WEIGHT_OPTIONS, OwnWeights, average_buffers
 from laconic.consistency.base import Mode, Setup
+from laconic.consistency.master_weights import FlatWeights
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.collectives import all_reduce
 from laconic.storage.form import check_like
@@ -141,7 +142,7 @@ class BlockAgreement(OwnWeights):
         blocks = self.blocks
         blocks.made += 1
         if not self.alone and blocks.made == self.mode.period:
-            with self.agreeing():
+            with self.agreeing(), self.weights.current():
                 offer = blocks.offer()
                 self.waited(self.averager.mean(offer))  # when it fails, the weights are as they were
                 blocks.merge(offer, self.world.world_size)
@@ -152,7 +153,7 @@ class BlockAgreement(OwnWeights):
         """Leave the model that all blocks have trained, with the exact mean of the one under way, and of buffers."""
         if self.alone:
             return
-        with self.agreeing():
+        with self.agreeing(), self.weights.current():
             if self.blocks.made:
                 self.blocks.merge(self.exact_mean(self.blocks.offer()), self.world.world_size)
             self.blocks.end(self.world.world_size)
@@ -176,6 +177,9 @@ def consolidate_state(
             if isinstance(held, Tensor) and held.shape == parameter.shape and held.is_floating_point()
         ]
         if kept:
-            mean = all_reduce(torch.cat([held.reshape(-1) for held in kept]), "mean", algorithm="ring", group=world)
-            for held, part in zip(kept, torch.split(mean, [held.numel() for held in kept]), strict=True):
-                held.copy_(part.view_as(held))
+            with weights.copies.on_host(kept) as here:
+                flat = torch.cat([held.reshape(-1) for held in here])
+                flat = flat.float() if flat.itemsize < 4 else flat
+                mean = all_reduce(flat, "mean", algorithm="ring", group=world)
+                for held, part in zip(here, torch.split(mean, [held.numel() for held in here]), strict=True):
+                    held.copy_(part.view_as(held))

@@ -50,13 +50,14 @@ class WindowAgreement(OwnWeights):
             if self._fresh:
                 self._fresh = False
                 barrier(group=self.world)
-            self._origin = self.weights.values.clone()
+            with self.weights.current() as values:
+                self._origin = values.clone()
 
     def after_step(self) -> None:
         staleness = 0
         if self.window is not None:
-            with self.agreeing():
-                staleness = self.exchange(self.window, self.weights.values - self._origin)
+            with self.agreeing(), self.weights.current() as values:
+                staleness = self.exchange(self.window, values - self._origin)
         self.settle(staleness)
 
     def exchange(self, window: Window, moved: Tensor) -> int:
@@ -66,7 +67,7 @@ class WindowAgreement(OwnWeights):
     def finish(self) -> None:
         """Wait for all, and leave the same weights and the mean of the buffers on all."""
         if self.window is not None:
-            with self.agreeing():
+            with self.agreeing(), self.weights.current():
                 begun = time.perf_counter()
                 self.conclude(self.window)
                 self.waited(time.perf_counter() - begun)

@@ -57,6 +57,19 @@ def copy(target: Tensor, source: Tensor) -> None:
     target.copy_(source, non_blocking=has_streams(device))
 
 
+def pin(numel: int, dtype: torch.dtype, device: torch.device, what: str, cure: str) -> Tensor:
+    """Memory that a device copies to and from by itself; ordinary memory where the device has no streams.
+
+    Raises:
+        DeviceMemoryError: so much cannot be pinned for `what`; the sentence says what `cure` there is.
+    """
+    try:
+        return torch.empty(numel, dtype=dtype, pin_memory=has_streams(device))
+    except RuntimeError as error:  # torch's own error for want of memory is one, too
+        text = f"{numel * dtype.itemsize / 2**20:.1f} MiB of memory for {what} of {device} cannot be pinned"
+        raise DeviceMemoryError(f"{text}: {error}; {cure}, or allow more locked memory") from error
+
+
 class PinnedMemory:
     """Pinned memory for what comes from one device or goes there, used again once its last copy has ended."""
 
@@ -76,11 +89,7 @@ class PinnedMemory:
                 if event is None or event.query():
                     del free[place]
                     return block
-        try:
-            return torch.empty(numel, dtype=dtype, pin_memory=has_streams(device))
-        except RuntimeError as error:  # torch's own error for want of memory is one, too
-            text = f"{numel * dtype.itemsize / 2**20:.1f} MiB of memory for gradients of {device} cannot be pinned"
-            raise DeviceMemoryError(f"{text}: {error}; use smaller buckets, or allow more locked memory") from error
+        return pin(numel, dtype, device, "gradients", "use smaller buckets")
 
     def give(self, block: Tensor, event: Any) -> None:
         """Give a block back, free once `event` has happened."""

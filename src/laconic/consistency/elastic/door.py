@@ -112,7 +112,7 @@ def elastic(
     a file in `meeting` and a round of small messages; a newcomer also the state, sent by one peer.
 
     Args:
-        model: parameters float32 on the CPU; all workers must build the same shapes.
+        model: parameters float32, bfloat16 or float16, on any device; all workers must build the same shapes.
         optimizer: of the model's parameters. `job.step()` steps it, not you.
         data: the samples of an epoch, of a step, and how many epochs.
         meeting: a folder all workers can write to, of this job alone.

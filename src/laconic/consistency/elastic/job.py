@@ -251,12 +251,14 @@ class ElasticJob(Job):
         replica = self._replica
         scheduler = None if replica.scheduler is None else replica.scheduler.state_dict()
         step = 0 if self._group is None else self._group.standing.step
+        masters = {"masters": replica.weights.state_dict()} if replica.weights.keeps_masters else {}
         return {
             "step": step,
             "ledger": replica.ledger.state(),
             "scheduler": scheduler,
             "extra": dict(replica.extra),
             "residuals": self._wire.state_dict(),
+            **masters,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -268,8 +270,12 @@ class ElasticJob(Job):
             raise BadInput("an elastic job takes over a state before its first batch, on the worker that comes first")
         ledger = {"epoch": 0, "cursor": 0, "left": None}
         check_like(state, {"step": 0, "ledger": ledger, "scheduler": None, "extra": replica.extra, "residuals": {}})
+        if replica.weights.keeps_masters:
+            check_like(state, {"masters": {"values": replica.weights.values}})
         if not self.is_first:
             return
+        if replica.weights.keeps_masters:
+            replica.weights.load_state_dict(state["masters"])
         self._wire.load_state_dict(state["residuals"])
         replica.ledger.load(state["ledger"])
         replica.extra = dict(state["extra"])

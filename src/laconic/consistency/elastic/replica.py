@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laconic.consistency.averaging import FlatWeights, trained_parameters
+from laconic.consistency.averaging import trained_parameters
 from laconic.consistency.blocks import BlockMode, Blocks, consolidate_state
+from laconic.consistency.master_weights import FlatWeights
 from laconic.errors import PayloadError
 from laconic.exchange.layout import Exemptions
 from laconic.storage import tree
@@ -93,17 +94,18 @@ class Replica:
         """Everything, as one uint8 tensor."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
         extra = {"extra": self.extra} if self.extra else {}
-        block = tree.dumps(
-            {
-                "weights": self.weights.values,
-                "frozen": [p.detach() for p in self.model.parameters() if not self._is_trained(p)],
-                "buffers": list(self.model.buffers()),
-                "optimizer": self.optimizer.state_dict(),
-                "scheduler": scheduler,
-                "ledger": self.ledger.state(),
-                **extra,
-            }
-        )
+        with self.weights.current() as values:
+            block = tree.dumps(
+                {
+                    "weights": values,
+                    "frozen": [p.detach() for p in self.model.parameters() if not self._is_trained(p)],
+                    "buffers": list(self.model.buffers()),
+                    "optimizer": self.optimizer.state_dict(),
+                    "scheduler": scheduler,
+                    "ledger": self.ledger.state(),
+                    **extra,
+                }
+            )
         return torch.frombuffer(block, dtype=torch.uint8)
 
     def load(self, block: Tensor) -> None:
@@ -130,7 +132,8 @@ class Replica:
             self.ledger.load(ledger)
             raise PayloadError(f"a state of another model, or damaged: {error}") from error
         with torch.no_grad():
-            self.weights.values.copy_(state["weights"])
+            self.weights.load_state_dict({"values": state["weights"]})
+            self.weights.write()
             values = [*state["frozen"], *state["buffers"]]
             for tensor, value in zip([*frozen, *buffers], values, strict=True):
                 tensor.copy_(value)
@@ -162,7 +165,8 @@ class StepWork:
     @property
     def committed(self) -> Tensor:
         """The weights after the last agreement."""
-        return self._replica.weights.values
+        with self._replica.weights.current() as values:
+            return values
 
     def share(self, parts: int, place: int) -> Tensor:
         """The samples of this worker's next step, as one of `parts` members."""
@@ -215,7 +219,7 @@ class BlockWork(StepWork):
 
     @property
     def committed(self) -> Tensor:
-        return self._blocks.start if self.made else self._replica.weights.values
+        return self._blocks.start if self.made else super().committed
 
     def share(self, parts: int, place: int) -> Tensor:
         if not self.made:
@@ -228,7 +232,8 @@ class BlockWork(StepWork):
         self._shares, self._place = replica.ledger.block(parts, self.period), place
         self.samples = sum(len(shares[place]) for shares in self._shares)
         self.of_all = sum(len(share) for shares in self._shares for share in shares)
-        self._blocks.begin()
+        with replica.weights.current():
+            self._blocks.begin()
         scheduler = None if replica.scheduler is None else replica.scheduler.state_dict()
         self._saved = copy.deepcopy((replica.optimizer.state_dict(), scheduler))
 
@@ -246,15 +251,17 @@ class BlockWork(StepWork):
             self._replica.scheduler.step()
 
     def write(self, out: Tensor) -> None:
-        self._blocks.offer(out)
+        with self._replica.weights.current():
+            self._blocks.offer(out)
 
     def apply(self, result: Tensor, parts: int, included: tuple[int, ...]) -> None:
         replica, blocks, made = self._replica, self._blocks, self.made
         steps = len(replica.ledger.block(parts, self.period))
-        if not made:
-            blocks.begin()  # made without this worker, which had not begun
-        blocks.held = {name: replica.extra[name] for name in blocks.held}  # a newcomer has its peer's
-        blocks.merge(result, parts)
+        with replica.weights.current():
+            if not made:
+                blocks.begin()  # made without this worker, which had not begun
+            blocks.held = {name: replica.extra[name] for name in blocks.held}  # a newcomer has its peer's
+            blocks.merge(result, parts)
         if parts > 1:
             consolidate_state(self._mode.state, replica.optimizer, replica.weights)
         self._skip(steps - made)
@@ -268,7 +275,8 @@ class BlockWork(StepWork):
         super().abandon()
         if self.made and self._saved is not None:
             optimizer, scheduler = self._saved
-            self._blocks.abandon()
+            with replica.weights.current():
+                self._blocks.abandon()
             replica.optimizer.load_state_dict(optimizer)
             if replica.scheduler is not None:
                 replica.scheduler.load_state_dict(scheduler)

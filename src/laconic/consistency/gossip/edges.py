@@ -90,9 +90,9 @@ class Edges:
                 raise BadInput(f"{what} does not fit: '{kind}.{strange[0]}' is not a rank's")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.start = state["start"].clone()
-        self.told = {int(key): value.clone() for key, value in state["told"].items()}
-        self.heard = {int(key): value.clone() for key, value in state["heard"].items()}
+        self.start = state["start"].to("cpu", copy=True)
+        self.told = {int(key): value.to("cpu", copy=True) for key, value in state["told"].items()}
+        self.heard = {int(key): value.to("cpu", copy=True) for key, value in state["heard"].items()}
         self.tells = {int(key): count for key, count in state["tells"].items()}
         self.hears = {int(key): count for key, count in state["hears"].items()}
 

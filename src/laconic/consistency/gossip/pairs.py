@@ -86,22 +86,22 @@ class PairsAgreement(OwnWeights):
     def before_step(self) -> None:
         self._met = 0
         if self.pairs is not None:
-            with self.agreeing():
-                self._met = self.pairs.merge(self.weights.values)
+            with self.agreeing(), self.weights.current() as values:
+                self._met = self.pairs.merge(values)
 
     def after_step(self) -> None:
         if self.pairs is not None:
-            with self.agreeing():
-                self.pairs.merge(self.weights.values)
+            with self.agreeing(), self.weights.current() as values:
+                self.pairs.merge(values)
                 self.pairs.wants, self.pairs.ended = True, False
         self.settle(staleness=self._met)
 
     def finish(self) -> None:
         """The exact mean of the weights and buffers of all who are left, once they have come to the end."""
-        pairs, values = self.pairs, self.weights.values
+        pairs = self.pairs
         if pairs is None:
             return
-        with self.agreeing():
+        with self.agreeing(), self.weights.current() as values:
             begun = time.perf_counter()
             pairs.merge(values)  # whoever came here without a step can be asked now
             pairs.rest(self.world.transport.timeout_s)

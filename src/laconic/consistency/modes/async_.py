@@ -129,7 +129,7 @@ class AsyncAgreement(ServedAgreement):
             if not pushed:
                 client.pull()
             client.wait()
-            self.hide_gradients()
+            self.take_pulled()
         else:
             client.drain()
             client.wait(most=UNANSWERED)
@@ -189,7 +189,7 @@ class RudraAgreement(ServedAgreement):
         self.site.tell(news)
         self.staleness = int(news[0])
         values.copy_(news[1:])
-        self.hide_gradients()
+        self.take_pulled()
 
     def sent_nbytes(self) -> int:
         return super().sent_nbytes() + (self.site.sent_nbytes if self.served is not None else 0)

@@ -119,19 +119,27 @@ class EasgdAgreement(OwnWeights):
 
     def before_step(self) -> None:
         self._stale = 0
-        if self.alone:
+        meets = self.step > 0 and self.step % self.mode.period == 0
+        if self.alone or (self.velocity is None and not meets):
             return
-        values = self.weights.values
-        if self.velocity is not None:
-            values.sub_(self.velocity, alpha=self.mode.momentum)  # from where the gradient was taken back to wᵢ
-            self._origin = values.clone()
-        if self.step > 0 and self.step % self.mode.period == 0:
-            with self.agreeing():
-                self._pull, wait_s, self._stale = self.centre.meet(values, self.step)
-                self.waited(wait_s)
+        with self.weights.current() as values:
+            if self.velocity is not None:
+                values.sub_(self.velocity, alpha=self.mode.momentum)  # from where the gradient was taken back to wᵢ
+                self._origin = values.clone()
+            if meets:
+                with self.agreeing():
+                    self._pull, wait_s, self._stale = self.centre.meet(values, self.step)
+                    self.waited(wait_s)
 
     def after_step(self) -> None:
-        values = self.weights.values
+        if self._origin is not None or self._pull is not None:
+            with self.weights.current() as values:
+                self._move(values)
+        self._origin = self._pull = None
+        self.settle(self._stale)
+
+    def _move(self, values: Tensor) -> None:
+        """Add momentum and the pull of the centre to what the inner optimiser did."""
         if self.velocity is not None and self._origin is not None:
             self.velocity.mul_(self.mode.momentum)
             values.add_(self.velocity)
@@ -140,15 +148,13 @@ class EasgdAgreement(OwnWeights):
             values.sub_(self._pull, alpha=self.alpha)
         if self.velocity is not None:
             values.add_(self.velocity, alpha=self.mode.momentum)
-        self._origin = self._pull = None
-        self.settle(self._stale)
 
     def finish(self) -> None:
         """The centre in every model, and the mean of the buffers."""
         if self.alone:
             return
-        with self.agreeing():
-            self.weights.values.copy_(self.centre.finish())
+        with self.agreeing(), self.weights.current() as values:
+            values.copy_(self.centre.finish())
             if self.velocity is not None:
                 self.velocity.zero_()
             if isinstance(self.centre, _Meeting):

@@ -119,18 +119,18 @@ class GaiaAgreement(OwnWeights):
     def before_step(self) -> None:
         if self.alone:
             return
-        with self.agreeing():
+        with self.agreeing(), self.weights.current() as values:
             self._tell_all_restored()
-            flat = torch.zeros(self.weights.values.numel() + 1)
+            flat = torch.zeros(values.numel() + 1)
             self.weights.gradients(out=flat[:-1])
             if self.links:
                 self._wait(self._may_begin, "is behind by more than the lag, or announced values that do not come")
                 flat[-1] = float(any(link.incoming is not None for link in self.links.values()))
             self.site.mean(flat)
             if bool(flat[-1]):
-                self.weights.values.add_(self.site.tell(self._incoming()))
+                values.add_(self.site.tell(self._incoming()))
             self.weights.set_gradients(flat[:-1])
-            self._base = self.weights.values.clone()
+            self._base = values.clone()
 
     def _may_begin(self) -> bool:
         while self._take_in(0.0):
@@ -150,9 +150,8 @@ class GaiaAgreement(OwnWeights):
         if self.alone:
             self.settle(0)
             return
-        with self.agreeing():
+        with self.agreeing(), self.weights.current() as values:
             self.clock += 1
-            values = self.weights.values
             update = (values - self._base) / self.site.count
             torch.add(self._base, update, out=values)
             if self.links:
@@ -224,13 +223,13 @@ class GaiaAgreement(OwnWeights):
         """
         if self.alone:
             return
-        with self.agreeing():
+        with self.agreeing(), self.weights.current() as values:
             self._tell_all_restored()
             self._flush()
-            self.weights.values.add_(self._incoming())
-            share = torch.zeros_like(self.weights.values)
+            values.add_(self._incoming())
+            share = torch.zeros_like(values)
             if self.site.leads:
-                share += self.weights.values
+                share += values
                 for link in self.links.values():
                     share += link.filter.accumulated
                 share /= self.site.count

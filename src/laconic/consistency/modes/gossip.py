@@ -111,14 +111,14 @@ class GossipAgreement(OwnWeights):
 
     def before_step(self) -> None:
         if not self.alone:
-            with self.agreeing():
-                self._mix(self.plan.at(self.step))
+            with self.agreeing(), self.weights.current() as values:
+                self._mix(values, self.plan.at(self.step))
 
     def after_step(self) -> None:
         self.settle(staleness=0)
 
-    def _mix(self, coder: Codec) -> None:
-        values, mode, world = self.weights.values, self.mode, self.world
+    def _mix(self, values: Tensor, coder: Codec) -> None:
+        mode, world = self.mode, self.world
         near = neighbours(mode.graph, world.world_size, world.rank, self.step, mode.seed)
         keys = {peer: EVERYONE if mode.graph == "ring" else peer for peer in near.tells}
         draws = self.step * world.world_size + world.rank

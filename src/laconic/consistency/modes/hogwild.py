@@ -14,6 +14,7 @@ from torch import Tensor
 
 from laconic.consistency.averaging import OwnWeights, average_buffers
 from laconic.consistency.base import Mode, Setup, register
+from laconic.consistency.master_weights import is_plain
 from laconic.consistency.one_sided import NO_CODEC, SharedWeights
 from laconic.errors import BadInput
 from laconic.exchange.collectives import all_gather, barrier, broadcast
@@ -162,6 +163,9 @@ class HogwildAgreement(OwnWeights):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
+        if strange := [p for p in self.weights.parameters if not is_plain(p)]:
+            text = f"a parameter is {strange[0].dtype} on {strange[0].device}"
+            raise BadInput(f"hogwild's workers write to one memory of float32 weights on the CPU; {text}")
         world = setup.world
         counts_nbytes = LINE * world.world_size
         self.memory = SharedMemory(world, counts_nbytes + self.weights.values.nbytes)
@@ -170,7 +174,7 @@ class HogwildAgreement(OwnWeights):
         if world.rank == 0:
             shared.copy_(self.weights.values)
         barrier(group=world)  # nobody steps on weights that are not there yet
-        self._lay(shared)
+        self.weights.lay(shared)
         self.resources.callback(self._give_up)
         self._read_at = 0
 
@@ -178,12 +182,6 @@ class HogwildAgreement(OwnWeights):
     def updates(self) -> list[int]:
         """How many updates each worker has made, by rank; each counts its own only, so no count is lost."""
         return [int(count) for count in self._counts]
-
-    def _lay(self, values: Tensor) -> None:
-        """Let the parameters be views of `values`."""
-        self.weights.values = values
-        for parameter, part in self.weights.parts():
-            parameter.data = part
 
     def _others(self) -> int:
         """How many updates the others have made."""
@@ -209,6 +207,6 @@ class HogwildAgreement(OwnWeights):
 
     def _give_up(self) -> None:
         """Leave the shared memory; the model keeps a copy of the weights, of its own."""
-        self._lay(self.weights.values.clone())
+        self.weights.lay(self.weights.values.clone())
         self._counts = self._counts.clone()
         self.memory.close()

@@ -31,13 +31,16 @@ class FisherFactor:
     Differs: the rank-r part is found from the batch's own Gram matrix each time, not by the paper's approximate update.
     """
 
-    def __init__(self, dimension: int, rank: int, forget: float, smoothing: float) -> None:
+    def __init__(
+        self, dimension: int, rank: int, forget: float, smoothing: float, device: torch.device | None = None
+    ) -> None:
         self.rank = min(rank, dimension)
         self.forget, self.smoothing = forget, smoothing
-        self.u = torch.zeros(dimension, self.rank)
-        self.scale = torch.zeros(self.rank)  # λ
+        self.u = torch.zeros(dimension, self.rank, device=device)
+        self.scale = torch.zeros(self.rank, device=device)  # λ
         self.rest = 0.0  # ρ
         self.batches = 0
+        self._ridge = 0.0  # ρ + α·tr(F)/D, which every step asks for, and only `update` changes
 
     def update(self, rows: Tensor) -> None:
         """Take in the rows (n, D) of one batch; what holds NaN or infinity is passed by."""
@@ -57,22 +60,26 @@ class FisherFactor:
         self.u[:, :count] *= (top > 1e-6 * top.max()).float()  # directions that were not seen
         self.scale[:count] *= (top > 1e-6 * top.max()).float()
         self.batches += 1
+        self._set_ridge()
+
+    def _set_ridge(self) -> None:
+        dimension = self.u.shape[0]
+        trace = float(self.scale.sum()) + self.rest * dimension
+        self._ridge = self.rest + self.smoothing * trace / dimension
 
     def apply(self, rows: Tensor) -> Tensor:
         """rows·(F + α·tr(F)/D·I)⁻¹, times the identity's share of F, which the caller's scaling takes out."""
-        dimension = self.u.shape[0]
-        trace = float(self.scale.sum()) + self.rest * dimension
-        ridge = self.rest + self.smoothing * trace / dimension
-        if self.batches == 0 or ridge <= 0:
+        if self.batches == 0 or self._ridge <= 0:
             return rows
-        return rows - ((rows @ self.u) * (self.scale / (self.scale + ridge))) @ self.u.T
+        return rows - ((rows @ self.u) * (self.scale / (self.scale + self._ridge))) @ self.u.T
 
     def state_dict(self) -> dict[str, Tensor | float | int]:
         return {"u": self.u.clone(), "scale": self.scale.clone(), "rest": self.rest, "batches": self.batches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.u, self.scale = state["u"].clone(), state["scale"].clone()
+        self.u, self.scale = state["u"].to(self.u, copy=True), state["scale"].to(self.scale, copy=True)
         self.rest, self.batches = float(state["rest"]), int(state["batches"])
+        self._set_ridge()
 
 
 @register("natural")
@@ -175,8 +182,9 @@ class _Layer:
         self.module = module
         self.watching = False
         inputs = module.in_features + (module.bias is not None)
-        self.inputs = FisherFactor(inputs, mode.rank, mode.forget, mode.smoothing)
-        self.outputs = FisherFactor(module.out_features, mode.rank, mode.forget, mode.smoothing)
+        device = module.weight.device
+        self.inputs = FisherFactor(inputs, mode.rank, mode.forget, mode.smoothing, device)
+        self.outputs = FisherFactor(module.out_features, mode.rank, mode.forget, mode.smoothing, device)
         self.handle = module.register_forward_hook(self._look)
 
     def _look(self, module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
@@ -186,7 +194,8 @@ class _Layer:
         rows = given[0].detach().reshape(-1, self.module.in_features).float()
 
         def take(gradient: Tensor) -> None:
-            self.inputs.update(torch.cat([rows, torch.ones(len(rows), 1)], 1) if self._has_bias else rows)
+            ones = rows.new_ones(len(rows), 1)
+            self.inputs.update(torch.cat([rows, ones], 1) if self._has_bias else rows)
             self.outputs.update(gradient.reshape(-1, self.module.out_features).float())
 
         output.register_hook(take)
@@ -201,7 +210,7 @@ class _Layer:
         bias = self.module.bias.grad if self._has_bias else None
         if weight is None or (self._has_bias and bias is None):
             return
-        plain = weight if bias is None else torch.cat([weight, bias[:, None]], 1)
+        plain = (weight if bias is None else torch.cat([weight, bias[:, None]], 1)).float()
         natural = self.outputs.apply(self.inputs.apply(plain).T).T
         natural = natural * (plain.norm() / natural.norm().clamp_min(torch.finfo(torch.float32).tiny))
         weight.copy_(natural[:, : weight.shape[1]])

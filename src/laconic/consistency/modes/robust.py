@@ -9,21 +9,23 @@ reversed, or chosen with knowledge of all others'. What is not: a worker that br
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from laconic.consistency.averaging import start_alike, trained_parameters
 from laconic.consistency.base import Agreement, Mode, Setup, check_whole, register
 from laconic.consistency.elastic.coded import NAME, CodedVector
+from laconic.consistency.master_weights import check_types
 from laconic.consistency.robust import rules
 from laconic.consistency.robust.kernels import finite_rows
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.coded import max_nbytes, pack, unpack
 from laconic.exchange.collectives import all_gather
+from laconic.exchange.host_copies import HostCopies, twins_of
 from laconic.exchange.layout import FlatGradients
 from laconic.exchange.options import PlannedCodec
 from laconic.exchange.residuals import Residuals
@@ -100,10 +102,7 @@ class RobustAgreement(Agreement):
     def __init__(self, mode: Robust, setup: Setup) -> None:
         model, exempt = setup.model, setup.options.exemptions
         trained = trained_parameters(model, setup.optimizer)
-        for parameter in trained:
-            if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
-                text = f"{parameter.dtype} on {parameter.device}"
-                raise BadInput(f"robust rules combine float32 gradients on the CPU; a parameter is {text}")
+        check_types(trained)
         if setup.codec == "auto":
             raise BadInput("robust gathers all gradients: codec 'auto' chooses for all-reduces; name a codec")
         if not any(parameter.requires_grad for parameter in trained):
@@ -112,8 +111,7 @@ class RobustAgreement(Agreement):
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         one_buffer = 4 * sum(p.numel() for p in trained) + 1
         self.gradients = FlatGradients(trained, one_buffer, lambda p: exempt.covers(names[id(p)], p))
-        held = self.gradients.buffers[0].parameters
-        self.coded_numel = sum(p.numel() for p in held if not exempt.covers(names[id(p)], p))
+        self.vector = GradientVector(self.gradients, lambda p: exempt.covers(names[id(p)], p))
         self.left_out = [0] * setup.world.world_size
         start_alike(model, setup.world)
         super().__init__(setup)
@@ -127,21 +125,20 @@ class RobustAgreement(Agreement):
         with self.agreeing():
             begun = time.perf_counter()
             self.gradients.complete()
-            buffer = self.gradients.buffers[0].values
-            rows = self._gather(buffer)
+            rows = self._gather(self.vector.fetch())
             for rank, finite in enumerate(finite_rows(rows.numpy())):
                 self.left_out[rank] += not finite
             self.waited(time.perf_counter() - begun)
-            buffer.copy_(self.mode.combine(rows))
+            self.vector.send(self.mode.combine(rows))
         self.settle(staleness=0)
 
     def _gather(self, buffer: Tensor) -> Tensor:
         """Every worker's gradient, one a row; NaN where there is none that can be read."""
         codec = self.plan.at(self.step)
         if codec.exact:
-            self.residuals.settle(NAME, buffer[: self.coded_numel])
+            self.residuals.settle(NAME, buffer[: self.vector.coded_numel])
             return all_gather(buffer, algorithm="direct", group=self.world)
-        coded = CodedVector(codec, self.coded_numel, buffer.numel())
+        coded = CodedVector(codec, self.vector.coded_numel, buffer.numel())
         draw = self.step * self.world.world_size + self.world.rank
         mine = pack([coded.encode(buffer, self.residuals, draw)])
         padded = torch.zeros(max_nbytes([coded.max_nbytes]), dtype=torch.uint8)
@@ -154,13 +151,52 @@ class RobustAgreement(Agreement):
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         super().check_state(state)
-        self.residuals.check_state(state["residuals"], {NAME: self.coded_numel})
+        self.residuals.check_state(state["residuals"], {NAME: self.vector.coded_numel})
         check_like(state.get("left_out", []), [0] * len(state.get("left_out", [])), "left_out")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         if len(state.get("left_out", [])) == self.world.world_size:
             self.left_out = list(state["left_out"])
+
+
+class GradientVector:
+    """All gradients as one float32 vector in the processor's memory, exempt ones at its end.
+
+    Where they lie in one float32 buffer of that memory, the buffer is the vector.
+    """
+
+    def __init__(self, gradients: FlatGradients, exempt: Callable[[nn.Parameter], bool]) -> None:
+        buffers = gradients.buffers
+        coded = [sum(p.numel() for p in buffer.parameters if not exempt(p)) for buffer in buffers]
+        first = [buffer.values[:numel] for buffer, numel in zip(buffers, coded, strict=True)]
+        parts = [*first, *(buffer.values[numel:] for buffer, numel in zip(buffers, coded, strict=True))]
+        self.coded_numel, self._copies = sum(coded), HostCopies()
+        away = [part for part in parts if not part.is_cpu]
+        self._pairs = list(zip(away, twins_of(away), strict=True))
+        twins = {id(part): twin for part, twin in self._pairs}
+        self._here = [twins.get(id(part), part) for part in parts]
+        alone = buffers[0].values
+        same = len(buffers) == 1 and alone.is_cpu and alone.dtype == torch.float32
+        self._values = alone if same else torch.empty(sum(part.numel() for part in parts))
+        self._same = same
+
+    def fetch(self) -> Tensor:
+        """The vector, with the gradients that are there now."""
+        if not self._same:
+            self._copies.settle()
+            self._copies.fetch(self._pairs)
+            torch.cat(self._here, out=self._values)
+        return self._values
+
+    def send(self, values: Tensor) -> None:
+        """Let `values` be the gradients."""
+        if self._same:
+            self._values.copy_(values)
+            return
+        for here, part in zip(self._here, values.split([part.numel() for part in self._here]), strict=True):
+            here.copy_(part)
+        self._copies.send(self._pairs)
 
 
 def _read(message: Tensor, coded: CodedVector) -> Tensor:

@@ -97,7 +97,7 @@ class StaleAgreement(ServedAgreement):
         client.wait()
         check_read(f"[rank {self.world.rank}/{self.world.world_size}]", self.clock, client.slowest, self.bound)
         self.staleness = client.staleness
-        self.hide_gradients()
+        self.take_pulled()
 
 
 class StalePeersAgreement(OwnWeights):
@@ -245,7 +245,7 @@ class StalePeersAgreement(OwnWeights):
         mesh = self._mesh
         if mesh is None:
             return
-        with self.agreeing():
+        with self.agreeing(), self.weights.current():
             self.clocks.pause(self.world.rank)
             mean, wait_s = self._closing.agree(lambda timeout_s: self._take_in(mesh, timeout_s), self._ended)
             self.waited(wait_s)
@@ -289,4 +289,6 @@ class StalePeersAgreement(OwnWeights):
         self.clock = known[self.world.rank]
         self.clocks.clocks.update({worker: known[worker] for worker in self.clocks.clocks})
         self._early.clear()  # of the training that is given up
-        self._arrived = {int(worker): values.clone() for worker, values in state.get("arrived", {}).items()}
+        self._arrived = {
+            int(worker): values.to("cpu", copy=True) for worker, values in state.get("arrived", {}).items()
+        }

@@ -185,8 +185,12 @@ class ServedAgreement(OwnWeights):
         changed = changed_options(self.optimizer.param_groups, self._initial)
         self.served.push(gradients, self.clock, self.step, groups=changed, wants_weights=wants_weights)
 
-    def hide_gradients(self) -> None:
-        """Let the inner optimiser pass all parameters by: the servers have stepped. `show_gradients` undoes it."""
+    def take_pulled(self) -> None:
+        """Give the model the servers' weights, which have stepped: the inner optimiser passes all parameters by.
+
+        `show_gradients` brings the gradients back.
+        """
+        self.weights.write()
         self._gradients = SetAside(self.weights.parameters)
 
     def show_gradients(self) -> None:
@@ -197,7 +201,7 @@ class ServedAgreement(OwnWeights):
     def finish(self) -> None:
         """Wait for all workers and leave the servers' weights; all there is to do on a rank that only serves."""
         if self.served is not None:
-            with self.agreeing():
+            with self.agreeing(), self.weights.current():
                 self.served.client.wait()
                 self.clock = max(self.clock, self.served.finish(Buffers(self.model)))
             self.settle_finish()

@@ -179,7 +179,7 @@ class ShardOptimizer:
                 members.setdefault(group_of[id(parameter)], []).append(piece)
             at += parameter.numel()
         self._numbers = sorted(members)
-        self._initial = [plain_options(like.param_groups[number]) for number in self._numbers]
+        self._initial = [_on_a_server(like.param_groups[number]) for number in self._numbers]
         self._inner = _made_anew(like, [{**_own(like.param_groups[n]), "params": members[n]} for n in self._numbers])
 
     def step(self, gradient: Tensor, changed: Mapping[str, Options], rate: float, staleness: int = 0) -> None:
@@ -253,7 +253,14 @@ def _tupled(value: Any) -> Any:
 def _own(group: Mapping[str, Any]) -> dict[str, Any]:
     """A group's options; the learning rate as a number, since a tensor would be the user's own."""
     options = {name: value for name, value in group.items() if name != "params"}
-    return {**options, **plain_options(group)}
+    return {**options, **_on_a_server(group)}
+
+
+def _on_a_server(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's plain options without those that say how a device computes: servers compute on the processor."""
+    options, away = plain_options(group), not all(parameter.is_cpu for parameter in group["params"])
+    plain = {"capturable": False, "fused": None, "foreach": None} if away else {}
+    return {name: plain.get(name, value) for name, value in options.items()}
 
 
 def _made_anew(like: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:

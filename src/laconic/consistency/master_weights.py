@@ -1,0 +1,180 @@
+"""A model's trained weights as one flat float32 vector, whatever their types and wherever they lie.
+
+Callers: `averaging.py` for all modes whose workers own their weights, and `elastic/replica.py`. A mode reads and writes
+`values` inside `with weights.current() as values:` and knows nothing of devices or half types.
+
+A float32 parameter in the processor's memory is a view of `values`: nothing is copied, and what is written there is in
+the model at once. Any other parameter p has a float32 master m, its part of `values`:
+
+- `current` begins by m ← p + (m − round(m)): what training did to p since it was last written, and what rounding m to
+  p's type had left out then. So nothing is lost between agreements, though p itself is never more exact than its type.
+- It ends by p ← round(m).
+
+With float32 p on a device round(m) = m, and both are copies. Masters lie in pinned host memory; parameters of devices
+cross through it by `exchange/host_copies.py`. Checkpoints hold the masters of half types: with p they are all there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from laconic.codecs.device.streams import pin
+from laconic.errors import BadInput
+from laconic.exchange.host_copies import HostCopies, twins_of
+from laconic.storage.form import check_like
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class FlatWeights:
+    """The trained parameters as the flat float32 vector `values`; see above for when it holds what they hold.
+
+    Raises:
+        BadInput: a parameter is of another type than TYPES, or has no values.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        check_types(parameters)
+        self.parameters = parameters
+        self.copies = HostCopies()
+        away = next((p.device for p in parameters if not p.is_cpu), torch.device("cpu"))
+        numel = sum(p.numel() for p in parameters)
+        values = torch.empty(numel) if away.type == "cpu" else pin(numel, torch.float32, away, "weights", "free some")
+        for parameter, part in self.parts(values):
+            part.copy_(parameter.detach())
+        self.lay(values)
+
+    def lay(self, values: Tensor) -> None:
+        """Let `values`, which hold the weights, do so from now on: float32 parameters in its memory are views of it."""
+        self.values = values
+        for parameter, part in self.parts():
+            if is_plain(parameter):
+                parameter.data = part
+        self._places = [parameter.data_ptr() for parameter in self.parameters]
+        half = [p.detach() for p in self.parameters if not p.is_cpu and p.dtype != torch.float32]
+        twins = iter(twins_of(half))
+        self._crossing: list[tuple[nn.Parameter, Tensor]] = []  # each with its twin in host memory
+        self._rounded: list[tuple[Tensor, Tensor]] = []  # masters, each with what holds it rounded: parameter or twin
+        for parameter, part in self.parts():
+            rounded = part if parameter.dtype == torch.float32 else parameter.detach()
+            if not parameter.is_cpu:
+                rounded = part if parameter.dtype == torch.float32 else next(twins)
+                self._crossing.append((parameter, rounded))
+            if rounded is not part:
+                self._rounded.append((part, rounded))
+
+    def parts(self, flat: Tensor | None = None) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Each parameter and the view of `flat`, or else of `values`, that is its own."""
+        pieces = torch.split(self.values if flat is None else flat, [p.numel() for p in self.parameters])
+        for parameter, piece in zip(self.parameters, pieces, strict=True):
+            yield parameter, piece.view(parameter.shape)
+
+    def check_in_place(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse parameters that lie elsewhere than they did, or were added: averaging would pass them by."""
+        if any(parameter.data_ptr() != place for parameter, place in zip(self.parameters, self._places, strict=True)):
+            text = "the model's parameters were replaced after distribute() (model.to, .half, …); do that before"
+            raise BadInput(text)
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        if count != len(self.parameters):
+            text = f"{count - len(self.parameters)} parameters were added to the optimiser after distribute()"
+            raise BadInput(f"{text}; add them before, or the workers would drift apart")
+
+    # weights
+
+    @contextmanager
+    def current(self) -> Iterator[Tensor]:
+        """`values` as the model has them, to read and to write; the model has what they are at the end."""
+        self.copies.settle()
+        self.copies.fetch((parameter.detach(), twin) for parameter, twin in self._crossing)
+        for master, rounded in self._rounded:
+            master.sub_(master.to(rounded.dtype)).add_(rounded)
+        try:
+            yield self.values
+        finally:
+            self.write()
+
+    def write(self) -> None:
+        """Give the model what `values` are, whatever it had."""
+        self.copies.settle()
+        for master, rounded in self._rounded:
+            rounded.copy_(master)
+        self.copies.send((parameter.detach(), twin) for parameter, twin in self._crossing)
+
+    # gradients
+
+    @cached_property
+    def _gradient_twins(self) -> dict[int, Tensor]:
+        crossing = [parameter for parameter, _ in self._crossing]
+        return {id(p): twin for p, twin in zip(crossing, twins_of([p.detach() for p in crossing]), strict=True)}
+
+    def set_gradients(self, flat: Tensor) -> None:
+        """Let `flat` be the parameters' gradients; where they are float32 in its memory, they are views of it."""
+        self.copies.settle()
+        sent = []
+        for parameter, piece in self.parts(flat):
+            if parameter.is_cpu:
+                parameter.grad = piece.to(parameter.dtype)
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+            twin = self._gradient_twins[id(parameter)]
+            twin.copy_(piece)
+            sent.append((parameter.grad, twin))
+        self.copies.send(sent)
+
+    def gradients(self, out: Tensor | None = None) -> Tensor:
+        """All gradients as one flat vector, zeros where there is none; written to `out` when given."""
+        self.copies.settle()
+        flat = torch.empty_like(self.values) if out is None else out
+        coming = []
+        for parameter, piece in self.parts(flat):
+            if parameter.grad is None:
+                piece.zero_()
+            elif parameter.grad.is_sparse:
+                raise BadInput("this mode sends dense gradients; use sparse=False, or consistency='hogwild'")
+            elif parameter.grad.is_cpu:
+                piece.copy_(parameter.grad)
+            else:
+                coming.append((parameter.grad.detach(), self._gradient_twins[id(parameter)], piece))
+        self.copies.fetch((gradient, twin) for gradient, twin, _ in coming)
+        for _, twin, piece in coming:
+            piece.copy_(twin)
+        return flat
+
+    # state
+
+    @property
+    def keeps_masters(self) -> bool:
+        """Whether `values` know more than the model, so that a checkpoint needs them."""
+        return bool(self._rounded)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values.clone()}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse, with BadInput, the masters of another model."""
+        check_like(state, {"values": self.values}, "the state of the float32 masters")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The reverse; the parameters themselves come from the model's state, before or after."""
+        self.copies.settle()
+        self.values.copy_(state["values"])
+
+
+def check_types(parameters: Iterable[Tensor]) -> None:
+    """Refuse parameters that a float32 vector cannot stand for."""
+    for parameter in parameters:
+        if parameter.dtype not in TYPES or parameter.is_meta:
+            text = f"a parameter is {parameter.dtype} on {parameter.device}"
+            raise BadInput(f"this mode takes weights of float32, bfloat16 and float16; {text}")
+
+
+def is_plain(parameter: Tensor) -> bool:
+    """Whether a parameter can be a view of a float32 vector in the processor's memory."""
+    return parameter.dtype == torch.float32 and parameter.is_cpu

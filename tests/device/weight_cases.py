@@ -1,0 +1,217 @@
+"""What `test_weights.py` runs on each rank: modes whose workers own their weights, which lie on a device."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import laconic
+
+DEVICE = "fakegpu:0"
+EXACT = (
+    "local(3)", "local(3, state=average)", "block_momentum(3)", "easgd(period=3)", "easgd(period=2, momentum=0.3)",
+    "natural(3)", "robust(median)", "gossip", "stale(0, central=false)",
+)  # fmt: skip
+FREE = (
+    "async", "async(push=2, pull=2)", "stale(4)", "easgd(period=2, asynchronous=true)",
+    "gossip(random, asynchronous=true)", "gaia",
+)  # fmt: skip
+
+
+class Norm(nn.Module):
+    """As BatchNorm, whose own statistics torch does not bring back from the processor, which computes for this device.
+
+    It has buffers of three kinds.
+    """
+
+    running_mean: Tensor
+    batches: Tensor
+    seen: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.register_buffer("running_mean", torch.zeros(size))
+        self.register_buffer("batches", torch.tensor(0))
+        self.register_buffer("seen", torch.zeros(3, dtype=torch.bool))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(0)
+        self.running_mean.mul_(0.9).add_(mean.detach().to(self.running_mean.dtype), alpha=0.1)
+        self.batches.add_(1)
+        self.seen.fill_(True)
+        return (x - mean) * self.weight
+
+
+class Net(nn.Module):
+    """A model with statistics, whose parameters are of one type, or of three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(16, 32), Norm(32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.first(x.to(self.first.weight.dtype)).to(self.norm.weight.dtype))
+        return self.last(torch.tanh(hidden).to(self.last.weight.dtype)).float()
+
+
+def _model(kind: str, device: str) -> Net:
+    torch.manual_seed(1)
+    model = Net()
+    if kind == "mixed":
+        model.first.bfloat16()
+        model.last.half()
+    elif kind != "float32":
+        model.to(getattr(torch, kind))
+    return model.to(device)
+
+
+def _job(spec: str, kind: str, device: str, **options: Any) -> tuple[Net, torch.optim.Optimizer, Any]:
+    model = _model(kind, device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.5)
+    job = laconic.distribute(model, optimizer, consistency=spec, **({"codec": "none"} | options))
+    return model, optimizer, job
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, rank: int) -> None:
+    device = next(model.parameters()).device
+    for step in steps:
+        x = torch.randn(8, 16, generator=torch.Generator().manual_seed(10 * step + rank))
+        optimizer.zero_grad()
+        (model(x.to(device)) - x[:, :4].to(device)).square().mean().backward()
+        optimizer.step()
+
+
+def _trained(spec: str, kind: str, device: str, rank: int, **options: Any) -> dict[str, Tensor]:
+    model, optimizer, job = _job(spec, kind, device, **options)
+    _train(model, optimizer, range(7), rank)
+    job.finish()
+    _train(model, optimizer, range(7, 10), rank)
+    job.finish()
+    job.close()
+    assert {p.device for p in model.parameters()} == {torch.device(device)}
+    return {name: value.cpu() for name, value in model.state_dict().items()}
+
+
+def _same(ours: dict[str, Tensor], theirs: dict[str, Tensor], what: str) -> None:
+    """Equal bits; torch multiplies matrices that lie otherwise in memory in another order, of which `natural` is full.
+
+    A step of its decomposition may be so many units of its type away.
+    """
+    for name, value in ours.items():
+        assert value.dtype == theirs[name].dtype
+        if what.startswith("natural") and value.is_floating_point():
+            unit = torch.finfo(value.dtype).eps
+            torch.testing.assert_close(value, theirs[name], rtol=16 * unit, atol=16 * unit)
+        else:
+            assert torch.equal(value, theirs[name]), (what, name, (value - theirs[name]).abs().max())
+
+
+def _bits_of_the_processor(rank: int, kind: str) -> None:
+    for spec in EXACT:
+        for codec in ("none", "topk(0.2)"):
+            here, there = (_trained(spec, kind, device, rank, codec=codec) for device in ("cpu", DEVICE))
+            _same(here, there, f"{spec} {codec} {kind}")
+
+
+def float32_leaves_the_bits_of_the_processor(rank: int, controls: Any) -> None:
+    _bits_of_the_processor(rank, "float32")
+
+
+def half_types_leave_the_bits_of_the_processor(rank: int, controls: Any) -> None:
+    _bits_of_the_processor(rank, "bfloat16")
+
+
+def mixed_types_leave_the_bits_of_the_processor(rank: int, controls: Any) -> None:
+    _bits_of_the_processor(rank, "mixed")
+
+
+def free_modes_train_and_end_alike(rank: int, controls: Any) -> None:
+    for spec in FREE:
+        for kind in ("float32", "mixed"):
+            ends = laconic.all_gather(
+                torch.cat([value.float().reshape(-1) for value in _trained(spec, kind, DEVICE, rank).values()])
+            )
+            assert bool(torch.isfinite(ends).all()), spec
+            assert torch.equal(ends[0], ends[1]), (spec, kind)
+
+
+def checkpoints_go_on_to_the_bit(rank: int, controls: Any) -> None:
+    """Masters, outer state and residuals come back, wherever `map_location` has put them."""
+    for spec in EXACT:
+        for kind in ("float32", "mixed"):
+            model, optimizer, job = _job(spec, kind, DEVICE, codec="topk(0.2)")
+            _train(model, optimizer, range(4), rank)
+            saved = (model.state_dict(), optimizer.state_dict())
+            moved = torch.utils._pytree.tree_map(
+                lambda v: v.clone().to(DEVICE) if isinstance(v, Tensor) else copy.copy(v), saved
+            )
+            _train(model, optimizer, range(4, 8), rank)
+            job.finish()
+            job.close()
+            again, optimizer, job = _job(spec, kind, DEVICE, codec="topk(0.2)")
+            laconic.barrier()
+            optimizer.load_state_dict(moved[1])
+            again.load_state_dict(moved[0])
+            laconic.barrier()
+            _train(again, optimizer, range(4, 8), rank)
+            job.finish()
+            job.close()
+            ours, theirs = ({n: v.cpu() for n, v in each.state_dict().items()} for each in (model, again))
+            _same(ours, theirs, f"{spec} {kind}")
+
+
+def copies_are_pinned_and_nobody_waits_for_a_device(rank: int, controls: Any) -> None:
+    """After the first agreements no memory is pinned anew or pageable, and nothing waits for a whole device."""
+    for spec in ("local(2)", "gossip", "robust(median)", "stale(0, central=false)", "async"):
+        for kind in ("float32", "mixed"):
+            model, optimizer, job = _job(spec, kind, DEVICE)
+            inputs = torch.randn(8, 16, device=DEVICE)
+            for step in range(8):
+                if step == 4:
+                    before = controls.counts()
+                optimizer.zero_grad()
+                model(inputs).square().mean().backward()
+                optimizer.step()
+            after = controls.counts()
+            changed = {name: after[name] - before[name] for name in after}
+            assert changed["copies"] > 0
+            for name in ("device_syncs", "stream_syncs", "pageable", "pinned"):
+                assert changed[name] == 0, (spec, kind, changed)
+            job.finish()
+            job.close()
+
+
+def weights_on_a_slow_side_stream(rank: int, controls: Any) -> None:
+    """What the optimiser is still writing when its step returns is what is averaged, and the next reader waits."""
+    with torch.Stream(device=DEVICE):
+        model = nn.Linear(64, 64, bias=False).to(DEVICE)
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        job = laconic.distribute(model, optimizer, consistency="local(1)", codec="none")
+        for step in range(3):
+            model.weight.grad = torch.zeros_like(model.weight)
+            controls.slow_fill(model.weight.detach(), float(step + 4 * rank), 60)
+            optimizer.step()
+            assert bool((model.weight.detach().cpu() == step + 2).all())
+        job.finish()
+        job.close()
+
+
+def weights_over_two_devices(rank: int, controls: Any) -> None:
+    for kind in ("float32", "bfloat16"):
+        model = _model(kind, "cpu")
+        model.first.to("fakegpu:0")
+        model.last.to("fakegpu:1")
+        optimizer = torch.optim.SGD(model.parameters(), 0.5)
+        job = laconic.distribute(model, optimizer, consistency="local(1)", codec="none")
+        before = [p.detach().cpu().clone() for p in model.parameters()]
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 1.0 + 2 * rank)
+        optimizer.step()
+        for parameter, old in zip(model.parameters(), before, strict=True):
+            torch.testing.assert_close(parameter.detach().cpu().float(), old.float() - 1.0, atol=0.01, rtol=0.01)
+        job.finish()
+        job.close()
