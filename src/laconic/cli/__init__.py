@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
     "compare": "laconic.cli.compare:compare",
     "cost": "laconic.cli.cost:cost",
     "demo": "laconic.cli.compare:demo",
+    "doctor": "laconic.cli.doctor:doctor",
     "inspect": "laconic.cli.shrink:inspect",
     "key": "laconic.cli.key:key",
     "lint": "laconic.cli.report:lint",
