@@ -6,9 +6,13 @@ import copy
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import laconic
+from laconic.exchange.fsdp import ShardedCompression
 
 DEVICE = "fakegpu:0"
 EXACT = (
@@ -215,3 +219,23 @@ def weights_over_two_devices(rank: int, controls: Any) -> None:
             torch.testing.assert_close(parameter.detach().cpu().float(), old.float() - 1.0, atol=0.01, rtol=0.01)
         job.finish()
         job.close()
+
+
+def reduce_scatters_of_sharded_models_cross_pinned(rank: int, controls: Any) -> None:
+    """FSDP's gradients on a slow stream: the sum of what is made there, by pinned memory that is used again."""
+    model = nn.Linear(64, 64)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    state = ShardedCompression(model, "none")
+    numel = 64 * 64 + 64
+    with torch.Stream(device=DEVICE):
+        for step in range(4):
+            if step == 2:
+                before = controls.counts()
+            given, result = torch.empty(numel, device=DEVICE), torch.empty(numel // 2, device=DEVICE)
+            controls.slow_fill(given, 1.0 + 4 * rank, 60)
+            state.groups[0](result, given, dist.group.WORLD, dist.ReduceOp.AVG)
+        after = controls.counts()
+        for name in ("device_syncs", "stream_syncs", "pageable", "pinned"):
+            assert after[name] == before[name], name
+        assert torch.equal(result.cpu(), torch.full((numel // 2,), 3.0))
+    state.close()

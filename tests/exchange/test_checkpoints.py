@@ -359,3 +359,17 @@ def test_torchrun_restarts_and_training_goes_on_from_the_checkpoint(tmp_path: Pa
     end = [line for line in quiet.splitlines() if line.startswith("weights")]
     assert end
     assert end == [line for line in killed.splitlines() if line.startswith("weights")]
+
+
+def test_random_states_of_gpus_that_are_not_here() -> None:
+    """More than there are is one sentence, fewer are fine; a job that goes on without any is warned."""
+    module.check_gpus(0, 0)
+    module.check_gpus(1, 4)
+    with pytest.raises(CheckpointError, match="random states of 4 GPUs, and 1 is here: make as many visible"):
+        module.check_gpus(4, 1)
+    state = module.random_state()
+    before = torch.get_rng_state()
+    if not torch.cuda.is_available():
+        with pytest.warns(UserWarning, match="of 2 GPUs, and none is here"):
+            module.set_random_state({**state, "cuda": [before, before]})
+        assert torch.equal(torch.get_rng_state(), before)

@@ -26,6 +26,7 @@ from laconic.errors import BadInput
 from laconic.exchange.buckets import BucketExchange
 from laconic.exchange.coded import Channel, reduce_scatter_steps
 from laconic.exchange.collectives import world_of
+from laconic.exchange.host_copies import HostCopies, twins_of
 from laconic.exchange.job import BucketRecord, Job, bucket_table
 from laconic.exchange.layout import Exemptions, Parameters
 from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options, PlannedCodec
@@ -109,6 +110,7 @@ class CompressedReduceScatter:
         self.codec: Codec | None = None
         self.residual: Residual | None = None
         self.shards: list[ParameterShard] = []
+        self._copies, self._twins = HostCopies(), list[Tensor]()
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for the input and the output, as torch asks for it."""
@@ -129,7 +131,8 @@ class CompressedReduceScatter:
         if (scale := self.state.buckets.loss_scale) is not None:
             scale.note(input_tensor)
             self.state.buckets.follow_scale()
-        values = input_tensor.detach().to("cpu", torch.float32).view(size, -1)
+        given, result = self._on_host(input_tensor.detach(), output_tensor)
+        values = given.to(torch.float32).view(size, -1)
         self.shards = self.shards or _laid_out(self.parameters, size, self.state.buckets.options.exemptions)
         if self.shards[-1].stop == values.shape[1]:
             chosen = self.state.buckets.codec_at(self.index, self.step)
@@ -147,14 +150,26 @@ class CompressedReduceScatter:
         for shards, channel in zip(filter(None, (coded, exact)), channels, strict=True):
             parts = channel.buffer[rank].split_with_sizes([s.stop - s.start for s in shards])
             for shard, part in zip(shards, parts, strict=True):
-                output_tensor[shard.start : shard.stop] = part
+                result[shard.start : shard.stop] = part
         if mean:
-            output_tensor.div_(size)
+            result.div_(size)
+        if result is not output_tensor:
+            self._copies.send([(output_tensor, result)])
         taken = time.perf_counter() - begun
         spec, numel = str(chosen), values.numel()
         record = BucketRecord(self.step, self.index, numel, spec, "direct", taken, **vars(timings), begun=begun)
         self.state.buckets.keep(record)
         self.step += 1
+
+    def _on_host(self, given: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
+        """Input and output in the processor's memory: those of a device in pinned memory, which is used again."""
+        if given.is_cpu:
+            return given, result
+        self._copies.settle()
+        if [(twin.shape, twin.dtype) for twin in self._twins] != [(each.shape, each.dtype) for each in (given, result)]:
+            self._twins = twins_of([given, result], "gradients")
+        self._copies.fetch([(given, self._twins[0])])
+        return self._twins[0], self._twins[1]
 
     def _use(self, chosen: Codec, world_size: int) -> None:
         """Let `chosen` be the codec from now on; residuals are carried over."""

@@ -1,8 +1,8 @@
 """Tensors of devices and their twins in pinned memory: many are copied at once, on a copy stream, by events.
 
-Callers: `consistency/master_weights.py`, `consistency/modes/robust.py`. What `staging.py` does for buckets that are
-exchanged on a thread, this does for whoever has the tensors in its hands: `fetch` returns when the twins are there,
-after `send` the device's own stream waits, and the processor does not.
+Callers: `fsdp.py`, `consistency/master_weights.py`, `consistency/modes/robust.py`. What `staging.py` does for buckets
+that are exchanged on a thread, this does for whoever has the tensors in its hands: `fetch` returns when the twins are
+there, after `send` the device's own stream waits, and the processor does not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from laconic.exchange.staging import Staging
 Pair = tuple[Tensor, Tensor]  # of a device, and its twin
 
 
-def twins_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+def twins_of(tensors: Sequence[Tensor], what: str = "weights") -> list[Tensor]:
     """Pinned memory for each of a device's tensors, in its type and shape: one block for all that are of one kind."""
     twins: dict[int, Tensor] = {}
     kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
@@ -28,7 +28,7 @@ def twins_of(tensors: Sequence[Tensor]) -> list[Tensor]:
         kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor)
     for (device, dtype), alike in kinds.items():
         sizes = [tensor.numel() for tensor in alike]
-        block = pin(sum(sizes), dtype, device, "weights", "free some")
+        block = pin(sum(sizes), dtype, device, what, "free some")
         twins |= {id(t): part.view(t.shape) for t, part in zip(alike, torch.split(block, sizes), strict=True)}
     return [twins[id(tensor)] for tensor in tensors]
 

@@ -146,8 +146,25 @@ def random_state() -> dict[str, Any]:
     }
 
 
+def check_gpus(saved: int, present: int) -> None:
+    """Refuse random states of more GPUs than are present; where there is none at all, a warning says so.
+
+    >>> check_gpus(1, 2)
+    >>> check_gpus(4, 2)
+    Traceback (most recent call last):
+    ...
+    laconic.errors.CheckpointError: the checkpoint has random states of 4 GPUs, and 2 are here: make as many visible
+    """
+    text = f"the checkpoint has random states of {saved} GPU{'s' * (saved > 1)}, and"
+    if saved > present > 0:
+        raise CheckpointError(f"{text} {present} {'are' if present > 1 else 'is'} here: make as many visible")
+    if saved and not present:
+        warnings.warn(f"{text} none is here: what GPUs draw at random is not what it was", stacklevel=2)
+
+
 def set_random_state(state: dict[str, Any]) -> None:
-    """The reverse of `random_state`."""
+    """The reverse of `random_state`; changes nothing where `check_gpus` refuses it."""
+    check_gpus(len(state["cuda"]), torch.cuda.device_count() if torch.cuda.is_available() else 0)
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
