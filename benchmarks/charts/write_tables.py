@@ -19,6 +19,7 @@ from benchmarks.chaos import table as chaos
 from benchmarks.consistency import consistency as consistency
 from benchmarks.divide import delta as delta
 from benchmarks.divide import divide_speeds as speed
+from benchmarks.exchange import emulated_links as emulated_links
 from benchmarks.exchange import overlap as overlap
 from benchmarks.exchange import step_losses as losses
 from benchmarks.papers import eightbit_divided as divided
@@ -27,7 +28,7 @@ from benchmarks.papers import sparcml as sparcml
 
 DOCS = Path(__file__).parents[2] / "docs"
 NAMES = ("experiments.md", "codecs/index.md", "consistency/comparison.md", "divide.md", "overlap.md", "pipeline.md",
-         "which.md", "faults.md")  # fmt: skip
+         "which.md", "faults.md", "run.md")  # fmt: skip
 PAGES = [DOCS / name for name in NAMES]
 RESULTS = Path(__file__).parents[1] / "results"
 BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -110,6 +111,7 @@ def first_use_table(record: Record) -> str:
 
 TABLES: dict[str, Callable[[Record], str]] = {
     "chaos": chaos.page,
+    "emulated-links": emulated_links.table,
     "consistency": lambda record: consistency.table(record["comparisons"]),
     "8bit-cifar": cifar_table,
     "8bit-divided-alexnet": divided.alexnet_table,

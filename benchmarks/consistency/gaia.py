@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import laconic
 from laconic.errors import BadInput, LaconicError
-from laconic.lab.clusters.cluster import INTERFACE, Cluster, Link
+from laconic.lab.clusters.cluster import INTERFACE, Cluster, emulated
 from laconic.lab.environment import environment
 from laconic.workloads.data import load
 
@@ -221,7 +221,7 @@ def record(task: Task, link: str, rows: list[dict[str, Any]], loads: list[float]
         "benchmark": "gaia",
         "environment": environment(),
         "link": link,
-        "rate_bps": Link.parse(link).rate_bps,
+        "rate_bps": emulated(link).rate_bps,
         "sites": 2,
         "workers_per_site": PER_SITE,
         "task": {**asdict(task), "seed": "as in each row"},

@@ -42,7 +42,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import BadInput, LaconicError
 from laconic.exchange.collectives import world_of
-from laconic.lab.clusters.cluster import Cluster, Link, interface_nbytes
+from laconic.lab.clusters.cluster import Cluster, emulated, interface_nbytes
 from laconic.lab.environment import environment
 from laconic.statistics import median
 from laconic.transports.world import World
@@ -255,7 +255,7 @@ def measure_link(link: str, hosts: int, task: Task, timeout_s: float) -> dict[st
         row["speedup_over_ddp_fp16"] = median[DDP_FP16] / row["step_seconds"]
         row["ratio_to_no_communication"] = row["step_seconds"] / median[NO_COMMUNICATION]
     wire_nbytes = 2 * (hosts - 1) / hosts * 4 * ranks[0]["parameters"]
-    rate = Link.parse(link).rate_bps
+    rate = emulated(link).rate_bps
     return {
         "link": link,
         "hosts": hosts,
@@ -329,7 +329,7 @@ def main() -> int:
     records = []
     try:
         for link in split_specs(options.links):
-            rate = Link.parse(link).rate_bps
+            rate = emulated(link).rate_bps
             steps = options.steps if rate is None or rate >= 500e6 else max(3, options.steps // 3)
             sizes = options.batch, options.blocks, steps, options.warm_up
             task = Task(names, *sizes, options.learning_rate, options.seed)

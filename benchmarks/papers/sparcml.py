@@ -49,7 +49,7 @@ from laconic.errors import BadInput, LaconicError
 from laconic.exchange.auto import GUESS
 from laconic.exchange.options import Options
 from laconic.exchange.state import CompressionState
-from laconic.lab.clusters.cluster import Cluster, Link, interface_nbytes
+from laconic.lab.clusters.cluster import Cluster, emulated, interface_nbytes
 from laconic.lab.environment import environment
 from laconic.lab.runs.spec import SINGLE, configuration
 from laconic.lab.runs.strategies import make_trainee
@@ -335,7 +335,7 @@ def parsed(part: str) -> tuple[str, int]:
     link, _, steps = part.partition("=")
     if not steps.isdigit() or int(steps) < 2:
         raise BadInput(f"--links takes a link and its steps, such as 100mbit=24, got '{part}'")
-    Link.parse(link)
+    emulated(link)
     return link, int(steps)
 
 
@@ -355,7 +355,7 @@ def main() -> int:
         records = []
         for link, steps in links:
             sizes = steps, options.block, False, options.exchanges
-            plan = Plan(CONFIGURATIONS, *sizes, *rest, Link.parse(link).rate_bps)
+            plan = Plan(CONFIGURATIONS, *sizes, *rest, emulated(link).rate_bps)
             records.append(with_factors(measure(link, options.hosts, plan, options.timeout), learnt))
             print(table(records[-1:]), file=sys.stderr, flush=True)
     except LaconicError as error:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from laconic.errors import BadInput
 
 _SIZE_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-zµ]*)\s*", re.IGNORECASE)
+_QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-zµ%]*)\s*", re.IGNORECASE)
 
 
 def parse_nbytes(text: str | int, what: str = "size") -> int:

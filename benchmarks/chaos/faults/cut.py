@@ -71,7 +71,7 @@ class Halves(_Network):
         # whoever is cut off, to each half it is the other one
         promise = of_loss(scenario, everyone)
         promise = replace(promise, others=EITHER if promise.others == GO_ON else promise.others)
-        with Cluster(4, "unlimited,unlimited") as cluster, stage.start(task, cluster) as running:
+        with Cluster(4, "unlimited", between="unlimited") as cluster, stage.start(task, cluster) as running:
             stage.spring(running, scenario.victim)
             cluster.join_sites(connected=False)
             running.go_on(scenario.victim)

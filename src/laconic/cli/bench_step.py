@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from laconic.cli import run_options as options
 from laconic.cli.shared import Json, count_option, echo_json, echo_table
 from laconic.lab.bench.step import StepSpec, measure
 from laconic.lab.report import words
@@ -23,7 +24,8 @@ def step(
     configs: Annotated[str, typer.Option(help="Such as compress:dynamic8; options after commas.")] = CONFIGS,
     peers: Annotated[bool, typer.Option(help=f"Measure {', '.join(PEERS)} in the same run.")] = True,
     hosts: Annotated[int, typer.Option(help="One process each.")] = 2,
-    link: Annotated[str | None, typer.Option(help="Emulate links: 1gbit, 100mbit (root); else loopback.")] = None,
+    link: options.Link = None,
+    between: options.Between = None,
     batch: Annotated[int | None, typer.Option(help="Samples a step, of each host. Default: the workload's.")] = None,
     blocks: Annotated[int, typer.Option(help="Turns of each configuration; fewer than 5 decide nothing.")] = 5,
     steps: Annotated[int, typer.Option(help="Counted in a block.")] = 5,
@@ -34,7 +36,7 @@ def step(
 ) -> None:
     """Time training steps by several configurations in turn, beside computing alone and what the wire allows."""
     named = split(",".join([*(name for name in PEERS if peers and name not in split(configs)), configs]))
-    record = measure(StepSpec(workload, named, hosts, link, batch, blocks, steps, warm_up, seed, pin))
+    record = measure(StepSpec(workload, named, hosts, link, between, batch, blocks, steps, warm_up, seed, pin))
     if json:
         return echo_json(record)
     rows = [_cells(row) for row in [record["alone"], *record["results"]]]

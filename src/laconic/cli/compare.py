@@ -52,6 +52,7 @@ def compare(
     seeds: Annotated[int, typer.Option(help="Trials of each configuration; fewer than 3 decide nothing.")] = 3,
     first_seed: Annotated[int, typer.Option(help="Seeds count from here.")] = 0,
     link: options.Link = None,
+    between: options.Between = None,
     hosts: options.Hosts = None,
     epochs: options.Epochs = None,
     learning_rate: options.LearningRate = None,
@@ -72,7 +73,7 @@ def compare(
         chosen = split(configs or default) + [f"divide:{codec}@{divide}" for codec in DIVIDED if divide]
         spec = RunSpec(
             options.named(workload), workers, chosen, range(first_seed, first_seed + seeds), slow=slow, link=link,
-            hosts=hosts, changes=Changes(epochs, learning_rate, batch, target, batch_schedule),
+            between=between, hosts=hosts, changes=Changes(epochs, learning_rate, batch, target, batch_schedule),
             tuning_runs=tuning_runs, runs=runs, command=options.command(),
         )  # fmt: skip
         record, folder = run(spec, split(consistency or "sync"), say)

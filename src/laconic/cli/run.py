@@ -13,19 +13,21 @@ from typing import Annotated
 
 import typer
 
+from laconic.cli import run_options as options
 from laconic.errors import BadInput
 from laconic.lab.clusters.cluster import Cluster
 from laconic.lab.clusters.programs import Failed, Programs
 from laconic.lab.report import words
 from laconic.lab.runs.progress import say
 
-RunLink = Annotated[str, typer.Option(help="Each host's link; a second rate is between two sites: 100mbit,10mbit.")]
+RunLink = Annotated[str, typer.Option(help="Each host's link: RATE[,LATENCY[,JITTER[,LOSS]]], such as 100mbit,40ms.")]
 
 
 def run(
     program: Annotated[list[str] | None, typer.Argument(help="Your script, then its own arguments.")] = None,
     hosts: Annotated[int, typer.Option(help="Emulated hosts.")] = 4,
     link: RunLink = "1gbit",
+    between: options.Between = None,
     nproc_per_host: Annotated[int, typer.Option(help="Processes on each host.")] = 1,
     module: Annotated[bool, typer.Option("-m", help="The script is a module, as for python -m.")] = False,
     keep_going: Annotated[
@@ -37,7 +39,7 @@ def run(
     command = _command(program or [], module)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
-    with Cluster(hosts, link) as cluster:
+    with Cluster(hosts, link, between) as cluster:
         if hosts * nproc_per_host > (cores := len(os.sched_getaffinity(0))):
             say(f"{hosts} hosts share {cores} cores: computing takes longer than on machines of their own")
         begun = time.monotonic()

@@ -16,7 +16,10 @@ from laconic.workloads import names
 
 RUNS = Path("runs")
 WorkloadName = Annotated[str | None, typer.Argument(help=f"One of {', '.join(names())}; or your own, module:factory.")]
-Link = Annotated[str | None, typer.Option(help="Emulate links of this speed: 1gbit, 100mbit (root).")]
+Link = Annotated[
+    str | None, typer.Option(help="Emulate links: RATE[,LATENCY[,JITTER[,LOSS]]], such as 100mbit,40ms (root).")
+]
+Between = Annotated[str | None, typer.Option(help="The link between two sites of half the hosts each; as --link.")]
 Hosts = Annotated[int | None, typer.Option(help="Emulated hosts; default: one a worker.")]
 Epochs = Annotated[int | None, count_option("Default: the workload's.")]
 LearningRate = Annotated[float | None, typer.Option(help="At the start. Default: the workload's.")]

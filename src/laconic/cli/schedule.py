@@ -63,7 +63,7 @@ def simulate(
     algorithm: Annotated[str, typer.Option(help="The algorithm; see `laconic schedule`.")] = "ring",
     ranks: Annotated[int, typer.Option("-n", "--ranks", help="World size.")] = 8,
     nbytes: Annotated[str, typer.Option(help="Buffer size, e.g. 4096, 100MB, 64MiB.")] = "100MB",
-    link: Annotated[str, typer.Option(help="BANDWIDTH[,LATENCY] as 10gbit,5us; or a profile from laconic probe.")] = (
+    link: Annotated[str, typer.Option(help="RATE[,LATENCY] as 10gbit,5us; or a profile from laconic probe.")] = (
         "10gbit,5us"
     ),
     itemsize: Annotated[int, typer.Option(help="Bytes per value.")] = 4,

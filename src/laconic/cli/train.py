@@ -31,6 +31,7 @@ def train(
     divide: Annotated[str | None, typer.Option(help="Divide the model: 'fc=dense(output)', 'stages(micro=8)'.")] = None,
     plan: Annotated[Path | None, typer.Option(help="Train by this plan; see laconic plan -o plan.json.")] = None,
     link: options.Link = None,
+    between: options.Between = None,
     hosts: options.Hosts = None,
     seed: Annotated[int, typer.Option(help="Of weights, data order and dropout.")] = 0,
     epochs: options.Epochs = None,
@@ -59,7 +60,7 @@ def train(
         name = with_mode(codec, consistency, "elastic" if elastic else None)
         name = name if divide is None else f"divide:{codec}@{divide}"
         done = start(RunSpec(
-            options.named(workload), workers, [name], [seed], algorithm, link, hosts,
+            options.named(workload), workers, [name], [seed], algorithm, link, hosts, between,
             Changes(epochs, learning_rate, batch, batch_schedule=batch_schedule),
             tuning_runs=tuning_runs, runs=runs, command=options.command(),
         ))  # fmt: skip

@@ -1,6 +1,7 @@
 """What a network costs: the LogGP parameters of one link, and the text form users type (`10gbit,5us`).
 
-Callers: closed-form costs of the schedules, the simulator, `auto` and the planner. Pure numbers, no I/O.
+Callers: closed-form costs of the schedules, the simulator, `auto`, the planner, and emulated clusters. Pure numbers, no
+I/O.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from laconic.specs import check_kinds
 
 _TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _BIT_UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+_LOSS_UNITS = {"%": 1e-2}
+UNLIMITED = "unlimited"
+_FORM = "RATE[,LATENCY[,JITTER[,LOSS]]] such as 10gbit,5us or 100mbit,40ms,5ms,0.1%"
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class Link:
         overhead_s: o, processor time per message, at each end.
         gap_s: g, the least time between two messages on one port.
         reduce_s_per_byte: γ, processor time to add one received byte.
+        jitter_s: by how much the time in flight varies, up or down; emulated, not modelled.
+        loss: the share of packets that is lost; emulated, not modelled.
 
     Source: Alexandrov et al., LogGP, SPAA 1995; γ as in Thakur et al., IJHPCA 2005.
 
@@ -45,6 +51,8 @@ class Link:
     overhead_s: float = 0.0
     gap_s: float = 0.0
     reduce_s_per_byte: float = 0.0
+    jitter_s: float = 0.0
+    loss: float = 0.0
 
     def __post_init__(self) -> None:
         check_kinds("link", Link, vars(self))
@@ -52,6 +60,13 @@ class Link:
             value = getattr(self, field.name)
             if not (value >= 0.0 and value < float("inf")):
                 raise BadInput(f"link: {field.name} must be a finite number ≥ 0, got {value}")
+        if self.loss >= 1 or self.jitter_s > self.latency_s:
+            raise BadInput("link: less than all packets are lost, and jitter is at most the latency")
+
+    @property
+    def rate_bps(self) -> float | None:
+        """Bits a second; None where nothing limits them."""
+        return 8.0 / self.s_per_byte if self.s_per_byte else None
 
     def exchange_s(self, nbytes: float, reduced: bool) -> float:
         """Time of one round in which each rank sends and receives one message of `nbytes`."""
@@ -71,20 +86,25 @@ class Link:
         return asdict(self)
 
     @classmethod
-    def parse(cls, text: str) -> Link:
-        """Read `BANDWIDTH[,LATENCY]`, e.g. `10gbit,5us`, `1gbit`, `100mbit,2ms`; latency defaults to 50 µs.
+    def parse(cls, text: str, latency_s: float = 50e-6) -> Link:
+        """Read `RATE[,LATENCY[,JITTER[,LOSS]]]`: `10gbit,5us`, `100mbit`, `20mbit,40ms,5ms,0.1%`, `unlimited`.
 
-        >>> Link.parse("8gbit,1s")
-        Link(latency_s=1.0, s_per_byte=1e-09, overhead_s=0.0, gap_s=0.0, reduce_s_per_byte=0.0)
+        The latency is one way; `latency_s` is taken where there is none.
+
+        >>> Link.parse("8gbit,1s").latency_s, Link.parse("100mbit,40ms,5ms,0.1%").loss
+        (1.0, 0.001)
         """
-        parts = text.split(",")
-        if len(parts) > 2:
-            raise BadInput(f"link '{text}': expected BANDWIDTH[,LATENCY] such as 10gbit,5us")
-        bits_per_s = parse_quantity(parts[0], _BIT_UNITS, f"link '{text}': bandwidth")
+        rate, *others = (part.strip() for part in text.split(","))
+        if len(others) > 3 or (others and others[0].lower().endswith(("bit", UNLIMITED))):
+            raise BadInput(f"link '{text}': expected {_FORM}; a link between sites has an option of its own, --between")
+        what = f"link '{text}': the rate is '{UNLIMITED}', or"
+        bits_per_s = math.inf if rate == UNLIMITED else parse_quantity(rate, _BIT_UNITS, what)
         if bits_per_s <= 0:
-            raise BadInput(f"link '{text}': bandwidth must be above zero")
-        latency_s = parse_quantity(parts[1], _TIME_UNITS, f"link '{text}': latency") if len(parts) == 2 else 50e-6
-        return cls(latency_s=latency_s, s_per_byte=8.0 / bits_per_s)
+            raise BadInput(f"link '{text}': the rate must be above zero")
+        named = zip(("latency", "jitter", "loss"), (_TIME_UNITS, _TIME_UNITS, _LOSS_UNITS), others, strict=False)
+        given = [parse_quantity(part, units, f"link '{text}': {name}") for name, units, part in named]
+        flight_s, jitter_s, loss = [*given, *(latency_s, 0.0, 0.0)[len(given) :]]
+        return cls(flight_s, 8.0 / bits_per_s, jitter_s=jitter_s, loss=loss)
 
 
 def ports(schedule: Schedule) -> int:

@@ -157,7 +157,7 @@ def test_kernels_cost_what_the_codec_computes() -> None:
         (["--configs", "dynamic9"], "did you mean 'dynamic8'"),
         (["--configs", "distribute:dynamic8,feedbock=true"], "did you mean 'feedback'"),
         (["--configs", "ddp,feedback=true"], "options go with compress and distribute"),
-        (["--link", "fast"], "a link is 'unlimited' or a rate"),
+        (["--link", "fast"], "the rate is 'unlimited', or should be a number"),
     ],
 )
 def test_bad_input_is_one_sentence(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

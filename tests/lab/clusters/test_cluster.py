@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -19,7 +20,7 @@ import torch.distributed as dist
 import laconic
 from laconic.errors import BadInput
 from laconic.lab.clusters import cluster as cluster_module
-from laconic.lab.clusters.cluster import Cluster, Link
+from laconic.lab.clusters.cluster import Cluster, emulated
 from laconic.transports.launcher import LocalJob, RankFailed
 
 pytestmark = pytest.mark.processes
@@ -129,12 +130,14 @@ def test_torch_distributed_and_two_ranks_per_host() -> None:
 
 @needs_root
 @pytest.mark.parametrize(
-    ("link", "hosts", "source", "target"),
-    [("100mbit", 2, 0, 1), ("unlimited,100mbit", 3, 2, 0)],
-    ids=["every host's link", "between sites"],
+    ("link", "between", "hosts", "source", "target"),
+    [("100mbit", None, 2, 0, 1), ("unlimited", "100mbit", 3, 2, 0), ("100mbit,5ms", None, 2, 0, 1)],
+    ids=["every host's link", "between sites", "with a delay"],
 )
-def test_a_transfer_takes_as_long_as_the_link_needs(link: str, hosts: int, source: int, target: int) -> None:
-    with Cluster(hosts, link) as cluster:
+def test_a_transfer_takes_as_long_as_the_link_needs(
+    link: str, between: str | None, hosts: int, source: int, target: int
+) -> None:
+    with Cluster(hosts, link, between) as cluster:
         taken = cluster.run(seconds_to_send, (source, target), timeout_s=40)[target]
     assert taken >= 0.8 * 4 * NUMEL * 8 / 100e6
 
@@ -154,7 +157,7 @@ def test_tcp_is_the_same_on_every_machine() -> None:
 
 @needs_root
 def test_hosts_of_one_site_do_not_feel_the_link_between_sites() -> None:
-    with Cluster(hosts=3, link="unlimited,1mbit") as cluster:
+    with Cluster(hosts=3, link="unlimited", between="1mbit") as cluster:
         taken = cluster.run(seconds_to_send, (0, 1), timeout_s=40)[1]
     assert taken < 0.8 * 4 * NUMEL * 8 / 1e6  # 33 s through the slow link
 
@@ -206,8 +209,10 @@ def test_nothing_outlives_a_killed_owner(nothing_left: None) -> None:
         import time
         from laconic.lab.clusters.cluster import Cluster
         if __name__ == "__main__":
-            with Cluster(hosts=2) as cluster:
+            with Cluster(hosts=2, link="1gbit,1ms") as cluster:
                 job = cluster.start(time.sleep, (300,))
+                forwarders = [each.pid for each in cluster.forwarders]
+                print(*forwarders, flush=True)
                 print("ready", *[process.pid for process in job.processes], flush=True)
                 time.sleep(300)
     """
@@ -215,6 +220,7 @@ def test_nothing_outlives_a_killed_owner(nothing_left: None) -> None:
     command = [sys.executable, "-c", textwrap.dedent(program)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
+        forwarders = owner.stdout.readline().split()
         ready, *ranks = owner.stdout.readline().split()
         assert ready == "ready"
         networks = networks_of(owner.pid)
@@ -226,9 +232,22 @@ def test_nothing_outlives_a_killed_owner(nothing_left: None) -> None:
         owner.kill()
         owner.wait(timeout=10)
     deadline = time.monotonic() + 10
-    while processes_with(networks) and time.monotonic() < deadline:
+    while (processes_with(networks) or _alive(forwarders)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert processes_with(networks) == []
+    assert len(forwarders) == 2
+    assert not _alive(forwarders)
+
+
+def _alive(processes: list[str]) -> list[str]:
+    return [each for each in processes if _command_of(each)]
+
+
+def _command_of(process: str) -> bytes:
+    """Empty of one that has ended, and is not yet waited for."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    return b""
 
 
 def test_a_cluster_that_cannot_be_is_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,16 +264,25 @@ def test_a_cluster_that_cannot_be_is_refused_with_the_cure(monkeypatch: pytest.M
         Cluster()
 
 
-@pytest.mark.parametrize("text", ["", "fast", "1gbit,", "1gbit,1gbit,1gbit", "-1gbit", "0mbit", "1 gbit;reboot"])
-def test_a_link_that_is_no_rate_is_refused(text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["", "fast", "1gbit,", "-1gbit", "0mbit", "1 gbit;reboot", "1kbit", "1gbit,1ms,2ms", "1gbit,1ms,0ms,100%",
+     "1gbit,1ms,0ms,1%,1", "unlimited,-1ms"],
+)  # fmt: skip
+def test_a_link_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="link"):
-        Link.parse(text)
+        emulated(text)
 
 
-@pytest.mark.parametrize(("hosts", "link"), [(0, "1gbit"), (65, "1gbit"), (1, "1gbit,1mbit")])
-def test_wrong_numbers_of_hosts_are_refused(hosts: int, link: str) -> None:
+def test_a_second_rate_is_refused_with_the_option_for_it() -> None:
+    with pytest.raises(BadInput, match="--between"):
+        emulated("1gbit,100mbit")
+
+
+@pytest.mark.parametrize(("hosts", "between"), [(0, None), (65, None), (1, "1mbit")])
+def test_wrong_numbers_of_hosts_are_refused(hosts: int, between: str | None) -> None:
     with pytest.raises(BadInput, match="hosts"):
-        Cluster(hosts, link)
+        Cluster(hosts, "1gbit", between)
 
 
 @needs_root

@@ -76,11 +76,11 @@ def assert_nothing_left(networks: set[str]) -> None:
 
 @needs_root
 def test_a_plain_ddp_script_runs_unchanged(tmp_path: Path) -> None:
-    words = ["--hosts", "2", "--link", "100mbit", "--pin", str(ROOT / "examples" / "char_gpt.py"), "--steps", "10"]
+    words = ["--hosts", "2", "--link", "100mbit,5ms", "--pin", str(ROOT / "examples" / "char_gpt.py"), "--steps", "10"]
     code, printed, said = finished(tmp_path, *words)
     assert code == 0, said
     assert [line.split(":")[0] for line in printed] == ["[0] step 10", "[0] step 5"]
-    assert "sent by each host, over 100mbit" in said
+    assert "sent by each host, over 100mbit,5ms" in said
     assert os.listdir(tmp_path) == []
 
 
@@ -210,9 +210,9 @@ def sentence(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["nowhere.py", "--hosts", "2"], "there is no script 'nowhere.py'; a module is started with -m"),
         (["-m", "no_such_module.at_all"], "there is no module 'no_such_module.at_all'; a script is started without -m"),
         (["-m", "train.py/x"], "there is no module 'train.py/x'"),
-        (["--link", "fast", __file__], "a link is 'unlimited' or a rate"),
+        (["--link", "fast", __file__], "the rate is 'unlimited', or should be a number"),
         (["--hosts", "0", __file__], "a cluster has 1 to 64 hosts"),
-        (["--hosts", "1", "--link", "1gbit,1mbit", __file__], "two sites need at least 2 hosts"),
+        (["--hosts", "1", "--between", "1mbit", __file__], "two sites need at least 2 hosts"),
     ],
 )
 def test_bad_input_is_one_sentence(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

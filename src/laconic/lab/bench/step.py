@@ -60,7 +60,8 @@ class StepSpec:
         workload: its name, or module:factory.
         configurations: by name; see `runs/spec.py`.
         hosts: one process each.
-        link: speed of emulated links; None is this machine's loopback, without limit.
+        link: emulated links; None is this machine's loopback, without limit.
+        between: the emulated link between two sites of half the hosts each; None is one site.
         batch: samples a step, of each host; None is the workload's.
         blocks: turns of each configuration.
         steps: counted in a block.
@@ -74,6 +75,7 @@ class StepSpec:
     configurations: Sequence[str]
     hosts: int = 2
     link: str | None = None
+    between: str | None = None
     batch: int | None = None
     blocks: int = 5
     steps: int = 5
@@ -241,7 +243,7 @@ def measure(spec: StepSpec) -> dict[str, Any]:
     spec = spec.settled(chosen)
     before = conditions(spec.hosts)
     with ExitStack() as stack:
-        cluster = None if spec.link is None else stack.enter_context(Cluster(spec.hosts, spec.link))
+        cluster = None if spec.link is None else stack.enter_context(Cluster(spec.hosts, spec.link, spec.between))
         fetch(workload.dataset)
         start_fork_server("laconic.lab.bench.step")
         turns = cluster.new_store() if cluster else new_store()

@@ -6,8 +6,12 @@ switch live in namespaces that the kernel removes together with the last process
 `transports/namespace.py`), so that nothing is left behind however the owner ends.
 
     host 0 [rate]── port0 ┐                        ┌ port2 ──[rate] host 2
-                          site0 ──[rate between]── site1              a link of one rate has one site only
+                          site0 ──[rate between]── site1              without a link between there is one site
     host 1 [rate]── port1 ┘                        └ port3 ──[rate] host 3
+
+Where links have a latency, a host sends through a TUN device and a process that delays its packets (`delay.py`):
+
+    host 0 delay0 ── process ── delay0 of the switch, which routes to site0;  what it receives comes by port0, as above
 """
 
 from __future__ import annotations
@@ -18,13 +22,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from laconic.errors import BadInput
+from laconic.lab.clusters import delay
+from laconic.lab.clusters.delay import Delay
+from laconic.schedules.link import Link
 from laconic.transports import namespace
 from laconic.transports.launcher import Host, LocalJob
 from laconic.transports.rendezvous import new_store
@@ -32,67 +38,49 @@ from laconic.transports.rendezvous import new_store
 T = TypeVar("T")
 
 INTERFACE = "laconic0"  # every host's; a name of its own, since /sys still shows the machine's interfaces
+_DELAYED = "delay"  # what a host with a delay sends by
 MAX_HOSTS = 64
-_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_LEAST_BPS, _MOST_BPS = 1e5, 1e12
 _FRAME_NBYTES = 1514  # Ethernet's largest frame without its checksum, as tbf counts it
 _MAX_SEGMENT_NBYTES = 65536
+_LARGEST_MTU = 9000  # of hosts with a delay: each packet costs a process time
 # A bucket of 1 ms is the smallest that lets TCP fill the link (94 to 96 % goodput at 0.1 and 1 Gbit/s with all cores
 # busy; half of it reaches 60 % at 1 Gbit/s, since a late timer loses what does not fit). An idle link thus lets the
 # first millisecond of a message pass at once.
 _BURST_S = 1e-3
 _QUEUE_S = 50e-3  # how much a port holds back before it drops
 _NETWORK = "10.77.0.0/16"
+_HALVES = ("10.77.0.0/17", "10.77.128.0/17")  # more specific than the network itself
 _CURE = "`laconic plan` predicts a step without one"
 
 
-@dataclass(frozen=True)
-class Link:
-    """How fast hosts are joined, in bits per second; None is as fast as the machine.
+def emulated(text: str) -> Link:
+    """The link that a text names, as hosts can be joined by; without a latency none is added.
 
-    >>> Link.parse("1gbit,100mbit")
-    Link(rate_bps=1000000000.0, between_sites_bps=100000000.0, sites=2)
-    >>> Link.parse("unlimited")
-    Link(rate_bps=None, between_sites_bps=None, sites=1)
+    >>> emulated("100mbit,40ms").rate_bps, emulated("unlimited").latency_s
+    (100000000.0, 0.0)
+
+    Raises:
+        BadInput: no link, or one that is too slow or too fast.
     """
-
-    rate_bps: float | None
-    between_sites_bps: float | None = None
-    sites: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> Link:
-        """A rate for every host's link, and optionally a second one between two sites.
-
-        Raises:
-            BadInput: not one or two rates.
-        """
-        rates = [_rate(text, part.strip()) for part in text.split(",")]
-        if len(rates) > 2:
-            raise BadInput(f"a link has one rate, or two for two sites ('1gbit,100mbit'), got '{text}'")
-        return cls(rates[0]) if len(rates) == 1 else cls(rates[0], rates[1], sites=2)
-
-
-def _rate(text: str, part: str) -> float | None:
-    if part == "unlimited":
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", part)
-    rate = float(found[1]) * _UNITS[found[2]] if found else 0.0
-    if not 1e5 <= rate <= 1e12:
-        raise BadInput(f"a link is 'unlimited' or a rate from 100kbit to 1000gbit such as '100mbit', got '{text}'")
-    return rate
+    link = Link.parse(text, latency_s=0.0)
+    if link.rate_bps is not None and not _LEAST_BPS <= round(link.rate_bps) <= _MOST_BPS:
+        raise BadInput(f"a link is 'unlimited' or has a rate from 100kbit to 1000gbit, got '{text}'")
+    return link
 
 
 class Cluster:
     """Emulated hosts, each in its own network namespace behind a link of the given speed; a context manager.
 
     Both directions of every host's link are limited to the rate by a token bucket (`tc tbf`), so a host sends and
-    receives at the rate at once, as on a switch with full-duplex ports. There is no added latency. Ranks on one host
-    reach each other through its loopback, unlimited.
+    receives at the rate at once, as on a switch with full-duplex ports. Ranks on one host reach each other through its
+    loopback, unlimited.
 
     Args:
         hosts: how many, 1 to 64.
-        link: "1gbit", "100mbit", …, "unlimited"; "1gbit,100mbit": two sites of half the hosts each, with the second
-            rate between the sites.
+        link: of every host, "1gbit", "100mbit,40ms", "20mbit,40ms,5ms,0.1%", "unlimited": rate, latency one way from
+            host to host, jitter and loss. Without a latency none is added.
+        between: the same, between two sites of half the hosts each; its latency comes on top.
 
     Raises:
         BadInput: not root, not Linux, no `ip` and `tc`, or a value that cannot be used.
@@ -103,11 +91,13 @@ class Cluster:
             results = cluster.run(train, args=(seed,), timeout_s=60)
     """
 
-    def __init__(self, hosts: int = 4, link: str = "1gbit") -> None:
+    def __init__(self, hosts: int = 4, link: str = "1gbit", between: str | None = None) -> None:
         if not 1 <= hosts <= MAX_HOSTS:
             raise BadInput(f"a cluster has 1 to {MAX_HOSTS} hosts, got {hosts}")
-        self.link = Link.parse(link)
-        if self.link.sites > hosts:
+        self.link = emulated(link)
+        self.between = None if between is None else emulated(between)
+        self.sites = 1 if self.between is None else 2
+        if self.sites > hosts:
             raise BadInput(f"two sites need at least 2 hosts, got {hosts}")
         _check_machine()
         self.hosts = hosts
@@ -115,6 +105,13 @@ class Cluster:
         self._switch = -1
         self._descriptors: list[int] = []
         self._jobs: list[LocalJob[Any]] = []
+        self.forwarders: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def slowest_bps(self) -> float | None:
+        """The rate of the slowest link between hosts; None where nothing is limited."""
+        rates = [each.rate_bps for each in (self.link, self.between) if each is not None]
+        return min((rate for rate in rates if rate is not None), default=None)
 
     def address(self, host: int) -> str:
         """The host's address, seen from the others."""
@@ -122,7 +119,7 @@ class Cluster:
 
     def site(self, host: int) -> int:
         """Which site the host belongs to: the first half of the hosts, rounded up, to site 0."""
-        return host * self.link.sites // self.hosts if self.link.sites > 1 else 0
+        return host * self.sites // self.hosts
 
     def __enter__(self) -> Cluster:
         try:
@@ -143,6 +140,9 @@ class Cluster:
         for job in self._jobs:
             job.kill()
         self._jobs.clear()
+        for forwarder in self.forwarders:
+            forwarder.communicate()  # it ends with its standard input
+        self.forwarders.clear()
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors.clear()
@@ -205,8 +205,8 @@ class Cluster:
 
     def join_sites(self, *, connected: bool) -> None:
         """Cut the link between two sites, or bring it back; the store stays with the first."""
-        if self.link.sites < 2:
-            raise BadInput("there is one site; 'unlimited,unlimited' makes two")
+        if self.between is None:
+            raise BadInput("there is one site; between='unlimited' makes two")
         _batch("ip", self._switch, [f"link set between0 {'up' if connected else 'down'}"])
 
     def _check_open(self) -> None:
@@ -234,21 +234,26 @@ class Cluster:
 
     def _build_switch(self) -> None:
         lines = ["link set lo up"]
-        for site in range(self.link.sites):
+        for site in range(self.sites):
             lines += [f"link add site{site} type bridge mcast_snooping 0", f"link set site{site} addrgenmode none up"]
         lines.append(f"address add {self.store_address}/16 dev site0")
-        if self.link.sites > 1:
+        if self.between is not None:
             lines.append("link add between0 type veth peer name between1")
-            lines += [f"link set between{site} addrgenmode none master site{site} up" for site in (0, 1)]
+            lines += [
+                f"link set between{site} mtu {self._mtu} addrgenmode none master site{site} up" for site in (0, 1)
+            ]
         _batch("ip", self._switch, lines)
-        if self.link.sites > 1:
+        if self.between is not None:
             for site in (0, 1):
-                _limit(self._switch, f"between{site}", self.link.between_sites_bps)
+                _limit(self._switch, f"between{site}", self.between.rate_bps)
+        if self._delayed:
+            _set(self._switch, {"net/ipv4/ip_forward": "1", "net/ipv4/conf/all/rp_filter": "0"})
 
     def _connect(self, host: int, descriptor: int) -> None:
         port = f"port{host}"
         _batch("ip", self._switch, [
-            f"link add {port} type veth peer name {INTERFACE} netns {namespace.path_of(descriptor)}",
+            f"link add {port} mtu {self._mtu} type veth peer name {INTERFACE} mtu {self._mtu} netns "
+            f"{namespace.path_of(descriptor)}",
             f"link set {port} addrgenmode none master site{self.site(host)} up",
         ])  # fmt: skip
         _batch("ip", descriptor, [
@@ -259,6 +264,56 @@ class Cluster:
         ])  # fmt: skip
         _limit(self._switch, port, self.link.rate_bps)
         _limit(descriptor, INTERFACE, self.link.rate_bps)
+        if self._delayed:
+            self._delay(host, descriptor)
+
+    def _delay(self, host: int, descriptor: int) -> None:
+        """Let what the host sends go through a process that delays it; the switch routes it on at the host's site."""
+        name, table = f"{_DELAYED}{host}", 100 + self.site(host)
+        try:
+            ends = [namespace.inside(each, lambda: delay.open_tun(name)) for each in (descriptor, self._switch)]
+        except OSError as error:
+            raise BadInput(f"a link with a latency needs TUN devices ({error.strerror}); {_CURE}") from error
+        try:
+            _batch("ip", self._switch, [
+                f"link set {name} mtu {self._mtu} addrgenmode none up",
+                f"route replace {_NETWORK} dev site{self.site(host)} table {table}",
+                f"rule add iif {name} lookup {table}",
+            ])  # fmt: skip
+            _set(self._switch, {f"net/ipv4/conf/{name}/rp_filter": "0"})
+            _batch("ip", descriptor, [
+                f"link set {name} mtu {self._mtu} addrgenmode none up",
+                *(f"route add {half} dev {name} src {self.address(host)} congctl {_congestion_control()}"
+                  for half in _HALVES),
+            ])  # fmt: skip
+            _set(descriptor, {f"net/ipv4/conf/{each}/rp_filter": "0" for each in ("all", INTERFACE)})
+            _limit(descriptor, name, self.link.rate_bps)
+            far = [each for each in range(self.hosts) if self.site(each) != self.site(host)]
+            addresses = [self.address(each) for each in far] + [self.store_address] * bool(self.site(host))
+            near, between = _delay_of(self.link), _delay_of(self.between)
+            ways, way_of = (near, near + between), dict.fromkeys(addresses, 1)
+            self.forwarders.append(delay.start(ends[0], ends[1], ways, way_of, seed=host))
+        finally:
+            for end in ends:
+                os.close(end)
+
+    @property
+    def _delayed(self) -> bool:
+        """Whether some packet is delayed, or lost."""
+        return bool(_delay_of(self.link) or _delay_of(self.between))
+
+    @property
+    def _mtu(self) -> int:
+        """The largest packet: Ethernet's, or where each costs a process time, what the link sends in a millisecond."""
+        usual = _FRAME_NBYTES - 14
+        if not self._delayed:
+            return usual
+        slowest = self.slowest_bps
+        return _LARGEST_MTU if slowest is None else max(usual, min(_LARGEST_MTU, int(slowest / 8 * _BURST_S)))
+
+
+def _delay_of(link: Link | None) -> Delay:
+    return Delay() if link is None else Delay(link.latency_s, link.jitter_s, link.loss)
 
 
 def interface_nbytes() -> int:
@@ -267,11 +322,11 @@ def interface_nbytes() -> int:
     Raises:
         BadInput: this is no emulated host.
     """
-    for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
-        name, _, counters = line.partition(":")
-        if name.strip() == INTERFACE:
-            return int(counters.split()[8])
-    raise BadInput(f"there is no interface {INTERFACE}: this rank is not on an emulated host")
+    rows = (line.partition(":") for line in Path("/proc/thread-self/net/dev").read_text().splitlines())
+    counters = {name.strip(): counted.split() for name, _, counted in rows}
+    if INTERFACE not in counters:
+        raise BadInput(f"there is no interface {INTERFACE}: this rank is not on an emulated host")
+    return sum(int(found[8]) for name, found in counters.items() if name == INTERFACE or name.startswith(_DELAYED))
 
 
 def core_of(host: int) -> int:
@@ -310,6 +365,16 @@ def _limit(descriptor: int, interface: str, rate_bps: float | None) -> None:
     _batch("ip", descriptor, [f"link set {interface} gso_max_size {segment_nbytes}"])
     bucket = f"rate {rate_bps:.0f}bit burst {burst_nbytes + _FRAME_NBYTES} limit {queue_nbytes}"
     _batch("tc", descriptor, [f"qdisc add dev {interface} root tbf {bucket}"])
+
+
+def _set(descriptor: int, values: Mapping[str, str]) -> None:
+    """Set the kernel's options of a namespace."""
+
+    def write() -> None:
+        for name, value in values.items():
+            Path("/proc/sys", name).write_text(value)
+
+    namespace.inside(descriptor, write)
 
 
 def _batch(tool: str, descriptor: int, lines: Sequence[str]) -> None:

@@ -43,11 +43,12 @@ class Clock:
 
 @dataclass(frozen=True)
 class LinkSetting:
-    """The links of the cluster: `spec` as given to `--link`, or null for whatever the machine has."""
+    """The links of the cluster: `spec` as given to `--link`, or null for whatever the machine has; `between` sites."""
 
     spec: str | None = None
     emulated: bool = False
     hosts: int = 1
+    between: str | None = None
 
 
 @dataclass(frozen=True)

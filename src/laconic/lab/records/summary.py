@@ -188,8 +188,7 @@ def wire_bound(record: Record, row: SummaryRow) -> float | None:
     spec, workers = record.link.spec, row.configuration.workers
     if spec is None or row.sent is None or workers < 2 or record.link.hosts < workers:
         return None
-    rate = spec.split(",")[0].strip()  # of two sites' rates the one inside: a bound for every message
-    return None if rate == "unlimited" else row.sent.value * Link.parse(rate).s_per_byte
+    return row.sent.value * Link.parse(spec).s_per_byte or None  # inside a site: a bound for every message
 
 
 def results(record: Record) -> list[dict[str, Any]]:

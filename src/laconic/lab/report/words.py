@@ -134,9 +134,11 @@ def interval(claim: Claim, unit: Callable[[float], str]) -> str:
 def link(spec: str) -> str:
     """A link's spec as one reads it.
 
-    >>> link("1gbit,100mbit").replace("\\N{NO-BREAK SPACE}", " ")
-    '1 Gbit/s, 100 Mbit/s'
+    >>> link("100mbit,40ms").replace("\\N{NO-BREAK SPACE}", " ")
+    '100 Mbit/s, 40 ms'
     """
-    units = {"kbit": "kbit/s", "mbit": "Mbit/s", "gbit": "Gbit/s", "bit": "bit/s"}
-    shown = re.sub(r"([\d.])([kmg]?bit)", lambda m: f"{m[1]}\N{NO-BREAK SPACE}{units[m[2]]}", spec)
+    units = {"kbit": "kbit/s", "mbit": "Mbit/s", "gbit": "Gbit/s", "bit": "bit/s", "us": "µs"}
+    shown = re.sub(
+        r"([\d.])([a-zµ]+)", lambda m: f"{m[1]}\N{NO-BREAK SPACE}{units.get(m[2], m[2])}", spec, flags=re.IGNORECASE
+    )
     return shown.replace(",", ", ")

@@ -49,7 +49,7 @@ def compare(
     if is_launched():
         raise BadInput(STARTS_WORKERS)
     spec.changes.of(spec.workload)  # refused before anything is started
-    with Workers(spec.workers, spec.link, spec.hosts) as workers:
+    with Workers(spec.workers, spec.link, spec.hosts, spec.between) as workers:
         chosen = combined(spec.configurations, modes, spec.workers)
         if elastic := [each.name for each in chosen if each.kind == "elastic"]:
             raise BadInput(f"'{elastic[0]}' is for `laconic train --elastic`; compare starts and ends workers together")

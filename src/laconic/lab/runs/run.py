@@ -100,7 +100,7 @@ class Run:
         """Workers as the run began with."""
         link, counts = self.record.link, [each.workers for each in self.record.configurations]
         hosts = link.hosts if link.emulated else None
-        return Workers(max(hosts or 1, *counts), link.spec, hosts)
+        return Workers(max(hosts or 1, *counts), link.spec, hosts, link.between)
 
     @property
     def steps(self) -> int:

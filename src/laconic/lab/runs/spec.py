@@ -54,7 +54,8 @@ class RunSpec:
         configurations: ways of training by name.
         seeds: one trial of each configuration for each.
         algorithm: of the compressed all-reduce.
-        link: speed of emulated links; None for the machine as it is.
+        link: emulated links; None for the machine as it is.
+        between: the emulated link between two sites of half the hosts each; None is one site.
         hosts: emulated hosts; None for one a worker where links are emulated.
         changes: what is asked of the workload in place of its own.
         slow: the last worker computes this many times as long.
@@ -70,6 +71,7 @@ class RunSpec:
     algorithm: str = "auto"
     link: str | None = None
     hosts: int | None = None
+    between: str | None = None
     changes: Changes = AS_DECLARED
     slow: float = 1.0
     tuning_runs: int | None = None

@@ -89,7 +89,7 @@ def train(spec: RunSpec) -> Finished | None:
     if name.startswith("elastic:") and is_launched():
         raise BadInput("--elastic starts and replaces its own workers: run it without torchrun or mpiexec")
     spec.changes.of(spec.workload)  # refused before anything is started
-    with Workers(spec.workers, spec.link, spec.hosts) as workers:
+    with Workers(spec.workers, spec.link, spec.hosts, spec.between) as workers:
         if not workers.launched:
             chosen = configuration(name, workers.count, spec.algorithm)
             return _train(Run.begin("train", spec, workers, [chosen]), workers)

@@ -35,6 +35,7 @@ from laconic.lab.runs.trainer import (
     compute_repeatably,
 )
 from laconic.lab.runs.unsynchronised import FreeTraining
+from laconic.schedules.link import UNLIMITED
 from laconic.transports.launcher import LocalJob, process_context, start_fork_server
 from laconic.transports.profile import Profile
 from laconic.transports.world import World, init
@@ -134,26 +135,31 @@ class Workers:
 
     Args:
         count: workers of a trial, 1 to 256.
-        link: speed of emulated links, such as "100mbit"; None for this machine as it is.
+        link: emulated links, such as "100mbit,40ms"; None for this machine as it is.
         hosts: how many hosts the workers are divided among; by default each has its own when there is a link.
+        between: the link between two sites of half the hosts each; None is one site.
 
     Raises:
         BadInput: emulation is asked for and not possible here, or the workers cannot be divided evenly.
     """
 
-    def __init__(self, count: int, link: str | None = None, hosts: int | None = None) -> None:
+    def __init__(
+        self, count: int, link: str | None = None, hosts: int | None = None, between: str | None = None
+    ) -> None:
         if not 1 <= count <= 256:
             raise BadInput(f"between 1 and 256 workers can be started, got {count}")
         self.launched = is_launched()
-        emulated = link is not None or hosts is not None
+        emulated = any(each is not None for each in (link, hosts, between))
         if emulated and self.launched:
-            raise BadInput("--link and --hosts start workers of their own: run this without torchrun or mpiexec")
+            own = "--link, --between and --hosts start workers of their own"
+            raise BadInput(f"{own}: run this without torchrun or mpiexec")
         if hosts is not None and (hosts < 1 or count % hosts):
             raise BadInput(f"{count} workers cannot be divided evenly among {hosts} hosts")
         self.count = count
         self.hosts = (hosts or count) if emulated else 1
-        self.cluster = Cluster(self.hosts, link or "unlimited") if emulated else None
-        self.setting = LinkSetting((link or "unlimited") if emulated else None, emulated, self.hosts)
+        link = (link or UNLIMITED) if emulated else None
+        self.cluster = None if link is None else Cluster(self.hosts, link, between)
+        self.setting = LinkSetting(link, emulated, self.hosts, between)
 
     def __enter__(self) -> Workers:
         if not self.launched:
@@ -209,10 +215,8 @@ class Workers:
 
     def told(self, trial: TrialSpec) -> TrialSpec:
         """The trial with what its workers must know of where they are."""
-        link = None if self.cluster is None else self.cluster.link
         counted_by = self.counted_by(trial.configuration.workers)
-        rates = [link.rate_bps, link.between_sites_bps] if link is not None else []
-        slowest_bps = min((rate for rate in rates if rate is not None), default=None)
+        slowest_bps = None if self.cluster is None else self.cluster.slowest_bps
         return replace(trial, link_bps=slowest_bps, counted_by=counted_by, launched=self.launched)
 
     def start_one(self, index: int, function: Callable[..., T], args: tuple[Any, ...]) -> LocalJob[T]:
