@@ -10,6 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export XDG_CACHE_HOME := $(CURDIR)/.cache
 export TMPDIR := $(CURDIR)/.cache/tmp
 export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba
+export TRITON_CACHE_DIR := $(CURDIR)/.cache/triton
 # Without compiled files every process that a test starts would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 # pip asks for rustc's version, and rustup then makes a folder in a home that has none.
@@ -19,7 +20,7 @@ export CARGO_HOME ?= $(or $(wildcard $(HOME)/.cargo),$(CURDIR)/.cache/cargo)
 .PHONY: demo test slow fuzz soak chaos check kernels bench docs gallery smoke clean
 .DEFAULT_GOAL := demo
 
-# torch first, pinned to the CPU build: an open range would bring gigabytes of CUDA. What pip says is of interest only
+# torch first, pinned to the CPU build: an open range would bring gigabytes of CUDA; then the Triton that this torch goes with. What pip says is of interest only
 # if it fails.
 $(VENV)/ready: pyproject.toml
 	@mkdir -p $(TMPDIR)
@@ -31,7 +32,7 @@ $(VENV)/ready: pyproject.toml
 	  exit 2; \
 	fi; \
 	echo "setting up $(VENV) with $$($$found --version) (about two minutes, once)"; \
-	{ $$found -m venv $(VENV) && $(BIN)/pip install torch==2.13.0 && $(BIN)/pip install -e '.[dev,docs,huggingface,mpi,search,shrink,code,tensorboard]'; } \
+	{ $$found -m venv $(VENV) && $(BIN)/pip install torch==2.13.0 && $(BIN)/pip install triton==3.7.1 -e '.[dev,docs,gpu,huggingface,mpi,search,shrink,code,tensorboard]'; } \
 	  >.cache/setup.log 2>&1 || { tail -n 40 .cache/setup.log; echo "set-up failed; all that was said is in .cache/setup.log"; exit 2; }
 	@touch $@
 

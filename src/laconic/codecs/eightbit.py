@@ -45,7 +45,7 @@ class BlockScaled(KernelCodec):
     def max_nbytes(self, numel: int) -> int:
         return HEADER_NBYTES + 4 * self._blocks(numel) + numel
 
-    def _fixed_scale(self) -> float | None:
+    def fixed_scale(self) -> float | None:
         """The scale of everything, for a codec that does not scale by the largest magnitude."""
         return None
 
@@ -62,7 +62,7 @@ class BlockScaled(KernelCodec):
 
     @functools.cached_property
     def _one_scale(self) -> bool:
-        return self.block is None or self._fixed_scale() is not None
+        return self.block is None or self.fixed_scale() is not None
 
     @property
     def align(self) -> int:
@@ -77,7 +77,7 @@ class BlockScaled(KernelCodec):
             prepare = (lambda a, b: accumulate(x[a:b], v[a:b])) if feedback else (lambda a, b: largest(x[a:b]))
             scales[0] = np.uint32(max(threads.run(prepare, numel))).view(np.float32)
             self.check_scales(scales, v)
-            fixed = self._fixed_scale()
+            fixed = self.fixed_scale()
             scales[0] = scales[0] if fixed is None else fixed
 
         def kernel(a: int, b: int) -> None:
@@ -93,10 +93,13 @@ class BlockScaled(KernelCodec):
         count = self._blocks(numel)
         return body[: 4 * count].copy().view(np.float32), body[4 * count :]
 
+    def check_body(self, body: Array, numel: int) -> None:
+        scales, codes = self.scales_and_codes(body, numel)
+        if self.are_large(scales):
+            self.check_decoded(lambda values: self._unpack(codes, scales, values, False), numel)
+
     def decode_body(self, body: Array, out: Array, add: bool) -> None:
         scales, codes = self.scales_and_codes(body, out.size)
-        if self.are_large(scales):
-            self.check_decoded(lambda values: self._unpack(codes, scales, values, False), out.size)
         self._unpack(codes, scales, out, add)
 
     def _unpack(self, codes: Array, scales: Array, out: Array, add: bool) -> None:

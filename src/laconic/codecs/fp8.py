@@ -56,7 +56,7 @@ class Fp8(Tabulated):
         """The name that the header's codec id is made of: the two formats' codes mean different values."""
         return f"{self.name}-{self.format}"
 
-    def _levels(self) -> Levels:
+    def table(self) -> Levels:
         return _table(self.format)
 
 

@@ -67,6 +67,20 @@ def seal(buffer: Tensor, name: str, numel: int, nbytes: int) -> Tensor:
     return payload
 
 
+def header_words(name: str, numel: int, nbytes: int) -> tuple[int, int, int, int]:
+    """The first three words of a header, and its part of the checksum, all as int32.
+
+    The fourth is what the sum over the body is added to, modulo 2³², for the checksum: mix(wordᵢ ⊕ i·g) of the body's
+    whole words, and, where bytes are left over, mix(end ⊕ −g) of these. For devices, which take that sum themselves.
+    """
+    ends = np.zeros(6, np.uint32)
+    ends[0] = _MAGIC | _VERSION << 8 | codec_id(name) << 16
+    ends[1:5] = [numel & 0xFFFFFFFF, numel >> 32, (nbytes - HEADER_NBYTES) & 0xFFFFFFFF, (nbytes - HEADER_NBYTES) >> 32]
+    start = np.array([_mixed_sum(ends[: 5 if nbytes % 4 else 6], -6)], np.uint32)
+    first, low, high, total = np.concatenate([ends[:3], start]).view(np.int32).tolist()
+    return first, low, high, total
+
+
 def unseal(payload: Tensor, name: str, numel: int, *, nbytes: int | None = None) -> Array:
     """Check a payload and return its body, a uint8 view without a copy.
 

@@ -41,10 +41,17 @@ class KernelCodec(Codec):
 
     @abstractmethod
     def decode_body(self, body: Array, out: Array, add: bool) -> None:
-        """out = the values of `body`, or out += them.
+        """out = the values of `body`, which `check_body` has passed, or out += them.
 
         Raises:
             PayloadError: the body says what no encoder would; `out` is untouched.
+        """
+
+    def check_body(self, body: Array, numel: int) -> None:
+        """Check what the checksum cannot: a body that no encoder would write.
+
+        Raises:
+            PayloadError: it is one.
         """
 
     def encode(self, x: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
@@ -100,7 +107,9 @@ class KernelCodec(Codec):
         return seal(buffer, self.wire_name, v.size, nbytes)
 
     def _restore(self, payload: Tensor, out: Array, add: bool) -> None:
-        self.decode_body(unseal(payload, self.wire_name, out.size, nbytes=self.max_nbytes(out.size)), out, add)
+        body = unseal(payload, self.wire_name, out.size, nbytes=self.max_nbytes(out.size))
+        self.check_body(body, out.size)
+        self.decode_body(body, out, add)
 
 
 class Bucketed(KernelCodec):
@@ -121,14 +130,14 @@ class Bucketed(KernelCodec):
             raise BadInput(f"{self.name}: bucket must be none or a positive multiple of {places}{most}, got {bucket}")
 
     def max_nbytes(self, numel: int) -> int:
-        return HEADER_NBYTES + 4 * (self._scale_count(numel) + -(-numel // self.places))
+        return HEADER_NBYTES + 4 * (self.scale_count(numel) + -(-numel // self.places))
 
     def parts(self, body: Array, numel: int) -> tuple[Array, Array]:
         """The scales and the words of a body."""
-        count = self._scale_count(numel)
+        count = self.scale_count(numel)
         return body[: 4 * count].view(np.float32), body[4 * count :].view(np.uint32)
 
-    def _scale_count(self, numel: int) -> int:
+    def scale_count(self, numel: int) -> int:
         buckets = -(-numel // self.bucket) if self.bucket else min(numel, 1)
         return buckets * self.scales_per_bucket
 

@@ -40,11 +40,11 @@ class LevelsCodec(Bucketed):
 
     @property
     @abstractmethod
-    def _top(self) -> int:
+    def top(self) -> int:
         """The highest code."""
 
     @property
-    def _norm(self) -> int:
+    def norm_kind(self) -> int:
         return MAX
 
     @property
@@ -63,10 +63,10 @@ class LevelsCodec(Bucketed):
         feedback, whole = x is not v, self.bucket is None
         if whole and numel:
             scales[0] = self._whole_scale(x, v)
-        bucket, norm, clip = self._stride, self._norm, self._clip
+        bucket, norm, clip = self._stride, self.norm_kind, self._clip
         bad = threads.run(
             lambda start, stop: _encode(
-                x, v, feedback, bucket, whole, norm, clip, self._top, self.places, key, start, stop, scales, words
+                x, v, feedback, bucket, whole, norm, clip, self.top, self.places, key, start, stop, scales, words
             ),
             numel,
             align=bucket,
@@ -82,7 +82,7 @@ class LevelsCodec(Bucketed):
     def _whole_scale(self, x: Array, v: Array) -> Any:
         """The scale of a single bucket, after v += x where there is feedback; chunk sums are added in order."""
         stats = np.zeros((2, -(-v.size // planes.CHUNK)))
-        feedback, norm = x is not v, self._norm
+        feedback, norm = x is not v, self.norm_kind
         threads.run(
             lambda start, stop: _chunk_stats(x, v, feedback, norm, start, stop, stats), v.size, align=planes.CHUNK
         )
@@ -90,16 +90,19 @@ class LevelsCodec(Bucketed):
             self.refuse(v)
         return _scale(stats[0].max(), np.add.accumulate(stats[1])[-1], v.size, norm, self._clip)
 
+    def check_body(self, body: Array, numel: int) -> None:
+        scales, words = self.parts(body, numel)
+        if self.are_large(scales):
+            self.check_decoded(lambda values: self._unpack(scales, words, values, False), numel)
+
     def decode_body(self, body: Array, out: Array, add: bool) -> None:
         scales, words = self.parts(body, out.size)
-        if self.are_large(scales):
-            self.check_decoded(lambda values: self._unpack(scales, words, values, False), out.size)
         self._unpack(scales, words, out, add)
 
     def _unpack(self, scales: Array, words: Array, out: Array, add: bool) -> None:
         bucket, whole = self._stride, self.bucket is None
         threads.run(
-            lambda start, stop: _decode(scales, words, out, add, bucket, whole, self._top, self.places, start, stop),
+            lambda start, stop: _decode(scales, words, out, add, bucket, whole, self.top, self.places, start, stop),
             out.size,
             align=bucket,
         )

@@ -77,11 +77,11 @@ class Qsgd(Bits):
             raise BadInput(f"qsgd: norm must be l2 or max, got {self.norm}")
 
     @property
-    def _top(self) -> int:
+    def top(self) -> int:
         return (1 << self.bits) - 2
 
     @property
-    def _norm(self) -> int:
+    def norm_kind(self) -> int:
         return levels.L2 if self.norm == "l2" else levels.MAX
 
 
@@ -120,7 +120,7 @@ class DoReFa(Bits):
     examples: ClassVar[tuple[str, ...]] = ("dorefa", "dorefa(4)", "dorefa(2, bucket=64)")
 
     @property
-    def _top(self) -> int:
+    def top(self) -> int:
         return (1 << self.bits) - 1
 
 
@@ -171,11 +171,11 @@ class Ternary(levels.LevelsCodec):
         return self.clip is None
 
     @property
-    def _top(self) -> int:
+    def top(self) -> int:
         return 2
 
     @property
-    def _norm(self) -> int:
+    def norm_kind(self) -> int:
         return levels.MAX if self.clip is None else levels.CLIPPED
 
     @property

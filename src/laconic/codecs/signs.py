@@ -70,10 +70,13 @@ class SignCodec(Bucketed):
             self._unpack(-scales, words, v, True)
         return True
 
-    def decode_body(self, body: Array, out: Array, add: bool) -> None:
-        scales, words = self.parts(body, out.size)
+    def check_body(self, body: Array, numel: int) -> None:
+        scales, _ = self.parts(body, numel)
         if not np.isfinite(scales).all():
             raise PayloadError(f"{self}: a payload's reconstruction value is not finite")
+
+    def decode_body(self, body: Array, out: Array, add: bool) -> None:
+        scales, words = self.parts(body, out.size)
         self._unpack(scales, words, out, add)
 
     def _unpack(self, scales: Array, words: Array, out: Array, add: bool) -> None:

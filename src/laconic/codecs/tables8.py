@@ -67,21 +67,21 @@ class Tabulated(BlockScaled):
     source: ClassVar[str] = "Dettmers, 8-Bit Approximations for Parallelism in Deep Learning, ICLR 2016"
 
     @abstractmethod
-    def _levels(self) -> Levels:
+    def table(self) -> Levels:
         """The codec's table; cached by whoever makes it."""
 
     def _encode(self, x: Array, residual: Array, codes: Array, scales: Array, *options: Any) -> None:
         block, given, feedback, _, _ = options
-        levels, entries, first = self._levels()
+        levels, entries, first = self.table()
         words = _words(codes)
         _encode(x, residual, codes, words, scales, block, given, feedback, levels, entries, np.int32(first))
 
     def _decode(self, codes: Array, scales: Array, block: int, add: bool, out: Array) -> None:
-        _decode(codes, _words(codes), scales, block, add, out, self._levels().levels)
+        _decode(codes, _words(codes), scales, block, add, out, self.table().levels)
 
     def decode_mean(self, payloads: Sequence[Tensor], divisor: int, out: Tensor) -> None:
         """As `Codec.decode_mean`; one payload, or the mean of two, takes one pass: 0.6 of the time of three."""
-        values, levels = floats(out, self), self._levels().levels
+        values, levels = floats(out, self), self.table().levels
         if len(payloads) > 2 or divisor & (divisor - 1):  # to divide by a power of two is to multiply by its inverse
             return super().decode_mean(payloads, divisor, out)
         bodies = [unseal(each, self.wire_name, values.size, nbytes=self.max_nbytes(values.size)) for each in payloads]
@@ -287,7 +287,7 @@ class Dynamic8(Tabulated):
         """The name that the header's codec id is made of: codes of another `upper` mean other values."""
         return self.name if self.upper == 1 else f"{self.name}-{float(self.upper)}"
 
-    def _levels(self) -> Levels:
+    def table(self) -> Levels:
         return _dynamic(float(self.upper))
 
 
@@ -311,7 +311,7 @@ class Offset(Tabulated):
         if self.offset is not None and (type(self.offset) is not int or not -30 <= self.offset <= 30):
             raise BadInput(f"{self.name}: offset must be a whole number from -30 to 30, or none, got {self.offset!r}")
 
-    def _fixed_scale(self) -> float | None:
+    def fixed_scale(self) -> float | None:
         return None if self.offset is None else self.unit * 10.0**self.offset
 
 
@@ -345,7 +345,7 @@ class Static8(Offset):
     summary: ClassVar[str] = "8-bit static tree: 3-bit decimal exponent, 4-bit bisection, scaled per block or by offset"
     examples: ClassVar[tuple[str, ...]] = ("static8", "static8(none)", "static8(64)", "static8(offset=1)")
 
-    def _levels(self) -> Levels:
+    def table(self) -> Levels:
         return _static()
 
 
@@ -387,7 +387,7 @@ class Mantissa8(Offset):
     summary: ClassVar[str] = "8-bit mantissa: 3-bit decimal exponent, 4-bit mantissa, scaled per block or by offset"
     examples: ClassVar[tuple[str, ...]] = ("mantissa8", "mantissa8(none)", "mantissa8(64)", "mantissa8(offset=1)")
 
-    def _levels(self) -> Levels:
+    def table(self) -> Levels:
         return _mantissa()
 
 

@@ -119,8 +119,7 @@ def _compress_ddp(model: DistributedDataParallel, codec: CodecPlan | None, optio
         state.close()  # the model stays as it was
         raise
     state.group = group
-    here = all(parameter.is_cpu for parameter in model.parameters())  # a device's waits are not on our clock
-    if state.choice.learns and world.world_size > 1 and here:
+    if state.choice.learns and world.world_size > 1:
         from laconic.exchange.late_hook import LateHook
 
         late = LateHook(model, state, lambda: model.register_comm_hook(state, hook))

@@ -1,18 +1,26 @@
 """Which way a codec takes on a device, and why not a faster one.
 
 Callers: `on_device` and `way`. Kernels and operations are found by registration, under the name of the codec they
-serve; one that does not serve an option of the codec says so in a sentence (`DeviceCodec.why_not`).
+serve; one that does not serve an option of the codec says so in a clause (`BodyCodec.why_not`).
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.metadata
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
 from laconic.codecs.base import Codec
 from laconic.codecs.device.host import HostCodec
+from laconic.codecs.device.shell import BodyCodec
+from laconic.codecs.kernel import KernelCodec
+from laconic.registry import Registry
+
+OLDEST_TRITON = (3, 2)  # what torch 2.6 brings
+LEAST_CAPABILITY = (8, 0)  # of NVIDIA's devices, for Triton
 
 
 class Way(NamedTuple):
@@ -35,4 +43,44 @@ def choose(codec: Codec, device: torch.device) -> Way:
 def _choose(codec: Codec, device: torch.device) -> Way:
     if codec.kind == "matrix":
         return Way(codec, "torch operations")
-    return Way(HostCodec(codec, device), f"host: {codec.name} has no kernel")
+    reasons = []
+    for line, why, registry in _faster(device):
+        if registry is not None and isinstance(codec, KernelCodec) and codec.name in registry.names():
+            found = registry.get(codec.name)
+            why = found.why_not(codec, device)
+            if not why:
+                return Way(found(codec, device), line)
+        reasons.append(why or f"{codec.name} has no {line}")
+    return Way(HostCodec(codec, device), f"host: {reasons[0]}")
+
+
+def _faster(device: torch.device) -> Iterator[tuple[str, str, Registry[type[BodyCodec]] | None]]:
+    """The ways before the host: what each is called, why this device has none of it, and who serves which codec."""
+    why = no_kernels(device)
+    if why:
+        yield "kernel", why, None
+    else:
+        from laconic.codecs.device.kernels import KERNELS
+
+        yield "kernel", "", KERNELS
+
+
+@functools.cache
+def no_kernels(device: torch.device) -> str:
+    """Why Triton's kernels cannot run on a device, in a clause; empty where they can."""
+    if device.type != "cuda":
+        return f"there are kernels for CUDA and ROCm, not for {device.type}"
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return "kernels need Triton, which is not installed; pip install 'laconic[gpu]'"
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TRITON:
+        return f"kernels need Triton {_dotted(OLDEST_TRITON)} or newer, and {version} is installed"
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
+        came = torch.cuda.get_device_capability(device)
+        return f"kernels need compute capability {_dotted(LEAST_CAPABILITY)}, and {device} has {_dotted(came)}"
+    return ""
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
