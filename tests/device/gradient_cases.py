@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.errors import DeviceMemoryError, LaconicError, PeerLost
 from laconic.exchange import staging
+from laconic.parallel.pipeline.balance import _timed
 
 DEVICE = "fakegpu:0"
 SLOW_MS = 60
@@ -140,7 +141,7 @@ def copies_are_pinned_and_nobody_waits_for_a_device(rank: int, controls: Any) ->
         after = controls.counts()
         changed = {name: after[name] - before[name] for name in after}
         assert changed["copies"] > 0
-        for name in ("device_syncs", "stream_syncs", "pageable", "pinned"):
+        for name in ("device_syncs", "stream_syncs", "pageable", "pinned", "reads"):
             assert changed[name] == 0, (overlap, changed)
         job.finish()
         job.close()
@@ -242,6 +243,51 @@ def explain_says_which_way_encodes(rank: int, controls: Any) -> None:
     with laconic.compress(ddp, "dynamic8") as job:
         ddp().backward()
         assert "a device's gradients in 0 are encoded by host: " in job.explain(), job.explain()
+
+
+def a_watched_step_reads_once_a_bucket(rank: int, controls: Any) -> None:
+    """While the loop's habits are watched, all gradients of a bucket are compared at once, not one by one."""
+    model = SlowModel(1.0, controls, layers=12).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    job = laconic.distribute(model, optimizer, codec="dynamic8")
+    before = controls.counts()
+    for _ in range(2):
+        optimizer.zero_grad()
+        model().backward()
+        optimizer.step()
+    reads = controls.counts()["reads"] - before["reads"]
+    job.finish()
+    buckets = len({record.bucket for record in job.state.records})  # type: ignore[attr-defined]
+    job.close()
+    assert 0 < reads <= 2 * buckets < 12, (reads, buckets)
+
+
+def auto_times_the_device_by_events(rank: int, controls: Any) -> None:
+    """Hooks are called at once, and the device makes a gradient in SLOW_MS: what hides an exchange is by its clock."""
+    model = SlowModel(1.0, controls, layers=4, shape=(512, 512)).to(DEVICE)
+    ddp = DistributedDataParallel(model, init_sync=False, bucket_cap_mb=1)
+    job = laconic.compress(ddp, "auto")
+    for _ in range(7):
+        model.zero_grad(set_to_none=True)
+        ddp().backward()
+    assert job.auto is not None  # type: ignore[union-attr]
+    hidden = [choice.hidden_s for choice in job.auto.choices.values()]  # type: ignore[union-attr]
+    job.close()
+    assert len(hidden) >= 2, hidden
+    assert max(hidden) >= 0.8 * SLOW_MS / 1e3, hidden
+
+
+def cuts_are_timed_when_the_device_has_done_its_work(rank: int, controls: Any) -> None:
+    class Slowly(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            out = torch.empty_like(x)
+            controls.slow_fill(out, 1.0, SLOW_MS)
+            return out
+
+    module = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
+    module.forward = lambda x: (Slowly()(x),)  # type: ignore[method-assign]
+    seconds, _ = _timed(module, [torch.ones(4, device=DEVICE)])
+    assert seconds >= SLOW_MS / 1e3, seconds
 
 
 def states_loaded_onto_the_device_go_on(rank: int, controls: Any) -> None:
@@ -378,18 +424,23 @@ def a_model_on_the_second_device(rank: int, controls: Any) -> None:
 
 
 def a_model_over_two_devices(rank: int, controls: Any) -> None:
-    model = SlowModel(1.0 + 4 * rank, controls)
-    model.weights[0] = nn.Parameter(torch.ones(64, 64, device="fakegpu:0"))
-    model.weights[1] = nn.Parameter(torch.ones(64, 64, device="fakegpu:1"))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
-    job = laconic.distribute(model, optimizer, codec="dynamic8", overlap=False)
-    for _ in range(3):
-        optimizer.zero_grad()
-        sum(Slow.apply(w, 1.0 + 4 * rank, controls).cpu() for w in model.weights).backward()
-        optimizer.step()
-    job.finish()
-    assert all(abs(float(p.detach().cpu().mean()) + 1.25) < 0.1 for p in model.parameters())
-    job.close()
+    """Gradients of two devices share no bucket and no message, whether they cross or stay."""
+    for overlap, stays in ((False, False), (True, False), (False, True), (True, True)):
+        model = SlowModel(1.0 + 4 * rank, controls)
+        model.weights[0] = nn.Parameter(torch.ones(64, 64, device="fakegpu:0"))
+        model.weights[1] = nn.Parameter(torch.ones(64, 64, device="fakegpu:1"))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+        job = laconic.distribute(model, optimizer, codec="dynamic8", overlap=overlap)
+        with _encoding_there() if stays else contextlib.nullcontext():
+            for _ in range(3):
+                optimizer.zero_grad()
+                sum(Slow.apply(w, 1.0 + 4 * rank, controls).cpu() for w in model.weights).backward()
+                optimizer.step()
+            job.finish()
+        assert all(abs(float(p.detach().cpu().mean()) + 1.25) < 0.1 for p in model.parameters())
+        assert len(job.gradients.buffers) == 2  # type: ignore[attr-defined]
+        assert controls.current_device() == 0
+        job.close()
 
 
 def no_memory_to_pin_is_said_and_the_other_rank_told(rank: int, controls: Any) -> None:

@@ -39,22 +39,31 @@ class Made:
 
     gradient: Tensor
     version: int
-    summary: str  # while a loop's habits are watched
+    summary: Tensor | None  # while a loop's habits are watched; where the gradient lies, so that nobody waits for it
 
     @classmethod
     def of(cls, gradient: Tensor, *, watched: bool) -> Made:
-        return cls(gradient, gradient._version, _summary(gradient) if watched else "")
+        return cls(gradient, gradient._version, _summary(gradient) if watched else None)
 
     def is_still(self, gradient: Tensor | None) -> bool:
-        """Whether it is this gradient, unchanged; what changes by way of `.data` shows in a summary only."""
-        if gradient is None or gradient is not self.gradient or gradient._version != self.version:
-            return False
-        return not self.summary or self.summary == _summary(gradient)
+        """Whether it is this gradient, as far as torch's own count of changes tells."""
+        return gradient is not None and gradient is self.gradient and gradient._version == self.version
 
 
-def _summary(gradient: Tensor) -> str:
+def are_still(made: Sequence[Made]) -> bool:
+    """Whether what changes by way of `.data` shows in no summary; waits once, however many they are."""
+    watched = [each for each in made if each.summary is not None]
+    before = [each.summary for each in watched]
+    now = [_summary(each.gradient) for each in watched]
+    return not watched or torch.equal(torch.stack(before), torch.stack(now))  # type: ignore[arg-type]
+
+
+def _summary(gradient: Tensor) -> Tensor | None:
+    """The bits of sum and norm; none of a sparse gradient."""
     values = gradient.detach()
-    return "sparse" if values.is_sparse else f"{values.sum().item()} {torch.linalg.vector_norm(values).item()}"
+    if values.is_sparse:
+        return None
+    return torch.stack([values.sum().double(), torch.linalg.vector_norm(values).double()]).view(torch.int64)
 
 
 class Habits:

@@ -24,7 +24,7 @@ from torch import Tensor
 from laconic.codecs import Codec
 from laconic.codecs.casts import NoneCodec, carrier_of
 from laconic.codecs.selector import Sparse
-from laconic.errors import BadInput
+from laconic.errors import BadInput, DeviceMemoryError
 from laconic.exchange.auto import GUESS, Exchange, Route, cheapest_coded, message_nbytes, plan_coded, profile_of
 from laconic.exchange.chooser import AutoCodec
 from laconic.exchange.coded import Channel, Feeds, MessagePool
@@ -405,7 +405,12 @@ class BucketExchange:
     def start(self, gradients: Gradients) -> Pause:
         """Let a device's gradients come to where they are encoded; returns what waits for that, if anything."""
         gradients.stays = gradients.event is not None and self._stays(gradients)
-        return self.staging.start(gradients)
+        if self.auto is not None:
+            self.auto.device = gradients.buffer.device
+        try:
+            return self.staging.start(gradients)
+        except torch.OutOfMemoryError as error:
+            raise DeviceMemoryError(f"{gradients.buffer.device} has no memory for gradients: {error}") from error
 
     def _stays(self, gradients: Gradients) -> bool:
         """Whether a device's gradients are encoded there: momentum, matrices and sparse sums are worked out here."""

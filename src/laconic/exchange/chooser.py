@@ -84,6 +84,7 @@ class AutoCodec(CodecChoice):
         self._ready: dict[int, dict[int, float]] = {}  # by step and bucket
         self._plain: dict[int, tuple[int, list[float]]] = {}
         self.learns = True
+        self.device = torch.device("cpu")  # where the gradients lie
         self._first = first
         from laconic.codecs.compiling import compile_planned
 
@@ -135,7 +136,7 @@ class AutoCodec(CodecChoice):
         gaps = [statistics.median(max(ready.values()) - ready[b] for ready in whole) for b in buckets]
         plain = [statistics.median(self._plain[b][1][1:] or self._plain[b][1]) for b in buckets]
         specs = QUALITIES[self.quality]
-        speeds = [value for spec in specs[1:] for value in speed_of(codec(spec))]
+        speeds = [value for spec in specs[1:] for value in speed_of(self._working(codec(spec)))]
         agreed = mean_of_ranks([self._step_seconds(self._first + 1, step), *gaps, *plain, *speeds], world)
         self.step_s["warm"], rest = agreed[0], agreed[1:]
         gaps, plain, speeds = rest[: len(buckets)], rest[len(buckets) : 2 * len(buckets)], rest[2 * len(buckets) :]
@@ -155,6 +156,15 @@ class AutoCodec(CodecChoice):
         else:
             self.verdict = f"chosen by prediction, on trial for {TRIAL_STEPS} steps"
             _log.info("codec auto: %s: %s", self.verdict, ", ".join(c.chosen for c in self.choices.values()))
+
+    def _working(self, chosen: Codec) -> Codec:
+        """What encodes the gradients: the processor's codec, or their device's where that encodes there."""
+        if self.device.type == "cpu":
+            return chosen
+        from laconic.codecs.device import on_device
+        from laconic.exchange.staging import encodes_there
+
+        return on_device(chosen, self.device) if encodes_there(chosen, self.device) else chosen
 
     def _look_back(self, step: int, world: World) -> None:
         (self.step_s["trial"],) = mean_of_ranks([self._step_seconds(self._first + WARM_STEPS + 2, step)], world)
@@ -234,19 +244,31 @@ def choose(costs: Sequence[Sequence[CodecCost]], hidden: Sequence[float]) -> lis
 def speed_of(chosen: Codec, now: Callable[[], float] = time.perf_counter) -> tuple[float, float]:
     """Seconds a value of encoding with feedback, and of decoding into a sum.
 
-    By the clock, on this machine as busy as it is; `time.thread_time` leaves out what others do.
+    By the clock, on this machine as busy as it is; `time.thread_time` leaves out what others do. A device's codec
+    (`on_device`) is timed there, from event to event.
     """
-    values = torch.randn(_SAMPLE, generator=torch.Generator().manual_seed(0)) ** 3
-    residual, total = torch.zeros(_SAMPLE), torch.zeros(_SAMPLE)
+    device = getattr(chosen, "device", torch.device("cpu"))
+    values = (torch.randn(_SAMPLE, generator=torch.Generator().manual_seed(0)) ** 3).to(device)
+    residual, total = torch.zeros(_SAMPLE, device=device), torch.zeros(_SAMPLE, device=device)
     encode, decode = [], []
     for _ in range(5):
         begun = now()
         payload = chosen.encode_feedback(values, residual, step=1)
+        _settle(residual)
         encoded = now()
         chosen.decode_add(payload, total)
+        _settle(total)
         encode.append(encoded - begun)
         decode.append(now() - encoded)
     return statistics.median(encode) / _SAMPLE, statistics.median(decode) / _SAMPLE
+
+
+def _settle(values: Tensor) -> None:
+    """Wait for what their device was given so far."""
+    if not values.is_cpu:
+        from laconic.codecs.device.streams import wait
+
+        wait(values)
 
 
 def cost_of(spec: str, numel: int, world_size: int, link: Link, encode_s: float, decode_s: float) -> CodecCost:

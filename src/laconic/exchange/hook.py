@@ -119,7 +119,8 @@ def _compress_ddp(model: DistributedDataParallel, codec: CodecPlan | None, optio
         state.close()  # the model stays as it was
         raise
     state.group = group
-    if state.choice.learns and world.world_size > 1:
+    here = all(parameter.is_cpu for parameter in model.parameters())  # a device's waits are not on our clock
+    if state.choice.learns and world.world_size > 1 and here:
         from laconic.exchange.late_hook import LateHook
 
         late = LateHook(model, state, lambda: model.register_comm_hook(state, hook))

@@ -23,6 +23,7 @@ from torch import Tensor
 from laconic.codecs import Codec
 from laconic.codecs.device import way
 from laconic.codecs.device.streams import PinnedMemory, has_streams, mark
+from laconic.errors import DeviceMemoryError
 from laconic.transports.base import Pause, Pausing
 
 T = TypeVar("T")
@@ -91,6 +92,9 @@ class Staging:
                 except StopIteration as done:
                     value: T = done.value
                     return value
+                except torch.OutOfMemoryError as error:
+                    text = f"{device} has no memory for residuals, or none can be pinned for payloads: {error}"
+                    raise DeviceMemoryError(f"{text}; use smaller buckets or batches") from error
             yield pause
 
     def give_back(self, gradients: Staged, values: Tensor) -> None:

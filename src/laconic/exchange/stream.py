@@ -129,6 +129,7 @@ class GradientStream:
         self.waits: deque[tuple[float, float]] = deque(maxlen=256)
         self._share: ThreadShare | None = None
         self._lock = threading.Lock()  # of what is held
+        self._sending = threading.Lock()
         self._held: list[Gradients] = []
         self._overdue: Callable[[], CollectiveTimeout | None] = lambda: None  # why to hold no longer
         self._given_up: CollectiveTimeout | None = None  # in this step
@@ -184,10 +185,11 @@ class GradientStream:
 
     def send_ready(self) -> None:
         """Send the buckets whose gradients are all there, as far as the order allows."""
-        if self._next == 0:
-            self._take_order()
-        while self._next < len(self.order) and not self._sections[self.order[self._next]][0].missing:
-            self._send(self.order[self._next])
+        with self._sending:  # autograd has a thread for each device
+            if self._next == 0:
+                self._take_order()
+            while self._next < len(self.order) and not self._sections[self.order[self._next]][0].missing:
+                self._send(self.order[self._next])
 
     def _send(self, number: int) -> None:
         """Send one section, the next in the order; before the first of its bucket all of it is filled."""
@@ -238,7 +240,7 @@ class GradientStream:
 
     def _submit(self, gradients: Gradients) -> Any:
         """Send a bucket, or hold it for the next one's messages; returns a future of its buffer."""
-        if self.exchange.choice.learns:
+        if self.exchange.choice.learns and gradients.event is None:
             self.exchange.choice.note_ready(gradients.index, gradients.step)
         if gradients.first:
             self._begin_step(gradients.step)
@@ -363,10 +365,19 @@ class GradientStream:
         """Let gradients of a device be copied; returns what waits for the last of them, if anything."""
         try:
             waits = [self.exchange.start(each) for each in held if not each.buffer.is_cpu]
-            return waits[-1] if waits else None
         except Exception as error:
             self.fail(error, expected=True)
             return None
+        last = waits[-1] if waits else None
+        if last is None or not self.exchange.choice.learns:
+            return last
+
+        def come() -> None:  # a hook is called before a device has made the gradient: its event tells when
+            last()
+            for each in held:
+                self.exchange.choice.note_ready(each.index, each.step)
+
+        return come
 
     # on the exchange thread
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from laconic.consistency.averaging import exchange_of, send_buffers, start_alike, trained_parameters
 from laconic.consistency.backup_workers import BackupAgreement
 from laconic.consistency.base import EXCHANGE_OPTIONS, Agreement, Mode, Setup, register
-from laconic.consistency.late_updates import BucketSteps, Habits, Made, Touches
+from laconic.consistency.late_updates import BucketSteps, Habits, Made, Touches, are_still
 from laconic.errors import BadInput, LaconicError
 from laconic.exchange.job import StepRecord
 from laconic.exchange.layout import FlatGradients, lies_in, places_in, write
@@ -330,7 +330,7 @@ class StepSink:
             gradient, made = parameter.grad, self._made.get(id(parameter))
             if not (gradient is None if made is None else made.is_still(gradient)):
                 return False
-        return True
+        return are_still([made for p in bucket.parameters if (made := self._made.get(id(p))) is not None])
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

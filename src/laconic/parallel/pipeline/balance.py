@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
+from laconic.codecs.device.streams import wait
 from laconic.errors import BadInput
 from laconic.parallel.boundary import Boundary, predicted_nbytes
 from laconic.parallel.pipeline.cutting import Traced
@@ -158,6 +159,7 @@ def _leaf(value: Any) -> Any:
 
 def _timed(module: fx.GraphModule, args: Sequence[Any]) -> tuple[float, tuple[Any, ...]]:
     """Seconds of a forward and a backward pass, and what came out."""
+    _settle(args)
     begun = time.perf_counter()
     with torch.enable_grad():
         out: tuple[Any, ...] = module(*(arg * 1 if _trains(arg) else arg for arg in args))  # may change it in place
@@ -165,7 +167,14 @@ def _timed(module: fx.GraphModule, args: Sequence[Any]) -> tuple[float, tuple[An
     leaves = [*filter(_trains, args), *filter(_trains, module.parameters())]
     if roots and leaves:
         torch.autograd.grad(roots, leaves, [torch.ones_like(root) for root in roots], allow_unused=True)
+    _settle(tree_leaves(out))
     return time.perf_counter() - begun, out
+
+
+def _settle(values: Sequence[Any]) -> None:
+    """Wait for an event of each device that these lie on: it has done by then what it was given."""
+    for each in {value.device: value for value in values if isinstance(value, Tensor)}.values():
+        wait(each)
 
 
 def _trains(value: Any) -> bool:
