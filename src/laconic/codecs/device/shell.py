@@ -1,6 +1,6 @@
-"""The shell of kernels and operations: buffers, header, checks, and the way of a payload to and from the host.
+"""The shell of kernels: buffers, header, checks, and the way of a payload to and from the host.
 
-Callers: the files of `kernels/` and `operations/`, which fill bodies and read them. They see a payload as int32 words
+Callers: the files of `kernels/`, which fill bodies and read them. They see a payload as int32 words
 on the device: four of the header, then the body's, the last one filled up with zeros. So nothing is ever read or
 written outside a caller's memory, whatever its length and alignment.
 """

@@ -1,7 +1,7 @@
 """Which way a codec takes on a device, and why not a faster one.
 
-Callers: `on_device` and `way`. Kernels and operations are found by registration, under the name of the codec they
-serve; one that does not serve an option of the codec says so in a clause (`BodyCodec.why_not`).
+Callers: `on_device` and `way`. Kernels are found by registration, under the name of the codec they serve; one that
+does not serve an option of the codec says so in a clause (`BodyCodec.why_not`).
 """
 
 from __future__ import annotations
