@@ -78,6 +78,17 @@ def test_one_that_not_all_ranks_wrote_does_not_count(tmp_path: Path) -> None:
     assert newest(tmp_path, 2) == 10
 
 
+def test_the_newest_that_all_have_outlives_those_a_lost_worker_no_longer_writes(tmp_path: Path) -> None:
+    """Modes that go on without a lost worker left nothing that the job could be started again from."""
+    others = [CheckpointFiles(tmp_path, rank, keep=2) for rank in range(3)]
+    lost = CheckpointFiles(tmp_path, 3, keep=2)
+    for step in range(1, 9):
+        for files in [*others, lost] if step <= 3 else others:
+            files.write(step, {"step": step})
+    assert newest(tmp_path, 4) == 3
+    assert others[0].steps() == [3, 7, 8]
+
+
 def test_a_crash_while_writing_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     CheckpointFiles(tmp_path, 0).write(10, {"step": 10})
 

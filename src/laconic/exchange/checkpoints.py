@@ -30,7 +30,7 @@ from laconic.transports.world import World, current
 from laconic.workloads.order import part, permutation
 
 WRITING_S = 1800.0  # longer than any checkpoint takes to write
-SLOTS = 8  # newest whole checkpoints that workers tell each other of
+SLOTS = 9  # newest whole checkpoints that workers tell each other of
 BEGINNING = 2  # by how many checkpoints one worker can be ahead of one that has none yet
 
 
@@ -48,7 +48,8 @@ class Checkpoints:
 
     Args:
         folder: made when it is not there; shared by all workers, or each worker's own.
-        keep: how many checkpoints stay; older ones are removed after a newer one is written.
+        keep: how many checkpoints stay; older ones are removed after a newer one is written, but for the newest that
+            all workers have in the folder.
         world: the workers; the default world when None.
         asynchronous: write on a thread; False writes within `save`.
 
@@ -64,8 +65,8 @@ class Checkpoints:
     def __init__(
         self, folder: str | Path, keep: int = 3, *, world: World | None = None, asynchronous: bool = True
     ) -> None:
-        if not isinstance(keep, int) or isinstance(keep, bool) or not 1 <= keep <= SLOTS:
-            raise BadInput(f"keep is a number of checkpoints from 1 to {SLOTS}, got {keep!r}")
+        if not isinstance(keep, int) or isinstance(keep, bool) or not 1 <= keep < SLOTS:  # and one more that all have
+            raise BadInput(f"keep is a number of checkpoints from 1 to {SLOTS - 1}, got {keep!r}")
         self.asynchronous, self.world = asynchronous, world or current()
         self.files = CheckpointFiles(folder, self.world.rank, keep)
         self._writing: threading.Thread | None = None

@@ -7,7 +7,8 @@ at one step. The files' format is that of `tree.py`.
     folder/step000000120-rank0.ckpt
 
 Invariant: a file is whole or not there, wherever the process is killed; of a worker's own files the newest `keep` up to
-the step just written stay, so that one that is damaged leaves the one before.
+the step just written stay, so that one that is damaged leaves the one before. So does the newest that all workers have
+in the folder, however long ago one of them was lost.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class CheckpointFiles:
             intact = f"the checkpoint of step {others[-1]} is intact" if others else "there is no other checkpoint"
             raise StorageError(f"{error}; {intact}", error.errno) from error
         before = [number for number in self.steps() if number < step]
-        for old in before[: max(0, len(before) - self.keep + 1)]:
+        for old in set(before[: max(0, len(before) - self.keep + 1)]) - {self._newest_of_all()}:
             self.path(old).unlink(missing_ok=True)
 
     def read(self, step: int, *parts: str) -> Any:
@@ -87,6 +88,13 @@ class CheckpointFiles:
     def steps(self) -> list[int]:
         """The steps of which there is a file, rising."""
         return sorted(step for step, rank in _found(self.folder) if rank == self.rank)
+
+    def _newest_of_all(self) -> int | None:
+        """The newest step of which every worker that has files here has one."""
+        steps: dict[int, set[int]] = {}
+        for step, rank in _found(self.folder):
+            steps.setdefault(rank, set()).add(step)
+        return max(set.intersection(*steps.values()), default=None)
 
     def path(self, step: int) -> Path:
         """The file of a step."""
