@@ -103,6 +103,25 @@ def test_a_rank_that_leaves_because_of_another_part_names_who_was_lost_there(eng
         assert "peer 2 " in str(error)
 
 
+@pytest.mark.parametrize("engine", ["threads", "gloo", "zmq"])
+def test_a_rank_that_leaves_by_an_error_that_names_another_passes_it_on(engine: str) -> None:
+    """Rank 0 has heard from a server, on a connection of its own, that rank 3 is lost."""
+    make = opened(engine)
+
+    def work(rank: int) -> None:
+        with World(make(rank)) as world:
+            part = world.split(COLOURS)
+            sum_in(part)
+            if rank == 0:
+                raise PeerLost("the server of rank 3 does not answer", rank=0, peer=3)
+            if rank == 2:
+                sum_in(part)
+
+    error = on_ranks(work)[2]
+    assert isinstance(error, PeerLost), error
+    assert (error.rank, error.peer) == (2, 3), error
+
+
 def test_parts_of_parts_and_bad_payloads_have_the_jobs_numbers() -> None:
     hub = Hub(4)
 

@@ -90,6 +90,8 @@ class ThreadTransport(Transport):
 
     def close(self) -> None:
         with self.hub.changed:
+            if (cause := self.whole.cause) is not None and cause.peer is not None:
+                self.hub.blames.setdefault(self.named(self.rank), cause.peer)
             self.hub.gone.add(self.rank)
             self.hub.changed.notify_all()
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from laconic.errors import BadInput, LaconicError, PeerLost, UnknownName
+from laconic.errors import BadInput, LaconicError, PeerLost, TransportError, UnknownName
 from laconic.transports.base import DEFAULT_TIMEOUT_S, Call, Incoming, Outgoing, Transport, await_jobs, drive, finish
 from laconic.transports.executor import agree
 from laconic.transports.profile import Profile
@@ -143,7 +143,9 @@ class World:
     def __enter__(self) -> World:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: object, _: object) -> None:
+        if isinstance(error, TransportError) and error.peer is not None:  # of a server, say, and not of this transport
+            self.transport.whole.cause = self.transport.whole.cause or error
         self.close()
 
 

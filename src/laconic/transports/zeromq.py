@@ -307,7 +307,7 @@ class ZmqTransport(Transport):
     def _tell(self, error: type[TransportError], reason: str, culprit: int | None) -> None:
         """Let the peers know why this rank fails."""
         subject = self.named(self.rank) if culprit is None else culprit
-        header = Header(EngineKind.FAULT, code=FAULTS[error], subject=subject)
+        header = Header(EngineKind.FAULT, code=FAULTS.get(error, FAULTS[PeerLost]), subject=subject)
         for peer in self.mesh.peers.values():
             self.mesh.say(peer, header, reason[:MAX_REASON])
 
