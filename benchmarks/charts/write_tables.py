@@ -26,10 +26,11 @@ from benchmarks.exchange import step_losses as losses
 from benchmarks.papers import eightbit_divided as divided
 from benchmarks.papers import eightbit_paper as paper
 from benchmarks.papers import sparcml as sparcml
+from benchmarks.planner import device_model as device_model
 
 DOCS = Path(__file__).parents[2] / "docs"
 NAMES = ("experiments.md", "codecs/index.md", "consistency/comparison.md", "divide.md", "overlap.md", "pipeline.md",
-         "which.md", "faults.md", "run.md")  # fmt: skip
+         "which.md", "faults.md", "run.md", "gpus.md")  # fmt: skip
 PAGES = [DOCS / name for name in NAMES]
 RESULTS = Path(__file__).parents[1] / "results"
 BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -112,6 +113,7 @@ def first_use_table(record: Record) -> str:
 
 TABLES: dict[str, Callable[[Record], str]] = {
     "chaos": chaos.page,
+    "device-model": device_model.table,
     "emulated-links": emulated_links.table,
     "consistency": lambda record: consistency.table(record["comparisons"]),
     "8bit-cifar": cifar_table,

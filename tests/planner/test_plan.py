@@ -387,7 +387,7 @@ def test_this_machine_is_measured_once(tmp_path: Path, idle: None) -> None:
     ("arguments", "said"),
     [
         ([], "name a model"),
-        (["lenet", "--link", "1gbyte"], "bandwidth should be a number"),
+        (["lenet", "--link", "1gbyte"], "should be a number"),
         (["lenet", "--memory", "8 apples"], "should be a number"),
         (["lenet", "-n", "0"], "-n is from 1"),
         (["lenet", "--quality", "best"], "unknown quality"),

@@ -47,6 +47,7 @@ class Device:
         source: where the figures are from.
         busy: others had the cores of this machine while it was measured, so that the figures are unsure.
         memory_nbytes: what fits, where that is known.
+        bus_Bps: to pinned memory of the host, one way, of a GPU that codecs' kernels are compiled for; None of others.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Device:
     source: str
     busy: bool = False
     memory_nbytes: int | None = None
+    bus_Bps: float | None = None
 
     def seconds(self, multiply_adds: float, moved_nbytes: float, calls: int = 1) -> float:
         """How long a layer takes.
@@ -75,10 +77,13 @@ class Device:
 _PEAK = "data sheet: peak in float32 without tensor cores; the share of it that is reached is assumed"
 
 
-def _published(vendor: str, name: str, macs_per_s: float, bandwidth_Bps: float, gigabytes: int) -> Device:
-    """A device of which only its data sheet is known."""
+_BUS_BPS = {3: 12e9, 4: 24e9, 5: 48e9}  # PCI Express with 16 lanes, by generation: three quarters of its peak
+
+
+def _published(vendor: str, name: str, macs_per_s: float, bandwidth_Bps: float, gigabytes: int, bus: int) -> Device:
+    """A device of which only its data sheet is known; `bus` is the generation of its PCI Express."""
     return Device(name, macs_per_s, bandwidth_Bps, 0.80, 3e8, 5e-6, f"{vendor} {_PEAK}",
-                  memory_nbytes=gigabytes * 10**9)  # fmt: skip
+                  memory_nbytes=gigabytes * 10**9, bus_Bps=_BUS_BPS[bus])  # fmt: skip
 
 
 # Figures are the vendors'; `most` of the older two is set so that AlexNet takes the published time.
@@ -91,15 +96,16 @@ TABLE = {
                memory_nbytes=12 * 10**9),
         Device("p100", 4.65e12, 720e9, 0.70, 1e8, 8e-6, "NVIDIA data sheet (PCIe); Piz Daint's",
                memory_nbytes=16 * 10**9),
-        Device("v100", 7.85e12, 900e9, 0.75, 2e8, 6e-6, "NVIDIA data sheet (SXM2)", memory_nbytes=16 * 10**9),
-        _published("NVIDIA", "a100", 9.75e12, 1555e9, 40),
-        _published("NVIDIA", "h100", 33.5e12, 3350e9, 80),
-        _published("NVIDIA", "h200", 33.5e12, 4800e9, 141),
-        _published("NVIDIA", "b200", 40e12, 8000e9, 180),
-        _published("AMD", "mi300x", 81.7e12, 5300e9, 192),
-        _published("NVIDIA", "l40s", 45.8e12, 864e9, 48),
-        _published("NVIDIA", "rtx-4090", 41.3e12, 1008e9, 24),
-        _published("NVIDIA", "rtx-5090", 52.4e12, 1792e9, 32),
+        Device("v100", 7.85e12, 900e9, 0.75, 2e8, 6e-6, "NVIDIA data sheet (SXM2)", memory_nbytes=16 * 10**9,
+               bus_Bps=_BUS_BPS[3]),
+        _published("NVIDIA", "a100", 9.75e12, 1555e9, 40, 4),
+        _published("NVIDIA", "h100", 33.5e12, 3350e9, 80, 5),
+        _published("NVIDIA", "h200", 33.5e12, 4800e9, 141, 5),
+        _published("NVIDIA", "b200", 40e12, 8000e9, 180, 5),
+        _published("AMD", "mi300x", 81.7e12, 5300e9, 192, 5),
+        _published("NVIDIA", "l40s", 45.8e12, 864e9, 48, 4),
+        _published("NVIDIA", "rtx-4090", 41.3e12, 1008e9, 24, 4),
+        _published("NVIDIA", "rtx-5090", 52.4e12, 1792e9, 32, 5),
         Device("xeon-core", 4.0e10, 10e9, 0.80, 1e6, 5e-6, "one core, AVX2 at 2.5 GHz"),
     )
 }  # fmt: skip

@@ -1,7 +1,8 @@
 """What an exchange takes on a link: the schedules' closed forms, with codecs at their speed.
 
-Callers: `predict.py`. Codecs' speeds on this machine are measured once and kept; elsewhere they follow from the
-memory's bandwidth. The formulas are those of `exchange.chooser`, which chooses by them while training.
+Callers: `predict.py`. Codecs' speeds on this machine are measured once and kept; elsewhere they follow from the bytes
+that are moved, in the device's memory and over its bus: a model. The formulas are those of `exchange.chooser`, which
+chooses by them while training.
 """
 
 from __future__ import annotations
@@ -21,6 +22,14 @@ from laconic.schedules.link import Link
 ALGORITHMS = ("butterfly", "rabenseifner", "ring", "tree")
 # Dettmers 2016: 1 ns to encode and 0.5 ns to decode a value on a GTX Titan, whose memory moves 288 GB/s.
 _ENCODE_NBYTES, _DECODE_NBYTES = 288.0, 144.0
+# Bytes a value that a codec's kernels move in a device's memory, to encode with feedback and to decode and add; as
+# compiled (benchmarks/results/device_kernels.json).
+KERNEL_NBYTES = {
+    "bf16": (14.0, 10.0), "fp16": (14.0, 10.0), "dynamic8": (13.0, 9.0), "linear8": (13.0, 9.0),
+    "onebit": (12.2, 8.2), "sign": (12.1, 8.1),
+}  # fmt: skip
+_LARGE = 2**20  # values of a payload whose size a value is taken
+_HOST_ENCODE_S, _HOST_DECODE_S = 1.5e-9, 0.8e-9  # a value, assumed of one core, where a codec has no kernel
 MATRIX_PRODUCTS = 4  # of a low-rank codec: M·Q, Mᵀ·P, the sum of both, and the residual
 
 
@@ -83,8 +92,7 @@ def sent_nbytes(spec: str, numel: int, ranks: int, algorithm: str) -> float:
 def speeds(specs: tuple[str, ...], device: Device, folder: Path | None) -> dict[str, tuple[float, float]]:
     """Seconds a value of encoding and decoding, for each codec."""
     if device.name != HERE:
-        found = (_ENCODE_NBYTES / device.bandwidth_Bps, _DECODE_NBYTES / device.bandwidth_Bps)
-        return dict.fromkeys(specs, found)
+        return {spec: _modelled(spec, device) for spec in specs}
     memo = measurements(folder, "planner")
     found_here: dict[str, tuple[float, float]] = {}
     for spec in specs:
@@ -92,8 +100,7 @@ def speeds(specs: tuple[str, ...], device: Device, folder: Path | None) -> dict[
         if chosen.exact:
             found_here[spec] = (0.0, 0.0)
         elif chosen.kind == "matrix":
-            pace = MATRIX_PRODUCTS * _matrix_rank(spec) / (device.macs_per_s * device.most)
-            found_here[spec] = (pace, 4.0 / device.bandwidth_Bps)
+            found_here[spec] = _matrix_pace(spec, device)
         else:
             key = f"codec {spec} by processor time"
             entry = memo.get(key, tuple[float, float])
@@ -102,3 +109,25 @@ def speeds(specs: tuple[str, ...], device: Device, folder: Path | None) -> dict[
                 memo.put(key, entry, tuple[float, float])
             found_here[spec] = entry
     return found_here
+
+
+def _modelled(spec: str, device: Device) -> tuple[float, float]:
+    """Seconds a value by a codec's kernels and the bus, or by the host's processor where it has none.
+
+    A payload crosses to the host and back. Where the host encodes, the gradient itself does.
+    """
+    chosen, bus_Bps = codec(spec), device.bus_Bps
+    if bus_Bps is None:
+        return _ENCODE_NBYTES / device.bandwidth_Bps, _DECODE_NBYTES / device.bandwidth_Bps
+    if chosen.kind == "matrix":
+        return _matrix_pace(spec, device)
+    if chosen.name not in KERNEL_NBYTES:
+        return 4 / bus_Bps + _HOST_ENCODE_S, 4 / bus_Bps + _HOST_DECODE_S
+    crossing_s = chosen.max_nbytes(_LARGE) / _LARGE / bus_Bps
+    encode, decode = (nbytes / device.bandwidth_Bps + crossing_s for nbytes in KERNEL_NBYTES[chosen.name])
+    return encode, decode
+
+
+def _matrix_pace(spec: str, device: Device) -> tuple[float, float]:
+    pace = MATRIX_PRODUCTS * _matrix_rank(spec) / (device.macs_per_s * device.most)
+    return pace, 4.0 / device.bandwidth_Bps
