@@ -15,6 +15,7 @@ CASES = (
     "copies_are_pinned_and_nobody_waits_for_a_device",
     "weights_on_a_slow_side_stream",
     "weights_over_two_devices",
+    "members_of_an_elastic_job_agree",
     "reduce_scatters_of_sharded_models_cross_pinned",
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from typing import Any
 
 import torch
@@ -219,6 +220,36 @@ def weights_over_two_devices(rank: int, controls: Any) -> None:
             torch.testing.assert_close(parameter.detach().cpu().float(), old.float() - 1.0, atol=0.01, rtol=0.01)
         job.finish()
         job.close()
+
+
+def _elastic(spec: str, kind: str, device: str, meeting: str) -> tuple[int, int, dict[str, Tensor]]:
+    model = _model(kind, device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.5)
+    x = torch.randn(64, 16, generator=torch.Generator().manual_seed(3))
+    with laconic.elastic(
+        model, optimizer, laconic.Samples(64, batch=8, epochs=1), meeting, codec="none", consistency=spec, workers=2
+    ) as job:
+        for rows in job.batches():
+            here = x[rows].to(device)
+            (model(here) - here[:, :4]).square().mean().backward()
+            job.step()
+        return job.steps, job.digest, {name: value.cpu() for name, value in model.named_parameters()}
+
+
+def members_of_an_elastic_job_agree(rank: int, controls: Any) -> None:
+    """Two members end with the same bits, those of the processor where all steps are common."""
+    for spec in ("sync", "local(2)"):
+        for kind in ("float32", "mixed"):
+            folder = [tempfile.mkdtemp()]
+            dist.broadcast_object_list(folder, device=torch.device("cpu"))
+            steps, digest, ours = _elastic(spec, kind, DEVICE, f"{folder[0]}/there")
+            _, expected, theirs = _elastic(spec, kind, "cpu", f"{folder[0]}/here")
+            assert steps == 8
+            both = laconic.all_gather(torch.tensor([digest]))
+            assert int(both[0]) == int(both[1])
+            assert digest == expected
+            _same(ours, theirs, f"{spec} {kind}")
+            laconic.barrier()
 
 
 def reduce_scatters_of_sharded_models_cross_pinned(rank: int, controls: Any) -> None:

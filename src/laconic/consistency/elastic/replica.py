@@ -235,7 +235,8 @@ class BlockWork(StepWork):
         with replica.weights.current():
             self._blocks.begin()
         scheduler = None if replica.scheduler is None else replica.scheduler.state_dict()
-        self._saved = copy.deepcopy((replica.optimizer.state_dict(), scheduler))
+        kept = tree.map_tensors(replica.optimizer.state_dict(), Tensor.clone)
+        self._saved = (kept, copy.deepcopy(scheduler))
 
     def step(self) -> bool:
         if len(self._shares[self.made][self._place]):
