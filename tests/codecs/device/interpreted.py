@@ -23,7 +23,7 @@ from torch import Tensor
 
 import laconic
 from laconic.codecs.device.kernels import KERNELS
-from laconic.codecs.device.shell import BodyCodec
+from laconic.codecs.device.kernels.shell import KernelWay
 from laconic.errors import NonFiniteError, PayloadError
 
 CPU = torch.device("cpu")
@@ -64,14 +64,14 @@ def inputs(codec: laconic.codecs.Codec, first: bool) -> Iterator[tuple[str, Tens
     yield "any bits", any_bits(few + 2)
 
 
-def check_encode(codec: laconic.codecs.Codec, kernel: BodyCodec, x: Tensor) -> None:
+def check_encode(codec: laconic.codecs.Codec, kernel: KernelWay, x: Tensor) -> None:
     assert same_bits(kernel.encode(x, step=5), codec.encode(x, step=5)), "encode"
     out = torch.full((codec.max_nbytes(x.numel()) + 9,), 7, dtype=torch.uint8)
     assert same_bits(kernel.encode(x, step=6, out=out[3:]), codec.encode(x, step=6)), "encode into a slice"
     assert out[:3].tolist() + out[-6:].tolist() == [7] * 9, "encode writes beside its slice"
 
 
-def check_feedback(codec: laconic.codecs.Codec, kernel: BodyCodec, x: Tensor) -> None:
+def check_feedback(codec: laconic.codecs.Codec, kernel: KernelWay, x: Tensor) -> None:
     here = x.flip(0) * 0.1
     there = here.clone()
     try:
@@ -82,7 +82,7 @@ def check_feedback(codec: laconic.codecs.Codec, kernel: BodyCodec, x: Tensor) ->
     assert same_bits(there, here), "residual"
 
 
-def check_decode(codec: laconic.codecs.Codec, kernel: BodyCodec, x: Tensor) -> None:
+def check_decode(codec: laconic.codecs.Codec, kernel: KernelWay, x: Tensor) -> None:
     numel = x.numel()
     payloads = [codec.encode(x), codec.encode(x.flip(0)), codec.encode(x * 0.5)]
     assert same_bits(kernel.decode(payloads[0], numel), codec.decode(payloads[0], numel)), "decode"
@@ -96,7 +96,7 @@ def check_decode(codec: laconic.codecs.Codec, kernel: BodyCodec, x: Tensor) -> N
         assert same_bits(there, here), f"decode_mean of {count} by {divisor}"
 
 
-def check_findings(codec: laconic.codecs.Codec, kernel: BodyCodec, x: Tensor) -> None:
+def check_findings(codec: laconic.codecs.Codec, kernel: KernelWay, x: Tensor) -> None:
     """A payload on the device: sound ones pass, a flipped bit anywhere and foreign headers are found."""
     payload, numel = codec.encode(x), x.numel()
     kernel._words_there(payload, numel)

@@ -1,6 +1,6 @@
 """What every codec of a device is: the processor's codec, and the device whose tensors it takes.
 
-Callers: `host.py`, and the shell of kernels (`shell.py`).
+Callers: `host.py`, and the shell of kernels (`kernels/shell.py`).
 """
 
 from __future__ import annotations

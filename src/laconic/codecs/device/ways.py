@@ -1,7 +1,7 @@
 """Which way a codec takes on a device, and why not a faster one.
 
 Callers: `on_device` and `way`. Kernels are found by registration, under the name of the codec they serve; one that
-does not serve an option of the codec says so in a clause (`BodyCodec.why_not`).
+does not serve an option of the codec says so in a clause (`KernelWay.why_not`).
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from laconic.codecs.base import Codec
 from laconic.codecs.device.host import HostCodec
-from laconic.codecs.device.shell import BodyCodec
 from laconic.codecs.kernel import KernelCodec
 from laconic.registry import Registry
+
+if TYPE_CHECKING:
+    from laconic.codecs.device.kernels.shell import KernelWay
 
 OLDEST_TRITON = (3, 2)  # what torch 2.6 brings
 LEAST_CAPABILITY = (8, 0)  # of NVIDIA's devices, for Triton
@@ -54,7 +56,7 @@ def _choose(codec: Codec, device: torch.device) -> Way:
     return Way(HostCodec(codec, device), f"host: {reasons[0]}")
 
 
-def _faster(device: torch.device) -> Iterator[tuple[str, str, Registry[type[BodyCodec]] | None]]:
+def _faster(device: torch.device) -> Iterator[tuple[str, str, Registry[type[KernelWay]] | None]]:
     """The ways before the host: what each is called, why this device has none of it, and who serves which codec."""
     why = no_kernels(device)
     if why:

@@ -6,8 +6,12 @@ which kernels it launches: the tests compile those for every architecture, and c
 
 from __future__ import annotations
 
-from laconic.codecs.device.shell import BodyCodec
+from typing import TYPE_CHECKING
+
 from laconic.registry import Registry
 
-KERNELS: Registry[type[BodyCodec]] = Registry("kernel", "laconic.codecs.device.kernels")
+if TYPE_CHECKING:
+    from laconic.codecs.device.kernels.shell import KernelWay
+
+KERNELS: Registry[type[KernelWay]] = Registry("kernel", "laconic.codecs.device.kernels")
 register = KERNELS.register

@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from laconic.codecs.device.kernels import KERNELS
-from laconic.codecs.device.kernels.launch import CHECKSUM, KernelWay, Variant
+from laconic.codecs.device.kernels.launch import CHECKSUM, Variant
 
 ARCHITECTURES = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -48,9 +48,7 @@ def variants() -> list[Variant]:
     """Every kernel that is launched for whole blocks, once."""
     found = {CHECKSUM.name: CHECKSUM}
     for name in KERNELS.names():
-        way = KERNELS.get(name)
-        if issubclass(way, KernelWay):
-            found |= {variant.name: variant for variant in way.ahead}
+        found |= {variant.name: variant for variant in KERNELS.get(name).ahead}
     return list(found.values())
 
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from laconic.codecs.casts import Cast
 from laconic.codecs.device.kernels import register
 from laconic.codecs.device.kernels.checksum import share
-from laconic.codecs.device.kernels.launch import FLOAT, WORD, KernelWay, Variant, launch, warps
+from laconic.codecs.device.kernels.launch import FLOAT, WORD, Variant, begin, launch, runs, warps
 from laconic.codecs.device.kernels.memory import read, write
+from laconic.codecs.device.kernels.shell import KernelWay
 
 VALUES = 4096  # of a program
 FLOAT_KIND, HALF_KIND, BRAIN_KIND = 0, 1, 2
@@ -140,12 +141,12 @@ class CastKernels(KernelWay):
     ahead: ClassVar[tuple[Variant, ...]] = _ahead()
 
     def write_payload(self, x: Tensor, v: Tensor, step: int, words: Tensor, header: Sequence[int]) -> None:
-        self.begin(words, header)
-        for ragged, first, programs in self.runs(v.numel(), VALUES):
+        begin(words, header)
+        for ragged, first, programs in runs(v.numel(), VALUES):
             launch(encode_cast, programs, x, v, words, v.numel(), first, num_warps=warps(VALUES),
                    FEEDBACK=x is not v, KIND=_KINDS[self.codec.dtype], RAGGED=ragged, VALUES=VALUES)  # fmt: skip
 
     def read_payload(self, words: Tensor, out: Tensor, add: bool) -> None:
-        for ragged, first, programs in self.runs(out.numel(), VALUES):
+        for ragged, first, programs in runs(out.numel(), VALUES):
             launch(decode_cast, programs, words, out, out.numel(), first, num_warps=warps(VALUES),
                    ADD=add, KIND=_KINDS[self.codec.dtype], RAGGED=ragged, VALUES=VALUES)  # fmt: skip

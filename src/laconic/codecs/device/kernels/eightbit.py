@@ -21,8 +21,9 @@ from torch import Tensor
 from laconic.codecs.base import Codec
 from laconic.codecs.device.kernels import register
 from laconic.codecs.device.kernels.checksum import mixed, share
-from laconic.codecs.device.kernels.launch import FLOAT, WORD, KernelWay, Variant, launch, warps
+from laconic.codecs.device.kernels.launch import FLOAT, WORD, Variant, begin, launch, runs, warps
 from laconic.codecs.device.kernels.memory import read, write
+from laconic.codecs.device.kernels.shell import KernelWay
 from laconic.codecs.eightbit import DEFAULT_BLOCK, BlockScaled
 from laconic.codecs.tables8 import Levels, Tabulated
 
@@ -147,13 +148,18 @@ def _ahead(name: str, linear: bool) -> tuple[Variant, ...]:
     )
 
 
+@register("dynamic8")
+@register("fp8")
+@register("linear8")
+@register("mantissa8")
+@register("static8")
 @dataclass(frozen=True)
 class BlockKernels(KernelWay):
-    """What the 8-bit codecs share; a table is kept on the device."""
+    """The 8-bit codecs: levels by arithmetic, or by a table that is kept on the device."""
 
     codec: BlockScaled
 
-    linear: ClassVar[bool] = False
+    ahead: ClassVar[tuple[Variant, ...]] = (*_ahead("dynamic8", False), *_ahead("linear8", True))
 
     @classmethod
     def why_not(cls, codec: Codec, device: torch.device) -> str:
@@ -182,13 +188,13 @@ class BlockKernels(KernelWay):
     def _launch(self, kernel: Any, numel: int, *arguments: Any, tail: tuple[Any, ...] = (), **constants: Any) -> None:
         """Over the whole blocks, and over the last one if it is not full."""
         block, blocks = self._block, self.scales(numel)
-        for ragged, first, programs in self.runs(numel, block):
+        for ragged, first, programs in runs(numel, block):
             launch(kernel, programs, *arguments, numel, blocks, first, *tail, num_warps=warps(block),
-                   LINEAR=self.linear, RAGGED=ragged, BLOCK=block, **constants)  # fmt: skip
+                   LINEAR=not isinstance(self.codec, Tabulated), RAGGED=ragged, BLOCK=block, **constants)  # fmt: skip
 
     def write_payload(self, x: Tensor, v: Tensor, step: int, words: Tensor, header: Sequence[int]) -> None:
         entries, levels, first = self._tables
-        self.begin(words, header)
+        begin(words, header)
         self._launch(encode_block, v.numel(), x, v, words, entries, levels, tail=(first, entries.numel() - 1),
                      FEEDBACK=x is not v)  # fmt: skip
 
@@ -203,23 +209,3 @@ class BlockKernels(KernelWay):
         self._launch(decode_block, out.numel(), found[0], found[-1], self._tables[1], out, tail=(1 / divisor,),
                      PAYLOADS=len(found), ADD=False)  # fmt: skip
         return None
-
-
-@register("dynamic8")
-@register("fp8")
-@register("mantissa8")
-@register("static8")
-@dataclass(frozen=True)
-class TableKernels(BlockKernels):
-    """Levels by a table."""
-
-    ahead: ClassVar[tuple[Variant, ...]] = _ahead("dynamic8", False)
-
-
-@register("linear8")
-@dataclass(frozen=True)
-class LinearKernels(BlockKernels):
-    """Levels by arithmetic."""
-
-    linear: ClassVar[bool] = True
-    ahead: ClassVar[tuple[Variant, ...]] = _ahead("linear8", True)

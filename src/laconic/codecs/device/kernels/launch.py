@@ -1,7 +1,7 @@
 """How kernels are launched, and which are compiled ahead of time.
 
-Callers: the families of kernels beside it. Arithmetic is never fused: a multiply and an add in one rounding change the
-bits of nine residuals in ten.
+Callers: the shell of kernels, and their families beside it. Arithmetic is never fused: a multiply and an add in one
+rounding change the bits of nine residuals in ten.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from laconic.codecs.device.kernels.checksum import add_body, write_header
-from laconic.codecs.device.shell import HEADER_WORDS, BodyCodec
+from laconic.codecs.frame import HEADER_NBYTES
 
 FLOAT, WORD = "*fp32", "*i32"
+HEADER_WORDS = HEADER_NBYTES // 4
 SUM_WORDS = 4096  # words that one program of the checksum reads
 
 
@@ -58,33 +59,25 @@ def warps(values: int) -> int:
     return max(1, min(8, values // 512))
 
 
-@dataclass(frozen=True)
-class KernelWay(BodyCodec):
-    """A codec whose bodies are made and read by Triton kernels."""
+def runs(count: int, each: int) -> tuple[tuple[bool, int, int], tuple[bool, int, int]]:
+    """The two launches over `count` things, `each` a program: (ragged, first program, programs)."""
+    whole, rest = divmod(count, each)
+    return (False, 0, whole), (True, whole, min(rest, 1))
 
-    ahead: ClassVar[tuple[Variant, ...]] = ()
 
-    @staticmethod
-    def runs(count: int, each: int) -> tuple[tuple[bool, int, int], tuple[bool, int, int]]:
-        """The two launches over `count` things, `each` a program: (ragged, first program, programs)."""
-        whole, rest = divmod(count, each)
-        return (False, 0, whole), (True, whole, min(rest, 1))
+def begin(words: Tensor, header: Sequence[int]) -> None:
+    """Write the header; the body's sum is to be added to its last word."""
+    launch(write_header, 1, words, *header, num_warps=1)
 
-    def begin(self, words: Tensor, header: Sequence[int]) -> None:
-        """Write the header; the body's sum is to be added to its last word."""
-        launch(write_header, 1, words, *header, num_warps=1)
 
-    def body_sum(self, words: Tensor, nbytes: int) -> Tensor:
-        total = torch.zeros(1, dtype=torch.int32, device=self.device)
-        self.add_sum(words, nbytes, total)
-        return total[0]
-
-    def add_sum(self, words: Tensor, nbytes: int, total: Tensor) -> None:
-        """Add the checksum's part of the body to `total`."""
-        body = words[HEADER_WORDS:]
-        for ragged, first, programs in self.runs(body.numel(), SUM_WORDS):
-            launch(add_body, programs, body, total, body.numel(), nbytes // 4 - HEADER_WORDS, first,
-                   RAGGED=ragged, WORDS=SUM_WORDS)  # fmt: skip
+def body_sum(words: Tensor, nbytes: int) -> Tensor:
+    """The checksum's part of a payload's body, as one int32 on the device."""
+    total = torch.zeros(1, dtype=torch.int32, device=words.device)
+    body = words[HEADER_WORDS:]
+    for ragged, first, programs in runs(body.numel(), SUM_WORDS):
+        launch(add_body, programs, body, total, body.numel(), nbytes // 4 - HEADER_WORDS, first,
+               RAGGED=ragged, WORDS=SUM_WORDS)  # fmt: skip
+    return total[0]
 
 
 CHECKSUM = Variant(

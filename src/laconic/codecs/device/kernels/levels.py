@@ -20,9 +20,10 @@ from laconic.codecs import levels, planes, random
 from laconic.codecs.base import Codec
 from laconic.codecs.device.kernels import register
 from laconic.codecs.device.kernels.checksum import mixed, share
-from laconic.codecs.device.kernels.launch import FLOAT, WORD, KernelWay, Variant, launch, warps
+from laconic.codecs.device.kernels.launch import FLOAT, WORD, Variant, begin, launch, runs, warps
 from laconic.codecs.device.kernels.memory import read, write
 from laconic.codecs.device.kernels.planes import bits32, folded, places_of, row_of
+from laconic.codecs.device.kernels.shell import KernelWay
 
 MOST_BUCKET = 4096
 FOUND = 4096  # values that one program of `find_scale` reads
@@ -221,16 +222,16 @@ class LevelKernels(KernelWay):
     def _launch(self, kernel: Any, numel: int, *arguments: Any, tail: tuple[Any, ...] = (), **constants: Any) -> None:
         layout = _constants(self.codec.top, self.codec.places, self.codec.bucket)
         values = layout["GROUPS"] * layout["PLACES"] * layout["WORDS"]
-        for ragged, first, programs in self.runs(numel, values):
+        for ragged, first, programs in runs(numel, values):
             launch(kernel, programs, *arguments, numel, self.scales(numel), first, *tail, num_warps=warps(values),
                    RAGGED=ragged, **layout, **constants)  # fmt: skip
 
     def write_payload(self, x: Tensor, v: Tensor, step: int, words: Tensor, header: Sequence[int]) -> None:
-        self.begin(words, header)
+        begin(words, header)
         feedback, whole = x is not v, self.codec.bucket is None
         if whole and v.numel():
             words[4] = 0
-            for ragged, first, programs in self.runs(v.numel(), FOUND):
+            for ragged, first, programs in runs(v.numel(), FOUND):
                 launch(find_scale, programs, x, v, words, v.numel(), first, num_warps=warps(FOUND),
                        FEEDBACK=feedback, RAGGED=ragged, VALUES=FOUND)  # fmt: skip
         low_key, high_key = np.array([random.key(self.codec.seed, step)]).view(np.int32).tolist()

@@ -14,9 +14,10 @@ from torch import Tensor
 from laconic.codecs.base import Codec
 from laconic.codecs.device.kernels import register
 from laconic.codecs.device.kernels.checksum import mixed, share
-from laconic.codecs.device.kernels.launch import FLOAT, WORD, KernelWay, Variant, launch, warps
+from laconic.codecs.device.kernels.launch import FLOAT, WORD, Variant, begin, launch, runs, warps
 from laconic.codecs.device.kernels.memory import read, write
 from laconic.codecs.device.kernels.planes import folded, places_of, row_of
+from laconic.codecs.device.kernels.shell import KernelWay
 from laconic.codecs.signs import SignCodec
 
 LEAST_BUCKET, MOST_BUCKET = 128, 2048  # four words for a load of 128 bits; one group
@@ -143,12 +144,12 @@ class SignKernels(KernelWay):
 
     def _launch(self, kernel: Any, numel: int, *arguments: Any, **constants: Any) -> None:
         bucket = self.codec.bucket or 1
-        for ragged, first, programs in self.runs(numel, bucket):
+        for ragged, first, programs in runs(numel, bucket):
             launch(kernel, programs, *arguments, numel, -(-numel // bucket), first, num_warps=warps(bucket),
                    TWO=self.codec.scales_per_bucket == 2, RAGGED=ragged, BUCKET=bucket, **constants)  # fmt: skip
 
     def write_payload(self, x: Tensor, v: Tensor, step: int, words: Tensor, header: Sequence[int]) -> None:
-        self.begin(words, header)
+        begin(words, header)
         self._launch(encode_signs, v.numel(), x, v, words, FEEDBACK=x is not v)
 
     def read_payload(self, words: Tensor, out: Tensor, add: bool) -> None:

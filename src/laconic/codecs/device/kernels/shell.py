@@ -1,6 +1,6 @@
 """The shell of kernels: buffers, header, checks, and the way of a payload to and from the host.
 
-Callers: the files of `kernels/`, which fill bodies and read them. They see a payload as int32 words
+Callers: the families of kernels beside it, which fill bodies and read them. They see a payload as int32 words
 on the device: four of the header, then the body's, the last one filled up with zeros. So nothing is ever read or
 written outside a caller's memory, whatever its length and alignment.
 """
@@ -11,6 +11,7 @@ import functools
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,19 +20,25 @@ from torch import Tensor
 from laconic.codecs.base import Codec
 from laconic.codecs.device import streams
 from laconic.codecs.device.base import DeviceCodec
+from laconic.codecs.device.kernels.launch import HEADER_WORDS, Variant, body_sum
 from laconic.codecs.frame import HEADER_NBYTES, header_words, unseal
 from laconic.codecs.kernel import KernelCodec
 from laconic.errors import NonFiniteError, PayloadError
 
-HEADER_WORDS = HEADER_NBYTES // 4
 CORRUPT, NOT_FINITE = 0, 1  # places of a device's findings
 
 
 @dataclass(frozen=True)
-class BodyCodec(DeviceCodec):
-    """A codec of fixed size whose bodies are made and read on the device."""
+class KernelWay(DeviceCodec):
+    """A codec of fixed size whose bodies are made and read on the device, by kernels.
+
+    Attributes:
+        ahead: how its kernels are launched for whole blocks, to be compiled ahead of time.
+    """
 
     codec: KernelCodec
+
+    ahead: ClassVar[tuple[Variant, ...]] = ()
 
     @functools.cached_property
     def findings(self) -> Tensor:
@@ -54,10 +61,6 @@ class BodyCodec(DeviceCodec):
     @abstractmethod
     def read_payload(self, words: Tensor, out: Tensor, add: bool) -> None:
         """out = the values of a payload, or out += them."""
-
-    @abstractmethod
-    def body_sum(self, words: Tensor, nbytes: int) -> Tensor:
-        """The checksum's part of the body, as one int32 on the device."""
 
     def encode(self, x: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
         values = self.checked(x)
@@ -134,7 +137,7 @@ class BodyCodec(DeviceCodec):
             words = torch.zeros(-(-nbytes // 4), dtype=torch.int32, device=self.device)
             words.view(torch.uint8)[:nbytes].copy_(payload)
         *fields, start = header_words(self.codec.wire_name, numel, nbytes)
-        wrong = words[3] != self.body_sum(words, nbytes) + start
+        wrong = words[3] != body_sum(words, nbytes) + start
         for place, field in enumerate(fields):
             wrong |= words[place] != field
         scales = words[HEADER_WORDS : HEADER_WORDS + self.scales(numel)].view(torch.float32)
