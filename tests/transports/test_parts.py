@@ -19,6 +19,7 @@ from laconic.transports.threads import Hub, ThreadTransport
 from laconic.transports.torchdist import TorchTransport
 from laconic.transports.world import World
 from laconic.transports.zeromq import ZmqTransport
+from laconic.transports.zeromq_mesh import Mesh
 
 COLOURS = [0, 1, 0, 1]
 
@@ -120,6 +121,34 @@ def test_a_rank_that_leaves_by_an_error_that_names_another_passes_it_on(engine: 
     error = on_ranks(work)[2]
     assert isinstance(error, PeerLost), error
     assert (error.rank, error.peer) == (2, 3), error
+
+
+def test_all_parts_are_told_of_a_loss_before_one_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To take leave of a rank that does not answer takes seconds, in which the others' time-outs would end."""
+    make, here, order = opened("zmq"), threading.local(), list[str]()
+
+    def noted(name: str, function: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: object) -> None:
+            if here.rank == 0:
+                order.append(name)
+            function(*args)
+
+        return call
+
+    monkeypatch.setattr(ZmqTransport, "_tell", noted("tell", ZmqTransport._tell))
+    monkeypatch.setattr(Mesh, "close", noted("close", Mesh.close))
+
+    def work(rank: int) -> None:
+        here.rank = rank
+        with World(make(rank)) as world:
+            column, row = world.split(COLOURS), world.split([0, 0, 1, 1])
+            sum_in(column)
+            sum_in(row)
+            if rank == 0:
+                raise PeerLost("the server of rank 3 does not answer", rank=0, peer=3)
+
+    on_ranks(work)
+    assert order == ["tell"] * 3 + ["close"] * 3
 
 
 def test_parts_of_parts_and_bad_payloads_have_the_jobs_numbers() -> None:

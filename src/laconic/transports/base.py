@@ -176,9 +176,7 @@ class Transport(ABC):
         self.members: Sequence[int] | None = None  # of a part of the job: its ranks' numbers in the whole of it
         self.job_size = world_size
         self.whole: Transport = self  # the job's, of which this one may be a part
-        self.cause: TransportError | None = (
-            None  # of the whole: the first failure, for which all parts are left
-        )
+        self.cause: TransportError | None = None  # of the whole: the first failure, for which all parts are left
         self.parts: list[weakref.ref[Transport]] = []  # that this one was split into
         self.guards: list[weakref.WeakMethod[Callable[[], None]]] = []  # of jobs that have exchanges under way
 
@@ -213,8 +211,18 @@ class Transport(ABC):
         """The number in the whole job of one of this transport's ranks."""
         return rank if self.members is None else self.members[rank]
 
+    def tell_cause(self) -> None:
+        """Let ranks that wait here, and in parts of this, know why this one is about to leave, if it is for a loss."""
+        for part in (each() for each in self.parts):
+            if part is not None:
+                part.tell_cause()
+
     def close_parts(self) -> None:
-        """Close what this transport was split into, so that ranks that wait there learn that this one has left."""
+        """Close what this transport was split into, so that ranks that wait there learn that this one has left.
+
+        All are told why before one is closed: to take leave of a rank that does not answer takes a while.
+        """
+        self.tell_cause()
         for part in (each() for each in self.parts):
             if part is not None:
                 part.close_parts()

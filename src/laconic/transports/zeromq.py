@@ -102,12 +102,17 @@ class ZmqTransport(Transport):
             raise
         return part
 
+    def tell_cause(self) -> None:
+        super().tell_cause()
+        cause = self.whole.cause
+        if self._mesh is not None and cause is not None and self.broken is None:  # it happened in another part
+            self.broken = cause
+            self._tell(type(cause), str(cause), cause.peer)
+
     def close(self) -> None:
-        mesh, cause = self._mesh, self.whole.cause
+        self.tell_cause()
+        mesh, self._mesh = self._mesh, None
         if mesh is not None:
-            if cause is not None and self.broken is None:  # it happened in another part of the job
-                self._tell(type(cause), str(cause), cause.peer)
-            self._mesh = None
             mesh.close()
 
     def abandon(self, reason: str, *, expected: bool = False) -> None:

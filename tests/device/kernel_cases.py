@@ -1,0 +1,116 @@
+"""What `test_kernels.py` runs on a fake device: Triton kernels by its interpreter, and the device's streams and memory.
+
+`TRITON_INTERPRET` has to be set before Triton is imported, and nothing imports it in these processes but this module.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import laconic
+from laconic.codecs.device import on_device, way, ways
+from laconic.codecs.device.kernels import casts, eightbit, launch, levels, shell, signs
+from laconic.codecs.device.kernels.checksum import write_header
+from laconic.codecs.device.kernels.shell import KernelWay
+from laconic.errors import NonFiniteError, PayloadError
+from tests.device.gradient_cases import _linear_model, _momentum_sgd, _train
+
+DEVICE = torch.device("fakegpu:0")
+SPECS = ("bf16", "dynamic8(256)", "linear8(256)", "onebit", "qsgd(4)", "ternary")
+
+
+def _launch_here(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
+    """Launch on copies in the processor's memory: the interpreter cannot copy the memory of a backend of one's own."""
+    here = {id(each): each.cpu() for each in arguments if isinstance(each, Tensor)}
+    launch.launch(kernel, programs, *(here.get(id(each), each) for each in arguments), **options)
+    for each in arguments:
+        if isinstance(each, Tensor):
+            each.copy_(here[id(each)])
+
+
+@contextlib.contextmanager
+def _kernels() -> Iterator[None]:
+    """Let the fake device be one that kernels run on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ways, "no_kernels", lambda device: "")
+        patch.setattr(shell, "body_sum", lambda words, nbytes: launch.body_sum(words.cpu(), nbytes).to(words.device))
+        for family in (casts, eightbit, levels, signs):
+            patch.setattr(family, "launch", _launch_here)
+            patch.setattr(family, "begin", lambda words, header: _launch_here(write_header, 1, words, *header))
+        ways._choose.cache_clear()
+        try:
+            yield
+        finally:
+            ways._choose.cache_clear()
+
+
+def payloads_cross_to_the_host_and_back(rank: int, controls: Any) -> None:
+    with _kernels():
+        for spec in SPECS:
+            host, numel = laconic.codec(spec), 1000
+            there = on_device(host, DEVICE)
+            assert isinstance(there, KernelWay), way(host, DEVICE)
+            x, residual = torch.randn(2, numel, generator=torch.Generator().manual_seed(1)).unbind()
+            residual = residual.clone()
+            on_x, on_residual = x.to(DEVICE), residual.to(DEVICE)
+            for pinned in (True, False):
+                out = torch.zeros(host.max_nbytes(numel), dtype=torch.uint8, pin_memory=pinned)
+                payload = there.encode_feedback(on_x, on_residual, step=3, out=out)
+                expected = host.encode_feedback(x, residual, step=3)
+                assert torch.equal(payload, expected), (spec, pinned)
+                assert torch.equal(on_residual.cpu(), residual), (spec, pinned)
+                total, on_total = x.clone(), on_x.clone()
+                host.decode_add(expected, total)
+                there.decode_add(payload, on_total)
+                assert torch.equal(on_total.cpu(), total), (spec, pinned)
+            assert torch.equal(there.decode(expected, numel).cpu(), host.decode(expected, numel)), spec
+            wrong = expected.clone()
+            wrong[-1] ^= 1
+            before = on_total.cpu()
+            with pytest.raises(PayloadError):
+                there.decode_add(wrong, on_total)
+            assert torch.equal(on_total.cpu(), before), spec
+
+
+def nan_is_refused_where_the_payload_comes_to_the_host(rank: int, controls: Any) -> None:
+    with _kernels():
+        for spec in ("dynamic8(256)", "linear8(256)", "onebit", "qsgd(4)", "ternary"):
+            x = torch.ones(600)
+            x[311] = float("nan")
+            there = on_device(laconic.codec(spec), DEVICE)
+            with pytest.raises(NonFiniteError):
+                there.encode(x.to(DEVICE))
+
+
+def jobs_by_kernels_leave_the_processors_bits(rank: int, controls: Any) -> None:
+    """On the device of both ranks, and on one of them beside a rank without."""
+
+    def distributed(device: str | torch.device, codec: str) -> nn.Module:
+        model = _linear_model().to(device)
+        optimizer = _momentum_sgd(model)
+        job = laconic.distribute(model, optimizer, codec=codec, overlap=True)
+        _train(model, optimizer, range(3), rank)
+        job.finish()
+        told = job.explain()
+        job.close()
+        if torch.device(device) == DEVICE:
+            assert "kernel" in told, told
+        return model
+
+    with _kernels():
+        for codec in ("dynamic8(256)", "onebit"):
+            here = distributed("cpu", codec)
+            for device in (DEVICE, (torch.device("cpu"), DEVICE)[rank]):
+                there = distributed(device, codec)
+                for ours, theirs in zip(here.parameters(), there.parameters(), strict=True):
+                    assert torch.equal(ours, theirs.cpu()), (codec, device)
