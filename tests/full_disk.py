@@ -38,7 +38,7 @@ def run_on_small_disk(
     for name, words in zip(names, commands, strict=True):
         script.append(f"{shlex.join(words)} >{name}.out 2>{name}.err; echo $? >{name}.code")
         script.append(f"mount -o remount,size={then} {shlex.quote(str(folder))}")
-    subprocess.run(["unshare", "-m", "bash", "-c", "\n".join(script)], check=True, timeout=110)
+    subprocess.run(["unshare", "-m", "bash", "-c", "\n".join(script)], check=True, timeout=280)
     done = []
     for name, words in zip(names, commands, strict=True):
         code, out, err = (Path(f"{name}.{kind}").read_text() for kind in ("code", "out", "err"))

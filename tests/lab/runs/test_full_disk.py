@@ -25,6 +25,8 @@ LACONIC = [sys.executable, "-m", "laconic"]
 TRAIN = [*LACONIC, "train", "digits-mlp", "-n", "2", "--codec", "distribute:dynamic8", "--epochs", "2"]
 TRAINING = RunSpec("digits-mlp", 2, ["distribute:dynamic8"], changes=Changes(epochs=2))
 
+pytestmark = pytest.mark.timeout(300)  # two trainings, one after the other
+
 
 @pytest.mark.processes
 @needs_mounts
