@@ -13,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.errors import BadInput
-from laconic.exchange.ownership import owned
-from laconic.exchange.residuals import merge_state_dicts
+from laconic.exchange.ownership import merge_state_dicts, owned
 from laconic.transports.launcher import run_local
 
 FORMS = ("direct", "gather", "ring", "butterfly", "hierarchical")

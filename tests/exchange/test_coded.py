@@ -127,8 +127,8 @@ def test_feedback_sends_in_the_end_what_was_left_out(
             channel.buffer = xs[transport.rank] * (step + 1)
             _run([channel], transport, form, step)
             total += channel.buffer
-        assert isinstance(channel.residual, Residual)
-        return total, channel.residual.total().double()
+        assert isinstance(channel.encoder, Residual)
+        return total, channel.encoder.total().double()
 
     results = run_threads(4, work)
     owed = torch.stack([debt for _, debt in results]).sum(0)

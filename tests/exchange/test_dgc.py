@@ -22,8 +22,8 @@ from laconic.exchange.buckets import BucketChannels, BucketGroup
 from laconic.exchange.dgc import DeepGradientCompression, MomentumCorrection, accelerate
 from laconic.exchange.layout import BucketInfo, Entry, Exemptions
 from laconic.exchange.options import Options, PlannedCodec
-from laconic.exchange.ownership import owned
-from laconic.exchange.residuals import Residuals, merge_state_dicts
+from laconic.exchange.ownership import merge_state_dicts, owned
+from laconic.exchange.residuals import Residuals
 from laconic.exchange.state import CompressionState
 from laconic.transports.base import Transport, finish
 from laconic.transports.launcher import run_local
@@ -58,11 +58,10 @@ def _exchanged(
 
     def work(transport: Transport) -> tuple[list[torch.Tensor], MomentumCorrection]:
         correction, means = MomentumCorrection(dgc), []
-        bucket = BucketChannels(BucketInfo(tuple(entries), NUMEL), Residuals(), correction)
+        bucket = BucketChannels(BucketInfo(tuple(entries), NUMEL), (correction, Residuals()))
         for step, rows in enumerate(gradients):
             bucket.use(laconic.codec(plan[max(first for first in plan if first <= step)]))
             buffer = torch.from_numpy(rows[transport.rank].copy())
-            correction.apply(entries, buffer, transport.world_size)
             finish(BucketGroup([bucket]).steps([buffer], Route(transport, algorithm, step=step)))
             means.append(buffer)
         return means, correction
@@ -201,7 +200,7 @@ def test_clipping_of_independent_gradients_bounds_their_mean() -> None:
 
 def test_huge_gradients_are_clipped_not_dropped() -> None:
     correction, buffer = MomentumCorrection(DeepGradientCompression(0.9, clip_norm=1.0)), torch.full((4,), 3e38)
-    correction.apply([Entry("a", 0, 4, False)], buffer, 1)
+    correction.before([Entry("a", 0, 4, False)], buffer, 1)
     torch.testing.assert_close(buffer, torch.full((4,), 0.5))
 
 
@@ -254,7 +253,7 @@ def test_wrong_settings() -> None:
     other = MomentumCorrection(DeepGradientCompression())
     other.load_state_dict({"weight": torch.ones(5)})
     with pytest.raises(BadInput, match="another model"):
-        other.apply([Entry("weight", 0, 4, False)], torch.ones(4), 1)
+        other.before([Entry("weight", 0, 4, False)], torch.ones(4), 1)
     laconic.init().close()
 
 
@@ -395,8 +394,8 @@ def _accuracy(seed: int, plan: Any, corrected: bool) -> float:
         ends = np.cumsum([p.numel() for p in parameters]).tolist()
         spans = [(stop - p.numel(), stop, Exemptions().covers("", p)) for p, stop in zip(parameters, ends, strict=True)]
         entries = [Entry(str(number), *span) for number, span in enumerate(spans)]
-        correction = MomentumCorrection(DeepGradientCompression(0.9)) if corrected else None
-        bucket = BucketChannels(BucketInfo(tuple(entries), ends[-1]), Residuals(), correction)
+        outer = (MomentumCorrection(DeepGradientCompression(0.9)),) if corrected else ()
+        bucket = BucketChannels(BucketInfo(tuple(entries), ends[-1]), (*outer, Residuals()))
         group, optimizer = BucketGroup([bucket]), torch.optim.SGD(parameters, 0.1, momentum=0.0 if corrected else 0.9)
         draw = torch.Generator().manual_seed(1000 * seed + transport.rank)
         for step in range(250):
@@ -404,8 +403,6 @@ def _accuracy(seed: int, plan: Any, corrected: bool) -> float:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
             buffer = torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None])
-            if correction is not None:
-                correction.apply(entries, buffer, transport.world_size)
             bucket.use(schedule.at(step))
             finish(group.steps([buffer], Route(transport, step=step)))
             for parameter, entry in zip(parameters, entries, strict=True):

@@ -16,7 +16,8 @@ import laconic
 from laconic.errors import BadInput
 from laconic.exchange.coded import Channel, reduce_scatter_steps
 from laconic.exchange.fsdp import ShardedCompression
-from laconic.exchange.residuals import Residual, merge_state_dicts
+from laconic.exchange.ownership import merge_state_dicts
+from laconic.exchange.residuals import Residual
 from laconic.transports.base import Transport, finish
 from laconic.transports.launcher import run_local
 from laconic.transports.threads import run_threads

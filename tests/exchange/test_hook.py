@@ -20,8 +20,8 @@ from laconic.exchange.auto import Route
 from laconic.exchange.buckets import BucketChannels, BucketGroup
 from laconic.exchange.layout import BucketInfo, Entry, Exemptions
 from laconic.exchange.options import Options, PlannedCodec
-from laconic.exchange.ownership import owned
-from laconic.exchange.residuals import Residuals, merge_state_dicts
+from laconic.exchange.ownership import merge_state_dicts, owned
+from laconic.exchange.residuals import Residuals
 from laconic.exchange.state import CompressionState
 from laconic.exchange.thread import ExchangeThread
 from laconic.schedules.link import Link
@@ -192,7 +192,7 @@ def test_residuals_follow_a_parameter_to_another_codec_and_bucket() -> None:
     residuals = Residuals()
     residuals.load_state_dict(left)
     for layout in (BucketInfo(entries[:1], 2000), BucketInfo(entries, 5000)):
-        bucket = BucketChannels(layout, residuals)
+        bucket = BucketChannels(layout, (residuals,))
         for spec in ("topk(0.1)", "dynamic8", "qsgd(4)", "none"):  # the last two feed nothing back: they send all
             bucket.use(laconic.codec(spec))
             kept = residuals.state_dict()
@@ -206,7 +206,7 @@ def test_residuals_follow_a_parameter_to_another_codec_and_bucket() -> None:
 
 def test_buckets_let_go_of_gradients_that_were_exchanged() -> None:
     entries = (Entry("a", 0, 2000, False), Entry("b", 2000, 2010, True))
-    bucket = BucketChannels(BucketInfo(entries, 2010), Residuals())
+    bucket = BucketChannels(BucketInfo(entries, 2010), (Residuals(),))
     bucket.use(laconic.codec("dynamic8"))
     run_threads(1, lambda t: finish(BucketGroup([bucket]).steps([torch.ones(2010)], Route(t))))
     assert [channel.buffer.numel() for channel in bucket.channels] == [0, 0]

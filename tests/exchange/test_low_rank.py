@@ -18,7 +18,8 @@ from laconic.exchange.coded import max_nbytes
 from laconic.exchange.job import wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.matrices.low_rank import LowRankBucket
-from laconic.exchange.residuals import Residuals, merge_state_dicts
+from laconic.exchange.ownership import merge_state_dicts
+from laconic.exchange.residuals import Residuals
 from laconic.exchange.state import CompressionState
 from laconic.transports.base import Transport, finish
 from laconic.transports.launcher import run_local

@@ -83,7 +83,7 @@ def test_it_is_gather_to_the_bit(spec: str) -> None:
             channels = [Channel(_values(transport.rank, 900), laconic.codec(spec), Residual(900))]
             channels.append(Channel(_values(transport.rank, 30), EXACT))
             kind(channels, transport, algorithm=algorithm, divisor=3).run(step=2)
-            found.append(torch.cat([*(c.buffer for c in channels), channels[0].residual.total()]))  # type: ignore[union-attr]
+            found.append(torch.cat([*(c.buffer for c in channels), channels[0].encoder.total()]))  # type: ignore[union-attr]
         # gather divides an exact channel's sum after adding, not before
         torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-7)
         assert torch.equal(found[1][:900], found[0][:900])

@@ -6,7 +6,7 @@ from .job import Job as Job
 from .layout import Exemptions as Exemptions
 from .options import Options as Options
 from .options import sparsity_warm_up as sparsity_warm_up
-from .residuals import merge_state_dicts as merge_state_dicts
+from .ownership import merge_state_dicts as merge_state_dicts
 from .shared_state import SharedState as SharedState
 from .sparse import sparse_all_reduce as sparse_all_reduce
 from .sparse_stream import SparseStream as SparseStream

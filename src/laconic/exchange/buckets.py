@@ -14,7 +14,7 @@ import functools
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,16 +27,17 @@ from laconic.codecs.selector import Sparse
 from laconic.errors import BadInput, DeviceMemoryError
 from laconic.exchange.auto import GUESS, Exchange, Route, cheapest_coded, message_nbytes, plan_coded, profile_of
 from laconic.exchange.chooser import AutoCodec
-from laconic.exchange.coded import Channel, Feeds, MessagePool
-from laconic.exchange.dgc import Masking, MomentumCorrection
+from laconic.exchange.coded import Channel, MessagePool
 from laconic.exchange.job import KEPT_STEPS, BucketRecord, LayerForm, wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry, Gradients, Parameters, divides_first
 from laconic.exchange.matrices import Matrices, MatrixBucket
 from laconic.exchange.options import CodecChoice, Options
-from laconic.exchange.residuals import Residuals, SideBySide, mode_for
+from laconic.exchange.ownership import check_owner, check_scale
+from laconic.exchange.residuals import PLAIN, Encoder, Residuals, Wrapper, mode_for
 from laconic.exchange.sparse_choice import SPARSE
 from laconic.exchange.thread import depth_of, interleave
 from laconic.schedules.registry import build
+from laconic.storage.form import check_like
 from laconic.transports.base import Pause, Pausing, Timings, Transport
 from laconic.transports.executor import agree, run
 from laconic.transports.world import World, current
@@ -51,84 +52,96 @@ _NOTHING = torch.empty(0)
 _NONE = NoneCodec()
 
 
-class BucketChannels:
-    """One bucket's channels, kept from step to step; `correction` is what was applied to its gradients."""
+class ExemptSplit:
+    """Where a bucket's values go: runs that a codec may touch, and exempt ones, which lie together in an exact channel.
 
-    def __init__(
-        self, info: BucketInfo, residuals: Residuals, correction: MomentumCorrection | None = None
-    ) -> None:
-        self.info = info
-        self.entries, numel = info.entries, info.numel
-        self.residuals = residuals
-        self.correction = correction
-        self.exact = _runs([e for e in self.entries if e.exempt])
-        few = sum(b - a for a, b in self.exact) <= FEW * numel
-        self.blanked = bool(self.exact) and few and correction is None
-        self.runs = [(0, numel)] if self.blanked else _runs([e for e in self.entries if not e.exempt])
+    Args:
+        blanks: whether few exempt values may be blanked out, so that all others go as one run.
+    """
+
+    def __init__(self, info: BucketInfo, *, blanks: bool) -> None:
+        self.exact = _runs([entry for entry in info.entries if entry.exempt])
+        few = sum(b - a for a, b in self.exact) <= FEW * info.numel
+        self.blanked = bool(self.exact) and few and blanks
+        self._coded = [entry for entry in info.entries if self.blanked or not entry.exempt]
+        self.runs = [(0, info.numel)] if self.blanked else _runs(self._coded)
         self.packed = len(self.runs) > MAX_VIEWS
+
+    @property
+    def members(self) -> list[list[Entry]]:
+        """The parameters of each channel but the exact one, in order; where the bucket is blanked, exempt ones too."""
+        if self.packed:
+            return [self._coded]
+        return [[entry for entry in self._coded if a <= entry.start and entry.stop <= b] for a, b in self.runs]
+
+    def parts(self, buffer: Tensor) -> list[Tensor]:
+        """What each channel holds of `buffer`, the exact one last: mostly views. Exempt values may be zero then."""
+        views = [buffer[a:b] for a, b in self.runs]
+        contents = [torch.cat(views)] if self.packed else views
+        if self.exact:
+            exact = [buffer[a:b] for a, b in self.exact]
+            contents.append(torch.cat(exact) if len(exact) > 1 or self.blanked else exact[0])
+        if self.blanked:
+            for a, b in self.exact:
+                buffer[a:b] = 0.0
+        return contents
+
+    def put_back(self, contents: Sequence[Tensor], buffer: Tensor) -> None:
+        """Write into `buffer` what channels hold apart from it."""
+        if self.packed:
+            _scatter(contents[0], buffer, self.runs)
+        if len(self.exact) > 1 or self.blanked:
+            _scatter(contents[-1], buffer, self.exact)
+
+
+class BucketChannels:
+    """One bucket's channels, kept from step to step, with what is wrapped around their codec, the outermost first."""
+
+    def __init__(self, info: BucketInfo, wrappers: Sequence[Wrapper] = ()) -> None:
+        self.info = info
+        self.wrappers = tuple(wrappers)
+        self.split = ExemptSplit(info, blanks=not any(wrapper.dense for wrapper in wrappers))
         self.channels: list[Channel] = []
         self.codec: Codec | None = None
 
     def use(self, chosen: Codec) -> None:
-        """Let `chosen` be the codec from now on; residuals are carried over."""
+        """Let `chosen` be the codec from now on; what wrappers keep is carried over."""
         if self.codec == chosen:
             return
         self.codec = chosen
         own = carrier_of(self.info.dtype)
         sent = own if chosen.exact else chosen
-        self.channels = [Channel(_NOTHING, sent, self._residual(chosen, members)) for members in self._members()]
-        if self.exact:
+        self.channels = [Channel(_NOTHING, sent, self._wrapped(chosen, members)) for members in self.split.members]
+        if self.split.exact:
             self.channels.append(Channel(_NOTHING, own))
 
-    def _members(self) -> list[list[Entry]]:
-        """The parameters of each channel, in order; where the bucket is blanked, the exempt ones too."""
-        entries = [e for e in self.entries if self.blanked or not e.exempt]
-        if self.packed:
-            return [entries]
-        return [[e for e in entries if a <= e.start and e.stop <= b] for a, b in self.runs]
+    def _wrapped(self, chosen: Codec, members: Sequence[Entry]) -> Encoder:
+        encoder = PLAIN
+        for wrapper in reversed(self.wrappers):
+            encoder = wrapper.wrap(encoder, chosen, members)
+        return encoder
 
-    def _residual(self, chosen: Codec, members: Sequence[Entry]) -> Feeds | None:
-        parts = tuple((None if e.exempt else e.name, e.numel) for e in members)
-        residual = self.residuals.lay_out(SideBySide(parts), chosen)
-        if residual is None or self.correction is None or not self.correction.masks(chosen):
-            return residual
-        return Masking(residual, self.correction, members)
+    @property
+    def exact(self) -> bool:
+        """Whether no codec touches any of it."""
+        return not self.split.runs or (self.codec is not None and self.codec.exact)
+
+    def before(self, buffer: Tensor, world_size: int, *, exact: bool) -> None:
+        """Let the wrappers change the gradients; `exact`: these go as they are, not through channels."""
+        for wrapper in self.wrappers:
+            wrapper.before(self.info.entries, buffer, world_size, exact=exact)
 
     def load(self, buffer: Tensor) -> list[Channel]:
         """The channels, filled with what lies in `buffer`: mostly views of it."""
-        views = [buffer[a:b] for a, b in self.runs]
-        contents = [torch.cat(views)] if self.packed else views
-        if self.exact:
-            parts = [buffer[a:b] for a, b in self.exact]
-            contents.append(torch.cat(parts) if len(parts) > 1 or self.blanked else parts[0])
-        if self.blanked:
-            for a, b in self.exact:
-                buffer[a:b] = 0.0
-        for channel, content in zip(self.channels, contents, strict=True):
+        for channel, content in zip(self.channels, self.split.parts(buffer), strict=True):
             channel.buffer = content
         return self.channels
 
     def store(self, buffer: Tensor) -> None:
         """Put back what the channels hold apart from `buffer`, which they hold no longer: gradients have an owner."""
-        if self.packed:
-            _scatter(self.channels[0].buffer, buffer, self.runs)
-        if len(self.exact) > 1 or self.blanked:
-            _scatter(self.channels[-1].buffer, buffer, self.exact)
+        self.split.put_back([channel.buffer for channel in self.channels], buffer)
         for channel in self.channels:
             channel.buffer = _NOTHING
-
-    @property
-    def must_gather(self) -> bool:
-        """Whether a rank has to know what it sent, as it does when it sends its whole payload to all."""
-        return self.codec is not None and self.correction is not None and self.correction.masks(self.codec)
-
-    def settle(self, buffer: Tensor) -> None:
-        """Add what earlier codecs left, all at once."""
-        if self.residuals:
-            for entry in self.entries:
-                self.residuals.settle(entry.name, buffer[entry.start : entry.stop])
-            for channel in self.channels:
-                channel.residual = None
 
 
 def _runs(entries: Sequence[Entry]) -> list[tuple[int, int]]:
@@ -162,10 +175,13 @@ class BucketGroup:
 
     def steps(self, buffers: Sequence[Tensor], route: Route) -> Pausing[tuple[Timings, str]]:
         """Average each bucket's buffer over all ranks, in place; returns where the time went, and the algorithm."""
-        transport = route.transport
-        if route.algorithm in ("auto", "native") and all(b.codec is not None and b.codec.exact for b in self.buckets):
+        transport, pairs = route.transport, list(zip(self.buckets, buffers, strict=True))
+        exact = all(bucket.codec is not None and bucket.codec.exact for bucket in self.buckets)
+        plain = exact and route.algorithm in ("auto", "native")
+        for bucket, buffer in pairs:
+            bucket.before(buffer, transport.world_size, exact=plain)
+        if plain:
             return (yield from self._plain(buffers, transport))
-        pairs = list(zip(self.buckets, buffers, strict=True))
         channels = [channel for bucket, buffer in pairs for channel in bucket.load(buffer)]
         key = (*map(id, channels), id(transport), route.algorithm, route.hosts, route.link)
         if self._exchange is None or self._key != key:
@@ -183,18 +199,13 @@ class BucketGroup:
         """The algorithm of these channels."""
         algorithm = route.algorithm
         if algorithm == "auto":
-            once = any(bucket.must_gather for bucket in self.buckets)
+            once = any(channel.encoder.gathers for channel in channels)
             size, sized = route.transport.world_size, route.transport.sized
             algorithm = cheapest_coded(channels, size, route.link or GUESS, once=once, sparse=not sized)
-        exempt = (not bucket.runs or (bucket.codec is not None and bucket.codec.exact) for bucket in self.buckets)
-        if algorithm in SPARSE and all(exempt):
-            return "direct"
-        return algorithm
+        return "direct" if algorithm in SPARSE and all(bucket.exact for bucket in self.buckets) else algorithm
 
     def _plain(self, buffers: Sequence[Tensor], transport: Transport) -> Pausing[tuple[Timings, str]]:
         """Gradients as they are by the engine's own all-reduce; all make sure once that they are in the same call."""
-        for bucket, buffer in zip(self.buckets, buffers, strict=True):
-            bucket.settle(buffer)
         if transport.world_size == 1:
             return Timings(), "native"
         if not all(transport.adds(buffer.dtype) for buffer in buffers):
@@ -236,17 +247,23 @@ _log = logging.getLogger("laconic.exchange")
 class BucketExchange:
     """Averages the buckets of a model over all ranks, step by step; a new layout or codec takes the residuals along.
 
+    Args:
+        wrappers: what is done around feedback, the outermost first.
+
     Attributes:
+        dense: a wrapper wants whole, dense gradients as float32 in the processor's memory.
         step: the step that is under way, or comes next.
         records: what the last steps sent, and where their time went.
         loss_scale: of the loop's GradScaler, where it was given.
     """
 
     def __init__(
-        self, choice: CodecChoice, parameters: Parameters, options: Options, correction: MomentumCorrection | None
+        self, choice: CodecChoice, parameters: Parameters, options: Options, wrappers: Sequence[Wrapper] = ()
     ) -> None:
-        self.options, self.choice, self.parameters, self.correction = options, choice, parameters, correction
+        self.options, self.choice, self.parameters = options, choice, parameters
         self.residuals = Residuals(options.feedback)
+        self.wrappers: tuple[Wrapper, ...] = (*wrappers, self.residuals)
+        self.dense = any(wrapper.dense for wrapper in wrappers)
         self.matrices = Matrices()
         self.records: deque[BucketRecord] = deque()
         self.step = 0
@@ -319,7 +336,7 @@ class BucketExchange:
 
         Among more ranks an exchange takes more messages, and each is a smaller part of it.
         """
-        if not self.choice.cuts or self.correction is not None:
+        if not self.choice.cuts or self.dense:
             return None
         return max(2, self.world.world_size) * self.buffer_nbytes
 
@@ -383,11 +400,8 @@ class BucketExchange:
             return (yield from self._sparse_steps(first, begun))
         chosen = self.codec_at(first.index, first.step)
         buckets = [self._bucket(each, chosen) for each in held]
-        plain = chosen.exact and options.algorithm in ("auto", "native") and self.correction is None
+        plain = chosen.exact and options.algorithm in ("auto", "native") and not self.dense
         values = [self._in_memory(each, plain) for each in held]
-        if self.correction is not None:
-            for bucket, part in zip(buckets, values, strict=True):
-                self.correction.apply(bucket.info.entries, part, world.world_size)
         link = world.profile.link if world.profile is not None else None
         route = Route(world.transport, options.algorithm, options.hosts, first.step, link)
         steps = self._group_steps(buckets, values, route)
@@ -413,9 +427,9 @@ class BucketExchange:
             raise DeviceMemoryError(f"{gradients.buffer.device} has no memory for gradients: {error}") from error
 
     def _stays(self, gradients: Gradients) -> bool:
-        """Whether a device's gradients are encoded there: momentum, matrices and sparse sums are worked out here."""
+        """Whether a device's gradients are encoded there: whole ones, matrices and sparse sums are worked out here."""
         chosen, algorithm = self.codec_at(gradients.index, gradients.step), self.options.algorithm
-        if gradients.buffer.is_sparse or self.correction is not None or chosen.kind == "matrix":
+        if gradients.buffer.is_sparse or self.dense or chosen.kind == "matrix":
             return False
         if chosen.exact:  # by the engine's own all-reduce, where it takes the device's tensors
             return algorithm in ("auto", "native") and self.world.transport.device == gradients.buffer.device
@@ -428,13 +442,11 @@ class BucketExchange:
         return encodes_there(chosen, gradients.buffer.device)
 
     def follow_scale(self) -> None:
-        """Let residuals and velocities be in units of the loss's scale that was noted last."""
+        """Let what wrappers keep be in units of the loss's scale that was noted last."""
         assert self.loss_scale is not None
         factor = self.loss_scale.change()
-        if factor != 1.0:
-            self.residuals.rescale(factor)
-        if self.correction is not None:
-            self.correction.rescale(factor, self.loss_scale.value)
+        for wrapper in self.wrappers:
+            wrapper.rescale(factor, self.loss_scale.value)
 
     def _in_memory(self, gradients: Gradients, native: bool) -> Tensor:
         """The buffer itself, or its values in the processor's memory: in their own type where no codec is used."""
@@ -471,7 +483,7 @@ class BucketExchange:
         from laconic.exchange.sparse_gradient import SparseGradient
 
         info = self.parameters.info(given)
-        if self.correction is not None:
+        if self.dense:
             raise no_sparse_momentum(info.entries[0].name)
         sparse = self._sparse.setdefault(given.index, SparseGradient())
         own = given.buffer if given.buffer.is_cpu else self.staging.bring_sparse(given)
@@ -538,8 +550,8 @@ class BucketExchange:
 
     def _new(self, info: BucketInfo, chosen: Codec) -> AnyBucket:
         if chosen.kind != "matrix":
-            return BucketChannels(info, self.residuals, self.correction)
-        if self.correction is not None:
+            return BucketChannels(info, self.wrappers)
+        if self.dense:
             raise BadInput(f"momentum is corrected for flat vectors, not for {chosen}; leave it to the optimiser")
         return self.matrices.of(chosen.name).bucket(info, self.residuals)
 
@@ -553,6 +565,31 @@ class BucketExchange:
         """How each parameter of a matrix codec's buckets travels, and what this rank sends for it at a step."""
         matrices = [bucket for bucket in self._buckets.values() if isinstance(bucket, MatrixBucket)]
         return [layer for bucket in matrices for layer in bucket.layers(self.world.world_size)]
+
+    # what lasts
+
+    def state_dict(self) -> dict[str, Any]:
+        """What wrappers keep, by parameter name, and the scale it is in."""
+        state: dict[str, Any] = {wrapper.key: wrapper.state_dict() for wrapper in self.wrappers}
+        return state if self.loss_scale is None else {**state, "scale": self.loss_scale.value}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state that is not this rank's, not of this model, or that `load_state_dict` could not load whole."""
+        check_owner(state, self.world)
+        check_like(state, {"step": 0, "residuals": {}}, "the state of the exchange")
+        for wrapper in self.wrappers:
+            wrapper.check_state(state.get(wrapper.key, {}), self.parameters.known)
+        check_scale(state, scaled=self.loss_scale is not None)
+
+    def load_state_dict(self, state: Mapping[str, Any], *, resumed: bool = False) -> None:
+        """Go on with what another kept, where it is `resumed` to the bit; all buckets are made anew."""
+        for wrapper in self.wrappers:
+            wrapper.load_state_dict(state.get(wrapper.key, {}), resumed=resumed)
+        if self.loss_scale is not None:
+            self.loss_scale.value = float(state.get("scale", 1.0))
+        self.step = int(state["step"])
+        self.choice = self.choice.restarted(self.step)
+        self.clear()
 
     def clear(self) -> None:
         """Make all buckets anew at the next step."""

@@ -28,7 +28,6 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -37,7 +36,7 @@ from laconic.codecs import Codec
 from laconic.codecs.selector import Sparse
 from laconic.errors import NonFiniteError, PayloadError
 from laconic.exchange.coded_plan import EXACT, Encoding, Part, Piece, PlannedRound, plan_rounds
-from laconic.exchange.residuals import Site
+from laconic.exchange.residuals import PLAIN, Encoder, Site
 from laconic.transports.base import Call, Incoming, Outgoing, Pausing, Steps, Timings, Transport, drive, finish
 
 _CPU = torch.device("cpu")
@@ -160,37 +159,26 @@ def unpack(data: Tensor, count: int) -> tuple[list[Tensor | None], int]:
     return found, at
 
 
-class Feeds(Protocol):
-    """A `Residual`, or what wraps one."""
-
-    def encode(self, codec: Codec, x: Tensor, site: Site, *, step: int, out: Tensor, copies: int = 1) -> Tensor: ...
-
-    def carry(self, x: Tensor) -> Tensor: ...
-
-
 @dataclass
 class Channel:
-    """A float32 buffer, its codec, and its residual; None feeds nothing back."""
+    """A float32 buffer, its codec, and what encodes by it."""
 
     buffer: Tensor
     codec: Codec
-    residual: Feeds | None = None
+    encoder: Encoder = PLAIN
 
     def carry(self) -> None:
         """Add to the buffer what a former schedule, world or codec left to be sent."""
-        if self.residual is not None:
-            self.residual.carry(self.buffer)
+        self.encoder.carry(self.buffer)
 
     def encode(self, values: Tensor, site: Site, draws: int, room: Tensor, copies: int = 1) -> Tensor | None:
         """The payload of `values`, a part of the buffer, in `room`; None (poison) where they hold NaN or infinity.
 
-        The residual of `site` is added, and keeps what the codec leaves out; `copies` ranks encode the same values.
+        A residual of `site` is added, and keeps what the codec leaves out; `copies` ranks encode the same values.
         """
         codec = for_values(self.codec, values)
         try:
-            if self.residual is None:
-                return codec.encode(values, step=draws, out=room)
-            return self.residual.encode(codec, values, site, step=draws, out=room, copies=copies)
+            return self.encoder.encode(codec, values, site, step=draws, out=room, copies=copies)
         except NonFiniteError:
             return None
 
@@ -289,7 +277,7 @@ class CodedExchange:
         # By direct every slice ends as what a payload decodes to, on all ranks: it is divided there, in the same pass.
         self._last_divisor = divisor if algorithm == "direct" and hosts is None and transport.world_size > 1 else 1
         # Casts are divided before their sums are encoded: a sum of half floats may overflow where the mean does not.
-        casts = (i for i, channel in enumerate(self.channels) if channel.codec.fine and channel.residual is None)
+        casts = (i for i, channel in enumerate(self.channels) if channel.codec.fine and channel.encoder is PLAIN)
         self._divided = frozenset(casts if self._last_divisor != 1 else ())
         self._pool = pool or MessagePool()
         self._payloads: dict[tuple[int, Piece], Tensor | None] = {}  # of this run; None: poisoned

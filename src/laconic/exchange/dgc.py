@@ -37,8 +37,9 @@ from laconic.codecs.entropy import Entropy
 from laconic.codecs.selector import Sparse
 from laconic.errors import BadInput
 from laconic.exchange.layout import Entry
-from laconic.exchange.residuals import Residual, Site, mode_for
+from laconic.exchange.residuals import PLAIN, Encoder, Site, mode_for
 from laconic.kernels import njit
+from laconic.storage.form import check_named
 from laconic.storage.tree import own_copy
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -94,14 +95,17 @@ def _is_number(value: object) -> bool:
 
 
 class MomentumCorrection:
-    """The velocities of one rank, by parameter name, and what is done with them.
+    """The velocities of one rank, by parameter name, and what is done with them: a `Wrapper` around feedback.
 
     >>> correction, gradient = MomentumCorrection(DeepGradientCompression(0.5)), torch.ones(2)
     >>> for _ in range(3):
-    ...     correction.apply([Entry("weight", 0, 2, False)], gradient.fill_(1.0), world_size=1)
+    ...     correction.before([Entry("weight", 0, 2, False)], gradient.fill_(1.0), world_size=1)
     >>> gradient.tolist()
     [1.75, 1.75]
     """
+
+    key = "velocity"
+    dense = True
 
     def __init__(self, settings: DeepGradientCompression) -> None:
         self.settings = settings
@@ -114,13 +118,13 @@ class MomentumCorrection:
         for velocity in self.velocities.values():
             velocity.mul_(factor)
 
-    def apply(self, entries: Sequence[Entry], buffer: Tensor, world_size: int) -> None:
-        """Replace each parameter's gradient in `buffer`, contiguous float32, by what momentum makes of it.
+    def before(self, entries: Sequence[Entry], values: Tensor, world_size: int, *, exact: bool = False) -> None:
+        """Replace each parameter's gradient in `values`, contiguous float32, by what momentum makes of it.
 
         A gradient with NaN or infinity goes on as it is, and the parameter's velocity begins anew.
         """
         for entry in entries:
-            gradient = buffer[entry.start : entry.stop]
+            gradient = values[entry.start : entry.stop]
             velocity = self._velocity(entry.name, gradient.numel())
             scale = self._scale(gradient, world_size)
             if not accelerate(velocity, gradient, self.settings.momentum, scale, self.settings.nesterov):
@@ -144,10 +148,12 @@ class MomentumCorrection:
         most = math.sqrt(world_size) * self.settings.clip_norm * self.loss_scale
         return most / norm if norm > most else 1.0
 
-    def masks(self, codec: Codec) -> bool:
-        """Whether what this codec sends loses its momentum: a selector's, unless it feeds nothing back."""
+    def wrap(self, inner: Encoder, codec: Codec, members: Sequence[Entry]) -> Encoder:
+        """What a selector sends loses its momentum, unless it feeds nothing back."""
         wanted = self.settings.masking and self.settings.momentum > 0
-        return wanted and isinstance(_selecting(codec), Sparse) and mode_for(codec) != "off"
+        if wanted and inner is not PLAIN and isinstance(_selecting(codec), Sparse) and mode_for(codec) != "off":
+            return Masking(inner, self, members)
+        return inner
 
     def mask(self, entries: Sequence[Entry], indices: Array) -> None:
         """Stop what was sent: `indices`, sorted, count through the parameters of `entries` side by side."""
@@ -161,26 +167,31 @@ class MomentumCorrection:
     def state_dict(self) -> dict[str, Tensor]:
         return {name: velocity.clone() for name, velocity in self.velocities.items()}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def check_state(self, state: Mapping[str, Any], numels: Mapping[str, int] | None = None) -> None:
+        """Refuse what is not float32 vectors by name, of these lengths where they are given."""
+        check_named(state, numels, self.key)
+
+    def load_state_dict(self, state: Mapping[str, Tensor], *, resumed: bool = False) -> None:
         """Go on with these velocities; parameters that are not named begin anew."""
         self.velocities = {name: own_copy(velocity).reshape(-1).float() for name, velocity in state.items()}
 
 
 @dataclass(frozen=True)
 class Masking:
-    """A residual that also stops the momentum of what was sent, of the parameters `entries` of a gathered channel."""
+    """An encoder that also stops the momentum of what was sent, of the parameters `entries` of a gathered channel."""
 
-    residual: Residual
+    inner: Encoder
     correction: MomentumCorrection
     entries: Sequence[Entry]
+    gathers: bool = True
 
     def encode(self, codec: Codec, x: Tensor, site: Site, *, step: int, out: Tensor, copies: int = 1) -> Tensor:
-        payload = self.residual.encode(codec, x, site, step=step, out=out, copies=copies)
+        payload = self.inner.encode(codec, x, site, step=step, out=out, copies=copies)
         self.correction.mask(self.entries, _sent(codec, payload, x.numel()) + site[1])
         return payload
 
     def carry(self, x: Tensor) -> Tensor:
-        return self.residual.carry(x)
+        return self.inner.carry(x)
 
 
 def _selecting(codec: Codec) -> Codec:

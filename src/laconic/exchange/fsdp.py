@@ -30,10 +30,9 @@ from laconic.exchange.host_copies import HostCopies, twins_of
 from laconic.exchange.job import BucketRecord, Job, bucket_table
 from laconic.exchange.layout import Exemptions, Parameters
 from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options, PlannedCodec
-from laconic.exchange.ownership import check_owner, check_scale, owned
-from laconic.exchange.residuals import Residual
+from laconic.exchange.ownership import owned
+from laconic.exchange.residuals import PLAIN
 from laconic.exchange.stream import GradientStream
-from laconic.storage.form import check_like
 from laconic.transports.base import Transport
 from laconic.transports.world import current
 
@@ -108,7 +107,7 @@ class CompressedReduceScatter:
         self.parameters = parameters
         self.step = 0
         self.codec: Codec | None = None
-        self.residual: Residual | None = None
+        self.encoder = PLAIN
         self.shards: list[ParameterShard] = []
         self._copies, self._twins = HostCopies(), list[Tensor]()
 
@@ -142,8 +141,8 @@ class CompressedReduceScatter:
             chosen, coded, exact = _EXACT, [], [ParameterShard("", (), 0, 0, values.shape[1], True)]
         channels, as_it_is = [], carrier_of(input_tensor.dtype)
         if coded:
-            wire = as_it_is if chosen.exact and self.residual is None else chosen
-            channels.append(Channel(_cut(values, coded), wire, self.residual))
+            wire = as_it_is if chosen.exact and self.encoder is PLAIN else chosen
+            channels.append(Channel(_cut(values, coded), wire, self.encoder))
         if exact:
             channels.append(Channel(_cut(values, exact), as_it_is))
         timings = self.state.stream.run(lambda: reduce_scatter_steps(channels, transport, self.step))
@@ -175,12 +174,12 @@ class CompressedReduceScatter:
         """Let `chosen` be the codec from now on; residuals are carried over."""
         coded = tuple(shard for shard in self.shards if not shard.exempt)
         if chosen != self.codec and coded:
-            self.residual = self.state.buckets.residuals.lay_out(_Rows(coded, world_size), chosen)
+            self.encoder = self.state.buckets.residuals.lay_out(_Rows(coded, world_size), chosen) or PLAIN
         self.codec = chosen
 
     def restore(self, step: int) -> None:
         """Go on from `step`, with the residuals that were loaded."""
-        self.step, self.codec, self.residual = step, None, None
+        self.step, self.codec, self.encoder = step, None, PLAIN
 
 
 class ShardedCompression(Job):
@@ -199,7 +198,7 @@ class ShardedCompression(Job):
         options.refuse("compress of a model that fully_shard was applied to", ("exempt", "feedback", "scaler"))
         parameters = Parameters(model.named_parameters(), options.exemptions)
         choice = PlannedCodec(DEFAULT_CODEC if codec is None else codec)
-        self.buckets = BucketExchange(choice, parameters, options, None)
+        self.buckets = BucketExchange(choice, parameters, options)
         self.stream = GradientStream(self.buckets)
         self.closed = False
         self._modules, self.groups = list[Any](), list[CompressedReduceScatter]()
@@ -239,20 +238,11 @@ class ShardedCompression(Job):
         `merge_state_dicts` makes it that of another number of ranks; DDP's may be loaded as well.
         """
         step, world = max((group.step for group in self.groups), default=0), self.buckets.world
-        state = {"step": step, "residuals": self.buckets.residuals.state_dict()}
-        if self.buckets.loss_scale is not None:
-            state["scale"] = self.buckets.loss_scale.value
-        return owned(state, world.rank, world.world_size)
+        return owned({"step": step, **self.buckets.state_dict()}, world.rank, world.world_size)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        known = {name: parameter.numel() for group in self.groups for name, parameter in group.parameters}
-        check_owner(state, self.buckets.world)
-        check_like(state, {"step": 0, "residuals": {}}, "the state of the exchange")
-        self.buckets.residuals.check_state(state["residuals"], known)
-        check_scale(state, scaled=self.buckets.loss_scale is not None)
-        self.buckets.residuals.load_state_dict(state["residuals"])
-        if self.buckets.loss_scale is not None:
-            self.buckets.loss_scale.value = float(state.get("scale", 1.0))
+        self.buckets.check_state(state)
+        self.buckets.load_state_dict(state)
         for group in self.groups:
             group.restore(int(state["step"]))
 

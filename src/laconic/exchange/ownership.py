@@ -74,3 +74,23 @@ def mean_by_name(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The mean of each name's vectors, zeros standing for those that are not there."""
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: functools.reduce(torch.add, [p[name] for p in parts if name in p]) / len(parts) for name in names}
+
+
+def merge_state_dicts(states: Sequence[Mapping[str, Any]], world_size: int) -> list[dict[str, Any]]:
+    """State dicts of all old ranks as those of `world_size` new ranks: nothing that is still to be sent is dropped.
+
+    A mean over P ranks weighs each rank's residual with 1/P, so every new rank gets the mean of the old residuals, and
+    of the old velocities where there is momentum.
+
+    >>> from laconic.exchange.state import CompressionState
+    >>> state = CompressionState("topk(0.01)", torch.nn.Linear(64, 64).named_parameters()).state_dict()
+    >>> len(merge_state_dicts([state], 3))
+    3
+    """
+    ranks = sorted(state.get(OWNER, {}).get("rank", -1) for state in states)
+    if not states or world_size < 1 or ranks != list(range(len(states))):
+        raise BadInput("merge_state_dicts needs the state of every old rank and a new world size of at least 1")
+    kinds = [kind for kind in ("residuals", "velocity") if any(kind in state for state in states)]
+    shares = {kind: mean_by_name([state.get(kind, {}) for state in states]) for kind in kinds}
+    alike = {key: states[0][key] for key in ("step", "steps", "warm", "scale") if key in states[0]}
+    return [owned(map_tensors({**alike, **shares}, torch.clone), rank, world_size) for rank in range(world_size)]

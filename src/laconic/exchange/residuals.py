@@ -1,4 +1,9 @@
-"""The residuals of an exchange: what its codecs left out of one message and add to the next, by name.
+"""Wrappers around a channel's codec, and the one that nearly every channel has: feedback, with residuals by name.
+
+A channel's values go through wrappers, the outermost first: each may change a bucket's gradients before they are cut
+into channels, and what encodes a channel. They compose, and know nothing of each other: `Residuals` feeds back what
+codecs left out of one message, `dgc.MomentumCorrection` accelerates. A warm-up is a plan of codecs
+(`options.sparsity_warm_up`); which parameters no codec touches, `buckets.ExemptSplit` says.
 
 Callers: everything that sends through a codec again and again: buckets, FSDP's shards, matrix codecs, servers, elastic
 jobs. A `Residual` belongs to one vector on its way through a codec; `Residuals` owns all of an exchange and knows which
@@ -27,13 +32,60 @@ from laconic.codecs import Codec
 from laconic.codecs.compose import Selected
 from laconic.codecs.entropy import Entropy
 from laconic.errors import BadInput, NonFiniteError
-from laconic.exchange.layout import cut_off, joined
-from laconic.exchange.ownership import OWNER, mean_by_name, owned
+from laconic.exchange.layout import Entry, cut_off, joined
 from laconic.storage.form import check_named
-from laconic.storage.tree import map_tensors, own_copy
+from laconic.storage.tree import own_copy
 
 Site = tuple[int, int, int]  # where something is encoded: round, start, stop
 Mode = Literal["off", "selection", "full"]
+
+
+class Encoder(Protocol):
+    """What makes a channel's payloads: its codec alone (PLAIN), a `Residual`, or what wraps one.
+
+    `gathers`: it has to see all that a rank sends, so that payloads go whole to everyone.
+    """
+
+    @property
+    def gathers(self) -> bool: ...
+    def carry(self, x: Tensor) -> Tensor: ...
+    def encode(self, codec: Codec, x: Tensor, site: Site, *, step: int, out: Tensor, copies: int = 1) -> Tensor: ...
+
+
+class Wrapper(Protocol):
+    """What a rank does with gradients around a codec; its state is kept by parameter name, under `key`.
+
+    `dense`: it wants whole, dense gradients as float32 in the processor's memory.
+    """
+
+    key: str
+    dense: bool
+
+    def before(self, entries: Sequence[Entry], values: Tensor, world_size: int, *, exact: bool) -> None:
+        """Change a bucket's gradients in place before they are sent; `exact`: as they are, past all encoders."""
+
+    def wrap(self, inner: Encoder, codec: Codec, members: Sequence[Entry]) -> Encoder:
+        """The encoder of a channel of these parameters from now on; of exempt ones among them, nothing is sent."""
+
+    def rescale(self, factor: float, loss_scale: float) -> None:
+        """Gradients are multiplied by another scale from now on, `factor` of the last."""
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+    def check_state(self, state: Mapping[str, Any], numels: Mapping[str, int] | None = None) -> None: ...
+    def load_state_dict(self, state: Mapping[str, Tensor], *, resumed: bool = False) -> None: ...
+
+
+class _Plain:
+    gathers = False
+
+    def carry(self, x: Tensor) -> Tensor:
+        return x
+
+    def encode(self, codec: Codec, x: Tensor, site: Site, *, step: int, out: Tensor, copies: int = 1) -> Tensor:
+        return codec.encode(x, step=step, out=out)
+
+
+PLAIN: Encoder = _Plain()
 
 
 def mode_for(codec: Codec, feedback: bool | None = None) -> Mode:
@@ -113,6 +165,8 @@ class Residual:
         tentative: what `encode`, `carry` and `settle` change counts only once `commit` is called; costs one copy of
             the residual a step, and its memory a second time.
     """
+
+    gathers = False
 
     def __init__(
         self, numel: int, mode: Mode = "full", *, blanks: Sequence[tuple[int, int]] = (), tentative: bool = False
@@ -301,7 +355,7 @@ class Residual:
 
 
 class Residuals:
-    """All residuals of one sender, by name.
+    """All residuals of one sender, by name; as a `Wrapper`, feedback, the innermost: codecs add a residual themselves.
 
     Args:
         feedback: None feeds back what each codec needs, False nothing, True all but what exact codecs leave out.
@@ -317,6 +371,9 @@ class Residuals:
     {'weights': tensor([1., 0.])}
     """
 
+    key = "residuals"
+    dense = False
+
     def __init__(self, feedback: bool | None = None, *, tentative: bool = False) -> None:
         self.feedback = feedback
         self._tentative = tentative
@@ -324,6 +381,16 @@ class Residuals:
         self._codecs: dict[str, Codec] = {}  # of the names that `encode` was called for
         self._waiting: dict[str, Tensor] = {}  # of names that lie in no vector now
         self._resumed: set[str] = set()  # of these, those that another job left as it would have gone on
+
+    def before(self, entries: Sequence[Entry], values: Tensor, world_size: int, *, exact: bool) -> None:
+        """Where gradients are sent as they are, add what earlier codecs left, all at once."""
+        if exact and self:
+            for entry in entries:
+                self.settle(entry.name, values[entry.start : entry.stop])
+
+    def wrap(self, inner: Encoder, codec: Codec, members: Sequence[Entry]) -> Encoder:
+        parts = tuple((None if entry.exempt else entry.name, entry.numel) for entry in members)
+        return self.lay_out(SideBySide(parts), codec) or inner
 
     def lay_out(self, layout: ResidualLayout, codec: Codec) -> Residual | None:
         """The residual of a vector that goes through `codec` from now on, with what its names had before.
@@ -386,8 +453,10 @@ class Residuals:
             self._resumed.add(name)
         return self._waiting.pop(name, None)
 
-    def rescale(self, factor: float) -> None:
+    def rescale(self, factor: float, loss_scale: float = 1.0) -> None:
         """What is left is in other units from now on; between two exchanges."""
+        if factor == 1.0:
+            return
         for residual in {id(residual): residual for _, residual in self._vectors.values()}.values():
             residual.rescale(factor)
         for value in self._waiting.values():
@@ -426,26 +495,6 @@ class Residuals:
     def forget(self) -> None:
         """Have nothing left."""
         self.load_state_dict({})
-
-
-def merge_state_dicts(states: Sequence[Mapping[str, Any]], world_size: int) -> list[dict[str, Any]]:
-    """State dicts of all old ranks as those of `world_size` new ranks: nothing that is still to be sent is dropped.
-
-    A mean over P ranks weighs each rank's residual with 1/P, so every new rank gets the mean of the old residuals, and
-    of the old velocities where there is momentum.
-
-    >>> from laconic.exchange.state import CompressionState
-    >>> state = CompressionState("topk(0.01)", torch.nn.Linear(64, 64).named_parameters()).state_dict()
-    >>> len(merge_state_dicts([state], 3))
-    3
-    """
-    ranks = sorted(state.get(OWNER, {}).get("rank", -1) for state in states)
-    if not states or world_size < 1 or ranks != list(range(len(states))):
-        raise BadInput("merge_state_dicts needs the state of every old rank and a new world size of at least 1")
-    kinds = [kind for kind in ("residuals", "velocity") if any(kind in state for state in states)]
-    shares = {kind: mean_by_name([state.get(kind, {}) for state in states]) for kind in kinds}
-    alike = {key: states[0][key] for key in ("step", "steps", "warm", "scale") if key in states[0]}
-    return [owned(map_tensors({**alike, **shares}, torch.clone), rank, world_size) for rank in range(world_size)]
 
 
 def _free_pages(values: Tensor) -> None:

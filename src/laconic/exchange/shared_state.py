@@ -14,7 +14,7 @@ import torch
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.collectives import all_gather
 from laconic.exchange.job import Job
-from laconic.exchange.residuals import merge_state_dicts
+from laconic.exchange.ownership import merge_state_dicts
 from laconic.storage.tree import dumps, loads
 from laconic.transports.world import World, current
 

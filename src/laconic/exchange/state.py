@@ -19,14 +19,13 @@ from laconic.errors import BadInput
 from laconic.exchange.buckets import BucketExchange, no_sparse_momentum
 from laconic.exchange.chooser import AutoCodec, choice_for
 from laconic.exchange.ddp import DdpGradients, why_whole
-from laconic.exchange.dgc import correction_for, refuse_second_momentum
+from laconic.exchange.dgc import MomentumCorrection, correction_for, refuse_second_momentum
 from laconic.exchange.former import FormerBuckets, check_buckets
 from laconic.exchange.job import BucketRecord, Job, LayerForm, bucket_table, last_step_beside_ddp, layer_table
 from laconic.exchange.layout import Parameters
 from laconic.exchange.options import DEFAULT_CODEC, CodecChoice, CodecPlan, Options
-from laconic.exchange.ownership import check_owner, check_scale, owned
+from laconic.exchange.ownership import owned
 from laconic.exchange.stream import GradientStream
-from laconic.storage.form import check_like, check_named
 from laconic.transports.world import World
 
 
@@ -60,7 +59,8 @@ class CompressionState(Job):
         correction = correction_for(options.momentum, options.algorithm, options.feedback, named=bool(named))
         if correction is not None and (matrix := choice.matrix_codec()):
             raise BadInput(f"momentum goes with codecs for flat gradients, not with '{matrix}'")
-        self.buckets = BucketExchange(choice, Parameters(named, options.exemptions), options, correction)
+        wrappers = () if correction is None else (correction,)
+        self.buckets = BucketExchange(choice, Parameters(named, options.exemptions), options, wrappers)
         self.stream = GradientStream(self.buckets)
         self.sink: DdpGradients | None = None  # of the model that `stream_from` was called for
         self.closed = False
@@ -118,7 +118,7 @@ class CompressionState(Job):
         Raises:
             BadInput: a layer's gradients are sparse, and there is momentum, which is kept for dense ones.
         """
-        for module in model.modules() if self.buckets.correction is not None else ():
+        for module in model.modules() if self.buckets.dense else ():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
                 raise no_sparse_momentum(self.parameters.names[id(module.weight)])
         for name in filter(self.choice.names, self.buckets.matrices.names()):
@@ -148,42 +148,26 @@ class CompressionState(Job):
 
         Survives new buckets, codecs and, through `merge_state_dicts`, world sizes.
         """
-        warm = self.buckets.matrices.state_dict()
-        state: dict[str, Any] = {"step": self.step, "residuals": self.buckets.residuals.state_dict(), "warm": warm}
+        state = {"step": self.step, "warm": self.buckets.matrices.state_dict(), **self.buckets.state_dict()}
         if self.parameters.known is not None and self.sink is None and (buckets := self.parameters.buckets):
             state["buckets"] = buckets
-        if self.buckets.correction is not None:
-            state["velocity"] = self.buckets.correction.state_dict()
-        if self.buckets.loss_scale is not None:
-            state["scale"] = self.buckets.loss_scale.value
         return owned(state, self.world.rank, self.world.world_size)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse a state that `load_state_dict` could not load whole."""
-        check_owner(state, self.world)
-        check_like(state, {"step": 0, "residuals": {}}, "the state of the exchange")
-        self.buckets.residuals.check_state(state["residuals"], self.parameters.known)
-        check_named(state.get("velocity", {}), self.parameters.known, "velocity")
+        self.buckets.check_state(state)
         self.buckets.matrices.check_state(state.get("warm", {}))
         check_buckets(state.get("buckets", []), self.parameters.known)
-        check_scale(state, scaled=self.buckets.loss_scale is not None)
-        if self.buckets.correction is None and state.get("velocity"):
+        if state.get(MomentumCorrection.key) and not self.buckets.dense:
             raise BadInput("the state holds momentum, and this one has none: give momentum=…, or leave it out there")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state)
-        if self.buckets.correction is not None:
-            self.buckets.correction.load_state_dict(state.get("velocity", {}))
-        if self.buckets.loss_scale is not None:
-            self.buckets.loss_scale.value = float(state.get("scale", 1.0))
-        self.buckets.step = int(state["step"])
-        self.buckets.choice = self.choice.restarted(self.step)
+        self.buckets.load_state_dict(state, resumed=True)
         self.buckets.matrices.load_state_dict(state.get("warm", {}))
-        self.buckets.clear()
         former = state.get("buckets", [])
         self.parameters.restore(former)
         self.stream.restart(FormerBuckets(former, self.parameters.names) if former else None)
-        self.buckets.residuals.load_state_dict(state["residuals"], resumed=True)
 
     def finish(self) -> None:
         """Raise what went wrong in the last exchange, if anything did; the model is the same on all ranks anyway."""

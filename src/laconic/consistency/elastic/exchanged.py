@@ -18,7 +18,7 @@ from laconic.consistency.elastic.coded import NAME, load_kernels
 from laconic.consistency.elastic.vectors import Occasion, Wire
 from laconic.exchange.auto import GUESS, Exchange, cheapest_coded, plan_coded
 from laconic.exchange.coded import Channel
-from laconic.exchange.residuals import Residuals, SideBySide
+from laconic.exchange.residuals import PLAIN, Residuals, SideBySide
 from laconic.storage.form import check_named
 from laconic.transports.base import Transport, finish
 
@@ -78,7 +78,7 @@ class Exchanged(Wire):
         channels = []
         if coded.numel():
             residual = self._residuals.lay_out(SideBySide(((NAME, coded.numel()),)), self._codec)
-            channels.append(Channel(coded, self._codec, residual))
+            channels.append(Channel(coded, self._codec, residual or PLAIN))
         if exact.numel():
             channels.append(Channel(exact, _EXACT))
         algorithm = self._algorithm
