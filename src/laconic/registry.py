@@ -67,8 +67,8 @@ class Registry(Generic[Entry]):
         Raises:
             UnknownName: there is none; the valid ones are listed.
         """
-        if name not in self._entries:
-            self._find()
+        if name not in self._entries or self._find.begun:
+            self._find()  # where another thread is at it, until the file with this name has been read to its end
         if name not in self._entries:
             raise UnknownName(self.what, name, self._entries)
         return self._entries[name]
@@ -80,14 +80,15 @@ class Discovery:
     def __init__(self, package: str) -> None:
         self._package = package
         self._lock = threading.RLock()
-        self._begun = self._done = not package
+        self._done = not package
+        self.begun = False  # by any thread
 
     def __call__(self) -> None:
         if self._done:
             return
         with self._lock:  # another thread waits until all are there
-            if not self._begun:
-                self._begun = True
+            if not self.begun:
+                self.begun = True
                 discover(self._package, importlib.import_module(self._package).__path__)
                 self._done = True
 

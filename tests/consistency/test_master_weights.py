@@ -15,6 +15,7 @@ from laconic.transports.threads import run_threads
 from laconic.transports.world import World
 
 MODES = ("local(1)", "block_momentum(1, momentum=0.0)", "gossip", "local(2)")
+MODES += ("diloco(1, momentum=0, learning_rate=1)",)
 
 
 def _job(world: World | None, spec: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Linear, Any, Any]:

@@ -18,7 +18,7 @@ from laconic.exchange.fsdp import ShardedCompression
 DEVICE = "fakegpu:0"
 EXACT = (
     "local(3)", "local(3, state=average)", "block_momentum(3)", "easgd(period=3)", "easgd(period=2, momentum=0.3)",
-    "natural(3)", "robust(median)", "gossip", "stale(0, central=false)",
+    "natural(3)", "robust(median)", "gossip", "stale(0, central=false)", "diloco(3, fragments=2, delay=1, mix=0.5)",
 )  # fmt: skip
 FREE = (
     "async", "async(push=2, pull=2)", "stale(4)", "easgd(period=2, asynchronous=true)",

@@ -6,6 +6,7 @@ last step (one row each) and the global model where there is one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -37,6 +38,52 @@ def block_momentum(
         glob = glob + delta
         begin = glob + mu * delta if nag else glob
     return np.stack([begin] * m), glob
+
+
+def diloco(
+    gradient: Gradient,
+    start: Vector,
+    m: int,
+    steps: int,
+    eta: float,
+    *,
+    period: int,
+    cuts: list[int],
+    delay: int = 0,
+    mix: float = 0.0,
+    mu: float = 0.9,
+    zeta: float = 0.7,
+    nesterov: bool = True,
+    eager: bool = False,
+) -> tuple[Vector, Vector]:
+    """Fragment p is the values from cuts[p] to cuts[p + 1]; the rows, and θ with nothing sent since the last merge."""
+    w, theta, v = np.stack([start] * m), start.copy(), np.zeros_like(start)
+    parts = [slice(a, b) for a, b in itertools.pairwise(cuts)]
+    sent: dict[int, list[tuple[int, Vector]]] = {}
+
+    def outer(p: slice, g: Vector) -> tuple[Vector, Vector]:
+        velocity = mu * v[p] + g
+        return theta[p] - zeta * (g + mu * velocity if nesterov else velocity), velocity
+
+    for s in range(1, steps + 1):
+        w = np.stack([w[i] - eta * gradient(i, s - 1, w[i]) for i in range(m)])
+        arriving = sent.pop(s, [])
+        for number, part in enumerate(parts):
+            if (s - number * period // len(parts)) % period == 0:
+                rows = (number, theta[part] - w[:, part])
+                if delay:
+                    sent.setdefault(s + delay, []).append(rows)
+                else:
+                    arriving.append(rows)
+        for number, delta in arriving:
+            part, g = parts[number], delta.mean(axis=0)
+            ends = []
+            for i in range(m):
+                fresh = (theta[part] - w[i, part] - delta[i]) / m if eager else 0.0
+                ends.append((1 - mix) * outer(part, g + fresh)[0] + mix * w[i, part])
+            theta[part], v[part] = outer(part, g)
+            w[:, part] = ends
+    return w, theta
 
 
 def easgd(

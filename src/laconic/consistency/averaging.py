@@ -151,7 +151,7 @@ def exchange_of(setup: Setup) -> CompressionState:
 
 
 class Averager:
-    """The mean over all workers of vectors laid out as the model's trained parameters.
+    """The mean over all workers of vectors laid out as `parameters`, all or some of the model's.
 
     Exchanges go through the codec with error feedback, as gradients do: biases and small parameters are exact, and what
     a codec left out of one mean is in the next. So what is averaged must be a difference whose means add up.
@@ -160,13 +160,13 @@ class Averager:
         native_nbytes: what the engine's own all-reduce sent so far, which the transport does not see.
     """
 
-    def __init__(self, setup: Setup, weights: FlatWeights) -> None:
+    def __init__(self, setup: Setup, parameters: list[nn.Parameter]) -> None:
         self.state = exchange_of(setup)
         if self.state.choice.names("factors"):
             raise BadInput("codec 'factors' sends a gradient's factors; this mode sends weights")
         self.exact = str(setup.codec) == "none"
         self.native_nbytes = 0
-        self._buckets = list(_buckets(weights.parameters))
+        self._buckets = list(_buckets(parameters))
 
     def mean(self, values: Tensor) -> float:
         """Replace `values` by its mean over all workers; returns the seconds waited for others."""
@@ -197,21 +197,27 @@ class OwnWeights(Agreement):
         start_alike(setup.model, setup.world)
         self.weights = FlatWeights(trained)
         super().__init__(setup)
-        self._averager: Averager | None = None
+        self._averagers: list[Averager] = []
         if self.weights.keeps_masters:
             self.parts["masters"] = self.weights
 
-    def make_averager(self, setup: Setup, *, feedback: bool | None = None) -> Averager:
-        """Average weights, or what is made of them, through the exchange: saved, counted and closed with this mode."""
+    def make_averager(
+        self, setup: Setup, parameters: list[nn.Parameter] | None = None, *, feedback: bool | None = None
+    ) -> Averager:
+        """Average weights, or what is made of them, through the exchange: saved, counted and closed with this mode.
+
+        `parameters`: some that have an exchange of their own; all without it.
+        """
         if feedback is not None and setup.options.feedback is None:
             setup = replace(setup, options=replace(setup.options, feedback=feedback))
-        averager = self._averager = Averager(setup, self.weights)
-        self.parts["exchange"] = averager.state
+        averager = Averager(setup, self.weights.parameters if parameters is None else parameters)
+        self.parts[f"exchange{len(self._averagers) or ''}"] = averager.state
+        self._averagers.append(averager)
         self.resources.callback(averager.state.close)
         return averager
 
     def sent_nbytes(self) -> int:
-        return super().sent_nbytes() + (0 if self._averager is None else self._averager.native_nbytes)
+        return super().sent_nbytes() + sum(averager.native_nbytes for averager in self._averagers)
 
     @contextmanager
     def agreeing(self) -> Iterator[None]:
@@ -230,7 +236,7 @@ class OwnWeights(Agreement):
 
     def exact_mean(self, values: Tensor) -> Tensor:
         """The mean of `values` over all workers, in float32 whatever the codec; in place."""
-        exact = Averager(Setup(self.model, self.optimizer, self.world), self.weights)
+        exact = Averager(Setup(self.model, self.optimizer, self.world), self.weights.parameters)
         self.waited(exact.mean(values))
         self._collective_nbytes += exact.native_nbytes
         exact.state.close()

@@ -2,19 +2,25 @@
 
 A mode says in `merge` what follows from the mean of all weights, and knows no network. `Blocks` keeps what it needs
 from block to block. Who takes the mean is one of two: `BlockAgreement` here, over the fixed ranks of a world, and
-`elastic/replica.py`, over members that come and go. So `local` and `block_momentum` are written once for both.
+`elastic/replica.py`, over members that come and go. So `local`, `block_momentum` and `diloco` are written once for
+both.
+
+Over fixed ranks the weights may be cut into `fragments` that have blocks of their own, of which each begins a share of
+the period later than the one before; and what is sent after a block may be awaited `delay` steps later, while training
+goes on (`fragments.py`). delay < period/fragments, so that one fragment at most is under way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from laconic.consistency.averaging import WEIGHT_OPTIONS, OwnWeights, average_buffers
-from laconic.consistency.base import Mode, Setup
+from laconic.consistency.base import Mode, Setup, check_whole
+from laconic.consistency.fragments import WHOLE, Fragment, UnderWay, fragments_of
 from laconic.consistency.master_weights import FlatWeights
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.collectives import all_reduce
@@ -41,8 +47,33 @@ class BlockMode(Mode):
         return "keep"
 
     @property
+    def fragments(self) -> int:
+        """In how many parts, of about equal size, the weights are agreed on: each every `period` steps, in turn."""
+        return 1
+
+    @property
+    def delay(self) -> int:
+        """Steps that are made between sending what a block gave and going on from the mean."""
+        return 0
+
+    @property
+    def mix(self) -> float:
+        """A worker's own share in the weights that it goes on from."""
+        return 0.0
+
+    @property
+    def eager(self) -> bool:
+        """Whether a worker goes on from a mean in which its own part is the newest, not the one that was sent."""
+        return False
+
+    @property
+    def alone(self) -> bool:
+        """Whether a worker without others merges its blocks, too."""
+        return False
+
+    @property
     def lead(self) -> int | None:
-        return self.period
+        return None if self.period is None else self.period + self.delay
 
     def held(self, start: Tensor) -> dict[str, Tensor]:
         """What `merge` keeps from block to block, before the first: vectors by name."""
@@ -57,11 +88,22 @@ class BlockMode(Mode):
         return start
 
     def check_block(self) -> None:
-        """Refuse a period that is not a whole number above zero, or a rule for the state that there is not."""
+        """Refuse a period, fragments, a delay or a mixture that cannot be, or an unknown rule for the state."""
         if not isinstance(self.period, int) or isinstance(self.period, bool) or self.period < 1:
             raise BadInput(f"period is a number of steps above zero, got {self.period!r}")
         if self.state not in STATES:
             raise UnknownName("rule for the optimiser's state", self.state, STATES)
+        check_whole(self.name, {"fragments": self.fragments}, 1)
+        check_whole(self.name, {"delay": self.delay}, 0)
+        if self.period < self.fragments:
+            raise BadInput(f"{self.name}: {self.fragments} fragments take turns in a period, got period={self.period}")
+        if self.delay and self.delay * self.fragments >= self.period:
+            most = f"period / fragments = {self.period / self.fragments:g} steps"
+            raise BadInput(f"{self.name}: delay is below {most}, so that one fragment is under way; got {self.delay}")
+        if not 0 <= self.mix < 1:
+            raise BadInput(f"{self.name}: mix, a worker's own share, is at least 0 and below 1, got {self.mix}")
+        if self.eager and not self.delay:
+            raise BadInput(f"{self.name}: eager makes up for a delay, and there is none: give delay=…, or eager=false")
 
     def install(self, setup: Setup) -> BlockAgreement:
         return BlockAgreement(self, setup)
@@ -83,21 +125,40 @@ class Blocks:
         self.held = mode.held(self.start)
         self.made = 0  # steps made in this block
 
-    def offer(self, out: Tensor | None = None) -> Tensor:
-        """What this worker offers after its steps, written to `out` when given."""
-        out = torch.empty_like(self.values) if out is None else out
-        return torch.sub(self.values, self.start, out=out) if self.relative else out.copy_(self.values)
+    def offer(self, out: Tensor | None = None, part: slice = WHOLE) -> Tensor:
+        """What this worker offers of `part` after its steps, written to `out` when given."""
+        values = self.values[part]
+        out = torch.empty_like(values) if out is None else out
+        return torch.sub(values, self.start[part], out=out) if self.relative else out.copy_(values)
 
-    def merge(self, agreed: Tensor, workers: int) -> None:
-        """Begin the next block where the mean of all offers leads."""
-        if not self.relative:
-            mean = agreed
-        elif workers > 1:
-            mean = self.start + agreed
+    def merge(self, agreed: Tensor, workers: int, part: slice = WHOLE, offered: Tensor | None = None) -> None:
+        """Begin the next block of `part` where the mean of all offers leads.
+
+        With θ what the mode makes of the mean, w ← (1 − mix)·θ + mix·w. Eager: this worker's `offered` is replaced by
+        what it would offer now in the mean that it goes on from itself; θ stays that of all.
+        """
+        start, values = self.start[part], self.values[part]
+        held = {name: kept[part] for name, kept in self.held.items()}
+        ahead: Tensor | None = None
+        if offered is not None:
+            fresher = agreed + (self.offer(part=part) - offered) / workers
+            kept = {name: value.clone() for name, value in held.items()}
+            ahead = self.mode.merge(start, self._mean(fresher, workers, part), workers, kept)
+        start.copy_(self.mode.merge(start, self._mean(agreed, workers, part), workers, held))
+        target = start if ahead is None else ahead
+        if self.mode.mix:
+            values.mul_(self.mode.mix).add_(target, alpha=1 - self.mode.mix)
         else:
-            mean = self.values + (agreed - (self.values - self.start))  # its own, and what a codec had left out before
-        self.values.copy_(self.mode.merge(self.start, mean, workers, self.held))
-        self.begin()
+            values.copy_(target)
+
+    def _mean(self, agreed: Tensor, workers: int, part: slice) -> Tensor:
+        """The mean weights, when the mean of all offers is `agreed`."""
+        start, values = self.start[part], self.values[part]
+        if not self.relative:
+            return agreed
+        if workers > 1:
+            return start + agreed
+        return values + (agreed - (values - start))  # its own, and what a codec had left out before
 
     def begin(self) -> None:
         """Begin a block at the present weights."""
@@ -131,48 +192,129 @@ class Blocks:
 
 
 class BlockAgreement(OwnWeights):
-    """A BlockMode at work on the fixed ranks of a world."""
+    """A BlockMode at work on the fixed ranks of a world.
+
+    Attributes:
+        moved: steps made since each fragment's block began.
+    """
 
     def __init__(self, mode: BlockMode, setup: Setup) -> None:
         super().__init__(setup)
-        self.mode, self.averager = mode, self.make_averager(setup)
-        self.blocks = self.parts["blocks"] = Blocks(mode, self.weights.values, relative=not self.averager.exact)
+        self.mode = mode
+        self.plain = self.alone and not mode.alone  # nothing but the optimiser
+        self.fragments = fragments_of(self.weights.parameters, mode.fragments, mode.period)
+        whole = mode.fragments == 1
+        self.averagers = [self.make_averager(setup, None if whole else each.parameters) for each in self.fragments]
+        if not whole and (matrix := self.averagers[0].state.choice.matrix_codec()):
+            raise BadInput(f"fragments are flat vectors, and codec '{matrix}' is for matrices: leave fragments out")
+        relative = not self.averagers[0].exact and not self.alone
+        self.blocks = self.parts["blocks"] = Blocks(mode, self.weights.values, relative=relative)
+        self.moved = [0 for _ in self.fragments]
+        self.under_way = UnderWay(self.world.transport, self.fragments)
+        self.resources.callback(self.under_way.close)
+        if mode.delay:
+            self.parts["under_way"] = self.under_way
 
     def after_step(self) -> None:
-        blocks = self.blocks
-        blocks.made += 1
-        if not self.alone and blocks.made == self.mode.period:
-            with self.agreeing(), self.weights.current():
-                offer = blocks.offer()
-                self.waited(self.averager.mean(offer))  # when it fails, the weights are as they were
-                blocks.merge(offer, self.world.world_size)
-                consolidate_state(self.mode.state, self.optimizer, self.weights, self.world)
+        self.blocks.made += 1
+        self.moved = [moved + 1 for moved in self.moved]
+        if not self.plain:
+            if self.under_way.number != UnderWay.NONE:
+                self.under_way.left -= 1
+                if self.under_way.left <= 0:
+                    self._land()
+            for fragment in self.fragments:
+                if fragment.is_due(self.blocks.made, self.mode.period):
+                    self._send(fragment)
+        if self.blocks.made == self.mode.period:
+            self.blocks.made = 0
         self.settle()
 
-    def finish(self) -> None:
-        """Leave the model that all blocks have trained, with the exact mean of the one under way, and of buffers."""
-        if self.alone:
-            return
+    def _send(self, fragment: Fragment) -> None:
+        """End a fragment's block: agree on it now, or let its mean come beside the next steps."""
+        averager, self.moved[fragment.number] = self.averagers[fragment.number], 0
         with self.agreeing(), self.weights.current():
-            if self.blocks.made:
-                self.blocks.merge(self.exact_mean(self.blocks.offer()), self.world.world_size)
+            offer = self.blocks.offer(part=fragment.part)
+            if not self.mode.delay:
+                if not self.alone:
+                    self.waited(averager.mean(offer))  # when it fails, the weights are as they were
+                self._merge(fragment, offer)
+                return
+        self.under_way.start(fragment.number, offer, self.mode.delay, keep=self.mode.eager)
+        if not self.alone:
+            self.under_way.send(averager.mean)
+
+    def _land(self) -> None:
+        """Go on from the mean that was under way; where it did not come, the weights are as they were."""
+        under_way = self.under_way
+        self.waited(seconds := under_way.wait())
+        self._seconds += seconds
+        with self.agreeing(), self.weights.current():
+            offered = under_way.offered if self.mode.eager else None
+            self._merge(self.fragments[under_way.number], under_way.mean, offered)
+        if not self.mode.eager and not self.mode.mix:
+            self.moved[under_way.number] = 0  # nothing is left of the steps made meanwhile
+        under_way.forget()
+
+    def _merge(self, fragment: Fragment, mean: Tensor, offered: Tensor | None = None) -> None:
+        self.blocks.merge(mean, self.world.world_size, fragment.part, offered)
+        consolidate_state(
+            self.mode.state, self.optimizer, self.weights, None if self.alone else self.world, fragment.parameters
+        )
+
+    def sent_nbytes(self) -> int:
+        return super().sent_nbytes() + self.under_way.sent_nbytes
+
+    def finish(self) -> None:
+        """Leave the model that all blocks have trained, with the exact mean of those under way, and of buffers."""
+        if self.plain:
+            return
+        if self.under_way.number != UnderWay.NONE:
+            self._land()
+        with self.agreeing(), self.weights.current():
+            if any(self.moved):
+                offer = self.blocks.offer()
+                if not self.alone:
+                    self.exact_mean(offer)
+                for fragment in self.fragments:
+                    if self.moved[fragment.number]:
+                        self.blocks.merge(offer[fragment.part], self.world.world_size, fragment.part)
             self.blocks.end(self.world.world_size)
+            self.moved = [0 for _ in self.fragments]
             average_buffers(self.model, self.world)
         self.settle_finish()
 
+    def state_dict(self) -> dict[str, Any]:
+        self.under_way.wait()  # before its residuals are saved
+        return {**super().state_dict(), "moved": list(self.moved)}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        super().check_state(state)
+        check_like(state, {"moved": self.moved}, "the state of the fragments")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.under_way.wait()
+        super().load_state_dict(state)
+        self.moved = [int(moved) for moved in state["moved"]]
+
 
 def consolidate_state(
-    rule: str, optimizer: torch.optim.Optimizer, weights: FlatWeights, world: World | None = None
+    rule: str,
+    optimizer: torch.optim.Optimizer,
+    weights: FlatWeights,
+    world: World | None = None,
+    parameters: Sequence[Tensor] | None = None,
 ) -> None:
     """After weights were averaged: keep what the optimiser remembers, forget it, or average over `world` all tensors
-    shaped like their parameter (momentum, Adam's moments), which all workers must have."""
+    shaped like their parameter (momentum, Adam's moments), which all workers must have; of `parameters`, or of all."""
+    parameters = weights.parameters if parameters is None else parameters
     if rule == "forget":
-        for parameter in weights.parameters:
+        for parameter in parameters:
             optimizer.state.pop(parameter, None)
-    elif rule == "average":
+    elif rule == "average" and world is not None:
         kept = [
             held
-            for parameter in weights.parameters
+            for parameter in parameters
             for _, held in sorted(optimizer.state.get(parameter, {}).items())
             if isinstance(held, Tensor) and held.shape == parameter.shape and held.is_floating_point()
         ]

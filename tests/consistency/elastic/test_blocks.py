@@ -42,6 +42,7 @@ def _data(epochs: int) -> dict[str, Any]:
         {"consistency": "local(5)"},
         {"consistency": "local(3)", "codec": "dynamic8"},
         {"consistency": "block_momentum(4, momentum=0.3)"},
+        {"consistency": "diloco(4, momentum=0.3)", "codec": "dynamic8"},
         {"consistency": "robust(median)"},
     ],
     ids=lambda options: " ".join(options.values()),
@@ -78,13 +79,16 @@ def _by_hand(way: str, parts: int) -> Tensor:
         if way.startswith("block"):
             update = (1 - 1 / parts) * update + mode.learning_rate * (mean - start)
             start = start + update
+        elif way.startswith("diloco"):
+            update = mode.momentum * update + (start - mean)
+            start = start - mode.learning_rate * (start - mean + mode.momentum * update)
         else:
             start = mean
         ledger.commit(parts, range(parts), mode.period)
     return start
 
 
-@pytest.mark.parametrize("way", ["local(3)", "block_momentum(8, learning_rate=0.5)"])
+@pytest.mark.parametrize("way", ["local(3)", "block_momentum(8, learning_rate=0.5)", "diloco(8, momentum=0.6)"])
 def test_blocks_are_what_their_formula_says(way: str, tmp_path: Path) -> None:
     workers = [Trainer(tmp_path, workers=3, consistency=way) for _ in range(3)]
     for worker in workers:
@@ -223,7 +227,7 @@ def test_ways_that_there_are_not_get_one_sentence(tmp_path: Path) -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for way, sentence in (
-        ("async", r"sync, robust, local or block_momentum, not by 'async'.*use laconic.distribute"),
+        ("async", r"sync, robust, local, block_momentum or diloco, not by 'async'.*use laconic.distribute"),
         ("once", "not by 'once'"),
         ("gossip", "not by 'gossip'"),
         ("sync(drop_slowest=2)", "drop_slowest=2"),

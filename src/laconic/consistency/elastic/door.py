@@ -24,6 +24,7 @@ from laconic.consistency.elastic.meeting import Meeting
 from laconic.consistency.elastic.options import ElasticOptions, Samples
 from laconic.consistency.elastic.replica import BlockWork, Replica, StepWork
 from laconic.consistency.elastic.vectors import Collected, Exact, Rule, weighted_mean
+from laconic.consistency.modes.diloco import Diloco
 from laconic.consistency.modes.local import BlockMomentum, LocalMode
 from laconic.consistency.modes.robust import Robust
 from laconic.consistency.modes.sync import Sync
@@ -31,7 +32,7 @@ from laconic.errors import BadInput
 from laconic.exchange.layout import Exemptions
 from laconic.exchange.options import DEFAULT_CODEC, flat_codec
 
-Way = Sync | Robust | LocalMode | BlockMomentum
+Way = Sync | Robust | LocalMode | BlockMomentum | Diloco
 OWN = "async, stale, and easgd and gossip with asynchronous=true, outlive the loss of a worker by themselves"
 
 
@@ -39,12 +40,17 @@ def way_for(consistency: str | Mode, workers: int | None = None) -> Way:
     """The mode of this spec; BadInput where an elastic training has it not, or not among so few `workers`."""
     mode = build(consistency) if isinstance(consistency, str) else consistency
     if not isinstance(mode, Way):
-        text = f"elastic trains by sync, robust, local or block_momentum, not by '{mode}'"
+        text = f"elastic trains by sync, robust, local, block_momentum or diloco, not by '{mode}'"
         raise BadInput(f"{text}; {OWN}: use laconic.distribute for these")
     if isinstance(mode, Sync) and mode.drop_slowest:
         raise BadInput(f"elastic has an argument of its own for this: drop_slowest={mode.drop_slowest}, not '{mode}'")
-    if isinstance(mode, LocalMode | BlockMomentum) and mode.state == "average":
-        raise BadInput(f"elastic does not send the optimiser's state: '{mode.name}' with state=keep or state=forget")
+    if isinstance(mode, BlockMode):
+        if mode.state == "average":
+            text = f"'{mode.name}' with state=keep or state=forget"
+            raise BadInput(f"elastic does not send the optimiser's state: {text}")
+        if mode.fragments > 1 or mode.delay or mode.mix:
+            text = f"blocks of changing members end with one model for all, not with '{mode}'"
+            raise BadInput(f"{text}: leave fragments, delay and mix out, or use laconic.distribute")
     if isinstance(mode, BlockMomentum) and mode.nesterov:
         raise BadInput("elastic has block_momentum without nesterov")
     if isinstance(mode, Robust) and workers is not None:
@@ -120,9 +126,9 @@ def elastic(
         codec: a spec, through which gradients travel both ways, with error feedback; None: `DEFAULT_CODEC`. Biases,
             norms and parameters of fewer than 1,024 values stay float32. All workers go on with the same decoded mean.
         consistency: what workers agree on: "sync", the mean gradient of every step; "robust(krum, f=1)", what a rule
-            makes of all gradients at the coordinator, which is trusted (`workers` must be enough for f); "local(8)" or
-            "block_momentum(8)", the weights after a block of steps that each worker makes alone, which is then what is
-            committed, or made again.
+            makes of all gradients at the coordinator, which is trusted (`workers` must be enough for f); "local(8)",
+            "block_momentum(8)" or "diloco(100)", the weights after a block of steps that each worker makes alone, which
+            is then what is committed, or made again.
         workers, drop_slowest, patience_s, silence_s, outage_s, algorithm: see `ElasticOptions`.
         unknown: nothing; a name that there is not is refused, with the one that was probably meant.
 

@@ -263,6 +263,7 @@ class BlockWork(StepWork):
                 blocks.begin()  # made without this worker, which had not begun
             blocks.held = {name: replica.extra[name] for name in blocks.held}  # a newcomer has its peer's
             blocks.merge(result, parts)
+            blocks.made = 0
         if parts > 1:
             consolidate_state(self._mode.state, replica.optimizer, replica.weights)
         self._skip(steps - made)

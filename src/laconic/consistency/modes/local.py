@@ -29,6 +29,7 @@ class LocalMode(BlockMode):
         period: steps between two means.
         state: what becomes of the optimiser's state (momentum, Adam's moments) at a mean: keep each worker's own,
             average it (as many bytes again for each tensor in it), or forget it.
+        fragments, delay, mix: see `diloco`.
 
     >>> str(LocalMode(16))
     'local(16)'
@@ -39,6 +40,9 @@ class LocalMode(BlockMode):
 
     period: int = 8
     state: str = "keep"
+    fragments: int = 1
+    delay: int = 0
+    mix: float = 0.0
 
     summary: ClassVar[str] = "weights are averaged every few steps"
     source: ClassVar[str] = "Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019"
@@ -92,6 +96,7 @@ class BlockMomentum(BlockMode):
         nesterov: begin blocks where the momentum will carry the global model.
         learning_rate: ζ, the block learning rate.
         state: the optimiser's state at the end of a block: keep, average or forget (the paper's) it; see `local`.
+        fragments, delay, mix: see `diloco`.
 
     >>> str(BlockMomentum(16, momentum=0.5))
     'block_momentum(16, momentum=0.5)'
@@ -106,6 +111,9 @@ class BlockMomentum(BlockMode):
     nesterov: bool = False
     learning_rate: float = 1.0
     state: str = "forget"
+    fragments: int = 1
+    delay: int = 0
+    mix: float = 0.0
 
     summary: ClassVar[str] = "weights are averaged every few steps, with a momentum of the means"
     source: ClassVar[str] = "Chen and Huo, Blockwise Model-Update Filtering, ICASSP 2016"

@@ -1,0 +1,287 @@
+"""diloco: its formula with all options, torch's outer optimiser, checkpoints to the bit, faults that change nothing."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import laconic
+from laconic.consistency import build
+from laconic.consistency.elastic.door import way_for
+from laconic.consistency.fragments import fragments_of
+from laconic.errors import BadInput, TransportError
+from laconic.lab.clusters.launch import run_job
+from laconic.transports.threads import run_threads
+from laconic.transports.world import World
+from reference import averaging as reference
+from tests.consistency.least_squares import ETA, SIZE, gradient, start, train, train_rows
+
+STEPS, M = 29, 3
+SPECS: dict[str, dict[str, Any]] = {
+    "diloco(6)": {"period": 6},
+    "diloco(6, nesterov=false, momentum=0.5)": {"period": 6, "nesterov": False, "mu": 0.5},
+    "diloco(6, delay=4)": {"period": 6, "delay": 4},
+    "diloco(6, delay=4, mix=0.25)": {"period": 6, "delay": 4, "mix": 0.25},
+    "diloco(6, delay=4, eager=true)": {"period": 6, "delay": 4, "eager": True},
+    "diloco(7, fragments=2)": {"period": 7, "cuts": [0, 30, 40]},
+    "diloco(7, fragments=2, delay=3, mix=0.5, eager=true, learning_rate=0.4)": {
+        "period": 7, "cuts": [0, 30, 40], "delay": 3, "mix": 0.5, "eager": True, "zeta": 0.4,
+    },
+    "local(7, fragments=2, delay=3, mix=0.5)": {
+        "period": 7, "cuts": [0, 30, 40], "delay": 3, "mix": 0.5, "mu": 0.0, "zeta": 1.0,
+    },
+    "block_momentum(6, momentum=0.6, delay=2, learning_rate=0.5)": {
+        "period": 6, "delay": 2, "mu": 0.6, "zeta": 0.5, "nesterov": False,
+    },
+}  # fmt: skip
+
+
+def _near_formula(found: list[dict[str, Any]], options: dict[str, Any]) -> None:
+    """Each worker's weights are those of the reference, and after `finish` all are alike."""
+    rows, _ = reference.diloco(gradient, start(), len(found), STEPS, ETA, **({"cuts": [0, SIZE]} | options))
+    for rank, each in enumerate(found):
+        np.testing.assert_allclose(each["own"].double().numpy(), rows[rank], rtol=5e-5, atol=5e-5)
+        assert torch.equal(each["end"], found[0]["end"])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_option_is_its_formula(spec: str) -> None:
+    found = run_threads(M, lambda t: train(spec, STEPS, World(t)), timeout_s=60)
+    _near_formula(found, SPECS[spec])
+    assert 3 < sum(bool(record.sent_nbytes) for record in found[0]["records"][:-1]) < STEPS
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("engine", ["gloo", "zmq", "mpi"])
+def test_every_engine_gives_the_formula(engine: str) -> None:
+    if engine == "mpi":
+        pytest.importorskip("mpi4py")
+    found = run_job(M, engine, train_rows, (list(SPECS), STEPS), timeout_s=100)
+    for spec, options in SPECS.items():
+        rows = zip(*map(torch.tensor, found[spec]), strict=True)
+        _near_formula([{"own": own, "end": end} for own, end in rows], options)
+
+
+@pytest.mark.parametrize("spec", ["diloco(6, alone=true)", "diloco(6, delay=4, eager=true, alone=true)"])
+def test_a_worker_alone_takes_outer_steps_where_it_is_asked_to(spec: str) -> None:
+    with laconic.init() as world:
+        found = train(spec, STEPS, world)
+    _near_formula([found], SPECS[spec.replace(", alone=true", "")])
+
+
+@pytest.mark.parametrize(("spec", "nesterov"), [("diloco(4)", True), ("diloco(4, nesterov=false)", False)])
+def test_outer_steps_are_those_of_torch_to_the_bit(spec: str, nesterov: bool) -> None:
+    mode: Any = build(spec)
+    draw = torch.Generator().manual_seed(0)
+    theta = torch.randn(1000, generator=draw)
+    outer = torch.optim.SGD([copied := nn.Parameter(theta.clone())], 0.7, momentum=0.9, nesterov=nesterov)
+    held = mode.held(theta)
+    for _ in range(5):
+        mean = theta + 0.1 * torch.randn(1000, generator=draw)
+        copied.grad = theta - mean
+        outer.step()
+        theta = mode.merge(theta, mean, 2, held)
+        assert torch.equal(theta, copied)
+
+
+def test_fragments_are_whole_parameters_of_about_equal_size() -> None:
+    sizes = [40, 1, 1, 30, 30, 1, 60, 5, 20]
+    cut = fragments_of([nn.Parameter(torch.zeros(size)) for size in sizes], 4, 10)
+    assert [[p.numel() for p in each.parameters] for each in cut] == [[40, 1, 1], [30, 30], [1, 60], [5, 20]]
+    assert [(each.part.start, each.part.stop) for each in cut] == [(0, 42), (42, 102), (102, 163), (163, 188)]
+    assert [each.offset for each in cut] == [0, 2, 5, 7]
+    assert [len(each.parameters) for each in fragments_of([nn.Parameter(torch.zeros(9))] * 3, 3, 3)] == [1, 1, 1]
+
+
+NETWORK = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4))
+OVERLAPPED = "diloco(8, fragments=3, delay=2, mix=0.25)"
+UNDER_WAY = {7: -1, 8: 0, 9: 0, 10: 1, 11: 1, 12: -1}  # which fragment, after how many steps
+
+
+def _job(world: World, spec: str, codec: str, dtype: torch.dtype = torch.float32) -> Any:
+    model = copy.deepcopy(NETWORK).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.5)
+    return laconic.distribute(model, optimizer, consistency=spec, codec=codec, world=world)
+
+
+def _flat(model: nn.Module) -> Tensor:
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def _train(job: Any, steps: range) -> None:
+    dtype = next(job.model.parameters()).dtype
+    for step in steps:
+        x = torch.randn(16, 32, generator=torch.Generator().manual_seed(100 * step + job.world.rank))
+        job.optimizer.zero_grad()
+        output = job.model(x.to(dtype)).float()
+        nn.functional.mse_loss(output, torch.tanh(x[:, :4] + x[:, 4:8])).backward()
+        job.optimizer.step()
+
+
+def _ended(job: Any) -> Tensor:
+    job.finish()
+    job.close()
+    return _flat(job.model)
+
+
+@pytest.mark.parametrize("at", UNDER_WAY)
+@pytest.mark.parametrize(
+    ("spec", "codec", "dtype"),
+    [
+        (OVERLAPPED, "topk(0.1)", torch.float32),
+        (OVERLAPPED, "none", torch.bfloat16),
+        ("diloco(8, delay=3, eager=true)", "dynamic8", torch.float32),
+    ],
+)
+def test_a_checkpoint_with_fragments_under_way_goes_on_to_the_bit(
+    spec: str, codec: str, dtype: torch.dtype, at: int
+) -> None:
+    def work(transport: Any) -> tuple[Tensor, Tensor, int]:
+        world = World(transport)
+        job = _job(world, spec, codec, dtype)
+        _train(job, range(at))
+        saved = copy.deepcopy((job.model.state_dict(), job.optimizer.state_dict()))
+        _train(job, range(at, 30))
+        whole, job = _ended(job), _job(world, spec, codec, dtype)
+        job.model.load_state_dict(saved[0])
+        job.optimizer.load_state_dict(saved[1])
+        _train(job, range(at, 30))
+        return whole, _ended(job), saved[1]["laconic"]["under_way"]["number"]
+
+    found = run_threads(2, work, timeout_s=60)
+    for whole, resumed, number in found:
+        assert torch.equal(resumed, whole)
+        assert torch.equal(whole, found[0][0])
+        assert spec != OVERLAPPED or number == UNDER_WAY[at]
+
+
+@pytest.mark.parametrize("steps", range(7, 13))
+def test_finish_completes_what_is_under_way_and_leaves_no_thread(steps: int) -> None:
+    before = threading.active_count()
+
+    def work(transport: Any) -> Tensor:
+        job = _job(World(transport), OVERLAPPED, "dynamic8")
+        _train(job, range(steps))
+        return _ended(job)
+
+    first, second = run_threads(2, work, timeout_s=60)
+    assert torch.equal(first, second)
+    assert threading.active_count() == before
+
+
+def test_closing_with_a_fragment_under_way_leaves_no_thread() -> None:
+    before = threading.active_count()
+
+    def work(transport: Any) -> int:
+        job = _job(World(transport), OVERLAPPED, "dynamic8")
+        _train(job, range(8))
+        number = job.under_way.number
+        job.close()
+        return int(number)
+
+    assert run_threads(2, work, timeout_s=60) == [0, 0]
+    assert threading.active_count() == before
+
+
+def test_a_collective_of_the_loop_waits_for_what_is_under_way() -> None:
+    def work(transport: Any) -> tuple[list[float], Tensor]:
+        world = World(transport)
+        job, sums = _job(world, OVERLAPPED, "dynamic8"), []
+        for step in range(24):
+            _train(job, range(step, step + 1))
+            sums.append(float(laconic.all_reduce(torch.tensor([float(step)]), group=world)))
+        return sums, _ended(job)
+
+    for sums, ended in (found := run_threads(2, work, timeout_s=60)):
+        assert sums == [2.0 * step for step in range(24)]
+        assert torch.equal(ended, found[0][1])
+
+
+def test_a_peer_that_is_lost_leaves_nothing_half_applied() -> None:
+    gone = threading.Event()
+
+    def work(transport: Any) -> Any:
+        job = _job(World(transport), OVERLAPPED, "dynamic8")
+        _train(job, range(7))
+        if transport.rank == 1:
+            transport.close()
+            gone.set()
+            return None
+        gone.wait(60)
+        _train(job, range(7, 9))  # fragment 0 is sent after step 8, and nobody knows yet
+        theta, velocity = job.blocks.start.clone(), job.blocks.held["velocity"].clone()
+        twin = copy.deepcopy(job.model)
+        inner = torch.optim.SGD(twin.parameters(), 0.05, momentum=0.5)
+        inner.load_state_dict(copy.deepcopy(_plain_state(job)))
+        with pytest.raises(TransportError) as caught:
+            _train(job, range(9, 10))
+        _train(_Loop(twin, inner, job.world), range(9, 10))
+        assert torch.equal(_flat(job.model), _flat(twin)), "weights are those of the inner step"
+        assert torch.equal(job.blocks.start, theta)
+        assert torch.equal(job.blocks.held["velocity"], velocity)
+        with pytest.raises(TransportError):
+            job.finish()
+        job.close()
+        return type(caught.value).__name__
+
+    assert run_threads(2, work, timeout_s=60)[0] == "PeerLost"
+
+
+class _Loop:
+    """What `_train` trains, without a job."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World) -> None:
+        self.model, self.optimizer, self.world = model, optimizer, world
+
+
+def _plain_state(job: Any) -> dict[str, Any]:
+    """The inner optimiser's own state: `state_dict` would save the job's, which failed."""
+    momenta = {i: {"momentum_buffer": s["momentum_buffer"]} for i, s in enumerate(job.optimizer.state.values())}
+    plain = torch.optim.SGD(copy.deepcopy(job.model).parameters(), 0.05, momentum=0.5).state_dict()
+    return {**plain, "state": momenta}
+
+
+def test_what_cannot_be_gets_one_sentence() -> None:
+    for spec, sentence in (
+        ("diloco(3, fragments=4)", "4 fragments take turns in a period, got period=3"),
+        ("diloco(8, fragments=2, delay=4)", "delay is below period / fragments = 4 steps"),
+        ("local(8, delay=8)", "local: delay is below period / fragments = 8 steps"),
+        ("diloco(8, fragments=0)", "fragments is a whole number from 1, got 0"),
+        ("diloco(8, delay=-1)", "delay is a whole number from 0, got -1"),
+        ("diloco(8, mix=1)", "mix, a worker's own share, is at least 0 and below 1, got 1"),
+        ("diloco(8, eager=true)", "eager makes up for a delay, and there is none"),
+        ("diloco(8, momentum=1)", "momentum is at least 0 and below 1"),
+        ("diloco(8, learning_rate=0)", "learning_rate, of the outer steps, is above zero"),
+        ("diloco(0)", "period is a number of steps above zero"),
+    ):
+        with pytest.raises(BadInput, match=sentence):
+            build(spec)
+    for spec, codec, sentence in (
+        ("diloco(8, fragments=7)", "none", "7 fragments of 6 parameters"),
+        ("diloco(8, fragments=2)", "powersgd", "codec 'powersgd' is for matrices: leave fragments out"),
+    ):
+        with laconic.init() as world, pytest.raises(BadInput, match=sentence):
+            _job(world, spec, codec)
+    for spec in ("diloco(8, fragments=2)", "local(8, delay=2)", "diloco(8, mix=0.5)"):
+        with pytest.raises(BadInput, match=r"leave fragments, delay and mix out, or use laconic\.distribute"):
+            way_for(spec)
+
+
+def test_a_state_of_other_fragments_is_refused_whole() -> None:
+    with laconic.init() as world:
+        two = _job(world, "diloco(8, fragments=2, delay=2)", "none")
+        three = _job(world, OVERLAPPED, "none")
+        state = three.state_dict()
+        with pytest.raises(BadInput, match="does not fit"):
+            two.load_state_dict(state)
+        damaged = {**state, "under_way": {**state["under_way"], "number": 5}}
+        with pytest.raises(BadInput, match="it is of fragment 5, of 3"):
+            three.load_state_dict(damaged)
+        two.close()
+        three.close()
