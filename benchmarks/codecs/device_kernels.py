@@ -24,9 +24,11 @@ def main(output: Annotated[Path, typer.Option(help="Where the record goes.")] = 
     import triton
 
     from laconic.codecs.device.kernels.ahead import ARCHITECTURES, compile_for, variants
+    from laconic.codecs.device.kernels.topk import LAUNCHES
 
     rows = [dataclasses.asdict(compile_for(variant, name)) for variant in variants() for name in ARCHITECTURES]
-    record = {"environment": environment(), "triton": triton.__version__, "kernels": rows}
+    together = {"topk encode_feedback": LAUNCHES}
+    record = {"environment": environment(), "triton": triton.__version__, "kernels": rows, "together": together}
     output.write_text(json.dumps(record, indent=1) + "\n")
     typer.echo(table(record))
 
@@ -42,5 +44,10 @@ def table(record: dict[str, Any]) -> str:
         cells = [f"{own[name]['registers']}, {own[name]['shared_nbytes']} B" for name in architectures]
         nbytes = next(iter(own.values()))["nbytes_per_value"]
         lines.append(f"| {kernel} | {nbytes:.2f} | {' | '.join(cells)} |")
+    nbytes_of, sums = {row["kernel"]: row["nbytes_per_value"] for row in rows}, []
+    for name, launches in record["together"].items():
+        total = sum(times * nbytes_of[kernel] for kernel, times in launches.items())
+        parts = ", ".join(f"{times} × {kernel}" for kernel, times in launches.items())
+        sums.append(f"{name} takes {total:.2f} bytes a value in all: {parts}; a normal distribution, 1 % of it chosen.")
     told = f"Compiled by Triton {record['triton']}, nothing spilled: a model, not a measurement."
-    return "\n".join([*lines, "", told])
+    return "\n".join([*lines, "", *sums, "", told])

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 import laconic
 from laconic.codecs.device import on_device, way, ways
-from laconic.codecs.device.kernels import casts, eightbit, launch, levels, shell, signs
+from laconic.codecs.device.kernels import casts, eightbit, indices, launch, levels, shell, signs, topk
 from laconic.codecs.device.kernels.checksum import write_header
 from laconic.codecs.device.kernels.shell import KernelWay
 from laconic.errors import NonFiniteError, PayloadError
 from tests.device.gradient_cases import _linear_model, _momentum_sgd, _train
 
 DEVICE = torch.device("fakegpu:0")
-SPECS = ("bf16", "dynamic8(256)", "linear8(256)", "onebit", "qsgd(4)", "ternary")
+SPECS = ("bf16", "dynamic8(256)", "linear8(256)", "onebit", "qsgd(4)", "ternary", "topk(0.1)", "topk(0.1)+qsgd(4)")
 
 
 def _launch_here(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
@@ -41,12 +41,17 @@ def _launch_here(kernel: Any, programs: int, *arguments: Any, **options: Any) ->
 @contextlib.contextmanager
 def _kernels() -> Iterator[None]:
     """Let the fake device be one that kernels run on."""
+    doubles = {
+        "launch": _launch_here,
+        "begin": lambda words, header: _launch_here(write_header, 1, words, *header),
+        "body_sum": lambda words, nbytes: launch.body_sum(words.cpu(), nbytes).to(words.device),
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ways, "no_kernels", lambda device: "")
-        patch.setattr(shell, "body_sum", lambda words, nbytes: launch.body_sum(words.cpu(), nbytes).to(words.device))
-        for family in (casts, eightbit, levels, signs):
-            patch.setattr(family, "launch", _launch_here)
-            patch.setattr(family, "begin", lambda words, header: _launch_here(write_header, 1, words, *header))
+        for family in (casts, eightbit, indices, levels, shell, signs, topk):
+            for name, here in doubles.items():
+                if hasattr(family, name):
+                    patch.setattr(family, name, here)
         ways._choose.cache_clear()
         try:
             yield
@@ -84,7 +89,7 @@ def payloads_cross_to_the_host_and_back(rank: int, controls: Any) -> None:
 
 def nan_is_refused_where_the_payload_comes_to_the_host(rank: int, controls: Any) -> None:
     with _kernels():
-        for spec in ("dynamic8(256)", "linear8(256)", "onebit", "qsgd(4)", "ternary"):
+        for spec in SPECS[1:]:
             x = torch.ones(600)
             x[311] = float("nan")
             there = on_device(laconic.codec(spec), DEVICE)
@@ -95,10 +100,10 @@ def nan_is_refused_where_the_payload_comes_to_the_host(rank: int, controls: Any)
 def jobs_by_kernels_leave_the_processors_bits(rank: int, controls: Any) -> None:
     """On the device of both ranks, and on one of them beside a rank without."""
 
-    def distributed(device: str | torch.device, codec: str) -> nn.Module:
+    def distributed(device: str | torch.device, codec: str, algorithm: str) -> nn.Module:
         model = _linear_model().to(device)
         optimizer = _momentum_sgd(model)
-        job = laconic.distribute(model, optimizer, codec=codec, overlap=True)
+        job = laconic.distribute(model, optimizer, codec=codec, overlap=True, algorithm=algorithm)
         _train(model, optimizer, range(3), rank)
         job.finish()
         told = job.explain()
@@ -108,9 +113,13 @@ def jobs_by_kernels_leave_the_processors_bits(rank: int, controls: Any) -> None:
         return model
 
     with _kernels():
-        for codec in ("dynamic8(256)", "onebit"):
-            here = distributed("cpu", codec)
+        for codec, algorithm in (
+            ("dynamic8(256)", "auto"),
+            ("topk(0.1)", "ssar_split_allgather"),
+            ("topk(0.1)+qsgd(4)", "auto"),
+        ):
+            here = distributed("cpu", codec, algorithm)
             for device in (DEVICE, (torch.device("cpu"), DEVICE)[rank]):
-                there = distributed(device, codec)
+                there = distributed(device, codec, algorithm)
                 for ours, theirs in zip(here.parameters(), there.parameters(), strict=True):
                     assert torch.equal(ours, theirs.cpu()), (codec, device)

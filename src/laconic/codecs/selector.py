@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, no_type_check
+from typing import ClassVar, NoReturn, no_type_check
 
 import numpy as np
 import torch
@@ -260,7 +260,7 @@ NEGATIVE = (-1, -0x80000000)  # keys in the order of −x, below 1 unless x < 0
 _INFINITY = 0x7F800000
 
 
-def raise_non_finite(array: Array, codec: Codec) -> None:
+def raise_non_finite(array: Array, codec: Codec) -> NoReturn:
     bad = np.flatnonzero(~np.isfinite(array))
     raise NonFiniteError(
         f"{codec}: {bad.size} of {array.size} values are NaN or infinite, the first at index {bad[0]}; "

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from laconic.codecs import Codec
 from laconic.codecs.casts import NoneCodec, carrier_of
-from laconic.codecs.selector import Sparse
 from laconic.errors import BadInput, DeviceMemoryError
 from laconic.exchange.auto import GUESS, Exchange, Route, cheapest_coded, message_nbytes, plan_coded, profile_of
 from laconic.exchange.chooser import AutoCodec
@@ -33,7 +32,7 @@ from laconic.exchange.layout import BucketInfo, Entry, Gradients, Parameters, di
 from laconic.exchange.matrices import Matrices, MatrixBucket
 from laconic.exchange.options import CodecChoice, Options
 from laconic.exchange.ownership import check_owner, check_scale
-from laconic.exchange.residuals import PLAIN, Encoder, Residuals, Wrapper, mode_for
+from laconic.exchange.residuals import PLAIN, Encoder, Residuals, Wrapper
 from laconic.exchange.sparse_choice import SPARSE
 from laconic.exchange.thread import depth_of, interleave
 from laconic.schedules.registry import build
@@ -427,16 +426,12 @@ class BucketExchange:
             raise DeviceMemoryError(f"{gradients.buffer.device} has no memory for gradients: {error}") from error
 
     def _stays(self, gradients: Gradients) -> bool:
-        """Whether a device's gradients are encoded there: whole ones, matrices and sparse sums are worked out here."""
+        """Whether a device's gradients are encoded there: whole ones and matrices are worked out here."""
         chosen, algorithm = self.codec_at(gradients.index, gradients.step), self.options.algorithm
         if gradients.buffer.is_sparse or self.dense or chosen.kind == "matrix":
             return False
         if chosen.exact:  # by the engine's own all-reduce, where it takes the device's tensors
             return algorithm in ("auto", "native") and self.world.transport.device == gradients.buffer.device
-        if mode_for(chosen, self.options.feedback) == "selection" or algorithm in SPARSE:
-            return False
-        if isinstance(chosen, Sparse) and algorithm == "auto" and self.world.world_size > 2:
-            return False  # which may go by a sparse sum, on ranks without a device, too
         from laconic.exchange.staging import encodes_there
 
         return encodes_there(chosen, gradients.buffer.device)

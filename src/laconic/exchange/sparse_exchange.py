@@ -62,8 +62,9 @@ class SparseExchange:
         begun = time.perf_counter()
         for channel, start in zip(self.channels, self.starts, strict=False):
             numel = channel.buffer.numel()
-            stream.part(start, start + numel).to_dense(channel.buffer)
-            if numel and not channel.codec.fine and bool(channel.buffer[0].isnan()):
+            part = stream.part(start, start + numel)
+            part.to_dense(channel.buffer)
+            if part.first_is_nan and not channel.codec.fine:
                 channel.buffer.fill_(float("nan"))
         timings.encode_s += encode_s
         timings.decode_s += time.perf_counter() - begun
@@ -74,7 +75,7 @@ class SparseExchange:
         channel = self.channels[index]
         numel = channel.buffer.numel()
         if not isinstance(channel.codec, Sparse):
-            return np.arange(numel), channel.buffer.numpy()
+            return np.arange(numel), channel.buffer.cpu().numpy()
         channel.carry()
         payload = channel.encode(channel.buffer, (0, 0, numel), draws, self._rooms[index])
         if payload is None:

@@ -130,12 +130,27 @@ class SparseStream:
             out = torch.empty(self.numel, dtype=torch.float32)
         elif out.dtype != torch.float32 or tuple(out.shape) != (self.numel,) or not out.is_contiguous():
             raise BadInput(f"sparse: out must be {self.numel} contiguous float32 values, got {tuple(out.shape)}")
-        if self.indices is None:
+        if not out.is_cpu:
+            self._to_device(out)
+        elif self.indices is None:
             out.numpy()[:] = self.values
         else:
             out.zero_()
             put_pairs(out.numpy(), self.indices, self.values)
         return out
+
+    def _to_device(self, out: Tensor) -> None:
+        values = torch.from_numpy(self.values)
+        if self.indices is None:
+            out.copy_(values)
+        else:
+            out.zero_().index_copy_(0, torch.from_numpy(self.indices).to(out.device), values.to(out.device))
+
+    @property
+    def first_is_nan(self) -> bool:
+        """Whether the first value of the vector is NaN."""
+        here = self.count and (self.indices is None or self.indices[0] == 0)
+        return bool(here and np.isnan(self.values[0]))
 
     def pack(self) -> Tensor:
         """The stream as a message."""

@@ -26,7 +26,7 @@ _ENCODE_NBYTES, _DECODE_NBYTES = 288.0, 144.0
 # compiled (benchmarks/results/device_kernels.json).
 KERNEL_NBYTES = {
     "bf16": (14.0, 10.0), "fp16": (14.0, 10.0), "dynamic8": (13.0, 9.0), "linear8": (13.0, 9.0),
-    "onebit": (12.2, 8.2), "sign": (12.1, 8.1),
+    "onebit": (12.2, 8.2), "sign": (12.1, 8.1), "qsgd": (12.5, 8.5), "topk": (19.2, 0.8),
 }  # fmt: skip
 _LARGE = 2**20  # values of a payload whose size a value is taken
 _HOST_ENCODE_S, _HOST_DECODE_S = 1.5e-9, 0.8e-9  # a value, assumed of one core, where a codec has no kernel

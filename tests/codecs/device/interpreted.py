@@ -24,15 +24,21 @@ from torch import Tensor
 import laconic
 from laconic.codecs.device.kernels import KERNELS
 from laconic.codecs.device.kernels.shell import KernelWay
+from laconic.codecs.device.kernels.topk import TopKKernels
+from laconic.codecs.frame import seal
+from laconic.codecs.selector import Sparse
 from laconic.errors import NonFiniteError, PayloadError
 
 CPU = torch.device("cpu")
 
 
+COMPOSITIONS = {"topk": ["topk(0.05)+qsgd(4)", "topk(16, bucket=512)+linear8(64)", "topk(0.1)+bf16"]}
+
+
 def served() -> Iterator[str]:
     """The specs of codecs that kernels serve."""
     for name in KERNELS.names():
-        for spec in specs_of(name):
+        for spec in [*specs_of(name), *COMPOSITIONS.get(name, [])]:
             if (not sys.argv[1:] or name in sys.argv[1:]) and not KERNELS.get(name).why_not(laconic.codec(spec), CPU):
                 yield spec
 
@@ -60,6 +66,9 @@ def inputs(codec: laconic.codecs.Codec, first: bool) -> Iterator[tuple[str, Tens
     few = min(2 * unit + 5, 300)
     for kind in ("mixed", "denormal", "huge", "negative_zero", "zeros") if first else ():
         yield kind, values(kind, few, 1)
+    if isinstance(codec, Sparse):  # more ties than are chosen, over blocks; fewer values than are to be chosen
+        yield "steps", (values("normal", 2 * unit + 11, 3) * 2).round()
+        yield "sparse", values("one_hot", unit + 9, 4)
     yield "ties", ties(few + 1)
     yield "any bits", any_bits(few + 2)
 
@@ -82,6 +91,29 @@ def check_feedback(codec: laconic.codecs.Codec, kernel: KernelWay, x: Tensor) ->
     assert same_bits(there, here), "residual"
 
 
+def check_selection(codec: laconic.codecs.Codec, kernel: KernelWay, x: Tensor) -> None:
+    assert isinstance(codec, Sparse)
+    assert isinstance(kernel, TopKKernels)
+    here = x.flip(0) * 0.25
+    there = here.clone()
+    expected = codec.encode_selection(x, here, step=8)
+    assert same_bits(kernel.encode_selection(x, there, step=8), expected), "encode_selection"
+    assert same_bits(there, here), "what was not selected"
+
+
+def check_forged(codec: laconic.codecs.Codec, kernel: KernelWay, x: Tensor) -> None:
+    """A payload whose checksum is right and whose indices are not: found, here and there, and nothing is written."""
+    assert isinstance(codec, Sparse)
+    payload, out = codec.encode(x), torch.zeros(x.numel())
+    payload[24] ^= 6
+    payload[25:28] = 255
+    seal(payload, codec.wire_name, x.numel(), payload.numel())
+    refused(PayloadError, lambda: kernel.decode_add(payload, out))
+    assert not out.any(), "a forged payload is added"
+    kernel.read_payload(kernel.words_there(payload, x.numel()), out, True)
+    refused(PayloadError, kernel.check)
+
+
 def check_decode(codec: laconic.codecs.Codec, kernel: KernelWay, x: Tensor) -> None:
     numel = x.numel()
     payloads = [codec.encode(x), codec.encode(x.flip(0)), codec.encode(x * 0.5)]
@@ -99,12 +131,12 @@ def check_decode(codec: laconic.codecs.Codec, kernel: KernelWay, x: Tensor) -> N
 def check_findings(codec: laconic.codecs.Codec, kernel: KernelWay, x: Tensor) -> None:
     """A payload on the device: sound ones pass, a flipped bit anywhere and foreign headers are found."""
     payload, numel = codec.encode(x), x.numel()
-    kernel._words_there(payload, numel)
+    kernel.words_there(payload, numel)
     kernel.check()
     for place in {0, 2, 5, 12, payload.numel() // 2, payload.numel() - 1}:
         damaged = payload.clone()
         damaged[place] ^= 4
-        kernel._words_there(damaged, numel)
+        kernel.words_there(damaged, numel)
         refused(PayloadError, kernel.check)
     if not codec.fine and numel > 4:
         for bad in (float("nan"), float("inf"), -float("inf")):
@@ -137,6 +169,8 @@ def main() -> None:
             checks = [check_encode, check_feedback]
             checks += [check_decode] * (kind.startswith("normal"))
             checks += [check_findings] * (kind == "ties")
+            if isinstance(codec, Sparse):
+                checks += [check_selection] * (kind.startswith("normal")) + [check_forged] * (kind == "ties")
             for check in checks:
                 cases += 1
                 try:

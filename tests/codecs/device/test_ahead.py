@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from laconic.codecs.device.kernels.ahead import ARCHITECTURES, Compiled, compile_for, variants
+from laconic.codecs.device.kernels.topk import LAUNCHES
 
 # Bytes a value, to a tenth: scales and the checksum's atomic additions are below that.
 LIMITS = {
@@ -38,3 +39,9 @@ def test_bytes_a_value_are_within_the_model(compiled: list[Compiled]) -> None:
     for name, limit in LIMITS.items():
         assert round(found[name], 1) <= limit, name
         assert found[name] > limit / 2, name  # the count has found what the kernel loads
+
+
+def test_topk_moves_at_most_20_bytes_a_value(compiled: list[Compiled]) -> None:
+    found = {kernel.kernel: kernel.nbytes_per_value for kernel in compiled}
+    total = sum(times * found[name] for name, times in LAUNCHES.items())
+    assert 12 + 4 < total <= 20

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 SPECS = ("none", "fp16", "bf16", "dynamic8", "fp8", "linear8", "mantissa8",
-         "onebit", "qsgd", "sign", "static8", "ternary")  # fmt: skip
+         "onebit", "qsgd", "sign", "static8", "ternary", "topk")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

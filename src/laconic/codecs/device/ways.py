@@ -16,6 +16,7 @@ import torch
 from laconic.codecs.base import Codec
 from laconic.codecs.device.host import HostCodec
 from laconic.codecs.kernel import KernelCodec
+from laconic.codecs.selector import Sparse
 from laconic.registry import Registry
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def _choose(codec: Codec, device: torch.device) -> Way:
         return Way(codec, "torch operations")
     reasons = []
     for line, why, registry in _faster(device):
-        if registry is not None and isinstance(codec, KernelCodec) and codec.name in registry.names():
+        if registry is not None and isinstance(codec, KernelCodec | Sparse) and codec.name in registry.names():
             found = registry.get(codec.name)
             why = found.why_not(codec, device)
             if not why:

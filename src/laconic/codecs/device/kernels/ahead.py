@@ -26,7 +26,8 @@ ARCHITECTURES = {
     "sm_120": GPUTarget("cuda", 120, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-_SHAPE = re.compile(r"(?:tensor<((?:\d+x)+))?!tt\.ptr<(f32|i32)>")
+_OPERANDS = {"load": 1, "store": 2, "atomic_rmw": 2}  # without a mask
+_SHAPE = re.compile(r"(?:tensor<((?:\d+x)+))?!tt\.ptr<(f32|i32|i64)>")
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def compile_for(variant: Variant, architecture: str) -> Compiled:
     source = ASTSource(variant.kernel, signature, constants, aligned)
     options = {"num_warps": variant.num_warps, "enable_fp_fusion": False}
     made = triton.compile(source, target=target, options=options)
-    moved, float_loads = _moved(made.asm["ttir"], variant.constants)
+    moved, float_loads = _moved(made.asm["ttir"], variant)
     wide = float_loads / 4 / (variant.num_warps * target.warp_size)
     registers, spilled, fused, found_wide, byte_stores = (_amd if target.backend == "hip" else _nvidia)(made)
     return Compiled(
@@ -72,9 +73,10 @@ def compile_for(variant: Variant, architecture: str) -> Compiled:
     )  # fmt: skip
 
 
-def _moved(text: str, constants: dict[str, Any]) -> tuple[int, int]:
+def _moved(text: str, variant: Variant) -> tuple[float, int]:
     """The bytes that a program loads and stores, and how many floats it loads; tables are marked to stay cached."""
-    moved = float_loads = 0
+    moved, float_loads = 0.0, 0
+    constants = variant.constants
     padded, places = constants.get("PADDED"), constants.get("PLACES", 1)  # of planes, only `places` are there
     for line in text.splitlines():
         operation = re.search(r"tt\.(load|store|atomic_rmw)\b", line)
@@ -85,7 +87,9 @@ def _moved(text: str, constants: dict[str, Any]) -> tuple[int, int]:
         sides = [int(side) for side in shape.split("x")[:-1]]
         for side in sides:
             count *= places if len(sides) == 3 and side == padded else side
-        moved += 4 * count * (2 if operation[1] == "atomic_rmw" else 1)
+        masked = shape and line.split(" : ")[0].split("tt.")[1].count("%") > _OPERANDS[operation[1]]
+        share = variant.share if masked else 1.0
+        moved += share * (8 if kind == "i64" else 4) * count * (2 if operation[1] == "atomic_rmw" else 1)
         float_loads += count if operation[1] == "load" and kind == "f32" and shape else 0
     return moved, float_loads
 

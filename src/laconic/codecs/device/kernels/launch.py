@@ -33,6 +33,7 @@ class Variant:
         constants: the others, by name.
         values: how many values one program handles, for bytes per value.
         num_warps: threads of a program, by 32.
+        share: of what is loaded and stored under a mask, how much is there.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Variant:
     constants: dict[str, Any]
     values: int
     num_warps: int
+    share: float = 1.0
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, num_warps: int = 4, **constants: Any) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import numpy as np
 import torch
@@ -23,7 +23,10 @@ from laconic.codecs.device.base import DeviceCodec
 from laconic.codecs.device.kernels.launch import HEADER_WORDS, Variant, body_sum
 from laconic.codecs.frame import HEADER_NBYTES, header_words, unseal
 from laconic.codecs.kernel import KernelCodec
+from laconic.codecs.selector import Sparse
 from laconic.errors import NonFiniteError, PayloadError
+
+WritePayload = Callable[[Tensor, Tensor, int, Tensor, Sequence[int]], None]
 
 CORRUPT, NOT_FINITE = 0, 1  # places of a device's findings
 
@@ -36,7 +39,7 @@ class KernelWay(DeviceCodec):
         ahead: how its kernels are launched for whole blocks, to be compiled ahead of time.
     """
 
-    codec: KernelCodec
+    codec: KernelCodec | Sparse
 
     ahead: ClassVar[tuple[Variant, ...]] = ()
 
@@ -64,10 +67,10 @@ class KernelWay(DeviceCodec):
 
     def encode(self, x: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
         values = self.checked(x)
-        return self._encode(values, values, step, out)
+        return self.encoded(values, values, step, out)
 
     def encode_feedback(self, x: Tensor, residual: Tensor, *, step: int = 0, out: Tensor | None = None) -> Tensor:
-        return self._encode(self.checked(x), self.checked_residual(x, residual), step, out)
+        return self.encoded(self.checked(x), self.checked_residual(x, residual), step, out)
 
     def decode(self, payload: Tensor, numel: int, *, out: Tensor | None = None) -> Tensor:
         values = self.values_for(numel, out)
@@ -85,40 +88,55 @@ class KernelWay(DeviceCodec):
         corrupt, not_finite = block.tolist()
         self.memory.give(block, None)
         if corrupt:
-            raise PayloadError(f"{self}: {corrupt} of the payloads decoded on {self.device} are corrupt")
+            raise PayloadError(f"{self}: of what was decoded on {self.device}, {corrupt} checks say that it is corrupt")
         if not_finite:
             text = f"{self}: {not_finite} of the tensors encoded on {self.device} hold NaN or infinity"
             raise NonFiniteError(f"{text}; only finite values can be encoded")
 
-    def _encode(self, x: Tensor, v: Tensor, step: int, out: Tensor | None) -> Tensor:
+    def encoded(self, x: Tensor, v: Tensor, step: int, out: Tensor | None, write: WritePayload | None = None) -> Tensor:
+        """The payload that `write`, `write_payload` where there is none, makes, in `out` or where that goes."""
         buffer, nbytes = self.payload_buffer(v.numel(), out), self.max_nbytes(v.numel())
         payload = buffer[:nbytes]
         words = _whole_words(payload) if payload.device == self.device else None
         if words is None:
             words = torch.zeros(-(-nbytes // 4), dtype=torch.int32, device=self.device)
-        self.write_payload(x, v, step, words, header_words(self.codec.wire_name, v.numel(), nbytes))
+        (write or self.write_payload)(x, v, step, words, header_words(self.codec.wire_name, v.numel(), nbytes))
         if payload.device == self.device:
             self._note_unless_finite(words, v.numel())
             if words.data_ptr() != payload.data_ptr():
                 payload.copy_(words.view(torch.uint8)[:nbytes])
             return payload
         self._bring(words.view(torch.uint8)[:nbytes], payload)
-        scales = payload[HEADER_NBYTES : HEADER_NBYTES + 4 * self.scales(v.numel())].numpy().view(np.float32)
-        if not np.isfinite(scales).all():
-            self.codec.refuse(v.cpu().numpy())
+        scales = payload[HEADER_NBYTES : HEADER_NBYTES + 4 * self.scales(v.numel())].numpy().view(np.int32)
+        if not self.finite(torch.from_numpy(scales)):
+            self.refuse(v)
         return payload
 
     def scales(self, numel: int) -> int:
-        """How many float32 at the start of a body show whether the values are finite."""
+        """How many words at the start of a body show whether the values are finite."""
         return 0
+
+    def finite(self, scales: Tensor) -> Tensor:
+        """Whether values with these scales are finite."""
+        return scales.view(torch.float32).isfinite().all()
+
+    def refuse(self, v: Tensor) -> NoReturn:
+        """Raise the NonFiniteError of the processor's codec."""
+        assert isinstance(self.codec, KernelCodec)
+        self.codec.refuse(v.cpu().numpy())
+
+    def check_here(self, payload: Tensor, numel: int) -> None:
+        """Raise PayloadError if a payload in the processor's memory says what no encoder would."""
+        assert isinstance(self.codec, KernelCodec)
+        self.codec.check_body(payload[HEADER_NBYTES:].numpy(), numel)
 
     def words_of(self, payload: Tensor, numel: int) -> Tensor:
         """A payload's words on the device: checked here if it lies in the processor's memory, else on the device."""
         if isinstance(payload, Tensor) and payload.device == self.device and self.device.type != "cpu":
-            return self._words_there(payload, numel)
+            return self.words_there(payload, numel)
         nbytes = self.max_nbytes(numel)
-        body = unseal(payload, self.codec.wire_name, numel, nbytes=nbytes)
-        self.codec.check_body(body, numel)
+        unseal(payload, self.codec.wire_name, numel, nbytes=nbytes)
+        self.check_here(payload, numel)
         block = self.memory.take(-(-nbytes // 4) * 4, torch.uint8, self.device)
         block[nbytes - nbytes % 4 :] = 0
         block[:nbytes] = payload
@@ -127,7 +145,8 @@ class KernelWay(DeviceCodec):
         self.memory.give(block, streams.mark(words))
         return words
 
-    def _words_there(self, payload: Tensor, numel: int) -> Tensor:
+    def words_there(self, payload: Tensor, numel: int) -> Tensor:
+        """The words of a payload on the device; what is wrong with it is noted."""
         nbytes = self.max_nbytes(numel)
         if payload.dtype != torch.uint8 or payload.dim() != 1 or payload.numel() != nbytes:
             text = f"{self}: payload for {numel} values is 1-D uint8 of {nbytes} bytes"
@@ -140,13 +159,13 @@ class KernelWay(DeviceCodec):
         wrong = words[3] != body_sum(words, nbytes) + start
         for place, field in enumerate(fields):
             wrong |= words[place] != field
-        scales = words[HEADER_WORDS : HEADER_WORDS + self.scales(numel)].view(torch.float32)
-        self.findings[CORRUPT] += (wrong | ~scales.isfinite().all()).to(torch.int32)
+        scales = words[HEADER_WORDS : HEADER_WORDS + self.scales(numel)]
+        self.findings[CORRUPT] += (wrong | ~self.finite(scales)).to(torch.int32)
         return words
 
     def _note_unless_finite(self, words: Tensor, numel: int) -> None:
-        scales = words[HEADER_WORDS : HEADER_WORDS + self.scales(numel)].view(torch.float32)
-        self.findings[NOT_FINITE] += (~scales.isfinite().all()).to(torch.int32)
+        scales = words[HEADER_WORDS : HEADER_WORDS + self.scales(numel)]
+        self.findings[NOT_FINITE] += (~self.finite(scales)).to(torch.int32)
 
     def _bring(self, source: Tensor, target: Tensor) -> None:
         """Copy bytes to the processor's memory, and wait for them."""
