@@ -43,7 +43,7 @@ def test_mypy_understands_the_doors() -> None:
 
 
 def test_pyright_understands_the_doors() -> None:
-    program = shutil.which("pyright") or shutil.which("basedpyright")
+    program = shutil.which("basedpyright", path=Path(sys.executable).parent) or shutil.which("pyright")
     if program is None:
         pytest.skip("neither pyright nor basedpyright is installed")
     said = _said(program, "--project", SAMPLES / "pyrightconfig.json")

@@ -39,8 +39,10 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
     "demo": "laconic.cli.compare:demo",
     "doctor": "laconic.cli.doctor:doctor",
     "inspect": "laconic.cli.shrink:inspect",
+    "join": "laconic.cli.join:join",
     "key": "laconic.cli.key:key",
     "lint": "laconic.cli.report:lint",
+    "meet": "laconic.cli.meet:meet",
     "plan": "laconic.cli.plan:plan",
     "probe": "laconic.cli.probe:probe",
     "profile": "laconic.cli.plan:profile",
@@ -50,12 +52,13 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
     "search": "laconic.cli.search:search",
     "shrink": "laconic.cli.shrink:shrink",
     "simulate": "laconic.cli.schedule:simulate",
+    "status": "laconic.cli.status:status",
     "train": "laconic.cli.train:train",
     "warm": "laconic.cli.warm:warm",
 }
 HELP = "Laconic trains PyTorch models over networks slower than the model, and shrinks them to ship."
 # What follows the script is the script's own.
-SETTINGS = {"run": {"allow_interspersed_args": False}}
+SETTINGS = {name: {"allow_interspersed_args": False} for name in ("join", "run")}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -191,7 +191,7 @@ def test_wrong_use_gets_one_sentence(tmp_path: Path) -> None:
     job.close()
     with pytest.raises(BadInput, match="no longer"):
         _ = job.steps
-    with pytest.raises(PeerLost, match="begin in another folder"):
+    with pytest.raises(PeerLost, match="begin at another meeting place"):
         _elastic(tmp_path / "b", nn.Linear(2, 1), patience_s=0.3)
 
 

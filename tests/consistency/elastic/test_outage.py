@@ -16,14 +16,14 @@ import pytest
 import torch
 
 import laconic
-from laconic.consistency.elastic import meeting as meeting_module
 from laconic.consistency.elastic.meeting import Meeting, read_events
+from laconic.consistency.elastic.places import folder as folder_module
 from laconic.errors import StorageError
 from tests.consistency.elastic.trainers import Trainer, assert_alike, until
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:.*(waits for a folder|newcomers wait|left out|cannot be written)"),
+    pytest.mark.filterwarnings("ignore:.*(trying again|newcomers wait|left out|cannot be written)"),
 ]
 OPTIONS: dict[str, Any] = {"data": laconic.Samples(256, 32, 30)}
 
@@ -35,7 +35,7 @@ class Disk:
         self.full, self._names = False, names
         self.refused: list[str] = []
         for name in ("create", "append"):
-            monkeypatch.setattr(meeting_module, name, self._failing(getattr(meeting_module, name)))
+            monkeypatch.setattr(folder_module, name, self._failing(getattr(folder_module, name)))
 
     def _failing(self, write: Callable[..., Any]) -> Callable[..., Any]:
         def attempt(path: Path, *about: Any, **more: Any) -> Any:
@@ -126,7 +126,7 @@ class Readings:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lost, self.refused = False, 0
-        for holder, name in ((meeting_module.os, "listdir"), (Path, "exists"), (Path, "read_bytes")):
+        for holder, name in ((folder_module.os, "listdir"), (Path, "read_bytes")):
             monkeypatch.setattr(holder, name, self._failing(getattr(holder, name)))
 
     def _failing(self, read: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ Callers: users. Each worker is a process that runs the same script; nothing else
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Never
@@ -32,6 +33,7 @@ from laconic.errors import BadInput
 from laconic.exchange.layout import Exemptions
 from laconic.exchange.options import DEFAULT_CODEC, flat_codec
 
+MEETING_VARIABLE = "LACONIC_MEETING"
 Way = Sync | Robust | LocalMode | BlockMomentum | Diloco
 OWN = "async, stale, and easgd and gossip with asynchronous=true, outlive the loss of a worker by themselves"
 
@@ -80,6 +82,15 @@ def terms_of(way: Way, codec: Codec, options: ElasticOptions) -> str:
     return terms + (f", exchanged by {options.algorithm}" if options.algorithm != "auto" else "")
 
 
+def meeting_of(given: str | Path | None) -> str | Path:
+    """The meeting place that was given, or that the environment names."""
+    found = given or os.environ.get(MEETING_VARIABLE)
+    if not found:
+        cure = f"give meeting=, a folder or an address, or start the script by `laconic join` ({MEETING_VARIABLE})"
+        raise BadInput(f"elastic needs a place where workers meet; {cure}")
+    return found
+
+
 def ruled(way: Robust) -> Rule:
     """A robust rule over all members that have samples; the samples of each count alike."""
 
@@ -93,7 +104,7 @@ def elastic(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     data: Samples,
-    meeting: str | Path,
+    meeting: str | Path | None = None,
     *,
     codec: str | Codec | None = None,
     consistency: str | Mode = "sync",
@@ -115,13 +126,14 @@ def elastic(
     Cost of a step, or of a block: that of the all-reduce, 2·(P − 1)/P of a payload each way by most algorithms, and
     three small messages between each worker and the coordinator, which is the longest-standing one. With a robust rule
     or `drop_slowest` the coordinator receives and sends P − 1 payloads, and every other worker one. A view change costs
-    a file in `meeting` and a round of small messages; a newcomer also the state, sent by one peer.
+    a text at the meeting place and a round of small messages; a newcomer also the state, sent by one peer.
 
     Args:
         model: parameters float32, bfloat16 or float16, on any device; all workers must build the same shapes.
         optimizer: of the model's parameters. `job.step()` steps it, not you.
         data: the samples of an epoch, of a step, and how many epochs.
-        meeting: a folder all workers can write to, of this job alone.
+        meeting: where the workers of this job meet: a folder that all can write to, `tcp://host:port/job` for a
+            `laconic meet` there, or `etcd://host:2379/job`. None: LACONIC_MEETING, as `laconic join` sets it.
         scheduler: a learning-rate scheduler, stepped after every committed step.
         codec: a spec, through which gradients travel both ways, with error feedback; None: `DEFAULT_CODEC`. Biases,
             norms and parameters of fewer than 1,024 values stay float32. All workers go on with the same decoded mean.
@@ -155,7 +167,7 @@ def elastic(
 
     Source: Chen et al., Revisiting Distributed Synchronous SGD, 2016 (backup workers); Birman and Joseph, Exploiting
         virtual synchrony in distributed systems, SOSP 1987 (views).
-    Differs: views are numbered by files in a shared folder, of which each can be made once, not by a vote; gradients
+    Differs: views are numbered at a meeting place, where each can be made once, not by a vote; gradients
         dropped by `drop_slowest` are computed again from the same samples later, not lost; blocks end with the epoch.
     """
     given = ElasticOptions.of({
@@ -168,4 +180,4 @@ def elastic(
     compile_planned([built])
     exempt, terms = None if built.exact else Exemptions(), terms_of(way, built, given)
     replica = Replica(model, optimizer, data.ledger(), scheduler, exempt=exempt, terms=terms)
-    return ElasticJob(replica, parts_of(way, built, replica, given), Meeting(meeting), given, data.epochs)
+    return ElasticJob(replica, parts_of(way, built, replica, given), Meeting(meeting_of(meeting)), given, data.epochs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from laconic.consistency.elastic.exchanged import Exchanged
 from laconic.consistency.elastic.group import Group
-from laconic.consistency.elastic.meeting import Meeting, View
+from laconic.consistency.elastic.meeting import STATUS_S, Meeting, View
 from laconic.consistency.elastic.membership import Fenced, Membership, TrainingOver
 from laconic.consistency.elastic.options import Deadline, ElasticOptions
 from laconic.consistency.elastic.replica import Replica, StepWork, digest
@@ -21,6 +22,8 @@ from laconic.consistency.elastic.watch import NO_MODEL, MemberWatch, Standing
 from laconic.errors import BadInput
 from laconic.exchange.job import Job, StepRecord
 from laconic.storage.form import check_like
+
+RECENT = 20  # steps that a status is taken from
 
 
 class NoMember(NamedTuple):
@@ -57,6 +60,7 @@ class ElasticJob(Job):
         self._deadline = Deadline(options.patience_s)
         self.model, self.optimizer = replica.model, replica.optimizer
         self.finished, self.is_over, self.rejoined = False, False, 0
+        self._reported_at = 0.0
         self._is_due = False  # a batch was given, for which step() has not been called
         self.records: list[StepRecord] = []
         self._unsettled: list[StepRecord] = []
@@ -66,6 +70,9 @@ class ElasticJob(Job):
             self._group = Group(membership)
         except TrainingOver:
             self._end_without(stacklevel=4)
+        except BaseException:
+            meeting.close()
+            raise
 
     # what a training loop needs
 
@@ -133,7 +140,26 @@ class ElasticJob(Job):
             self._unsettled.clear()
             if len(self.records) > self.KEPT:
                 del self.records[: self.KEPT // 2]
+            self._report(group)
         return True
+
+    def _report(self, group: Group) -> None:
+        """Let `laconic status` know how far this worker is, every few seconds."""
+        if time.monotonic() - self._reported_at < STATUS_S:
+            return
+        recent, self._reported_at = self.records[-RECENT:], time.monotonic()
+        seconds = sum(record.seconds for record in recent)
+        self._meeting.report(group.watch.id, {
+            "worker": group.watch.id,
+            "host": socket.gethostname(),
+            "view": group.view.number,
+            "step": group.watch.steps,
+            "epoch": self._replica.ledger.epoch,
+            "seconds_per_step": seconds / len(recent),
+            "wait_share": sum(record.wait_s for record in recent) / max(seconds, 1e-9),
+            "sent_nbytes": group.line.sent_nbytes,
+            "rejoined": self.rejoined,
+        })  # fmt: skip
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
@@ -182,8 +208,9 @@ class ElasticJob(Job):
     def _end_without(self, stacklevel: int) -> None:
         """The training is over without this worker: say so, and have no batches for it."""
         self._group, self.is_over = None, True
-        over = f"the job in {self._meeting.folder} has finished: nothing is left to train, and this model is not its"
-        warnings.warn(f"{over} result; another training needs another folder", stacklevel=stacklevel)
+        self._meeting.close()
+        over = f"the job in {self._meeting.where} has finished: nothing is left to train, and this model is not its"
+        warnings.warn(f"{over} result; another training needs another meeting place", stacklevel=stacklevel)
 
     # what it is doing
 
@@ -242,6 +269,7 @@ class ElasticJob(Job):
             if self._work.made:
                 self._work.abandon()
             group.leave()
+        self._meeting.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the job is in its data, what its mode keeps and what this worker is still to send, between two steps.

@@ -23,7 +23,7 @@ from laconic.transports.zeromq import ZmqTransport
 from laconic.transports.zeromq_keys import is_loopback, read_key
 from laconic.transports.zeromq_mesh import Patience
 
-# How often a wait looks into the meeting folder: messages tell of new views, the folder is for those that nobody told.
+# How often a wait looks at the meeting place: messages tell of new views, the place is for those that nobody told.
 LOOK_S = 0.1
 HEARTBEAT_S = 0.25
 LINGER_S = 0.5
@@ -250,12 +250,16 @@ class Line:
         if view.number > self.view.number:
             raise NewView(view)
 
-    def look(self) -> None:
-        """Look for a newer view in the meeting folder; NewView when there is one that can be read."""
+    def look(self, *, fresh: bool = False) -> None:
+        """Look for a newer view at the meeting place; NewView when there is one that can be read.
+
+        Args:
+            fresh: ask the place itself, which may take a while, not what was read there a moment ago.
+        """
         self._looked_at = time.monotonic()
-        newest = None
+        newest, find = None, self.meeting.newest if fresh else self.meeting.seen
         with contextlib.suppress(OSError, PayloadError):  # messages tell of views too
-            newest = self.meeting.newest(self.view.number)
+            newest = find(self.view.number)
         if newest is not None:
             raise NewView(newest)
 

@@ -1,36 +1,39 @@
-"""The folder where workers meet: numbers for newcomers, the list of views, and what happened.
+"""Where workers meet: numbers for newcomers, the list of views, what happened, and how far everyone is.
 
-Callers: `group.py`. The folder must be one that all workers share (a disk on one machine, NFS between several); it is
-the only thing that has to survive every worker. It holds
+Callers: `membership.py` and `line.py`; `laconic status` and the laboratory read it. The place (`places/`) must be one
+that all workers reach; it is the only thing that has to survive every worker. It holds
 
     id-00000007            number 7 is taken
     view-00000012.json     the members of view 12, the coordinator first
     events.jsonl           who joined, left or was lost, when, at which step
+    status-00000007.json   how far worker 7 is, every few seconds
     key                    beyond loopback: the job's key, made by whoever came first
     finished.json          the training is over
 
-Invariant: view n is written once, by a hard link that fails when it is there. So of two workers that believe the other
-dead only one gets view n+1, and the other finds that it is out: a zombie cannot form a group of its own.
+Invariant: view n is written once. So of two workers that believe the other dead only one gets view n+1, and the other
+finds that it is out: a zombie cannot form a group of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
+import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from laconic.errors import BadInput, PayloadError, StorageError
-from laconic.storage.files import append, create, folder_of
-from laconic.storage.json_text import read_lines, seal, unseal
+from laconic.consistency.elastic.places import open_place
+from laconic.errors import PayloadError, StorageError
+from laconic.storage.json_text import parse_lines, read_lines, seal, unseal
 from laconic.transports.zeromq_keys import new_key
 
+READ_S = 0.25  # how often a thread looks for views at a place that is far away
+STATUS_S = 2.0  # how often a worker says how far it is
 _ID = re.compile(r"id-(\d{8})")
 _VIEW = re.compile(r"view-(\d{8})\.json")
 
@@ -74,89 +77,155 @@ class View:
 
 
 class Meeting:
-    """The folder of one job; made when it is not there, readable by its owner only.
+    """One worker's access to the meeting place of its job.
 
-    What cannot be read or written raises StorageError.
+    What cannot be read or written raises StorageError, and may be tried again.
+
+    Args:
+        where: a folder, or an address; see `places.open_place`.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = folder_of(folder)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise BadInput(f"workers cannot meet in {folder}: {error.strerror}") from None
+    def __init__(self, where: str | Path) -> None:
+        self._place = open_place(where)
+        self.where = self._place.where
+        self._reader: _Background | None = None
 
     def number(self) -> int:
         """A number that no other worker of this job has or had."""
         candidate = self._highest(_ID) + 1
-        while not create(self.folder / f"id-{candidate:08d}", ""):
+        while not self._place.create(f"id-{candidate:08d}", ""):
             candidate += 1
         return candidate
 
     def publish(self, view: View) -> bool:
         """Make a view the valid one; False when another of its number is there already."""
-        return create(self._path(view.number), view.to_json())
+        name, text = _view_name(view.number), view.to_json()
+        # Where the answer to an earlier try was lost, the view that is there is this one.
+        return self._place.create(name, text) or self._place.read(name) == text.encode()
 
     def newest(self, known: int = 0) -> View | None:
         """The newest view above number `known`; None where there is none."""
-        number = known or self._highest(_VIEW)
-        with self._reading():
-            while known and self._path(number + 1).exists():
-                number += 1
-            if number <= known:
-                return None
-            text = self._path(number).read_bytes()
+        number, text = known or self._highest(_VIEW) - 1, None
+        while (later := self._place.read(_view_name(number + 1))) is not None:
+            number, text = number + 1, later
+        if text is None:
+            return None
         try:
             return View.parse(text)
         except PayloadError as error:
-            raise PayloadError(f"{self._path(number)} is {error}") from error
+            raise PayloadError(f"{_view_name(number)} in {self.where} is {error}") from error
 
-    def _highest(self, pattern: re.Pattern[str]) -> int:
-        """The highest number of files that are called so, 0 where there are none."""
-        with self._reading():
-            return max((int(name[1]) for name in map(pattern.fullmatch, os.listdir(self.folder)) if name), default=0)
+    def seen(self, known: int) -> View | None:
+        """As `newest`, without waiting: at a place that is far away, what a thread has read a moment ago."""
+        if self._place.is_quick:
+            return self.newest(known)
+        view = self._background().view
+        return view if view is not None and view.number > known else None
 
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            text = f"{error.filename or self.folder} cannot be read: {error.strerror}"
-            raise StorageError(text, error.errno) from error
+    def report(self, worker: int, status: dict[str, Any]) -> None:
+        """Say how far a worker is, without waiting; what cannot be written is left out."""
+        self._background().status = (worker, status)
+
+    def statuses(self) -> list[dict[str, Any]]:
+        """What the members of the newest view have reported last; nothing for those who have not."""
+        view = self.newest()
+        texts = (self._place.read(_status_name(member)) for member in (view.ids if view else ()))
+        return [status for text in texts if text is not None for status in parse_lines(text, unseal)]
 
     def key(self) -> bytes:
         """The job's key: made by the first who asks, read by all others."""
-        path = self.folder / "key"
-        with self._reading():
-            if path.exists():
-                return path.read_bytes()
-        create(path, new_key().decode())
-        with self._reading():
-            return path.read_bytes()
+        found = self._place.read("key")
+        if found is None:
+            self._place.create("key", new_key().decode())
+            found = self._place.read("key")
+        if found is None:
+            raise StorageError(f"the key that was made in {self.where} is gone")
+        return found
 
     def finish(self, step: int) -> None:
         """Say that the training is over; a warning when that cannot be written."""
         try:
-            create(self.folder / "finished.json", json.dumps({"step": step}))
+            self._place.create("finished.json", json.dumps({"step": step}))
         except StorageError as error:
             warnings.warn(f"{error}; the training is over, and who comes now finds nobody", stacklevel=2)
 
     @property
     def finished(self) -> bool:
         """Whether the training is over."""
-        with self._reading():
-            return (self.folder / "finished.json").exists()
+        return self._place.read("finished.json") is not None
 
     def record(self, events: Iterable[dict[str, Any]]) -> None:
         """Append events, one JSON object a line; a warning when they cannot be written."""
         lines = [seal(event) for event in events]
+        if not lines:
+            return
         try:
-            append(self.folder / "events.jsonl", lines, mode=0o600)
+            self._place.append("events.jsonl", lines)
         except StorageError as error:
             warnings.warn(f"{error}; left out: {'; '.join(lines)}", stacklevel=2)
 
-    def _path(self, number: int) -> Path:
-        return self.folder / f"view-{number:08d}.json"
+    def events(self) -> list[dict[str, Any]]:
+        """What happened to the job, in order; see `read_events`."""
+        return list(parse_lines(self._place.read("events.jsonl") or b"", unseal))
+
+    def close(self) -> None:
+        """Give up the place; safe to call twice."""
+        if self._reader is not None:
+            self._reader.stop()
+        self._place.close()
+
+    def _highest(self, pattern: re.Pattern[str]) -> int:
+        """The highest number of texts that are called so, 0 where there are none."""
+        return max((int(name[1]) for name in map(pattern.fullmatch, self._place.names()) if name), default=0)
+
+    def _background(self) -> _Background:
+        if self._reader is None:
+            self._reader = _Background(self)
+            self._reader.start()
+        return self._reader
+
+    def write_status(self, worker: int, status: dict[str, Any]) -> None:
+        """Write what `report` was told."""
+        self._place.replace(_status_name(worker), seal({**status, "at": time.time()}) + "\n")
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether reading the place takes no longer than looking into a file."""
+        return self._place.is_quick
+
+
+class _Background(threading.Thread):
+    """Reads views and writes one worker's status, so that its training waits for no place that is far away."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        super().__init__(name="laconic-meeting", daemon=True)
+        self.view: View | None = None
+        self.status: tuple[int, dict[str, Any]] | None = None
+        self._meeting, self._is_over = meeting, threading.Event()
+        self._written_at = 0.0
+
+    def run(self) -> None:
+        while not self._is_over.wait(READ_S):
+            with contextlib.suppress(StorageError, PayloadError):  # it may be away: members talk to each other
+                if not self._meeting.is_quick:
+                    self.view = self._meeting.newest(self.view.number if self.view else 0) or self.view
+            status, now = self.status, time.monotonic()
+            if status is not None and now - self._written_at > STATUS_S:
+                self.status, self._written_at = None, now
+                with contextlib.suppress(StorageError):
+                    self._meeting.write_status(*status)
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self.join()
+
+
+def _view_name(number: int) -> str:
+    return f"view-{number:08d}.json"
+
+
+def _status_name(worker: int) -> str:
+    return f"status-{worker:08d}.json"
 
 
 def read_events(folder: str | Path) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from laconic.consistency.elastic.vectors import Collected
 from laconic.consistency.elastic.watch import LOGGER, NO_MODEL, TICK_S, MemberWatch, model_lost
 from laconic.errors import BadInput, PeerLost, StorageError
 
-LOOK_S = 0.08  # how often the meeting folder is looked into while nobody answers
+LOOK_S = 0.08  # how often the meeting place is looked at while nobody answers
 ASK_AGAIN_S = 1.0  # a coordinator may have changed its mind about us, or its role, without a new view
 
 
@@ -39,7 +39,7 @@ def found(line: Line, job: str, outage_s: float) -> View | None:
     """The first view, with this worker alone, if nobody has made one yet."""
     meeting = line.meeting
     alone = View(1, ((line.id, line.address),), job, time.time())
-    return alone if outlast(meeting.newest, meeting.folder, outage_s) is None and meeting.publish(alone) else None
+    return alone if outlast(meeting.newest, meeting.where, outage_s) is None and meeting.publish(alone) else None
 
 
 def join(line: Line, job: str, patience_s: float, outage_s: float) -> View:
@@ -47,14 +47,14 @@ def join(line: Line, job: str, patience_s: float, outage_s: float) -> View:
 
     Raises:
         PeerLost: nobody is reached in `patience_s`.
-        StorageError: the folder cannot be read for `outage_s`.
+        StorageError: the meeting place cannot be read for `outage_s`.
     """
     seen, asked_at, quiet_since = 0, 0.0, time.monotonic()
     while True:
-        newest = outlast(line.meeting.newest, line.meeting.folder, outage_s)
+        newest = outlast(line.meeting.newest, line.meeting.where, outage_s)
         assert newest is not None
         if newest.job != job:
-            raise BadInput(f"the job in {line.meeting.folder} trains {newest.job}; this worker has {job}")
+            raise BadInput(f"the job in {line.meeting.where} trains {newest.job}; this worker has {job}")
         if line.id in newest.ids:
             return newest
         if newest.number != seen:
@@ -64,13 +64,13 @@ def join(line: Line, job: str, patience_s: float, outage_s: float) -> View:
         view = line.invitation(LOOK_S if asked_at else TICK_S)
         if view is not None:
             return view
-        if outlast(lambda: line.meeting.finished, line.meeting.folder, outage_s):
+        if outlast(lambda: line.meeting.finished, line.meeting.where, outage_s):
             raise TrainingOver
         if line.has_reached(newest.coordinator):
             quiet_since = time.monotonic()  # it lives, and answers between two steps
         if time.monotonic() - quiet_since > patience_s:
-            where = f"[worker {line.id}] not all of view {newest.number} in {line.meeting.folder} can be reached"
-            cure = "if all are gone, so is the model: begin in another folder"
+            where = f"[worker {line.id}] not all of view {newest.number} in {line.meeting.where} can be reached"
+            cure = "if all are gone, so is the model: begin at another meeting place"
             raise PeerLost(f"{where} within {patience_s:g} s; {cure}", rank=line.id, peer=newest.coordinator)
 
 
@@ -107,7 +107,7 @@ class Membership:
         """
         self.wire.forget()
         job, number, outage_s = self.replica.signature, self._number(), self.options.outage_s
-        line = outlast(lambda: Line(self.meeting, number, self.options.silence_s), self.meeting.folder, outage_s)
+        line = outlast(lambda: Line(self.meeting, number, self.options.silence_s), self.meeting.where, outage_s)
         self.watch = MemberWatch(line, self.replica, self.deadline, self.options, self.period)
         self.pending = None
         try:
@@ -121,17 +121,17 @@ class Membership:
             raise
 
     def _number(self) -> int:
-        """A number for this worker; where the job is there, but its folder cannot be written to, it is waited for."""
-        folder, outage_s = self.meeting.folder, self.options.outage_s
-        outage = Outage(f"a number in {folder}", outage_s, "the model is with the members")
+        """A number for this worker; waits for a meeting place that has the job, but cannot be written to."""
+        where, outage_s = self.meeting.where, self.options.outage_s
+        outage = Outage(f"a number in {where}", outage_s, "the model is with the members")
         while True:
             try:
                 return self.meeting.number()
             except StorageError as error:
-                if outlast(lambda: self.meeting.finished, folder, outage_s):
+                if outlast(lambda: self.meeting.finished, where, outage_s):
                     raise TrainingOver from None
-                if outlast(self.meeting.newest, folder, outage_s) is None:
-                    raise StorageError(f"workers cannot meet in {folder}: {error}", error.errno) from error
+                if outlast(self.meeting.newest, where, outage_s) is None:
+                    raise StorageError(f"workers cannot meet in {where}: {error}", error.errno) from error
                 outage.failed(error)
                 time.sleep(RETRY_S)
 

@@ -20,7 +20,7 @@ class MemberKind(MessageKind):
     """What a message is for; M: said by a member to the coordinator, C: by the coordinator to members."""
 
     JOIN = 64  # by a newcomer to the coordinator; text: its address
-    VIEW = 65  # C: a new view, as in the meeting folder, is the text
+    VIEW = 65  # C: a new view, as at the meeting place, is the text
     REPORT = 66  # M: in this view; step: how many steps are applied here, −1 without a model; flag: was told to train
     START = 67  # C: the view begins at `step`; flag: train, else wait; detail: a bit for each that gets a STATE
     FETCH = 68  # C: send me your state

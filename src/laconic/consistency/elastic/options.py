@@ -50,7 +50,7 @@ class ElasticOptions:
         silence_s: after so long without a heartbeat a connection counts as broken, whatever steps take.
         algorithm: how members sum what they have among themselves, see `laconic.compress`.
         outage_s: how long what surrounds the job may fail: for so long a worker that was shut out tries to come back,
-            and a change of members that cannot be written into the meeting folder is tried again.
+            and a change of members that cannot be written at the meeting place is tried again.
     """
 
     workers: int = 1

@@ -1,4 +1,4 @@
-"""A meeting folder that cannot be written or read for a while: full, read-only, without inodes, out of reach.
+"""A meeting place that cannot be written or read for a while: full, read-only, without inodes, out of reach.
 
 Callers: `watch.py` (the next view) and `membership.py` (what a newcomer needs), which try again until it works.
 Training that needs no change of members goes on meanwhile, and the model stays in every member's memory.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 from laconic.errors import StorageError
@@ -45,20 +44,20 @@ class Outage:
         """
         if self._since is None:
             self._since = time.monotonic()
-            text = f"{self._what} waits for a folder that can be {self._deed}, for {self._patience_s:g} s at most"
+            text = f"{self._what} cannot be {self._deed}; trying again for {self._patience_s:g} s at most"
             warnings.warn(f"{text}: {error}", stacklevel=2)
         if time.monotonic() - self._since >= self._patience_s:
             text = f"{self._what} could not be {self._deed} for {self._patience_s:g} s: {error}"
             raise StorageError(f"{text}; {self._kept}", error.errno) from error
 
 
-def outlast(read: Callable[[], T], folder: Path, patience_s: float) -> T:
-    """What `read` finds in a meeting folder, as soon as that can be read.
+def outlast(read: Callable[[], T], where: str, patience_s: float) -> T:
+    """What `read` finds at a meeting place, as soon as that can be read.
 
     Raises:
         StorageError: it could not for `patience_s`.
     """
-    outage = Outage(f"the meeting folder {folder}", patience_s, "the model is with the members", "read")
+    outage = Outage(f"the meeting place {where}", patience_s, "the model is with the members", "read")
     while True:
         try:
             return read()

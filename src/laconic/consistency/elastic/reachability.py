@@ -1,9 +1,9 @@
 """Which side of a broken network a worker is on: one that cannot reach most of the others may itself be cut off.
 
 Caller: `watch.py`, before it publishes a view without the lost. A majority that is out of reach has lost us, too: it
-makes the next view first if we hesitate, and we find in the folder that we are out. The others' hosts are asked for a
-TCP connection, which they accept or refuse by themselves, whatever the process does: who is merely slow, stopped or
-dead is not out of reach.
+makes the next view first if we hesitate, and we find at the meeting place that we are out. The others' hosts are asked
+for a TCP connection, which they accept or refuse by themselves, whatever the process does: who is merely slow, stopped
+or dead is not out of reach.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class MemberWatch:
         self.line, self.standing = line, Standing()
         self._replica, self._deadline, self._options, self._period = replica, deadline, options, period
         self._cut_off, self._suspects = CutOffCheck(), LossLedger(())
-        self._admits_at = 0.0  # newcomers wait until then, for the folder refused the view with them in it
+        self._admits_at = 0.0  # newcomers wait until then, for the meeting place refused the view with them in it
 
     def enter(self, view: View) -> None:
         """Watch the members of this view from now on."""
@@ -178,7 +178,7 @@ class MemberWatch:
             first = self.here[0]
             if first == self.id:
                 if not self.hesitates():
-                    self.line.look()
+                    self.line.look(fresh=True)
                     if self.standing.step == NO_MODEL:
                         raise model_lost(self.id)
                     self.propose(self.lost.values())
@@ -241,7 +241,7 @@ class MemberWatch:
             LOGGER.warning("worker %d goes on without worker %d: %s", self.id, member, loss.why)
         standing, made = self.standing, max(0, self.steps)
         redo = self._period if standing.begun and not standing.ending else 0  # others may be further on
-        cure = "save it elsewhere, as with torch.save(model.state_dict(), path), and begin again in another folder"
+        cure = "save it, as with torch.save(model.state_dict(), path), and begin again at another meeting place"
         kept = f"the model after {made} steps is in this worker's memory: {cure}"
         outage = Outage(f"[worker {self.id}] view {self.view.number + 1}", self._options.outage_s, kept)
         try:

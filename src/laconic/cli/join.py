@@ -1,0 +1,41 @@
+"""`laconic join`: start a worker of an elastic job on a machine that has Python and the script."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from laconic.errors import BadInput
+
+Meeting = Annotated[str, typer.Argument(help="Where the job meets: a folder, tcp://host:port/job or etcd://host/job.")]
+Script = Annotated[Path, typer.Argument(help="A script that calls laconic.elastic without naming a meeting place.")]
+Arguments = Annotated[list[str] | None, typer.Argument(help="The script's own arguments.")]
+
+
+def join(meeting: Meeting, script: Script, arguments: Arguments = None) -> None:
+    """Check this machine and the meeting place, then start the script as one more worker of the job."""
+    from laconic.consistency.elastic.door import MEETING_VARIABLE
+    from laconic.consistency.elastic.meeting import Meeting as Place
+
+    if not script.is_file():
+        raise BadInput(f"there is no script {script}")
+    with contextlib.closing(Place(meeting)) as place:
+        if place.finished:
+            typer.echo(f"the job at {place.where} has finished: there is nothing to join", err=True)
+            return
+        view = place.newest()
+        others = "nobody yet: this worker's model is the one to begin with" if view is None else (
+            f"view {view.number} with {len(view.ids)} members, which train {view.job}"
+        )  # fmt: skip
+    bound = os.environ.get("LACONIC_BIND")
+    if bound is None and "://" in meeting and not meeting.startswith(("tcp://127.", "etcd://127.", "tcp://localhost")):
+        cure = "set LACONIC_BIND to the address or interface at which the others reach this machine"
+        raise BadInput(f"this worker would listen on loopback, where no other machine reaches it; {cure}")
+    typer.echo(f"{meeting}: {others}", err=True)
+    os.environ[MEETING_VARIABLE] = meeting
+    os.execv(sys.executable, [sys.executable, str(script), *(arguments or [])])

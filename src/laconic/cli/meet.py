@@ -1,0 +1,43 @@
+"""`laconic meet`: a meeting place for workers that share nothing but one reachable address."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from laconic.consistency.elastic.places.server import MeetingServer
+from laconic.transports.zeromq_keys import KEY_VARIABLE, host_to_bind, is_loopback, read_key
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes any free port.")]
+Folder = Annotated[Path, typer.Option(help="Where it keeps what it was told; give the same one after a restart.")]
+KeyFile = Annotated[Path | None, typer.Option(help=f"The job's key; default: what {KEY_VARIABLE} holds.")]
+
+
+def meet(
+    host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Port = 29600,
+    folder: Folder = Path("meeting"),
+    key_file: KeyFile = None,
+) -> None:
+    """Keep a meeting place for elastic jobs until it is stopped; it may be stopped and started again at any time."""
+    bound = host if host in ("0.0.0.0", "::") else host_to_bind(host)
+    server = MeetingServer(folder, bound, port, read_key(key_file))
+    stopped: list[int] = []
+
+    def stop(number: int, _: FrameType | None) -> None:
+        stopped.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    shown = f"[{host}]" if ":" in host else host
+    reached = "this machine's address" if host in ("0.0.0.0", "::") else shown
+    typer.echo(f"workers meet at tcp://{reached}:{server.port}/JOB; kept in {folder}", err=True)
+    if not is_loopback(bound):
+        typer.echo(f"they need the same key, in {KEY_VARIABLE}; traffic is encrypted", err=True)
+    with contextlib.closing(server):
+        server.serve(lambda: bool(stopped))

@@ -1,0 +1,124 @@
+"""etcd, the store that clusters keep such things in: `etcd://host:2379/job`, with TLS `etcds://…`.
+
+Several members are named with commas (`etcd://a:2379,b:2379/job`); one that is away is skipped. A user and a password
+stand before the hosts (`etcd://user:password@a:2379/job`). Files for TLS are named by LACONIC_ETCD_CA, and for a
+client's own certificate by LACONIC_ETCD_CERT and LACONIC_ETCD_KEY.
+
+`create` is a transaction that puts a key that is not there. Lines that are appended are keys of their own. The client
+would write text in Latin-1, so it is given bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, TypeVar
+
+from laconic.consistency.elastic.places.base import PLACES, split_address, split_port
+from laconic.errors import BadInput, StorageError
+
+EXAMPLE = "etcd://host:2379/job"
+ANSWER_S = 3.0  # of one member; the next is asked then
+T = TypeVar("T")
+
+
+@PLACES.register("etcd")
+class EtcdPlace:
+    """The keys below `laconic/JOB/` of an etcd cluster."""
+
+    is_quick: ClassVar[bool] = False
+    _tls: ClassVar[bool] = False
+
+    def __init__(self, where: str) -> None:
+        servers, job = split_address(where, EXAMPLE)
+        login, _, servers = servers.rpartition("@")
+        self._user, _, self._password = login.partition(":")
+        self.where = where.replace(f":{self._password}@", "@") if self._password else where
+        self._prefix = f"laconic/{job}/"
+        self._members = [self._member(*split_port(each, 2379, self.where)) for each in servers.split(",")]
+        self._lock = threading.Lock()  # a session of HTTP is one thread's at a time
+
+    def _member(self, host: str, port: int) -> Any:
+        try:
+            from etcd3gw.client import Etcd3Client
+        except ImportError as error:
+            raise BadInput(f"to meet at {self.where} install the extra: pip install 'laconic[etcd]'") from error
+        shown = f"[{host}]" if ":" in host else host
+        if not self._tls:
+            return Etcd3Client(shown, port, timeout=ANSWER_S)
+        authority, certificate, key = (os.environ.get(f"LACONIC_ETCD_{name}") for name in ("CA", "CERT", "KEY"))
+        return Etcd3Client(shown, port, "https", authority, key, certificate, timeout=ANSWER_S)
+
+    def create(self, name: str, text: str) -> bool:
+        return bool(self._ask(lambda member: member.create(self._prefix + name, text.encode())))
+
+    def replace(self, name: str, text: str) -> None:
+        self._ask(lambda member: member.put(self._prefix + name, text.encode()))
+
+    def append(self, name: str, lines: Iterable[str]) -> None:
+        for line in lines:
+            key = f"{self._prefix}{name}/{time.time_ns():020d}-{secrets.token_hex(4)}"
+            self._ask(lambda member, key=key, line=line: member.put(key, line.encode()))  # type: ignore[misc]
+
+    def read(self, name: str) -> bytes | None:
+        found = self._ask(lambda member: member.get(self._prefix + name))
+        if found:
+            return bytes(found[0])
+        lines = self._ask(lambda member: member.get_prefix(f"{self._prefix}{name}/", sort_order="ascend"))
+        return b"".join(line + b"\n" for line, _ in lines) or None
+
+    def names(self) -> list[str]:
+        found = self._ask(lambda member: member.get_prefix(self._prefix))
+        return sorted({about["key"].decode().removeprefix(self._prefix).split("/")[0] for _, about in found})
+
+    def close(self) -> None:
+        with self._lock:
+            for member in self._members:
+                member.session.close()
+
+    def _ask(self, what: Callable[[Any], T]) -> T:
+        """The first answer of a member, in their order; the one that answered is asked first the next time."""
+        from etcd3gw.exceptions import Etcd3Exception
+
+        failures: list[str] = []
+        with self._lock:
+            for member in list(self._members):
+                try:
+                    answer = self._with_login(member, what)
+                except (Etcd3Exception, OSError, ValueError, KeyError) as error:
+                    failures.append(_reason(member, error))
+                    self._members.append(self._members.pop(0))
+                else:
+                    return answer
+        raise StorageError(f"the meeting place {self.where} does not answer: {'; '.join(failures)}")
+
+    def _with_login(self, member: Any, what: Callable[[Any], T]) -> T:
+        """Ask; where the token is missing or too old, after logging in."""
+        from etcd3gw.exceptions import Etcd3Exception
+
+        if not self._user:
+            return what(member)
+        try:
+            if "Authorization" in member.session.headers:
+                return what(member)
+        except Etcd3Exception:
+            pass
+        member.session.headers.pop("Authorization", None)
+        login = {"name": self._user, "password": self._password}
+        member.session.headers["Authorization"] = member.post(member.get_url("/auth/authenticate"), json=login)["token"]
+        return what(member)
+
+
+@PLACES.register("etcds")
+class EncryptedEtcdPlace(EtcdPlace):
+    """As `etcd`, over TLS."""
+
+    _tls: ClassVar[bool] = True
+
+
+def _reason(member: Any, error: Exception) -> str:
+    text = getattr(error, "detail_text", None) or str(error) or type(error).__name__
+    return f"{member.host}:{member.port}: {' '.join(str(text).split())[:200]}"

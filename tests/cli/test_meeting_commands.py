@@ -1,0 +1,105 @@
+"""`laconic meet`, `join` and `status`, as somebody types them on machines that share nothing but an address."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from laconic.cli import main
+from laconic.cli.status import collect, exposition
+from laconic.consistency.elastic.meeting import Meeting, View, event
+from tests.consistency.elastic.places import free_port
+from tests.consistency.elastic.trainers import until
+
+SCRIPT = """
+import sys
+import torch
+import laconic
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 1)
+x = torch.randn(64, 8)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+with laconic.elastic(model, optimizer, laconic.Samples(64, 16, 8), codec="none", workers=2) as job:
+    for batch in job.batches():
+        model(x[batch]).square().mean().backward()
+        job.step()
+    print(sys.argv[1], job.steps, job.digest)
+"""
+
+
+def _laconic(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "laconic", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+
+
+@pytest.mark.processes
+def test_two_workers_meet_train_and_are_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    place = f"tcp://127.0.0.1:{(port := free_port())}/sum"
+    meeting = _laconic("meet", "--port", str(port), "--folder", str(tmp_path / "kept"))
+    try:
+        until((tmp_path / "kept").exists)
+        workers = [_laconic("join", place, str(tmp_path / "train.py"), name) for name in ("first", "second")]
+        said = [worker.communicate(timeout=100) for worker in workers]
+        assert [worker.returncode for worker in workers] == [0, 0], said
+        (one, *rest), (other, *same) = (out.split() for out, _ in said)
+        assert {one, other} == {"first", "second"}
+        assert rest == same, "steps and digest"
+        assert rest[0] == "32"
+        with pytest.raises(SystemExit):
+            main(["status", place, "--json"])
+        found = json.loads(capsys.readouterr().out)
+        assert found["finished"]
+        assert len(found["members"]) == 2
+        with pytest.raises(SystemExit) as ended:
+            main(["join", place, str(tmp_path / "train.py")])
+        assert ended.value.code == 0
+        assert "there is nothing to join" in capsys.readouterr().err
+    finally:
+        meeting.terminate()
+        _, said_last = meeting.communicate(timeout=30)
+    assert meeting.returncode == 0, said_last
+    assert f"workers meet at tcp://127.0.0.1:{port}/JOB" in said_last
+
+
+def test_a_worker_that_nobody_would_reach_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("LACONIC_BIND", raising=False)
+    for words, sentence in (
+        (["join", str(tmp_path), "missing.py"], "there is no script missing.py"),
+        (["meet", "--host", "0.0.0.0", "--folder", str(tmp_path)], "needs the job's key"),
+        (["status", "redis://host/job"], "valid ones: etcd, etcds, folder, tcp"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_what_is_shown_of_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["status", str(tmp_path)])
+    assert "nobody has met at" in capsys.readouterr().out
+    meeting = Meeting(tmp_path)
+    view = View(1, ((3, "127.0.0.1:1:00"), (4, "127.0.0.1:2:00")), "a job", 0.0)
+    meeting.publish(view)
+    meeting.record([event(view, 7, 4, "lost: its connection broke", 1)])
+    said = {"worker": 3, "host": "here", "step": 7, "seconds_per_step": 0.25, "wait_share": 0.5, "sent_nbytes": 2048,
+            "rejoined": 0}  # fmt: skip
+    meeting.write_status(3, said)
+    with pytest.raises(SystemExit):
+        main(["status", str(tmp_path)])
+    shown = capsys.readouterr().out
+    for text in ("2 members, view 1", "0.25", "50%", "worker 4 lost: its connection broke", "not yet"):
+        assert text in shown
+    lines = exposition(collect(meeting)).splitlines()
+    assert "laconic_members 2" in lines
+    assert 'laconic_step{worker="3"} 7' in lines

@@ -1,0 +1,100 @@
+"""Meeting places for tests: a folder, a `laconic meet` in a thread, and a real etcd where it is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from laconic.consistency.elastic.places.server import MeetingServer
+
+KINDS = ("folder", "tcp", "etcd")
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class Served:
+    """A meeting server in a thread, which can be away for a while."""
+
+    def __init__(self, folder: Path, port: int | None = None) -> None:
+        self.folder, self.port = folder, port or free_port()
+        self.start()
+
+    def start(self) -> None:
+        self._over = threading.Event()
+        self._server = MeetingServer(self.folder, "127.0.0.1", self.port, None)
+        self._thread = threading.Thread(target=self._server.serve, args=(self._over.is_set,))
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+        self._server.close()
+
+    def where(self, job: str = "job") -> str:
+        return f"tcp://127.0.0.1:{self.port}/{job}"
+
+
+class Etcd:
+    """A member of etcd of its own, as a process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port, self._peer_port = folder, free_port(), free_port()
+        self.start()
+
+    def start(self) -> None:
+        url, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self._peer_port}"
+        self._process = subprocess.Popen(
+            ["etcd", "--data-dir", str(self.folder), "--listen-client-urls", url, "--advertise-client-urls", url,
+             "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=1) as answer:
+                if b"true" in answer.read():
+                    return
+            time.sleep(0.05)
+        raise RuntimeError("etcd did not come up in 30 s")
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def where(self, job: str = "job") -> str:
+        return f"etcd://127.0.0.1:{self.port}/{job}"
+
+
+def _has_etcd() -> bool:
+    try:
+        import etcd3gw  # noqa: F401
+    except ImportError:
+        return False
+    return shutil.which("etcd") is not None
+
+
+@contextlib.contextmanager
+def opened(kind: str, folder: Path) -> Iterator[Callable[[str], str]]:
+    """Where jobs of a name can meet."""
+    if kind == "folder":
+        yield lambda job="job": str(folder / job)
+        return
+    if kind == "etcd" and not _has_etcd():
+        pytest.skip("etcd or its client is not installed")
+    server = Served(folder) if kind == "tcp" else Etcd(folder)
+    try:
+        yield server.where
+    finally:
+        server.stop()

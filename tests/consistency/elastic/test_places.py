@@ -1,0 +1,259 @@
+"""Every meeting place keeps the one promise that views rest on, and says in one sentence what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import laconic
+from laconic.consistency.elastic.meeting import Meeting, View, event
+from laconic.consistency.elastic.places import open_place
+from laconic.consistency.elastic.places.base import PLACES
+from laconic.consistency.elastic.places.server import MeetingServer
+from laconic.errors import BadInput, StorageError, UnknownName
+from laconic.transports.zeromq_keys import KEY_VARIABLE, new_key
+from tests.consistency.elastic.places import KINDS, Etcd, Served, opened
+from tests.consistency.elastic.trainers import Trainer, assert_alike, until
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*(trying again|newcomers wait|left out|no answer)"),
+]
+
+
+def test_every_registered_place_is_tried_here() -> None:
+    assert set(PLACES.names()) == {*KINDS, "etcds"}, "a place that these tests do not know"
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def where(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    with opened(request.param, tmp_path_factory.mktemp(request.param)) as found:
+        yield found
+
+
+def _view(number: int, *members: int) -> View:
+    return View(number, tuple((m, f"127.0.0.1:{m}:00") for m in members), "a job", 0.0)
+
+
+def test_texts_are_created_once_and_read_as_written(where: Callable[[str], str]) -> None:
+    place = open_place(where("texts"))
+    assert place.names() == []
+    assert place.read("a") is None
+    assert place.create("a", "é one\n")
+    assert not place.create("a", "two")
+    assert place.read("a") == "é one\n".encode()
+    place.replace("a", "three")
+    place.replace("b", "")
+    place.append("rows", ["first", "second"])
+    place.append("rows", ["third"])
+    assert (place.read("a"), place.read("b")) == (b"three", b"")
+    assert place.read("rows") == b"first\nsecond\nthird\n"
+    assert sorted(place.names()) == ["a", "b", "rows"]
+    place.close()
+    place.close()
+
+
+def test_numbers_and_views_are_given_once_to_many_at_a_time(where: Callable[[str], str]) -> None:
+    numbers: list[int] = []
+    winners: list[int] = []
+
+    def come(worker: int) -> None:
+        meeting = Meeting(where("many"))
+        numbers.extend(meeting.number() for _ in range(5))
+        winners.extend(number for number in range(1, 8) if meeting.publish(_view(number, worker)))
+        meeting.close()
+
+    threads = [threading.Thread(target=come, args=(worker,)) for worker in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(numbers) == list(range(1, 21))
+    assert sorted(winners) == list(range(1, 8))
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=12), st.integers(0, 10**9))
+def test_nobody_makes_a_view_twice(where: Callable[[str], str], tries: list[tuple[int, int]], job: int) -> None:
+    """Workers publish whatever number they believe to be next; the first of each is the one that all read."""
+    meetings = {worker: Meeting(where(f"twice-{job}-{hash(tuple(tries)) % 10**6}")) for worker in (1, 2, 3)}
+    valid: dict[int, View] = {}
+    for number, worker in tries:
+        view = _view(number, worker, 9)
+        made = meetings[worker].publish(view)
+        assert made == (valid.setdefault(number, view) == view)
+    for meeting in meetings.values():
+        highest = max(valid)
+        assert meeting.newest() == valid[highest]
+        meeting.close()
+
+
+def test_a_view_whose_answer_was_lost_is_the_workers_own(where: Callable[[str], str]) -> None:
+    meeting = Meeting(where("again"))
+    assert meeting.publish(_view(1, 4))
+    assert meeting.publish(_view(1, 4)), "the second try of the same worker"
+    assert not meeting.publish(_view(1, 5))
+    meeting.close()
+
+
+def test_events_statuses_key_and_the_end(where: Callable[[str], str]) -> None:
+    meeting = Meeting(where("life"))
+    meeting.publish(_view(1, 4))
+    meeting.record([event(_view(1, 4), 3, 4, "joined")])
+    meeting.record([])
+    meeting.report(4, {"step": 3})
+    until(lambda: meeting.statuses())
+    assert meeting.statuses()[0]["step"] == 3
+    assert [found["what"] for found in meeting.events()] == ["joined"]
+    assert meeting.key() == meeting.key()
+    assert not meeting.finished
+    meeting.finish(3)
+    assert meeting.finished
+    meeting.close()
+
+
+def test_views_are_seen_without_waiting(where: Callable[[str], str]) -> None:
+    meeting = Meeting(where("seen"))
+    assert meeting.seen(0) is None
+    meeting.publish(_view(1, 4))
+    meeting.publish(_view(2, 4, 5))
+    until(lambda: meeting.seen(1) == _view(2, 4, 5))
+    assert meeting.seen(2) is None
+    meeting.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "laconic-meeting"]
+
+
+def test_workers_train_through_losses_and_newcomers(where: Callable[[str], str]) -> None:
+    place = where("training")
+    options = {"data": laconic.Samples(256, 32, 12)}
+    workers = [Trainer(place, leave, workers=3, **options) for leave in (20, None, None)]
+    until(lambda: workers[1].calls > 5 or workers[1].error)
+    workers.append(Trainer(place, **options))
+    for worker in workers:
+        worker.ended()
+    assert_alike(workers[1:3])
+    assert max(workers[1].digests) == 96
+    meeting = Meeting(place)
+    assert meeting.finished
+    assert {found["what"].split(":")[0] for found in meeting.events()} >= {"joined", "left"}
+    meeting.close()
+
+
+@pytest.mark.parametrize("kind", ["tcp", "etcd"])
+def test_steps_go_on_while_the_place_is_away(kind: str, tmp_path: Path) -> None:
+    with opened(kind, tmp_path) as where:
+        server: Served | Etcd = where.__self__  # type: ignore[attr-defined]
+        options = {"data": laconic.Samples(256, 32, 60), "silence_s": 3.0}
+        workers = [Trainer(where("away"), None, workers=2, **options) for _ in range(2)]
+        until(lambda: workers[0].calls > 5 or workers[0].error)
+        server.stop()
+        made = workers[0].calls
+        until(lambda: workers[0].calls > made + 50 or workers[0].error)
+        assert not workers[0].error
+        server.start()
+        for worker in workers:
+            worker.ended()
+        assert_alike(workers)
+
+
+def test_what_a_server_kept_outlives_it(tmp_path: Path) -> None:
+    server = Served(tmp_path)
+    first = Meeting(server.where())
+    assert first.publish(_view(1, 7))
+    server.stop()
+    with pytest.raises(StorageError, match=r"gave no answer in .* is `laconic meet` running there, with the same key"):
+        first.newest()
+    server.start()
+    assert first.newest() == _view(1, 7)
+    assert not first.publish(_view(1, 8))
+    first.close()
+    server.stop()
+
+
+def test_another_key_is_kept_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Served(tmp_path)
+    monkeypatch.setattr("laconic.consistency.elastic.places.tcp.ANSWER_S", 0.5)
+    monkeypatch.setenv(KEY_VARIABLE, new_key().decode())
+    stranger = open_place(server.where())
+    with pytest.raises(StorageError, match="with the same key"):
+        stranger.create("view-00000001.json", "mine")
+    stranger.close()
+    assert not (tmp_path / "job").exists()
+    server.stop()
+
+
+def test_nonsense_is_not_answered_and_does_no_harm(tmp_path: Path) -> None:
+    server = Served(tmp_path)
+    place = open_place(server.where())
+    place.create("a", "text")
+    sock: zmq.Socket[bytes] = place._connected()  # type: ignore[attr-defined]
+    for text in (b"", b"\0" * 64, b"Laco" + b"\1" * 80):
+        sock.send(text)
+    for name in ("../escape", ".hidden", "", "a" * 65, "a/b"):
+        with pytest.raises(StorageError, match="is no name at a meeting place"):
+            place.read(name)
+    assert place.read("a") == b"text"
+    assert not (tmp_path.parent / "escape").exists()
+    place.close()
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("tcp://host", "needs a host and a port"),
+        ("tcp://:5000", "needs a host and a port"),
+        ("tcp://host:99999", "needs a host and a port"),
+        ("tcp://host:5000/a/b", "is no meeting place; one looks like tcp://host:port/job"),
+        ("etcd://", "is no meeting place; one looks like etcd://host:2379/job"),
+        ("tcp://192.0.2.1:5000", "needs the job's key; make one with `laconic key FILE`"),
+    ],
+)
+def test_bad_addresses_get_one_sentence(address: str, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    with pytest.raises(BadInput, match=sentence):
+        open_place(address)
+
+
+def test_unknown_places_name_the_valid_ones(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match=r"redis.*etcd.*folder.*tcp"):
+        open_place("redis://host:1/job")
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(BadInput, match="elastic needs a place where workers meet"):
+        laconic.elastic(model, torch.optim.SGD(model.parameters(), 0.1), laconic.Samples(4, 2), codec="none")
+
+
+def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
+    server = Served(tmp_path)
+    with pytest.raises(BadInput, match="cannot listen at"):
+        MeetingServer(tmp_path, "127.0.0.1", server.port, None)
+    server.stop()
+
+
+def test_a_member_of_etcd_that_is_down_is_skipped(tmp_path: Path) -> None:
+    with opened("etcd", tmp_path) as where:
+        alive = where("two").removeprefix("etcd://")
+        place = open_place(f"etcd://127.0.0.1:1,{alive}")
+        assert place.create("a", "b")
+        assert place._members[0].port != 1, "the one that answered is asked first"  # type: ignore[attr-defined]
+        assert place.read("a") == b"b"
+        place.close()
+    with pytest.raises(StorageError, match=r"does not answer: 127.0.0.1:1: "):
+        open_place("etcd://127.0.0.1:1/two").read("a")
+
+
+def test_the_password_of_etcd_is_not_shown(tmp_path: Path) -> None:
+    pytest.importorskip("etcd3gw", reason="etcd's client is not installed")
+    place = open_place("etcd://me:secret@127.0.0.1:1/job")
+    assert "secret" not in place.where
+    with pytest.raises(StorageError) as caught:
+        place.read("a")
+    assert "secret" not in json.dumps(str(caught.value))
