@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from laconic import schedules, workloads
-from laconic.cli import codecs, known, main
-from laconic.cli.codecs import listed
+from laconic.cli import catalogue, main
 from laconic.codecs import get as codec_class
 from laconic.codecs import names as codec_names
+from laconic.errors import UnknownName
 from laconic.lab.runs.strategies import PEERS
 
 
@@ -181,7 +181,7 @@ def test_lists_and_wrong_names_wait_for_no_import(
     words: list[str], code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("LACONIC_CACHE", str(tmp_path))
-    listed()  # made once; what is asked for below is another process
+    catalogue.catalogue()  # made once; what is asked for below is another process
     heavy = "[name for name in ('torch', 'numba', 'numpy', 'matplotlib') if name in sys.modules]"
     program = f"import atexit, sys; atexit.register(lambda: print('loaded', {heavy})); import laconic.cli as cli"
     program += f"; cli.main({words})"
@@ -191,12 +191,26 @@ def test_lists_and_wrong_names_wait_for_no_import(
     assert told.stdout.endswith("loaded []\n")
 
 
-def test_the_names_in_the_source_are_those_of_the_registries() -> None:
-    assert sorted(set(known.registered("workloads"))) == workloads.names()
-    assert sorted(set(known.registered("codecs"))) == codec_names()
-    assert set(known.peers()) == set(PEERS)
-    found = {name: set(options) for name, options in known.options().items()}
+def test_the_catalogue_is_what_the_registries_know() -> None:
+    known = catalogue.catalogue()
+    assert known["workloads"] == workloads.names()
+    assert set(known["peers"]) == set(PEERS)
+    found = {entry["name"]: set(entry["options"]) for entry in known["codecs"]}
     assert found == {name: set(inspect.signature(codec_class(name)).parameters) for name in codec_names()}
+
+
+def test_the_first_wrong_name_is_refused_by_the_registry_and_makes_the_catalogue(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LACONIC_CACHE", str(tmp_path))
+    assert catalogue.kept() is None
+    with pytest.raises(SystemExit):
+        main(["train", "digits-mpl"])
+    first = capsys.readouterr().err
+    monkeypatch.delitem(sys.modules, "laconic.workloads")
+    with pytest.raises(UnknownName) as error:
+        catalogue.check(["train", "digits-mpl"])
+    assert first == f"laconic: {error.value}\n"
 
 
 @pytest.mark.parametrize(
@@ -209,25 +223,25 @@ def test_the_names_in_the_source_are_those_of_the_registries() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_wrong_name_is_left_to_the_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalogue.catalogue()
     monkeypatch.delitem(sys.modules, "laconic.workloads")
-    known.check(["compare", "digits-mlp", "--configs", name])
-    known.check(["train", "my.module:factory", "--codec", "my-own"])
+    catalogue.check(["compare", "digits-mlp", "--configs", name])
+    catalogue.check(["train", "my.module:factory", "--codec", "my-own"])
 
 
-def test_the_kept_list_is_made_anew_when_it_is_damaged_or_the_codecs_have_changed(
+def test_the_catalogue_is_made_anew_when_it_is_damaged_or_the_source_has_changed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("LACONIC_CACHE", str(tmp_path / "cache"))
-    true = listed()
-    (kept,) = (tmp_path / "cache").glob("codecs-*.json")
+    true = catalogue.catalogue()
+    (kept,) = (tmp_path / "cache").glob("catalogue-*.json")
     kept.write_text(kept.read_text().replace("dynamic8", "dynamic9"))
-    assert listed() == true
-    package = tmp_path / "codecs"
-    package.mkdir()
-    (package / "new.py").write_text("")
-    monkeypatch.setattr(codecs, "SOURCE", package)
-    assert listed() == true
-    assert len(list((tmp_path / "cache").glob("codecs-*.json"))) == 2
+    assert catalogue.catalogue() == true
+    (tmp_path / "codecs").mkdir()
+    (tmp_path / "codecs" / "new.py").write_text("")
+    monkeypatch.setattr(catalogue, "PACKAGE", tmp_path)
+    assert catalogue.catalogue() == true
+    assert len(list((tmp_path / "cache").glob("catalogue-*.json"))) == 2
 
 
 def test_the_list_says_what_each_command_does(capsys: pytest.CaptureFixture[str]) -> None:

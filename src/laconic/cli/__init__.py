@@ -19,7 +19,7 @@ from typing import Annotated
 import typer
 
 from laconic import __version__
-from laconic.cli import known
+from laconic.cli import catalogue
 from laconic.cli.groups import CommandGroup, added
 from laconic.errors import LaconicError, UnknownName
 
@@ -69,10 +69,12 @@ def main(arguments: list[str] | None = None) -> None:
     # A warning is one line, without the place in the code that gave it; some are given while a command is imported.
     warnings.formatwarning = lambda message, *_args, **_options: f"laconic: {message}\n"
     try:
-        known.check(words)
+        catalogue.check(words)
         _group("laconic", HELP, _table(words), words)(args=words, prog_name="laconic")
     except LaconicError as error:
         typer.echo(f"laconic: {error}", err=True)
+        if isinstance(error, UnknownName) and words[:1] in (["train"], ["compare"]):
+            catalogue.catalogue()  # so that the next one is refused at once
         sys.exit(2)
     except KeyboardInterrupt:  # also while a command is still being imported
         sys.exit(130)

@@ -8,7 +8,7 @@ import time
 import typer
 
 from laconic.ahead import compile_all
-from laconic.cli.codecs import listed
+from laconic.cli.catalogue import catalogue
 
 
 def warm() -> None:
@@ -18,7 +18,7 @@ def warm() -> None:
     """
     begun = time.perf_counter()
     groups = sum(1 for _ in compile_all())
-    listed()  # so that `laconic codecs` answers at once
+    catalogue()  # so that `laconic codecs`, and what is no codec, is answered at once
     folder = os.environ.get("NUMBA_CACHE_DIR")
     where = f", kept in {folder}" if folder else ""
     typer.echo(f"compiled the kernels of {groups} codecs and rules in {time.perf_counter() - begun:.0f} s{where}")
