@@ -40,7 +40,7 @@ def value(a: int, b: int) -> float:
 
 def slow(trial: Trial) -> float:
     """Some hundredths of a second; each beginning and end is a line in the search's folder."""
-    log = Path(trial.task.folder) / "evaluations"
+    log = trial.folder / "evaluations"
     _append(log, f"begin {trial.number} {os.getpid()}")
     time.sleep(0.02 + 0.01 * (trial.number % 7))
     _append(log, f"end {trial.number} {os.getpid()}")

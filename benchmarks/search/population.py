@@ -73,7 +73,7 @@ def trained(trial: Trial, epochs: int) -> float:
     if before is not None:
         begin_with(model, before)
     optimizer = torch.optim.SGD(model.parameters(), trial.params["learning_rate"], trial.params["momentum"])
-    generation = trial.task.number  # of the order of samples: another for each stretch
+    generation = trial.number  # of the order of samples: another for each stretch
     for epoch in range(epochs):
         for step in range(task.steps_per_epoch()):
             optimizer.zero_grad()

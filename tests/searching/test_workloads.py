@@ -23,7 +23,7 @@ from laconic.searching.retrain import retrain
 from laconic.searching.samplers import build
 from laconic.searching.spaces import CONVOLUTIONS
 from laconic.searching.training import WorkloadObjective, changed, space_of, value_of
-from laconic.searching.trial import Task, Trial
+from laconic.searching.trial import Trial
 from laconic.storage.checkpoints import CheckpointFiles
 from laconic.workloads import models, names
 
@@ -175,6 +175,6 @@ def test_an_error_in_what_judges_a_training_fails_its_trial(tmp_path: Path) -> N
         raise RuntimeError("on purpose")
 
     objective = WorkloadObjective("digits-mlp", epochs=3)
-    task = Task(0, {"learning_rate": 0.1}, None, 0, str(tmp_path))
+    trial = Trial(0, {"learning_rate": 0.1}, None, 0, tmp_path, answer=answer)
     with pytest.raises(RuntimeError, match="on purpose"):
-        objective(Trial(task, answer))
+        objective(trial)

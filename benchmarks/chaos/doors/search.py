@@ -28,7 +28,7 @@ class Unfinished(LaconicError):
 
 def objective(trial: Trial) -> float:
     """A function of the parameters; the trap of the task springs in one of the processes that evaluate it."""
-    folder = Path(trial.task.folder).parent
+    folder = trial.folder.parent
     task = Task.of(json.loads((folder / TASK).read_text()))
     notes = Notes(task, 0)
     notes.step = trial.number

@@ -104,7 +104,7 @@ def _made() -> dict[str, Any]:
             "name": name,
             "spec": str(built) if built is not None else name,
             "kind": cls.kind,
-            "options": [each.name for each in fields(cls)],
+            "options": [each.name for each in fields(cls)],  # type: ignore[arg-type]
             "bits_per_element": 8 * built.max_nbytes(NUMEL) / NUMEL if built is not None else None,
             "fixed_size": (built or cls).fixed_size,
             "unbiased": (built or cls).unbiased is True,

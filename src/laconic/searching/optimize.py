@@ -32,7 +32,7 @@ from laconic.searching.pool import Message, Pool
 from laconic.searching.samplers import Sampler
 from laconic.searching.space import Space
 from laconic.searching.spec import SearchSpec
-from laconic.searching.trial import Task
+from laconic.searching.trial import Trial
 
 ABANDONED = "the search that it was part of ended"
 TAKEN = "another process had begun the same"
@@ -60,7 +60,7 @@ class Optimization:
                     trial = self._ask(history)
                     if trial is None:
                         break
-                    pool.start(Task.of(history.trials[trial.number], self.spec.seed, self.spec.folder))
+                    pool.start(Trial.of(history.trials[trial.number], self.spec.seed, self.spec.folder))
                 if not self._begun and (self._spent(history) >= self.spec.trials or not history.running):
                     return history
                 for message in pool.messages(self._report, WAIT_S):

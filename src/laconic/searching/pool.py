@@ -15,16 +15,16 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal
 
 from laconic.errors import BadInput
-from laconic.searching.trial import Objective, Task, Trial, shared_answer
+from laconic.lab.runs.relay import Relay
+from laconic.searching.trial import Answer, Objective, Trial, shared_answer
 from laconic.transports.launcher import LocalJob, RankFailed, ending, process_context, start_fork_server
 
 LONGEST_S = 20 * 86400.0  # of a trial without a limit
-RELAY_S = 60.0  # how long the last answer to ranks that are gone is waited for
 _log = logging.getLogger("laconic.search")
 
 
@@ -54,7 +54,7 @@ class Pool:
         self._limit_s = LONGEST_S if limit_s is None else limit_s
         self._seats: dict[int, _Seat] = {}  # by the number of the trial
         self._idle: list[_Seat] = []
-        self._here: Task | None = None
+        self._here: Trial | None = None
         if count:
             try:
                 pickle.dumps(objective)
@@ -76,14 +76,14 @@ class Pool:
         """Whether another trial can begin."""
         return len(self._seats) < self.count if self.count else self._here is None
 
-    def start(self, task: Task) -> None:
+    def start(self, trial: Trial) -> None:
         """Begin to evaluate a trial."""
         if not self.count:
-            self._here = task
+            self._here = trial
             return
         seat = self._idle.pop() if self._idle else _Seat(self._objective, self._ranks)
-        seat.begin(task)
-        self._seats[task.number] = seat
+        seat.begin(trial)
+        self._seats[trial.number] = seat
 
     def answer(self, number: int, stop: bool) -> None:
         """Answer a trial's report."""
@@ -93,9 +93,9 @@ class Pool:
     def messages(self, answer: Callable[[Message], bool], timeout_s: float) -> Iterator[Message]:
         """What comes next, within some time; `answer` is asked by a trial that runs in this process."""
         if self._here is not None:
-            task, self._here = self._here, None
-            yield _evaluate(self._objective, task, lambda value, step: answer(
-                Message("report", task.number, value, step)))  # fmt: skip
+            trial, self._here = self._here, None
+            yield _evaluate(self._objective, trial, lambda value, step: answer(
+                Message("report", trial.number, value, step)))  # fmt: skip
             return
         by_pipe = {seat.pipe: number for number, seat in self._seats.items()}
         for pipe in wait(list(by_pipe), timeout_s):
@@ -127,9 +127,9 @@ class _Seat:
         theirs.close()
         self.lives, self.begun_s = True, 0.0
 
-    def begin(self, task: Task) -> None:
+    def begin(self, trial: Trial) -> None:
         self.begun_s = time.monotonic()
-        self.send(task)
+        self.send(trial)
 
     def send(self, what: Any) -> None:
         try:
@@ -166,13 +166,13 @@ def _serve(pipe: Connection, objective: Objective, ranks: int, environment: dict
     threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
 
     def ask(value: float, step: int) -> bool:
-        pipe.send(Message("report", task.number, value, step))
+        pipe.send(Message("report", trial.number, value, step))
         return bool(pipe.recv())
 
     try:
         while True:
-            task: Task = pipe.recv()
-            pipe.send(_evaluate(objective, task, ask) if ranks == 1 else _evaluate_on(ranks, objective, task, ask))
+            trial: Trial = pipe.recv()
+            pipe.send(_evaluate(objective, trial, ask) if ranks == 1 else _evaluate_on(ranks, objective, trial, ask))
     except (EOFError, OSError):
         return  # nobody listens any more: the search has ended
 
@@ -182,14 +182,14 @@ def _end_with(sentinel: int) -> None:
     os._exit(1)
 
 
-def _evaluate(objective: Objective, task: Task, ask: Callable[[float, int], bool]) -> Message:
-    trial = Trial(task, ask)
+def _evaluate(objective: Objective, trial: Trial, answer: Answer) -> Message:
+    trial = replace(trial, answer=answer)
     try:
         return _ended(trial, objective(trial))
     except Exception as error:
-        _log.info("trial %d failed", task.number, exc_info=True)
+        _log.info("trial %d failed", trial.number, exc_info=True)
         first = (str(error).strip() or "no message").splitlines()[0]
-        return Message("failed", task.number, f"{type(error).__name__}: {first}", samples=trial.samples)
+        return Message("failed", trial.number, f"{type(error).__name__}: {first}", samples=trial.samples)
 
 
 def _ended(trial: Trial, value: Any) -> Message:
@@ -206,34 +206,18 @@ def _ended(trial: Trial, value: Any) -> Message:
     return Message("done", trial.number, number, stopped=trial.is_stopped, samples=trial.samples)
 
 
-def _evaluate_on(ranks: int, objective: Objective, task: Task, ask: Callable[[float, int], bool]) -> Message:
+def _evaluate_on(ranks: int, objective: Objective, trial: Trial, answer: Answer) -> Message:
     """Evaluate on several ranks of one job; the value is rank 0's."""
-    ours, theirs = process_context(__name__).Pipe()
-    relay = threading.Thread(target=_relay, args=(ours, ask), daemon=True)
-    relay.start()
-    job: LocalJob[Message] = LocalJob(ranks, _evaluate_rank, (objective, task, theirs))
-    try:
-        return job.results(LONGEST_S)[0]
-    except RankFailed as error:
-        return Message("failed", task.number, str(error).splitlines()[0])
-    finally:
-        job.kill()
-        theirs.close()
-        relay.join(RELAY_S)  # it may still wait for an answer, which is not to be taken for the next trial
+    with Relay(answer) as ask:
+        job: LocalJob[Message] = LocalJob(ranks, _evaluate_rank, (objective, trial, ask))
+        try:
+            return job.results(LONGEST_S)[0]
+        except RankFailed as error:
+            return Message("failed", trial.number, str(error).splitlines()[0])
+        finally:
+            job.kill()
 
 
-def _relay(pipe: Connection, ask: Callable[[float, int], bool]) -> None:
-    try:
-        while True:
-            pipe.send(ask(*pipe.recv()))
-    except (EOFError, OSError):
-        return
-
-
-def _evaluate_rank(objective: Objective, task: Task, pipe: Connection) -> Message:
-    def ask(value: float, step: int) -> bool:
-        pipe.send((value, step))
-        return bool(pipe.recv())
-
-    trial = Trial(task, shared_answer(ask, task.number))
+def _evaluate_rank(objective: Objective, trial: Trial, ask: Answer) -> Message:
+    trial = replace(trial, answer=shared_answer(ask, trial.number))
     return _ended(trial, objective(trial))

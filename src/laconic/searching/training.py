@@ -163,7 +163,7 @@ class WorkloadObjective(NamedObjective):
         )  # fmt: skip
 
     def __call__(self, trial: Trial) -> float:
-        spec = self.spec(trial.params, trial.seed, Path(trial.task.folder) / "trials")
+        spec = self.spec(trial.params, trial.seed, trial.folder / "trials")
         begin = trial.weights_file if self.inherits else None
         trained, kept = train(spec, trial, begin)
         trial.used(round(trained.steps * _batch(spec)))

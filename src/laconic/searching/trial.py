@@ -26,52 +26,42 @@ Answer = Callable[[float, int], bool]
 WAIT_S = 600.0  # how long ranks wait for rank 0's report
 
 
-@dataclass(frozen=True)
-class Task:
-    """A trial as it is sent to whoever evaluates it."""
-
-    number: int
-    point: dict[str, Any]
-    parent: int | None
-    seed: int
-    folder: str
-    attempt: int = 1
-
-    @classmethod
-    def of(cls, trial: Seen, seed: int, folder: Path) -> Task:
-        """The task of a trial; its seed is the same when it is tried again."""
-        origin = trial.proposal.notes.get("retry_of", trial.number)
-        digest = hashlib.blake2b(f"{seed},{origin}".encode(), digest_size=8).digest()
-        own = int.from_bytes(digest) >> 33
-        return cls(trial.number, trial.point, trial.proposal.parent, own, str(folder.absolute()), trial.attempts)
+def _goes_on(value: float, step: int) -> bool:
+    """Answer a report where nobody stops trials."""
+    return False
 
 
 @dataclass
 class Trial:
-    """One trial.
+    """One trial, as it is sent to whoever evaluates it.
 
     Attributes:
         number: in the search.
-        params: the parameters, by name.
-        seed: of whatever is drawn in the trial.
-        attempt: 1, or 2 when it is tried again.
+        params: the parameters that are active, by name.
         parent: the trial whose weights it begins with.
+        seed: of whatever is drawn in the trial.
+        folder: the search's.
+        attempt: 1, or 2 when it is tried again.
+        answer: says whether the trial is to end, when it reports.
     """
 
-    task: Task
-    answer: Answer = field(default=lambda value, step: False, repr=False)
+    number: int
+    params: dict[str, Any]
+    parent: int | None
+    seed: int
+    folder: Path
+    attempt: int = 1
+    answer: Answer = field(default=_goes_on, repr=False)
     is_stopped: bool = False
     samples: int = 0
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("number", "seed", "parent", "attempt"):
-            return getattr(self.__dict__["task"], name)
-        raise AttributeError(f"a trial has no '{name}'")
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The parameters that are active, by name."""
-        return dict(self.task.point)
+    @classmethod
+    def of(cls, trial: Seen, seed: int, folder: Path) -> Trial:
+        """A trial of the study, to be evaluated; its seed is the same when it is tried again."""
+        origin = trial.proposal.notes.get("retry_of", trial.number)
+        digest = hashlib.blake2b(f"{seed},{origin}".encode(), digest_size=8).digest()
+        own = int.from_bytes(digest) >> 33
+        return cls(trial.number, trial.point, trial.proposal.parent, own, folder.absolute(), trial.attempts)
 
     @property
     def rank(self) -> int:
@@ -95,9 +85,9 @@ class Trial:
     @property
     def weights_file(self) -> Path | None:
         """Where the parent's tree lies; None without a parent, or where it kept nothing."""
-        if self.task.parent is None:
+        if self.parent is None:
             return None
-        path = self._files.path(self.task.parent)
+        path = self._files.path(self.parent)
         return path if path.exists() else None
 
     def weights(self) -> Any | None:
@@ -106,11 +96,11 @@ class Trial:
 
     def keep(self, tree: Any) -> None:
         """Keep a tree of tensors and plain values, such as a state_dict, for the trials that go on from this one."""
-        self._files.write(self.task.number, tree)
+        self._files.write(self.number, tree)
 
     @property
     def _files(self) -> CheckpointFiles:
-        return CheckpointFiles(Path(self.task.folder) / "weights", self.rank, keep=10**9)
+        return CheckpointFiles(self.folder / "weights", self.rank, keep=10**9)
 
 
 Objective = Callable[[Trial], float]

@@ -6,13 +6,9 @@ Callers: `train` and `compare`. Each trial has processes of its own, so that one
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +20,7 @@ from laconic.exchange.auto import GUESS
 from laconic.lab.clusters.cluster import Cluster
 from laconic.lab.clusters.launch import is_launched
 from laconic.lab.records.record import Configuration, LinkSetting
+from laconic.lab.runs.relay import Relay
 from laconic.lab.runs.spec import TrialSpec
 from laconic.lab.runs.stopping import request_stop
 from laconic.lab.runs.trainer import (
@@ -31,12 +28,11 @@ from laconic.lab.runs.trainer import (
     LockstepTraining,
     RankTraining,
     Report,
-    Scored,
     compute_repeatably,
 )
 from laconic.lab.runs.unsynchronised import FreeTraining
 from laconic.schedules.link import UNLIMITED
-from laconic.transports.launcher import LocalJob, process_context, start_fork_server
+from laconic.transports.launcher import LocalJob, start_fork_server
 from laconic.transports.profile import Profile
 from laconic.transports.world import World, init
 
@@ -59,11 +55,6 @@ def run_rank(trial: TrialSpec, report: Report | None = None) -> Ended:
     finally:
         if own_group:
             dist.destroy_process_group()
-
-
-def _asked(reports: Connection, scored: Scored) -> bool:
-    reports.send(scored)
-    return bool(reports.recv())
 
 
 def _training(trial: TrialSpec) -> type[RankTraining]:
@@ -104,30 +95,6 @@ def _listen(trial: TrialSpec) -> None:
 
 T = TypeVar("T")
 LONGEST_S = 20 * 86400.0  # about the longest wait poll() takes; ranks notice by themselves when one is gone
-
-
-class _Relay(threading.Thread):
-    """Answers what rank 0 reports, until its end of the pipe is closed everywhere."""
-
-    def __init__(self, pipe: Connection, report: Report) -> None:
-        super().__init__(name="laconic-reports", daemon=True)
-        self._pipe, self._report = pipe, report
-        self.error: Exception | None = None
-        self.start()
-
-    def run(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                self._pipe.send(self._answer(self._pipe.recv()))
-
-    def _answer(self, scored: Scored) -> bool:
-        if self.error is not None:
-            return True
-        try:
-            return self._report(scored)
-        except Exception as error:
-            self.error = error
-            return True
 
 
 class Workers:
@@ -189,16 +156,8 @@ class Workers:
         trial = self.told(trial)
         if report is None or self.launched:
             return self._run(trial, report)
-        ours, theirs = process_context().Pipe()
-        relay = _Relay(ours, report)
-        try:
-            ended = self._run(trial, partial(_asked, theirs))
-        finally:
-            theirs.close()
-            relay.join()
-        if relay.error is not None:
-            raise relay.error
-        return ended
+        with Relay(report) as asked:
+            return self._run(trial, asked)
 
     def _run(self, trial: TrialSpec, report: Report | None) -> Ended:
         workers = trial.configuration.workers
