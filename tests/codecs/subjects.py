@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from laconic import codecs
 from laconic.codecs import Codec
 
-VECTOR_KINDS = ("quantiser", "selector", "lossless")
+VECTOR_KINDS = ("quantiser", "selector", "rotation", "lossless")
 COMPOSITIONS = (
     "topk(0.05)+qsgd(4)",
     "topk(16, bucket=512)+linear8",
@@ -26,6 +26,9 @@ COMPOSITIONS = (
     "randomk(0.1, scaled=true)+qsgd(4)",
     "randomk(0.1, scaled=true)+natural",
     "threshold(0.5)+onebit",
+    "topk(64, bucket=4096)+int2",
+    "hadamard(256)+qsgd(4)",
+    "hadamard+int4+entropy",
     "dynamic8+entropy",
     "onebit+entropy",
     "topk(0.05)+qsgd(4)+entropy",

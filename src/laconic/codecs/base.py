@@ -45,7 +45,7 @@ class Codec(ABC):
     """
 
     name: ClassVar[str] = ""
-    kind: ClassVar[str] = "quantiser"  # "quantiser", "selector", "lossless" or "matrix"
+    kind: ClassVar[str] = "quantiser"  # "quantiser", "selector", "rotation", "lossless" or "matrix"
     fixed_size: ClassVar[bool] = True  # every payload for numel has exactly max_nbytes(numel) bytes
     unbiased: ClassVar[bool] = False  # E[decode(encode(x))] = x over the random step
     stochastic: ClassVar[bool] = False  # the payload depends on (seed, step)

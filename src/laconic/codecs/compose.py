@@ -1,27 +1,29 @@
-"""Reads spec strings with `+`: selector + quantiser, and anything + entropy.
+"""Reads spec strings with `+`: selector + quantiser, hadamard + quantiser, and anything + entropy.
 
 Callers: `laconic.codec`. Invariant: `parse(str(codec)) == codec`.
 
     topk(0.01)+qsgd(4)            the values of the selected elements go through the quantiser
+    hadamard+int4                 the values are rotated before they are quantised
     qsgd(4)+entropy               the payload's body is entropy-coded without loss
     topk(0.01)+qsgd(4)+entropy    both
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from laconic.codecs.base import Codec, build
 from laconic.codecs.entropy import Entropy
+from laconic.codecs.hadamard import ALONE, Hadamard
 from laconic.codecs.selector import Selector, Sparse
 from laconic.errors import BadInput
 from laconic.kernels import Array
 from laconic.specs import spec_of
 
 _SIZES = ("fraction", "t", "bits", "matrix_rank")  # options that set how much is sent
-_ALLOWED = "allowed are one codec, selector+quantiser, and either of these +entropy"
+_ALLOWED = "allowed are one codec, selector+quantiser, hadamard+quantiser, and each of these +entropy"
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,11 @@ def parse(spec: str) -> Codec:
     codecs = [build(part) for part in parts]
     whole = codecs[0]
     for position, codec in enumerate(codecs[1:], start=1):
-        if isinstance(whole, Entropy):
+        if isinstance(whole, Hadamard) and whole.inner is None:
+            whole = replace(whole, inner=codec)
+        elif isinstance(whole, Entropy):
             raise BadInput(f"codec '{spec}': entropy comes last; {_ALLOWED}")
-        if codec.name == "entropy":
+        elif codec.name == "entropy":
             if whole.kind == "matrix":
                 raise BadInput(f"codec '{spec}': '{whole}' takes matrices and cannot be composed; {_ALLOWED}")
             whole = Entropy(inner=whole)
@@ -125,6 +129,8 @@ def parse(spec: str) -> Codec:
             whole = Selected(whole, codec)
         else:
             raise BadInput(f"codec '{spec}': '{codec}' cannot follow '{whole}'; {_ALLOWED}")
+    if isinstance(whole, Hadamard) and whole.inner is None:
+        raise BadInput(f"codec '{spec}': {ALONE}")
     return whole
 
 

@@ -35,18 +35,21 @@ TARGETS: dict[str, dict[str, float]] = {
     "linear8": {"encode": 1.5, "decode_add": 1.5},
     "dynamic8": {"encode": 2.5, "decode_add": 1.5},
     "qsgd(4)": {"encode": 4.0, "decode_add": 2.0},
+    "int4": {"encode": 4.0, "decode_add": 2.0},
+    "fp4": {"encode": 4.0, "decode_add": 2.0},
+    "int2": {"encode": 4.0, "decode_add": 2.0},
     "ternary": {"encode": 4.0, "decode_add": 2.0},
     "linear8(stochastic=true)": {"encode": 4.0, "decode_add": 2.0},
     "onebit": {"encode_feedback": 3.0, "decode_add": 1.5},
     "topk(0.01)": {"encode_feedback": 6.0, "decode_add": 1.0},
 }
-COMPOSITIONS = ("topk(0.01)+qsgd(4)", "dynamic8+entropy")
+COMPOSITIONS = ("topk(0.01)+qsgd(4)", "topk(64, bucket=4096)+int2", "hadamard+int4", "dynamic8+entropy")
 ON_NORMAL = {"threshold": "threshold(2.5)"}  # its default suits gradients; of N(0,1) it would select nearly all
 OPERATIONS = ("encode", "decode", "decode_add", "encode_feedback")
 
 
 def default_specs() -> list[str]:
-    """One spec per registered vector codec, those with a target, and two compositions."""
+    """One spec per registered vector codec, those with a target, and some compositions."""
     plain = [name for name in codecs.names() if codecs.get(name).kind in ("quantiser", "selector")]
     specs = [*TARGETS, *(ON_NORMAL.get(name) or simplest_spec(name) for name in plain), *COMPOSITIONS]
     return list(dict.fromkeys(str(codecs.codec(spec)) for spec in specs))
