@@ -10,13 +10,13 @@ Callers: `laconic.codec`. Invariant: `parse(str(codec)) == codec`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from laconic.codecs.base import Codec, build
 from laconic.codecs.entropy import Entropy
-from laconic.codecs.hadamard import ALONE, Hadamard
 from laconic.codecs.selector import Selector, Sparse
 from laconic.errors import BadInput
 from laconic.kernels import Array
@@ -107,6 +107,15 @@ class Selected(Sparse):
         return f"{self.selector}+{self.quantiser}"
 
 
+@runtime_checkable
+class Rotation(Protocol):
+    """What turns values before they are quantised: `hadamard`, whose file is imported by who names it."""
+
+    inner: Codec | None
+
+    def before(self, quantiser: Codec) -> Codec: ...
+
+
 def parse(spec: str) -> Codec:
     """The codec that a spec string names; see `laconic.codec`.
 
@@ -117,8 +126,8 @@ def parse(spec: str) -> Codec:
     codecs = [build(part) for part in parts]
     whole = codecs[0]
     for position, codec in enumerate(codecs[1:], start=1):
-        if isinstance(whole, Hadamard) and whole.inner is None:
-            whole = replace(whole, inner=codec)
+        if isinstance(whole, Rotation) and whole.inner is None:
+            whole = whole.before(codec)
         elif isinstance(whole, Entropy):
             raise BadInput(f"codec '{spec}': entropy comes last; {_ALLOWED}")
         elif codec.name == "entropy":
@@ -129,8 +138,8 @@ def parse(spec: str) -> Codec:
             whole = Selected(whole, codec)
         else:
             raise BadInput(f"codec '{spec}': '{codec}' cannot follow '{whole}'; {_ALLOWED}")
-    if isinstance(whole, Hadamard) and whole.inner is None:
-        raise BadInput(f"codec '{spec}': {ALONE}")
+    if isinstance(whole, Rotation) and whole.inner is None:
+        raise BadInput(f"codec '{spec}' comes before a quantiser that has scales, as in '{whole}+int4'")
     return whole
 
 

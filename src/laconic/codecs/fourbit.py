@@ -18,7 +18,8 @@ import numpy as np
 
 from laconic.codecs import planes, threads
 from laconic.codecs.eightbit import power_for
-from laconic.codecs.kernel import MOST, Bucketed
+from laconic.codecs.frame import HEADER_NBYTES
+from laconic.codecs.kernel import MOST, KernelCodec
 from laconic.errors import BadInput
 from laconic.kernels import Array, njit
 
@@ -26,7 +27,7 @@ PLACES = 8
 DEFAULT_BLOCK = 512  # one group of words of `planes.py`: 4.0625 bits a value
 
 
-class FourBit(Bucketed):
+class FourBit(KernelCodec):
     """Base of the codecs with sixteen codes; a subclass has the field `block` and says which magnitudes there are."""
 
     block: int
@@ -39,13 +40,13 @@ class FourBit(Bucketed):
         if type(self.block) is not int or not PLACES <= self.block <= MOST or self.block % PLACES:
             raise BadInput(f"{self.name}: block is a positive multiple of {PLACES}, at most 2⁶², got {self.block!r}")
 
-    @property
-    def bucket(self) -> int | None:  # type: ignore[override]
-        return self.block
+    def max_nbytes(self, numel: int) -> int:
+        return HEADER_NBYTES + 4 * (-(-numel // self.block) + -(-numel // PLACES))
 
-    @property
-    def places(self) -> int:
-        return PLACES
+    def _parts(self, body: Array, numel: int) -> tuple[Array, Array]:
+        """The scales and the words of a body."""
+        count = -(-numel // self.block)
+        return body[: 4 * count].view(np.float32), body[4 * count :].view(np.uint32)
 
     @functools.cached_property
     def _tables(self) -> tuple[Array, Array]:
@@ -54,7 +55,7 @@ class FourBit(Bucketed):
         return _bounds(levels), np.concatenate([levels, -levels])
 
     def encode_body(self, x: Array, v: Array, step: int, body: Array) -> None:
-        scales, words = self.parts(body, v.size)
+        scales, words = self._parts(body, v.size)
         (bounds, values), feedback, block = self._tables, x is not v, self.block
         bad = threads.run(
             lambda start, stop: _encode(x, v, feedback, block, bounds, values, start, stop, scales, words),
@@ -65,10 +66,10 @@ class FourBit(Bucketed):
             self.refuse(v)
 
     def check_body(self, body: Array, numel: int) -> None:
-        self.are_large(self.parts(body, numel)[0])  # no code is worth more than its scale: any finite one will do
+        self.are_large(self._parts(body, numel)[0])  # no code is worth more than its scale: any finite one will do
 
     def decode_body(self, body: Array, out: Array, add: bool) -> None:
-        scales, words = self.parts(body, out.size)
+        scales, words = self._parts(body, out.size)
         (_, values), block = self._tables, self.block
         threads.run(
             lambda start, stop: _decode(scales, words, values, block, add, start, stop, out), out.size, align=block

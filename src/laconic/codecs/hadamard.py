@@ -72,6 +72,10 @@ class Hadamard(KernelCodec):
         if not isinstance(self.inner, KernelCodec) or self.inner.fine or isinstance(self.inner, Hadamard):
             raise BadInput(f"{ALONE}, not before '{self.inner}'")
 
+    def before(self, quantiser: Codec) -> Hadamard:
+        """The rotation, and then `quantiser`."""
+        return Hadamard(self.block, quantiser)
+
     @property
     def quantiser(self) -> KernelCodec:
         """The codec that the rotated values go through."""
