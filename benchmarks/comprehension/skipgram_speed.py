@@ -7,13 +7,12 @@ by Zipf's law, as they occur in programs. One thread.
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
+from laconic.lab.bench.turns import SECONDS, Turns, Way
 from laconic_code.skipgram import Integers, Training, train
 
 STATEMENTS, DIM, NEGATIVES = 8_565, 200, 5
@@ -29,10 +28,10 @@ def run(pairs: int = PAIRS, plain_pairs: int = PLAIN_PAIRS, seed: int = 0) -> li
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        rates = {
-            "Numba kernel": [pairs / _seconds(lambda: train(drawn, STATEMENTS, how)) for _ in range(REPEATS)],
-            "plain torch loop": [plain_pairs / _seconds(lambda: plain(drawn[:plain_pairs])) for _ in range(REPEATS)],
-        }
+        kernel, loop = Way(lambda: train(drawn, STATEMENTS, how)), Way(lambda: plain(drawn[:plain_pairs]))
+        found = Turns({"Numba kernel": kernel, "plain torch loop": loop}).run(REPEATS, warm_up=0)
+        counts = {"Numba kernel": pairs, "plain torch loop": plain_pairs}
+        rates = {name: [counts[name] / s for s in figures[SECONDS]] for name, figures in found.items()}
     finally:
         torch.set_num_threads(threads)
     return [
@@ -55,9 +54,3 @@ def plain(pairs: Integers) -> None:
         optimizer.zero_grad()
         torch.autograd.backward(-torch.nn.functional.logsigmoid(signs * products).sum())
         optimizer.step()
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin

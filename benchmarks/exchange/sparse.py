@@ -23,9 +23,9 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # namespaces have no name
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,11 @@ from torch import Tensor
 
 import laconic
 from laconic.exchange.sparse import SparseStream, choose, predicted, sparse_all_reduce
-from laconic.lab.clusters.cluster import Cluster
+from laconic.lab.bench.turns import SECONDS, Turns, Way, on_hosts, seconds_of, slowest
 from laconic.lab.environment import environment
 from laconic.schedules import Link
 from laconic.statistics import median
 from laconic.transports.executor import run_native
-from laconic.transports.launcher import run_local
 
 DENSE, CODED = "dense", "dsar+qsgd(4)"
 EXACT = ("ssar_recursive_doubling", "ssar_split_allgather", "dsar")
@@ -59,11 +58,7 @@ def run_rank(numel: int, densities: list[float], repeats: int, seed: int, rate: 
 
 def _message_s(world: Any) -> float:
     """The time of one exchange of a byte: a barrier has ⌈log₂P⌉ of them in a row. The same on all ranks."""
-    times = []
-    for _ in range(41):
-        begun = time.perf_counter()
-        laconic.barrier(group=world)
-        times.append(time.perf_counter() - begun)
+    times = [seconds_of(partial(laconic.barrier, group=world)) for _ in range(41)]
     levels = max(1, (world.world_size - 1).bit_length())
     mine = torch.tensor([statistics.median(times) / levels], dtype=torch.float64)
     return float(laconic.all_reduce(mine, "max", algorithm="tree", group=world))
@@ -95,32 +90,21 @@ def _measure(world: Any, numel: int, density: float, repeats: int, seed: int, li
         if name == DENSE:
             total = work.clone()
         _check(world, name, result, total)
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    to_dense, out = [], torch.empty(numel)
-    for turn in range(repeats):
-        names = list(runs)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            work.copy_(dense)
-            laconic.barrier(group=world)
-            begun = time.perf_counter()
-            result = runs[name]()
-            times[name].append(time.perf_counter() - begun)
-            if name == "ssar_split_allgather":
-                begun = time.perf_counter()
-                result.to_dense(out)
-                to_dense.append(time.perf_counter() - begun)
+    ways = {name: Way(call, prepare=partial(work.copy_, dense)) for name, call in runs.items()}
+    times = Turns(ways, together=partial(laconic.barrier, group=world)).run(repeats, warm_up=0)
+    union, out = runs["ssar_split_allgather"](), torch.empty(numel)
     count = round(density * numel)
     expected = predicted(world.world_size, count, numel, link)
     expected[CODED] = predicted(world.world_size, count, numel, link, qsgd)["dsar"]
     return {
         "density": density,
         "count": int(indices.size),
-        "seconds": times,
-        "to_dense_seconds": to_dense,
+        "seconds": {name: figures[SECONDS] for name, figures in times.items()},
+        "to_dense_seconds": [seconds_of(partial(union.to_dense, out)) for _ in range(repeats)],
         "sent_nbytes": sent,
         "predicted_seconds": expected,
         "pick": choose(world.world_size, count, numel, link),
-        "union_count": int(result.count) if isinstance(result, SparseStream) else numel,
+        "union_count": int(union.count),
     }
 
 
@@ -141,13 +125,13 @@ def summary(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         rows = [rank["rows"][row] for rank in ranks]
         algorithms = {}
         for name in rows[0]["seconds"]:
-            slowest = [max(times) for times in zip(*(r["seconds"][name] for r in rows), strict=True)]
+            times = slowest([r["seconds"] for r in rows], name)
             algorithms[name] = {
-                "seconds": statistics.median(slowest),
-                "seconds_interval": median(slowest).interval,
+                "seconds": statistics.median(times),
+                "seconds_interval": median(times).interval,
                 "predicted_seconds": rows[0]["predicted_seconds"]["native" if name == DENSE else name],
                 "sent_nbytes": sum(r["sent_nbytes"][name] for r in rows),
-                "all_seconds": slowest,
+                "all_seconds": times,
             }
         pick = DENSE if rows[0]["pick"] in ("native", "ring") else rows[0]["pick"]
         exact = {name: algorithms[name]["seconds"] for name in (DENSE, *EXACT)}
@@ -200,11 +184,8 @@ def main() -> int:
     task = (options.numel, densities, options.repeats, options.seed, rate)
     worlds = []
     for hosts in [int(text) for text in options.hosts.split(",")]:
-        if options.link == "loopback":
-            ranks = run_local(hosts, run_rank, task, timeout_s=options.timeout)
-        else:
-            with Cluster(hosts, options.link) as cluster:
-                ranks = cluster.run(run_rank, task, timeout_s=options.timeout)
+        link = None if options.link == "loopback" else options.link
+        ranks, _ = on_hosts(hosts, link, run_rank, task, options.timeout)
         worlds.append({"hosts": hosts, "reckoned_link": ranks[0]["link"], "densities": summary(ranks)})
     record = {
         "benchmark": "sparse all_reduce",

@@ -34,9 +34,9 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ from laconic.errors import BadInput, LaconicError
 from laconic.exchange.auto import GUESS
 from laconic.exchange.options import Options
 from laconic.exchange.state import CompressionState
+from laconic.lab.bench.turns import rotated, seconds_of
 from laconic.lab.clusters.cluster import Cluster, emulated, interface_nbytes
 from laconic.lab.environment import environment
 from laconic.lab.runs.spec import SINGLE, configuration
@@ -103,8 +104,7 @@ def run_rank(plan: Plan) -> dict[str, Any]:
             names = list(plan.configurations)
             runners = {name: Runner(name, plan, world) for name in names}
             for turn, begin in enumerate(range(0, plan.steps, plan.block)):
-                first = turn % len(names)
-                for name in names[first:] + names[:first]:
+                for name in rotated(names, turn):
                     runners[name].block(min(plan.block, plan.steps - begin))
                     runners[name].exchange_alone(plan.exchanges)
             return {name: runner.figures() for name, runner in runners.items()}
@@ -156,13 +156,14 @@ class Runner:
         task.begin_step(optimizer, *when, *place)
         # the rate falls to zero within the steps there are, whole epochs or not
         optimizer.param_groups[0]["lr"] = task.workload.learning_rate * (1 - self.step / self.plan.steps)
-        begun = time.perf_counter()
-        optimizer.zero_grad()
-        task.loss(self.trainee.model, batch).backward()
-        optimizer.step()
-        seconds = time.perf_counter() - begun
+
+        def train() -> None:
+            optimizer.zero_grad()
+            task.loss(self.trainee.model, batch).backward()
+            optimizer.step()
+
         self.step += 1
-        return seconds
+        return seconds_of(train)
 
     def exchange_alone(self, repeats: int) -> None:
         """Exchange a gradient that is ready, without computing; it changes nothing of the training."""
@@ -175,9 +176,7 @@ class Runner:
         for _ in range(repeats):
             values = gradient.clone()
             dist.barrier()
-            begun = time.perf_counter()
-            self.alone(values)
-            self.exchange_s.append(time.perf_counter() - begun)
+            self.exchange_s.append(seconds_of(partial(self.alone, values)))
 
     def figures(self) -> dict[str, Any]:
         weights = torch.cat([p.detach().reshape(-1) for p in self.task.model.parameters()])

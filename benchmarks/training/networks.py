@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from laconic.cli.shared import Json, echo_json, echo_table
 from laconic.errors import BadInput
+from laconic.lab.bench.turns import SECONDS, Turns, Way
 from laconic.workloads import models
 
 FORWARD_TOLERANCE = 1e-4  # of the output's norm; float32 rounds to 6e-8, which depth and cancellation multiply
@@ -161,16 +161,14 @@ def _quotient(
 def _timed(model: nn.Module, x: Tensor, repeats: int) -> tuple[float, float]:
     """Median seconds of forward and of backward; a first round, which allocates, is not counted."""
     model.train()
-    forward, backward = [], []
-    for _ in range(1 + repeats):
-        model.zero_grad()
-        begun = time.perf_counter()
-        loss = model(x).sum()
-        middle = time.perf_counter()
-        loss.backward()
-        backward.append(time.perf_counter() - middle)
-        forward.append(middle - begun)
-    return statistics.median(forward[1:]), statistics.median(backward[1:])
+    losses: list[Tensor] = []
+    ways = {
+        "forward": Way(lambda: losses.append(model(x).sum()), prepare=model.zero_grad),
+        "backward": Way(lambda: losses.pop().backward()),
+    }
+    turns = Turns(ways)
+    found = [{name: turns.block(name)[SECONDS] for name in ways} for _ in range(1 + repeats)][1:]
+    return statistics.median(each["forward"] for each in found), statistics.median(each["backward"] for each in found)
 
 
 def main(
