@@ -27,7 +27,7 @@ from laconic import codecs
 from laconic.consistency.elastic.meeting import Meeting, View, event, read_events
 from laconic.errors import LaconicError
 from laconic.lab.records import metrics
-from laconic.lab.records.record import Clock, Configuration, Record, Trial
+from laconic.lab.records.record import Clock, Configuration, Record, TrialRecord
 from laconic.lab.runs.elastic.journals import Journal, WorkerRow
 from laconic.schedules.link import Link
 from laconic.storage import json_text
@@ -69,7 +69,7 @@ RECORD = Record(
                          0.05, 20.0, 16),
     scaling="strong", clock=Clock("when all are ready", True, False, "the slowest rank's"), environment={"cores": 2},
     configurations=[Configuration("ddp", "peer", "none", "ring", "sync", 4, "gloo")],
-    trials=[Trial("ddp", 1, 0, 0.961, 0.142, 12.5, 8.25, 440, 28160, 0.0275, (0.027, 0.0281), 9640.0, 9640.0)],
+    trials=[TrialRecord("ddp", 1, 0, 0.961, 0.142, 12.5, 8.25, 440, 28160, 0.0275, (0.027, 0.0281), 9640.0, 9640.0)],
 )  # fmt: skip
 VIEW = View(12, ((3, "127.0.0.1:5301"), (7, "127.0.0.1:5302")), "a model of 2,762 values", 1_790_000_000.0)
 PROFILE = Profile("gloo", 2, Link(1.5e-5, 2.5e-10), measured={"ring": ((4096, 0.0012), (65536, 0.0031))})

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from laconic.lab.environment import environment
-from laconic.lab.records.record import Trial
+from laconic.lab.records.record import TrialRecord
 from laconic.lab.runs.spec import RunSpec
 from laconic.lab.runs.train import train
 from laconic.storage.files import replace
@@ -31,7 +31,7 @@ def measure(schedule: str, seed: int, asked: argparse.Namespace) -> dict[str, An
     spec = RunSpec(asked.workload, 2, [asked.configuration], [seed], link=asked.link, changes=changes, runs=asked.runs)
     done = train(spec)
     assert done is not None
-    trial: Trial = done.record.trials[0]
+    trial: TrialRecord = done.record.trials[0]
     return {
         "schedule": schedule, "seed": seed, "test_accuracy": trial.test_accuracy, "test_loss": trial.test_loss,
         "steps": trial.steps, "samples": trial.samples, "seconds": trial.seconds_total,

@@ -14,7 +14,7 @@ from torch import nn
 
 from laconic.operators.timing import race
 from laconic.shrinking import prune
-from laconic.shrinking.running import sparse_layer
+from laconic.shrinking.running import SparseChain, SparseLinear, compressed
 
 
 def running(density: float = 0.05, turns: int = 21) -> Iterator[dict[str, Any]]:
@@ -23,7 +23,9 @@ def running(density: float = 0.05, turns: int = 21) -> Iterator[dict[str, Any]]:
         layer = nn.Linear(size, size)
         mask = prune.magnitude({"w": layer.weight}, density, scope="layer")["w"]
         layer.weight.data.mul_(mask)
-        chain, csr = sparse_layer(layer), layer.weight.detach().to_sparse_csr()
+        weight = layer.weight.detach()
+        rows = compressed(lambda start, stop, weight=weight: weight[start:stop], (size, size))  # type: ignore[misc]
+        chain, csr = SparseChain([SparseLinear(rows, layer.bias)]), weight.to_sparse_csr()
         for batch in (1, 64):
             x = torch.randn(batch, size)
             ways: dict[str, Callable[[], object]] = {

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from laconic.errors import BadInput, UnknownName
-from laconic.storage.memo import ARRAY, Memo
+from laconic.storage.memo import Memo
 from laconic_code import archives, ir, networks
+from laconic_code.array_memo import ARRAY
 from laconic_code.corpus import Corpus, Progress, find_files, read_all
 from laconic_code.programs import (
     TREES,

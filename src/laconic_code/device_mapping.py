@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from laconic.errors import BadInput, UnknownName
-from laconic.storage.memo import ARRAY, Memo
+from laconic.storage.memo import Memo
 from laconic_code import archives, networks, selection
+from laconic_code.array_memo import ARRAY
 from laconic_code.corpus import kept as kept_graph
 from laconic_code.graph import FlowGraph, build
 from laconic_code.ir import find, read_text

@@ -17,7 +17,7 @@ from laconic.lab.records.record import (
     LinkSetting,
     Point,
     Record,
-    Trial,
+    TrialRecord,
 )
 from laconic.lab.records.summary import make_claims
 from laconic.statistics import median
@@ -73,7 +73,7 @@ def compare_record(seeds: int = 3) -> Record:
     return record
 
 
-def _trial(index: int, seed: int, order: int) -> Trial:
+def _trial(index: int, seed: int, order: int) -> TrialRecord:
     name, _, codec, share, encode_s, decode_s, error = CONFIGURATIONS[index]
     generator = np.random.default_rng([index, seed])
     raw = sum(4 * _numel(shape) for shape in SHAPES.values()) * 2 * (WORKERS - 1) / WORKERS
@@ -85,7 +85,7 @@ def _trial(index: int, seed: int, order: int) -> Trial:
     centre = median(steps.tolist())
     reached = [p.seconds for p in curve if (p.test_accuracy or 0) >= 0.95]
     lost = name == "compress:dynamic8" and seed == 1
-    return Trial(
+    return TrialRecord(
         configuration=name, seed=seed, order=order,
         test_accuracy=curve[-1].test_accuracy, test_loss=curve[-1].test_loss,
         seconds_total=float(steps.sum()), seconds_to_target=reached[0] if reached else None, steps=STEPS,

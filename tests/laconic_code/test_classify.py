@@ -10,9 +10,10 @@ import pytest
 
 from laconic.cli import main
 from laconic.errors import BadInput, UnknownName
-from laconic.storage.memo import ARRAY, Memo
+from laconic.storage.memo import Memo
 from laconic_code import classify
 from laconic_code import ir as ir_module
+from laconic_code.array_memo import ARRAY
 from laconic_code.ir import find
 from tests.laconic_code.programs import KINDS, ir
 

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from laconic.errors import BadInput
 from laconic.operators import GRU, LSTM
-from laconic.operators.bptt import Budget, Walk, costs, first_cuts, recomputed
+from laconic.operators.bptt import Budget, Walk, costs, first_cuts
 from laconic.operators.cells import CELLS, _tanh
 from laconic.operators.recurrent import BLOCK, _Run, budget_for
 from reference import recurrent as reference
@@ -143,7 +143,7 @@ def test_gradcheck(kind):
 def test_a_thousand_steps_in_a_twentieth_of_the_memory_for_a_third_more_time(kind):
     """Forward, once more forward, and back, which costs two forwards: 4/3 of the time."""
     budget = budget_for(CELLS[kind], 1000 // BLOCK, 0.05)
-    assert recomputed(budget) <= 1.0
+    assert costs(budget)[0][budget.blocks, 0] <= 2 * budget.blocks  # at most one more forward pass
     assert budget.total <= 0.05 * budget.inside * budget.blocks
 
 

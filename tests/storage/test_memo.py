@@ -16,7 +16,7 @@ from torch import nn
 
 from laconic.errors import StorageError
 from laconic.storage.fingerprint import fingerprint
-from laconic.storage.memo import ARRAY, Memo
+from laconic.storage.memo import Memo
 
 DATA = [1.0, 2.0]
 
@@ -55,7 +55,7 @@ def test_a_result_is_computed_once(tmp_path: Path) -> None:
     assert len(calls) == 5
 
 
-def test_typed_results_and_arrays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_typed_results(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     memo = Memo(tmp_path, {"threads": 4})
     assert memo.get("pairs", tuple[Pair, ...]) is None
     memo.put("pairs", (Pair(1, 2.0), Pair(3, float("inf"))), tuple[Pair, ...])
@@ -64,8 +64,6 @@ def test_typed_results_and_arrays(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING):
         assert memo.get("pairs", dict[str, Pair]) is None  # of another version
     assert "is made again" in caplog.text
-    assert memo.recall("labels", lambda: np.arange(3), ARRAY).tolist() == [0, 1, 2]
-    assert memo.recall("labels", lambda: np.arange(9), ARRAY).tolist() == [0, 1, 2]
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_where_it_is_required(

@@ -73,9 +73,7 @@ def echo_table(
 @contextmanager
 def progress_bar(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on standard error when it is a terminal; nothing otherwise."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    disabled = quiet or not sys.stderr.isatty()
+    with Progress(console=Console(stderr=True), transient=True, disable=disabled) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -5,11 +5,10 @@
     methods/        native, direct, im2col, fft, winograd, prepacked: a file each
     convolve.py     a convolution by named methods, with gradients
     tuning.py       `tune` and `untune`: which layers of a model gain by which methods
-    search.py       the quickest admitted method of one convolution; timing.py, numerics.py, micro_batch.py, cache.py
+    search.py       the quickest admitted method of one convolution; timing.py, numerics.py, micro_batch.py, machine.py
     recurrent.py    LSTM and GRU whose backward pass keeps as much as one allows; cells.py their steps, bptt.py the plan
     products.py     matrix products whose sums stay in registers; vectors.py the innermost loops
     scratch.py      workspaces that are kept, results in huge pages
-    ladder.py       one convolution from three loops to Winograd
     tuned.py, plan.py    the layers that follow a plan, and the plan as a table
 
 Callers: `laconic.tune`, benchmarks, the planner's costs.

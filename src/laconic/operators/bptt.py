@@ -24,8 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from laconic.errors import BadInput
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -68,18 +66,6 @@ def costs(budget: Budget) -> tuple[Array, Array]:
             cut[t, :kept], cost[t, :kept] = tried.argmin(0) + 1, tried.min(0)
         cost[t, :kept][budget.inside * t <= left[:kept]] = t
     return cost, cut
-
-
-def recomputed(budget: Budget) -> float:
-    """Blocks computed again, over all: 1.0 is one more forward pass.
-
-    Raises:
-        BadInput: the memory is below the least.
-    """
-    if budget.total < budget.least:
-        raise BadInput(f"going back needs at least {budget.least} units of memory here, not {budget.total}")
-    found = costs(budget)[0][budget.blocks, 0]
-    return float(found) / budget.blocks - 1
 
 
 def first_cuts(budget: Budget) -> list[int]:

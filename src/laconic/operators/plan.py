@@ -46,7 +46,7 @@ class OperatorRow:
 
 
 @dataclass
-class Plan:
+class TuningPlan:
     """The rows of a tuned model, in the order of its layers.
 
     Attributes:

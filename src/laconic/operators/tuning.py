@@ -12,7 +12,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from laconic.operators.machine import measurements
 from laconic.operators.micro_batch import sizes
 from laconic.operators.nearness import evaluating, gradient_noise, gradients_of, model_error, tensors
 from laconic.operators.numerics import checked_tolerance
-from laconic.operators.plan import OperatorRow, Plan
+from laconic.operators.plan import OperatorRow, TuningPlan
 from laconic.operators.search import Limits, MethodChoice, choose, least_workspace
 from laconic.operators.shape import Convolution, of_tensors, on_both_sides
 from laconic.operators.timing import race
@@ -40,7 +40,7 @@ from laconic.storage.memo import Memo
 log = logging.getLogger("laconic.operators")
 _SECONDS = 40.0  # of measurements: the last layer and the check of the whole take up to 20 more
 _LATE = "not measured: the time was up"
-_PLANS: WeakKeyDictionary[nn.Module, Plan] = WeakKeyDictionary()
+_PLANS: WeakKeyDictionary[nn.Module, TuningPlan] = WeakKeyDictionary()
 Seen = dict[str, dict[Convolution, Tensor]]  # samples; those that need a gradient say so
 
 
@@ -113,7 +113,7 @@ def _restored(layer: TunedLayer) -> nn.Module:
     return original
 
 
-def plan_of(model: nn.Module) -> Plan:
+def plan_of(model: nn.Module) -> TuningPlan:
     """The plan of a tuned model: a table of what was decided, which can be printed.
 
     Raises:
@@ -124,7 +124,7 @@ def plan_of(model: nn.Module) -> Plan:
     return plan
 
 
-def _measured(model: nn.Module, inputs: tuple[Any, ...], limits: Limits, kept: Memo) -> tuple[nn.Module, Plan]:
+def _measured(model: nn.Module, inputs: tuple[Any, ...], limits: Limits, kept: Memo) -> tuple[nn.Module, TuningPlan]:
     """Tune every layer that the example passes, and check the model as a whole; the tuned model and its plan."""
     seen, native = _observe(model, inputs, limits.train)
     every = [(name, conv) for name, convs in seen.items() for conv in convs]
@@ -133,7 +133,7 @@ def _measured(model: nn.Module, inputs: tuple[Any, ...], limits: Limits, kept: M
         raise BadInput(
             f"a workspace of {limits.workspace_nbytes} bytes is below the least that any method needs here, {least}"
         )
-    named, plan, end = dict(model.named_modules()), Plan(), time.monotonic() + _SECONDS
+    named, plan, end = dict(model.named_modules()), TuningPlan(), time.monotonic() + _SECONDS
     left = len(every)
     with _progress(len(every)) as step:
         for name, module in named.items():
@@ -149,15 +149,15 @@ def _measured(model: nn.Module, inputs: tuple[Any, ...], limits: Limits, kept: M
 
 
 def _whole(
-    model: nn.Module, plan: Plan, inputs: tuple[Any, ...], native: list[Tensor], limits: Limits
-) -> tuple[nn.Module, Plan]:
+    model: nn.Module, plan: TuningPlan, inputs: tuple[Any, ...], native: list[Tensor], limits: Limits
+) -> tuple[nn.Module, TuningPlan]:
     """The model as planned, without what puts its output off or makes it slower as a whole."""
     tuned = _near_enough(model, plan, inputs, native, limits)
     if not any(row.gains for row in plan.rows):
         return tuned, plan
     plan.speedup = _whole_speedup(tuned, inputs, limits)
     # What a layer leaves to the next one in another order of memory may cost more than the layer gains.
-    other = Plan([row.in_order() for row in plan.rows])
+    other = TuningPlan([row.in_order() for row in plan.rows])
     if other.rows != plan.rows:
         tuned = _near_enough(untune(tuned), other, inputs, native, limits)
         if any(row.gains for row in other.rows):
@@ -168,13 +168,14 @@ def _whole(
             tuned = _apply(untune(tuned), plan, limits.train)
     if plan.speedup is not None and plan.speedup < 1:
         slower, tuned = "native: the whole would be slower", untune(tuned)
-        plan = Plan([OperatorRow(r.layer, r.convolution, (), slower) if r.gains else r for r in plan.rows], plan.error)
+        rows = [OperatorRow(row.layer, row.convolution, (), slower) if row.gains else row for row in plan.rows]
+        plan = TuningPlan(rows, plan.error)
     log.info("error %s, speed-up %s", plan.error, plan.speedup)
     return tuned, plan
 
 
 def _near_enough(
-    model: nn.Module, plan: Plan, inputs: tuple[Any, ...], native: list[Tensor], limits: Limits
+    model: nn.Module, plan: TuningPlan, inputs: tuple[Any, ...], native: list[Tensor], limits: Limits
 ) -> nn.Module:
     """The model tuned, the worst role of the worst layer by torch's own until the whole is within the tolerance.
 
@@ -266,7 +267,7 @@ def _observe(model: nn.Module, inputs: tuple[Any, ...], train: bool) -> tuple[Se
     return seen, [tensor.detach() for tensor in tensors(output)]
 
 
-def _apply(model: nn.Module, plan: Plan, train: bool) -> nn.Module:
+def _apply(model: nn.Module, plan: TuningPlan, train: bool) -> nn.Module:
     """Put tuned layers where they gain; a layer used in several places is one tuned layer."""
     named: dict[str, nn.Module] = dict(model.named_modules())
     made: dict[nn.Module, TunedLayer] = {}
@@ -305,22 +306,19 @@ def _signature(model: nn.Module, inputs: tuple[Any, ...], limits: Limits) -> str
     return f"model {hashlib.sha256(json.dumps([*parts, repr(limits)]).encode()).hexdigest()}"
 
 
-def _from_cache(kept: Memo, key: str, model: nn.Module) -> Plan | None:
+def _from_cache(kept: Memo, key: str, model: nn.Module) -> TuningPlan | None:
     layers, found = dict(model.named_modules()), kept.get(key, tuple[OperatorRow, ...])
     if found is None or any(row.layer not in layers for row in found):
         return None
-    return Plan(list(found), from_cache=True)
+    return TuningPlan(list(found), from_cache=True)
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Any]:
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
     """A bar on a terminal, nothing elsewhere."""
-    if not sys.stderr.isatty() or total == 0:
-        yield lambda name: None
-        return
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("tuning", total=total)
         yield lambda name: bar.update(task, advance=1, description=f"tuning {name}")

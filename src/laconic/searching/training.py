@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from laconic.errors import BadInput, UnknownName
-from laconic.lab.records.record import Trial as Trained
+from laconic.lab.records.record import TrialRecord
 from laconic.lab.runs.run import Run
 from laconic.lab.runs.spec import RunSpec, configuration, with_mode
 from laconic.lab.runs.trainer import Scored
@@ -173,7 +173,7 @@ class WorkloadObjective(NamedObjective):
         return value_of(spec, trained.test_accuracy, trained.test_loss)
 
 
-def train(spec: RunSpec, trial: Trial | None = None, begin: Path | None = None) -> tuple[Trained, dict[str, Any]]:
+def train(spec: RunSpec, trial: Trial | None = None, begin: Path | None = None) -> tuple[TrialRecord, dict[str, Any]]:
     """Train as a run of its own, to the end or to where a search's rule stops it; what came of it, and its weights.
 
     Args:
@@ -221,7 +221,7 @@ def value_of(spec: RunSpec, accuracy: float | None, loss: float | None) -> float
     return value
 
 
-def _cut_off(run: Run, last: Scored) -> Trained:
+def _cut_off(run: Run, last: Scored) -> TrialRecord:
     empty = failed_trial(run.record.configurations[0].name, run.record.seeds[0], 0, "")
     return replace(empty, failed=None, steps=last.step, test_loss=last.loss, test_accuracy=last.accuracy,
                    seconds_total=last.seconds)  # fmt: skip

@@ -99,12 +99,6 @@ class SparseChain(nn.Module):
         return columns.t().reshape(*x.shape[:-1], columns.shape[0]).contiguous()
 
 
-def sparse_layer(layer: nn.Linear) -> SparseChain:
-    """A fully connected layer that computes with the weights that are not zero."""
-    weight = layer.weight.detach()
-    return SparseChain([SparseLinear(compressed(lambda a, b: weight[a:b], tuple(weight.shape)), layer.bias)])  # type: ignore[arg-type]
-
-
 def make_sparse(
     model: nn.Module, names: set[str], *, batch: int = 1, measured: bool = True, reader: Reader | None = None
 ) -> list[str]:

@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-import torch
-
 from laconic.errors import PayloadError, StorageError
 from laconic.storage import files, tree
 from laconic.storage.fingerprint import fingerprint
@@ -50,17 +47,7 @@ def _write_tree(path: Path, key: str, value: Any) -> None:
     tree.write_file(path, {"key": key, "value": value})
 
 
-def _read_array(path: Path) -> tuple[str, np.ndarray]:
-    key, value = _read_tree(path)
-    return key, value.numpy()
-
-
-def _write_array(path: Path, key: str, value: np.ndarray) -> None:
-    _write_tree(path, key, torch.from_numpy(value))
-
-
 TREE: MemoForm[Any] = MemoForm(".state", _read_tree, _write_tree)  # plain values and tensors
-ARRAY = MemoForm(".array", _read_array, _write_array)
 
 
 class Memo:

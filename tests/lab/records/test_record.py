@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from laconic.errors import BadInput, RecordError
 from laconic.lab.environment import run_environment
 from laconic.lab.records import metrics
-from laconic.lab.records.record import FILE, Record, make_id
+from laconic.lab.records.record import FILE, Record, make_folder
 from laconic.storage.json_text import unseal
 from tests.lab.sample_records import compare_record
 
@@ -110,13 +111,12 @@ def test_no_run_is_one_sentence(tmp_path: Path):
 
 def test_ids_do_not_collide(tmp_path: Path):
     now = datetime(2026, 11, 16, 10, 15, tzinfo=UTC)
-    names = []
-    for _ in range(3):
-        names.append(make_id("digits-mlp", tmp_path, now))
-        (tmp_path / names[-1]).mkdir()
-    assert names == [f"20261116-101500-digits-mlp{end}" for end in ("", "-2", "-3")]
+    with ThreadPoolExecutor(3) as pool:
+        made = [pool.submit(make_folder, "digits-mlp", tmp_path, now) for _ in range(3)]
+    names = {each.result().name for each in made}
+    assert names == {f"20261116-101500-digits-mlp{end}" for end in ("", "-2", "-3")}
     with pytest.raises(BadInput, match="a workload's name"):
-        make_id("../etc", tmp_path)
+        make_folder("../etc", tmp_path)
 
 
 def test_environment_knows_this_machine():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from laconic.errors import BadInput
-from laconic.lab.records.record import Trial
+from laconic.lab.records.record import TrialRecord
 from laconic.lab.runs.spec import TrialSpec, configuration
 from laconic.lab.runs.workers import Workers
 from laconic.workloads import Changes
@@ -15,7 +15,7 @@ from laconic.workloads import Changes
 PLAN = "layers.1=dense(output); layers.3=dense(input)"
 
 
-def _trained(name: str, workers: int) -> Trial:
+def _trained(name: str, workers: int) -> TrialRecord:
     with Workers(workers) as place:
         trial = place.run(TrialSpec("digits-mlp", configuration(name, workers), 3, Changes(2))).trial
     assert trial is not None

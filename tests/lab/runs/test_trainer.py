@@ -19,7 +19,7 @@ import pytest
 
 from laconic.errors import BadInput
 from laconic.lab.records.metrics import read
-from laconic.lab.records.record import Record, Trial
+from laconic.lab.records.record import Record, TrialRecord
 from laconic.lab.runs import trainer
 from laconic.lab.runs.spec import RunSpec, TrialSpec, configuration, split
 from laconic.lab.runs.train import resume, train
@@ -32,7 +32,7 @@ CODEC, EPOCHS = "topk(0.05)+qsgd(4)", 16  # with residuals and momentum: much th
 STEPS = EPOCHS * 23
 
 
-def _trained(codec: str = CODEC, seed: int = 3, epochs: int = 2, workers: int = 2) -> Trial:
+def _trained(codec: str = CODEC, seed: int = 3, epochs: int = 2, workers: int = 2) -> TrialRecord:
     with Workers(workers) as place:
         trial = place.run(TrialSpec("digits-mlp", configuration(codec, workers), seed, Changes(epochs))).trial
     assert trial is not None
@@ -40,7 +40,7 @@ def _trained(codec: str = CODEC, seed: int = 3, epochs: int = 2, workers: int = 
 
 
 @pytest.fixture(scope="module")
-def uninterrupted() -> Trial:
+def uninterrupted() -> TrialRecord:
     return _trained(epochs=EPOCHS)
 
 
@@ -68,7 +68,7 @@ def test_a_batch_that_grows_takes_fewer_steps(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.processes
-def test_a_trial_says_what_happened(uninterrupted: Trial) -> None:
+def test_a_trial_says_what_happened(uninterrupted: TrialRecord) -> None:
     trial = uninterrupted
     assert (trial.steps, trial.samples, len(trial.curve)) == (STEPS, EPOCHS * 1438, EPOCHS)
     assert trial.test_accuracy == trial.curve[-1].test_accuracy
@@ -114,7 +114,7 @@ def _run_of(process: subprocess.Popen[str], runs: Path, checkpoints: int) -> Pat
 
 
 @pytest.mark.processes
-def test_killed_at_a_random_step_and_resumed(uninterrupted: Trial, tmp_path: Path) -> None:
+def test_killed_at_a_random_step_and_resumed(uninterrupted: TrialRecord, tmp_path: Path) -> None:
     process = _begin(tmp_path)
     folder = _run_of(process, tmp_path, random.randint(1, 5))
     time.sleep(random.uniform(0, 0.05))
@@ -174,7 +174,7 @@ def test_a_killed_worker_leaves_a_record_at_once_and_a_mark_after_the_resumption
 @pytest.mark.parametrize("to_all", [False, True], ids=["command", "group"])
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_on_request_and_resumed_with_a_broken_checkpoint(
-    uninterrupted: Trial, tmp_path: Path, sent: signal.Signals, to_all: bool
+    uninterrupted: TrialRecord, tmp_path: Path, sent: signal.Signals, to_all: bool
 ) -> None:
     process = _begin(tmp_path)
     folder = _run_of(process, tmp_path, 2)

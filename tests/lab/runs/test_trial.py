@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from laconic.consistency import get, names
-from laconic.lab.records.record import Trial
+from laconic.lab.records.record import TrialRecord
 from laconic.lab.runs.spec import TrialSpec, configuration
 from laconic.lab.runs.trainer import Ended, LockstepTraining
 from laconic.lab.runs.trial import Evaluation, Figures, StepFigures, TrialOutcome, assemble
@@ -19,7 +19,7 @@ from laconic.workloads import Changes
 STEPS = 48
 
 
-def _assembled(mode: str, seconds: np.ndarray) -> Trial:
+def _assembled(mode: str, seconds: np.ndarray) -> TrialRecord:
     """The trial of two ranks whose steps took so long, with an evaluation in the middle and at the end."""
     values = np.ones((*seconds.shape, len(StepFigures._fields)))
     values[:, :, StepFigures._fields.index("seconds")] = seconds

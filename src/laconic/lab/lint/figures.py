@@ -11,7 +11,7 @@ import math
 from laconic.codecs import codec
 from laconic.errors import LaconicError
 from laconic.lab.lint.rules import Outcome, ended, failed, named, passed, rule, unknown
-from laconic.lab.records.record import Configuration, Record, Trial
+from laconic.lab.records.record import Configuration, Record, TrialRecord
 
 SLACK = 1e-3  # of sums of seconds that were rounded on their way
 FEW_STEPS = 10  # fewer do not tell a slow beginning from a slow machine
@@ -87,7 +87,7 @@ def warm_from_the_start(record: Record) -> Outcome:
     return passed(f"the first steps of {len(timed)} trials are like the others")
 
 
-def _impossible_bytes(trial: Trial, chosen: Configuration, parameters: int) -> str | None:
+def _impossible_bytes(trial: TrialRecord, chosen: Configuration, parameters: int) -> str | None:
     """What is wrong with a trial's bytes, as a clause after its name."""
     peers, dense, sent = chosen.workers - 1, 4.0 * parameters, trial.sent_nbytes_per_step
     raw = 2 * peers / chosen.workers * dense

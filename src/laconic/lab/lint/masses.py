@@ -11,7 +11,7 @@ import re
 
 from laconic import statistics
 from laconic.lab.lint.rules import Outcome, ended, failed, named, pairs, passed, percent, rule, spoken, unknown
-from laconic.lab.records.record import DOORS, Record, Trial
+from laconic.lab.records.record import DOORS, Record, TrialRecord
 from laconic.lab.records.summary import COSTS, accuracy, known_loss, quality_lost
 
 _OPERATIONS = re.compile(r"flop|\bops\b|operations", re.IGNORECASE)
@@ -192,7 +192,7 @@ def same_batch(record: Record) -> Outcome:
     return passed(f"{' or '.join(map(str, batches))} samples a step on both sides of every comparison")
 
 
-def _samples_per_step(trials: list[Trial]) -> float:
+def _samples_per_step(trials: list[TrialRecord]) -> float:
     return sum(trial.samples for trial in trials) / max(sum(trial.steps for trial in trials), 1)
 
 

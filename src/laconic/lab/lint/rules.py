@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, get_args
 
-from laconic.lab.records.record import Claim, Finding, Record, Trial
+from laconic.lab.records.record import Claim, Finding, Record, TrialRecord
 
 Verdict = Literal["pass", "fail", "cannot know"]
 Outcome = tuple[Verdict, str]
@@ -61,12 +61,12 @@ def counts(findings: Sequence[Finding]) -> dict[str, int]:
     return {verdict: sum(f.verdict == verdict for f in findings) for verdict in get_args(Verdict)}
 
 
-def ended(record: Record) -> list[Trial]:
+def ended(record: Record) -> list[TrialRecord]:
     """The trials that did not fail."""
     return [trial for trial in record.trials if trial.failed is None]
 
 
-def named(trial: Trial) -> str:
+def named(trial: TrialRecord) -> str:
     """A trial as evidence names it."""
     return f"{trial.configuration} (seed {trial.seed})"
 
@@ -76,7 +76,7 @@ def spoken(claim: Claim) -> str:
     return f"the {claim.ratio:.3g} × of {claim.configuration} over {claim.baseline} in {claim.what}"
 
 
-def pairs(record: Record) -> Iterator[tuple[Claim, list[Trial], list[Trial]]]:
+def pairs(record: Record) -> Iterator[tuple[Claim, list[TrialRecord], list[TrialRecord]]]:
     """Each claim with its trials and its baseline's; claims about configurations without trials are left out."""
     for claim in record.claims:
         trials, base = record.trials_of(claim.configuration), record.trials_of(claim.baseline)

@@ -13,7 +13,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from laconic.lab.environment import run_environment
-from laconic.lab.records.record import FILE, Event, Interruption, Record, Trial
+from laconic.lab.records.record import FILE, Event, Interruption, Record, TrialRecord
+from laconic.lab.report import words
 
 SAME = ("host", "cpu", "cores", "python", "torch", "laconic", "commit")  # or trials of two starts differ by it
 CUT_OFF = "cut off: the command ended without a word"
@@ -68,7 +69,7 @@ def note_resumed_comparison(record: Record, folder: Path) -> None:
     record.starts += 1
 
 
-def marks(trial: Trial, interruptions: Sequence[Interruption]) -> list[Event]:
+def marks(trial: TrialRecord, interruptions: Sequence[Interruption]) -> list[Event]:
     """The interruptions of a training that was resumed, as events on its clock, where it went on from."""
     steps = trial.step_seconds or []
     clock = list(accumulate(steps, initial=trial.seconds_total - sum(steps)))
@@ -76,18 +77,9 @@ def marks(trial: Trial, interruptions: Sequence[Interruption]) -> list[Event]:
     for each in interruptions:
         from_step = min(max(0, (each.step or 0) - each.lost), len(steps))
         begun = f"resumed from the checkpoint at step {from_step}" if from_step else "begun again"
-        lost = f", {count(each.lost, 'step')} done again" if each.lost else ""
+        lost = f", {words.count(each.lost, 'step')} done again" if each.lost else ""
         made.append(Event(clock[from_step], from_step, each.rank, f"{each.what}; {begun}{lost}"))
     return made
-
-
-def count(number: int, what: str) -> str:
-    """A number of things.
-
-    >>> count(1, "step"), count(2, "step")
-    ('1 step', '2 steps')
-    """
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def first_line(error: Exception) -> str:

@@ -11,6 +11,7 @@ All times are in seconds, all sizes in bytes, accuracies from 0 to 1. What is no
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass, field
@@ -153,7 +154,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialRecord:
     """One training: a configuration and a seed. `order` is its position in the run; bytes are one worker's.
 
     Staleness: how many updates of others the weights that a worker computed with had not seen, over all steps.
@@ -246,7 +247,7 @@ class Record:
     finished: bool = False
     starts: int = 1
     interruptions: list[Interruption] = field(default_factory=list)
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[TrialRecord] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
     lint: list[Finding] = field(default_factory=list)
 
@@ -254,7 +255,7 @@ class Record:
         """The configuration of that name, if it is in the record."""
         return next((c for c in self.configurations if c.name == name), None)
 
-    def trials_of(self, name: str) -> list[Trial]:
+    def trials_of(self, name: str) -> list[TrialRecord]:
         """The trials of a configuration that did not fail, by seed."""
         found = [t for t in self.trials if t.configuration == name and t.failed is None]
         return sorted(found, key=lambda t: (t.seed, t.order))
@@ -307,35 +308,23 @@ class Record:
             raise RecordError(f"{path}: {error}") from error
 
 
-def make_id(workload: str, runs: str | os.PathLike[str], now: datetime | None = None) -> str:
-    """A name for a new run that is not yet in `runs`: the time (UTC), the workload, and a number where it is taken.
+def make_folder(workload: str, runs: str | os.PathLike[str], now: datetime | None = None) -> Path:
+    """Make the folder of a new run, `runs`/20261116-101500-digits-mlp: the time (UTC), the workload, a number if taken.
 
-    >>> make_id("digits-mlp", "nowhere", datetime(2026, 11, 16, 10, 15, tzinfo=UTC))
-    '20261116-101500-digits-mlp'
-
-    Raises:
-        BadInput: the workload's name cannot be part of a file name.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", workload):
-        raise BadInput(f"a workload's name is letters, digits, '.', '_' and '-', got '{workload}'")
-    stem = f"{(now or datetime.now(UTC)).strftime('%Y%m%d-%H%M%S')}-{workload}"
-    taken = {path.name for path in Path(runs).glob(f"{stem}*")}
-    return next(name for name in chain([stem], (f"{stem}-{n}" for n in count(2))) if name not in taken)
-
-
-def make_folder(workload: str, runs: str | os.PathLike[str]) -> Path:
-    """Make the folder of a new run, `runs`/<id>, which is this run's alone, even if others begin in the same second.
+    It is this run's alone, even if others begin in the same second.
 
     Raises:
         BadInput: the workload's name cannot be part of a file name.
         StorageError: it cannot be made.
     """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", workload):
+        raise BadInput(f"a workload's name is letters, digits, '.', '_' and '-', got '{workload}'")
+    stem = f"{(now or datetime.now(UTC)).strftime('%Y%m%d-%H%M%S')}-{workload}"
+    names = chain([stem], (f"{stem}-{number}" for number in count(2)))
     while True:
-        folder = Path(runs) / make_id(workload, runs)
+        folder = Path(runs) / next(names)
         with writing(folder, "the runs before are intact"):
             folder.parent.mkdir(parents=True, exist_ok=True)
-            try:
+            with contextlib.suppress(FileExistsError):
                 folder.mkdir()
                 return folder
-            except FileExistsError:  # another run took the name after `make_id` had looked
-                continue

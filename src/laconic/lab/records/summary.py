@@ -14,13 +14,13 @@ from typing import Any
 
 from laconic import statistics
 from laconic.errors import BadInput
-from laconic.lab.records.record import Breakdown, Claim, Configuration, Judgement, Record, Trial
+from laconic.lab.records.record import Breakdown, Claim, Configuration, Judgement, Record, TrialRecord
 from laconic.schedules.link import Link
 from laconic.statistics import Median
 from laconic.storage.typed_json import to_plain
 
 LOST = 0.02  # a quicker configuration may be worse by this share of the baseline's accuracy, or loss, not more
-COSTS: dict[str, Callable[[Trial], float | None]] = {
+COSTS: dict[str, Callable[[TrialRecord], float | None]] = {
     "step time": lambda trial: trial.step_seconds_median,
     "time to target": lambda trial: trial.seconds_to_target,
     "total time": lambda trial: trial.seconds_total,
@@ -86,7 +86,7 @@ def _claim(record: Record, what: str, name: str, baseline: str, comparisons: int
                  accuracy(trials), accuracy(base), found.test, found.normality_p)  # fmt: skip
 
 
-def costs_of(trials: list[Trial], what: str) -> list[float | None]:
+def costs_of(trials: list[TrialRecord], what: str) -> list[float | None]:
     """The cost a claim is about, one per trial.
 
     Raises:
@@ -97,7 +97,7 @@ def costs_of(trials: list[Trial], what: str) -> list[float | None]:
     return [COSTS[what](trial) for trial in trials]
 
 
-def accuracy(trials: list[Trial]) -> float | None:
+def accuracy(trials: list[TrialRecord]) -> float | None:
     """The median test accuracy; None where a trial has none."""
     return _value(_median(trials, lambda trial: trial.test_accuracy))
 
@@ -113,7 +113,7 @@ class SummaryRow:
     """
 
     configuration: Configuration
-    trials: list[Trial]
+    trials: list[TrialRecord]
     failed: int
     accuracy: Median | None
     loss: Median | None
@@ -161,18 +161,18 @@ def _row(record: Record, configuration: Configuration) -> SummaryRow:
     )
 
 
-def known_loss(trial: Trial) -> float | None:
+def known_loss(trial: TrialRecord) -> float | None:
     """The test loss; that of a training that diverged is infinite."""
     return math.inf if trial.test_loss is not None and math.isnan(trial.test_loss) else trial.test_loss
 
 
-def _median(trials: list[Trial], figure: Callable[[Trial], float | None]) -> Median | None:
+def _median(trials: list[TrialRecord], figure: Callable[[TrialRecord], float | None]) -> Median | None:
     """Of all trials or of none: leaving out those that failed to measure it, or diverged, would flatter."""
     values = [value for trial in trials if (value := figure(trial)) is not None and not math.isnan(value)]
     return statistics.median(values) if values and len(values) == len(trials) else None
 
 
-def _breakdown(trials: list[Trial]) -> Breakdown | None:
+def _breakdown(trials: list[TrialRecord]) -> Breakdown | None:
     found = [trial.breakdown for trial in trials if trial.breakdown is not None]
     if not found:
         return None

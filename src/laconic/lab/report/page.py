@@ -13,7 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from laconic.lab.lint import counts
-from laconic.lab.records.record import Claim, Finding, Interruption, Record, Trial
+from laconic.lab.records.record import Claim, Finding, Interruption, Record, TrialRecord
 from laconic.lab.records.summary import SummaryRow, main_claim, summarise
 from laconic.lab.report import words
 from laconic.lab.report.canvas import swatch
@@ -147,7 +147,7 @@ def _layered(rows: Sequence[SummaryRow]) -> list[dict[str, Any]]:
     return made
 
 
-def _trial(trial: Trial) -> list[str]:
+def _trial(trial: TrialRecord) -> list[str]:
     """A trial's figures, in the order of `TRIAL`."""
     known: list[tuple[float | None, Callable[[float], str]]] = [
         (trial.test_accuracy, partial(words.percent, places=2)), (trial.test_loss, words.digits),

@@ -16,7 +16,7 @@ from laconic.errors import BadInput, LaconicError, StorageError
 from laconic.lab.clusters.launch import is_launched
 from laconic.lab.records import interruptions, metrics
 from laconic.lab.records.interruptions import first_line
-from laconic.lab.records.record import Configuration, Record, Trial
+from laconic.lab.records.record import Configuration, Record, TrialRecord
 from laconic.lab.report import words
 from laconic.lab.runs.progress import Progress
 from laconic.lab.runs.run import Run
@@ -115,7 +115,7 @@ def _rotated(chosen: Sequence[Configuration], by: int) -> list[Configuration]:
     return [*chosen[turn:], *chosen[:turn]]
 
 
-def _trial(run: Run, workers: Workers, chosen: Configuration, seed: int, position: str) -> Trial:
+def _trial(run: Run, workers: Workers, chosen: Configuration, seed: int, position: str) -> TrialRecord:
     """One training; one that breaks is a trial that failed, and the run goes on.
 
     A full disk is no trial that failed: it says nothing of the configuration, and the next one would meet it too.
@@ -136,7 +136,7 @@ def _trial(run: Run, workers: Workers, chosen: Configuration, seed: int, positio
     return trial
 
 
-def _spoken(trial: Trial) -> str:
+def _spoken(trial: TrialRecord) -> str:
     """A trial in a sentence."""
     who = f"{trial.configuration}, seed {trial.seed}"
     if trial.failed is not None:

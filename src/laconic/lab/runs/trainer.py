@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from laconic.consistency import build as build_mode
 from laconic.exchange.collectives import all_gather, barrier
-from laconic.lab.records.record import Clock, Trial
+from laconic.lab.records.record import Clock, TrialRecord
 from laconic.lab.runs.monitor import Monitor, SentCounter
 from laconic.lab.runs.spec import PIPELINE, PreparedRun, TrialSpec
 from laconic.lab.runs.stopping import Stopping, request_stop
@@ -53,7 +53,7 @@ class Ended:
     """How a rank's training ended; only rank 0 has the trial, and only when it came to its end."""
 
     step: int
-    trial: Trial | None = None
+    trial: TrialRecord | None = None
 
 
 class Scored(NamedTuple):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from laconic import statistics
 from laconic.consistency import build as build_mode
-from laconic.lab.records.record import Breakdown, Configuration, LayerRecord, Point, TimeSpan, Trial
+from laconic.lab.records.record import Breakdown, Configuration, LayerRecord, Point, TimeSpan, TrialRecord
 from laconic.lab.runs.trainee import wire_factor
 
 Array = NDArray[np.float64]
@@ -79,7 +79,9 @@ class TrialOutcome:
     staleness: tuple[float, int] | None = None
 
 
-def assemble(configuration: Configuration, seed: int, order: int, figures: Figures, outcome: TrialOutcome) -> Trial:
+def assemble(
+    configuration: Configuration, seed: int, order: int, figures: Figures, outcome: TrialOutcome
+) -> TrialRecord:
     """Put together the trial of a training that has come to its end."""
     world_size, evaluations = configuration.workers, outcome.evaluations
     seconds = elapsed(figures.column("seconds"), [each.step for each in evaluations])
@@ -95,7 +97,7 @@ def assemble(configuration: Configuration, seed: int, order: int, figures: Figur
     breakdown = _breakdown(Figures(evened(figures.values, 1, period)), centre.value)
     curve = _curve(figures, outcome, clock, sent)
     reached = [point.seconds for point, each in zip(curve, evaluations, strict=True) if each.reached]
-    return Trial(
+    return TrialRecord(
         configuration=configuration.name,
         seed=seed,
         order=order,
@@ -172,9 +174,9 @@ def _breakdown(figures: Figures, step_s: float) -> Breakdown:
     return Breakdown(**parts, other_s=max(0.0, step_s - sum(parts.values())))
 
 
-def failed_trial(configuration: str, seed: int, order: int, why: str) -> Trial:
+def failed_trial(configuration: str, seed: int, order: int, why: str) -> TrialRecord:
     """A trial that broke: it stays in the record, without figures."""
-    return Trial(
+    return TrialRecord(
         configuration=configuration, seed=seed, order=order, test_accuracy=None, test_loss=None, seconds_total=0.0,
         seconds_to_target=None, steps=0, samples=0, step_seconds_median=0.0, step_seconds_interval=None,
         sent_nbytes_per_step=0.0, raw_nbytes_per_step=0.0, failed=why,

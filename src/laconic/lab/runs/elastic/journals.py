@@ -25,8 +25,8 @@ from typing import Generic, TypeVar
 
 from laconic.consistency.elastic.meeting import Meeting, read_events
 from laconic.errors import PayloadError
-from laconic.lab.records.interruptions import count
 from laconic.lab.records.record import Interruption
+from laconic.lab.report import words
 from laconic.storage.files import append
 from laconic.storage.json_text import parse_lines, seal, unseal
 from laconic.storage.typed_json import from_plain, to_plain
@@ -163,7 +163,7 @@ class Loss:
     @property
     def sentence(self) -> str:
         """In words, with what was lost."""
-        return f"{self.what}; at most {count(self.lost, 'step')} done again" if self.lost else self.what
+        return f"{self.what}; at most {words.count(self.lost, 'step')} done again" if self.lost else self.what
 
 
 def losses(journals: Journals) -> list[Loss]:

@@ -19,7 +19,7 @@ from laconic.errors import RecordError
 from laconic.exchange.layout import Exemptions
 from laconic.exchange.options import flat_codec
 from laconic.lab.records.interruptions import marks
-from laconic.lab.records.record import Clock, Event, Record, Trial
+from laconic.lab.records.record import Clock, Event, Record, TrialRecord
 from laconic.lab.runs.elastic.journals import EvaluationRow, Journals, Loss, StepRow, losses
 from laconic.lab.runs.elastic.worker import WorkerEnded
 from laconic.lab.runs.spec import TrialSpec
@@ -35,7 +35,7 @@ CLOCK = Clock(
 )
 
 
-def elastic_trial(record: Record, trial: TrialSpec, workload: Workload, ended: Sequence[WorkerEnded]) -> Trial:
+def elastic_trial(record: Record, trial: TrialSpec, workload: Workload, ended: Sequence[WorkerEnded]) -> TrialRecord:
     """The trial of a training that has come to its end; one or more of those that `ended` hold the final model."""
     assert trial.folder is not None
     journals, chosen = Journals(Path(trial.folder)), trial.configuration
@@ -141,7 +141,7 @@ def _evaluation(row: EvaluationRow, loading: dict[int, float]) -> Evaluation:
     return Evaluation(row.step, read_s, row.accuracy, row.loss, row.reached)
 
 
-def _events(trial: Trial, record: Record, lost: Sequence[Loss], rows: Sequence[Sequence[StepRow]]) -> list[Event]:
+def _events(trial: TrialRecord, record: Record, lost: Sequence[Loss], rows: Sequence[Sequence[StepRow]]) -> list[Event]:
     """Losses and interruptions on the trial's clock: between the step it came after and the next."""
     steps = trial.step_seconds or []
     clock = np.concatenate([[0.0], np.cumsum(steps)]) + trial.seconds_total - sum(steps)
