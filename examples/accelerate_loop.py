@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import laconic
+from laconic.integrations.accelerate import accelerated
 
 
 def train(codec: str, epochs: range, load: str | None = None, save: str | None = None) -> torch.Tensor:
@@ -23,8 +24,7 @@ def train(codec: str, epochs: range, load: str | None = None, save: str | None =
     model, optimizer, loader = accelerator.prepare(
         model, torch.optim.Adam(model.parameters(), 0.01), DataLoader(data, 16)
     )
-    with laconic.compress(model, codec) as job:  # after prepare, which makes the model a DDP one
-        accelerator.register_for_checkpointing(laconic.SharedState(job))  # the residuals of all ranks
+    with accelerated(accelerator, model, codec):  # save_state keeps the residuals of all ranks
         if load:
             accelerator.load_state(load)
         for _ in epochs:

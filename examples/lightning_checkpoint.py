@@ -6,36 +6,13 @@ python examples/lightning_checkpoint.py [CODEC]      (Lightning starts the secon
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import lightning
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import laconic
-
-
-class Compress(lightning.Callback):
-    """Gradients go through the codec from the first step on; the residuals of all ranks are in the checkpoint."""
-
-    def __init__(self, codec: str) -> None:
-        self.codec = codec
-        self.loaded: dict[str, Any] | None = None
-
-    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        self.job = laconic.compress(trainer.strategy.model, self.codec)
-        if self.loaded is not None:
-            laconic.SharedState(self.job).load_state_dict(self.loaded)
-
-    def state_dict(self) -> dict[str, Any]:
-        return laconic.SharedState(self.job).state_dict()  # Lightning calls it on all ranks, and rank 0 writes
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.loaded = state
-
-    def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        self.job.finish()
+from laconic.integrations.lightning import LaconicCallback
 
 
 class Classifier(lightning.LightningModule):
@@ -55,8 +32,8 @@ def fit(epochs: int, codec: str, checkpoint: Path | None = None) -> tuple[lightn
     data = TensorDataset(torch.randn(256, 64), torch.randint(10, (256,)))
     model = Classifier()
     trainer = lightning.Trainer(
-        max_epochs=epochs, accelerator="cpu", devices=2, strategy="ddp", callbacks=[Compress(codec)], logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        max_epochs=epochs, accelerator="cpu", devices=2, strategy="ddp", callbacks=[LaconicCallback(codec)],
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(model, DataLoader(data, 16), ckpt_path=checkpoint)
     return trainer, torch.cat([p.detach().reshape(-1) for p in model.parameters()])

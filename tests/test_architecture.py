@@ -40,6 +40,7 @@ FLOORS = {
     "searching": 7,
     "ahead": 7.5,
     "cli": 8,
+    "integrations": 8,
     "__init__": 8,
     "__main__": 9,
 }

@@ -3,6 +3,7 @@ from . import codecs as codecs
 from . import consistency as consistency
 from . import errors as errors
 from . import exchange as exchange
+from . import integrations as integrations
 from . import operators as operators
 from . import parallel as parallel
 from . import planner as planner

@@ -183,6 +183,36 @@ def step_table(records: Sequence[StepRecord]) -> str:
     )
 
 
+RECENT = 20  # steps that smoothed metrics are medians of
+
+
+def step_metrics(records: Sequence[BucketRecord], world_size: int) -> dict[str, float | str]:
+    """The last whole step's bytes and seconds over all its buckets, and medians of the last RECENT ones.
+
+    A step is whole when all its values have been exchanged. `dense_nbytes` is what DDP's all-reduce would send.
+    """
+    steps: dict[int, list[BucketRecord]] = {}
+    for record in records:
+        steps.setdefault(record.step, []).append(record)
+    numels = {step: sum(record.numel for record in rows) for step, rows in steps.items()}
+    whole = [rows for step, rows in steps.items() if numels[step] == max(numels.values())][-RECENT:]
+    if not whole:
+        return {}
+    found: dict[str, float | str] = {"step": whole[-1][0].step}
+    found["codec"] = ", ".join(dict.fromkeys(record.codec for record in whole[-1]))
+    found["dense_nbytes"] = sum(wire_nbytes(r.numel, world_size, itemsize=r.itemsize) for r in whole[-1])
+    for name, source in _SUMMED.items():
+        sums = [sum(getattr(record, source) for record in rows) for rows in whole]
+        found[name] = sums[-1]
+        found[f"{name}_median"] = statistics.median(sums)
+    return found
+
+
+# Seconds are of the exchange thread, beside which training goes on: what holds that up is in StepRecords.
+_SUMMED = {"sent_nbytes": "sent_nbytes", "encode_s": "encode_s", "wait_s": "wait_s", "decode_s": "decode_s",
+           "exchange_s": "seconds", "messages": "messages"}  # fmt: skip
+
+
 class Job(ABC):
     """A training together with others, on this worker. Use it in `with`, or call `close()` at the end.
 
@@ -238,6 +268,24 @@ class Job(ABC):
         """What was chosen, what is sent, where the time goes and who was lost, as text."""
         table = step_table([record for record in self.records if isinstance(record, StepRecord)])
         return f"{table}\nwent on without ranks {self.lost_ranks}, which were lost" if self.lost_ranks else table
+
+    def metrics(self) -> dict[str, float | str]:
+        """What the last step sent and where its time went, flat, for a logger; nothing before the first.
+
+        Bytes and seconds are this worker's. Names that end in `_median` are medians of the last steps.
+        """
+        buckets = [record for record in list(self.records) if isinstance(record, BucketRecord)]
+        if buckets:
+            world = getattr(self, "world", None)
+            return step_metrics(buckets, 1 if world is None else world.world_size)
+        steps = [record for record in list(self.records)[-RECENT:] if isinstance(record, StepRecord)]
+        if not steps:
+            return {}
+        found: dict[str, float | str] = {"step": steps[-1].step}
+        for name, source in (("sent_nbytes", "sent_nbytes"), ("wait_s", "wait_s"), ("agree_s", "seconds")):
+            found[name] = getattr(steps[-1], source)
+            found[f"{name}_median"] = statistics.median(getattr(record, source) for record in steps)
+        return found
 
     def __enter__(self) -> Self:
         return self

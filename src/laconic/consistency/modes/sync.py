@@ -87,6 +87,9 @@ class ExchangedGradients(Agreement):
     def explain(self) -> str:
         return self.state.explain()
 
+    def metrics(self) -> dict[str, float | str]:
+        return {**self.state.metrics(), **super().metrics()}
+
     def state_dict(self) -> dict[str, Any]:
         return {**self.state.state_dict(), "steps": self.step}
 

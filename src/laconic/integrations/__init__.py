@@ -1,0 +1,6 @@
+"""Laconic where people already are, a file for each: transformers, lightning, accelerate.
+
+Each file imports its framework and no other; where that is missing, the import raises MissingExtra with the cure.
+"""
+
+__all__: list[str] = []  # the files are public, and importing one of them imports its framework
