@@ -26,7 +26,8 @@ SPECS += ["local(8, fragments=2, delay=3, mix=0.5)"]
 EXACT = {
     "sync", "local(8)", "once", "block_momentum(8)", "easgd(period=4, momentum=0.3)", "gossip", "gossip(exponential)",
     "robust(median)", "robust(multi_krum)", "ensemble", "treenet(1)", "natural(8)", "stale(0, central=false)",
-    *get("diloco").examples, "local(8, fragments=2, delay=3, mix=0.5)",
+    *get("diloco").examples, *get("streaming").examples, *get("sparseloco").examples,
+    "local(8, fragments=2, delay=3, mix=0.5)",
 }  # fmt: skip
 CODECS = ("none", "topk(0.1)")
 EXACT_STEPS, FREE_STEPS, BATCH = 11, 60, 64  # 11 is in the midst of every period

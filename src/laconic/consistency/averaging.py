@@ -24,7 +24,7 @@ from laconic.transports.world import World
 
 BUCKET_NBYTES = 4 << 20  # as for gradients: one bucket is encoded while another is on the wire
 # Of the exchange's options, those that weights have too: momentum is of gradients only.
-WEIGHT_OPTIONS: tuple[str, ...] = ("algorithm", "exempt", "feedback", "hosts", "message_nbytes")
+WEIGHT_OPTIONS: tuple[str, ...] = ("algorithm", "exempt", "feedback", "feedback_decay", "hosts", "message_nbytes")
 
 
 def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -36,7 +36,9 @@ register = REGISTRY.register
 names = REGISTRY.names
 get = REGISTRY.get
 INSTALLED = "_laconic_agreement"  # the optimiser's attribute that is its job, as long as it is distributed
-EXCHANGE_OPTIONS = ("quality", "algorithm", "exempt", "feedback", "momentum", "hosts", "message_nbytes")
+EXCHANGE_OPTIONS = (
+    "quality", "algorithm", "exempt", "feedback", "feedback_decay", "momentum", "hosts", "message_nbytes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Mode(ABC):
     source: ClassVar[str] = ""  # the paper
     examples: ClassVar[tuple[str, ...]] = ()  # the specs that the conformance suite trains with
     options: ClassVar[tuple[str, ...]] = ()  # which `Options` of the exchange it has
+    codec: ClassVar[str] = ""  # of a preset: what it sends through where none is given
+    feedback_decay: ClassVar[float | None] = None  # of a preset: likewise
     own_options: ClassVar[tuple[str, ...]] = ()  # which further ones of `distribute`
     same_weights: ClassVar[bool] = True  # all workers hold the same bits after every step (without: after `finish`)
     one_host: ClassVar[bool] = False  # shared memory: all workers on one machine

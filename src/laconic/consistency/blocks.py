@@ -13,6 +13,7 @@ goes on (`fragments.py`). delay < period/fragments, so that one fragment at most
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from laconic.consistency.fragments import WHOLE, Fragment, UnderWay, fragments_o
 from laconic.consistency.master_weights import FlatWeights
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.collectives import all_reduce
+from laconic.specs import spec_of
 from laconic.storage.form import check_like
 from laconic.transports.world import World
 
@@ -104,6 +106,10 @@ class BlockMode(Mode):
             raise BadInput(f"{self.name}: mix, a worker's own share, is at least 0 and below 1, got {self.mix}")
         if self.eager and not self.delay:
             raise BadInput(f"{self.name}: eager makes up for a delay, and there is none: give delay=…, or eager=false")
+
+    def spelled_out(self, sent_by: str) -> str:
+        """This mode with all its options, and how what it sends travels, on one line."""
+        return f"{spec_of(self, [field.name for field in fields(self)])} with {sent_by}"  # type: ignore[arg-type]
 
     def install(self, setup: Setup) -> BlockAgreement:
         return BlockAgreement(self, setup)
@@ -201,6 +207,8 @@ class BlockAgreement(OwnWeights):
     def __init__(self, mode: BlockMode, setup: Setup) -> None:
         super().__init__(setup)
         self.mode = mode
+        decay = setup.options.feedback_decay
+        self.sent_by = f"codec {setup.codec}" + ("" if decay is None else f", feedback_decay={decay:g}")
         self.plain = self.alone and not mode.alone  # nothing but the optimiser
         self.fragments = fragments_of(self.weights.parameters, mode.fragments, mode.period)
         whole = mode.fragments == 1
@@ -210,7 +218,7 @@ class BlockAgreement(OwnWeights):
         relative = not self.averagers[0].exact and not self.alone
         self.blocks = self.parts["blocks"] = Blocks(mode, self.weights.values, relative=relative)
         self.moved = [0 for _ in self.fragments]
-        self.under_way = UnderWay(self.world.transport, self.fragments)
+        self.under_way = UnderWay(self.world.transport, self.fragments, keeps=mode.eager)
         self.resources.callback(self.under_way.close)
         if mode.delay:
             self.parts["under_way"] = self.under_way
@@ -240,7 +248,7 @@ class BlockAgreement(OwnWeights):
                     self.waited(averager.mean(offer))  # when it fails, the weights are as they were
                 self._merge(fragment, offer)
                 return
-        self.under_way.start(fragment.number, offer, self.mode.delay, keep=self.mode.eager)
+        self.under_way.start(fragment.number, offer, self.mode.delay)
         if not self.alone:
             self.under_way.send(averager.mean)
 
@@ -283,6 +291,9 @@ class BlockAgreement(OwnWeights):
             self.moved = [0 for _ in self.fragments]
             average_buffers(self.model, self.world)
         self.settle_finish()
+
+    def explain(self) -> str:
+        return f"{self.mode.spelled_out(self.sent_by)}\n\n{super().explain()}"
 
     def state_dict(self) -> dict[str, Any]:
         self.under_way.wait()  # before its residuals are saved

@@ -42,6 +42,7 @@ def distribute(
     algorithm: str = "auto",
     exempt: Exemptions | Sequence[str] | None = None,
     feedback: bool | None = None,
+    feedback_decay: float | None = None,
     momentum: float | DeepGradientCompression | None = None,
     hosts: tuple[int, ...] | None = None,
     message_nbytes: int | None = None,
@@ -58,13 +59,13 @@ def distribute(
     Args:
         model: a module. A DistributedDataParallel one is used as before, but leaves its gradients to the job.
         optimizer: any optimiser of the model's parameters, or what wraps one, as Accelerate does.
-        codec: a spec such as "topk(0.01)", {first step: spec}, or a function of the step. None: `DEFAULT_CODEC`, where
-            the mode sends anything through a codec.
+        codec: a spec such as "topk(0.01)", {first step: spec}, or a function of the step. None: what the mode is a
+            preset for, or `DEFAULT_CODEC`, where it sends anything through a codec.
         consistency: when workers agree: a spec such as "sync" or "local(8)"; see `laconic.consistency.names()`.
         world: where to communicate; the default world when None.
         plan: what `laconic.plan` chose, in place of codec and consistency.
-        quality, algorithm, exempt, feedback, momentum, hosts, message_nbytes, overlap: of the exchange, as the mode has
-            them; see `Options`.
+        quality, algorithm, exempt, feedback, feedback_decay, momentum, hosts, message_nbytes, overlap: of the exchange,
+            as the mode has them; see `Options`.
         sites: the site of each rank, for the modes that know of sites: gaia and async(hierarchical=true).
         unknown: what a mode of your own adds; any other name is refused, with the one that was probably meant.
 
@@ -97,7 +98,8 @@ def distribute(
     if mode.no_codec and codec is not None and str(codec) != "none":
         raise BadInput(f"'{mode}' takes no codec: {mode.no_codec}; leave codec='{codec}' out")
     options: dict[str, Any] = {
-        "quality": quality, "algorithm": algorithm, "exempt": exempt, "feedback": feedback, "momentum": momentum,
+        "quality": quality, "algorithm": algorithm, "exempt": exempt, "feedback": feedback,
+        "feedback_decay": mode.feedback_decay if feedback_decay is None else feedback_decay, "momentum": momentum,
         "hosts": hosts, "message_nbytes": message_nbytes, "overlap": overlap, **unknown,
     }  # fmt: skip
     if sites is not None:
@@ -105,7 +107,7 @@ def distribute(
     own = {name: options.pop(name) for name in mode.own_options if name in options}
     given = Options.of({**options, "world": world or current()}, "distribute")
     given.refuse(f"consistency '{mode.name}'", (*mode.options, *mode.own_options))
-    sent = "none" if mode.no_codec else DEFAULT_CODEC if codec is None else codec
+    sent = "none" if mode.no_codec else (mode.codec or DEFAULT_CODEC) if codec is None else codec
     module = model.module if isinstance(model, DistributedDataParallel) else model
     here = given.world or current()
     check_alike("distribute", terms_of(module.named_parameters(), sent, given, consistency=mode, **own), here.transport)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from laconic.errors import BadInput, CollectiveTimeout
 from laconic.exchange.thread import EXCHANGE_THREAD, ThreadShare
-from laconic.storage.form import check_like
+from laconic.storage.form import check_like, vector
 from laconic.transports.base import Pausing, Transport
 
 WHOLE = slice(None)
@@ -73,14 +73,15 @@ class UnderWay:
         number: the fragment's; NONE without.
         left: steps until its mean is due.
         mean: what this worker offered, and its mean once `wait` has returned.
-        offered: a copy of what this worker offered, where that is asked for.
+        offered: a copy of what this worker offered, where that is kept.
         sent_nbytes: what all exchanges have sent so far.
     """
 
     NONE = -1
 
-    def __init__(self, transport: Transport, fragments: Sequence[Fragment]) -> None:
-        self._transport, self._numels = transport, [fragment.numel for fragment in fragments]
+    def __init__(self, transport: Transport, fragments: Sequence[Fragment], *, keeps: bool) -> None:
+        self._transport, self._keeps = transport, keeps
+        self._numels = [fragment.numel for fragment in fragments]
         self._share: ThreadShare | None = None
         self._ended: threading.Event | None = None
         self._error: Exception | None = None
@@ -94,10 +95,10 @@ class UnderWay:
         self.number, self.left = self.NONE, 0
         self.mean = self.offered = torch.empty(0)
 
-    def start(self, number: int, offer: Tensor, delay: int, *, keep: bool) -> None:
+    def start(self, number: int, offer: Tensor, delay: int) -> None:
         """`offer` is what this worker has for fragment `number`; its mean is due in `delay` steps."""
         self.number, self.left, self.mean = number, delay, offer
-        self.offered = offer.clone() if keep else torch.empty(0)
+        self.offered = offer.clone() if self._keeps else torch.empty(0)
 
     def send(self, average: Callable[[Tensor], object]) -> None:
         """Let `average` replace what is offered by its mean on the exchange thread, from now on."""
@@ -143,20 +144,29 @@ class UnderWay:
     def state_dict(self) -> dict[str, Any]:
         """What is pending, whose mean is waited for: whoever loads it has that mean."""
         self.wait()
-        return {"number": self.number, "left": self.left, "mean": self.mean.clone(), "offered": self.offered.clone()}
+        state: dict[str, Any] = {"number": self.number, "left": self.left}
+        if self.number != self.NONE:
+            state["mean"] = self.mean.clone()
+            if self._keeps:
+                state["offered"] = self.offered.clone()
+        return state
 
     def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse, with BadInput, a state that cannot be loaded whole."""
         what = "the state of what is under way"
-        check_like(state, {"number": 0, "left": 0, "mean": None, "offered": None}, what)
+        check_like(state, {"number": 0, "left": 0}, what)
         if not self.NONE <= state["number"] < len(self._numels):
             raise BadInput(f"{what} does not fit: it is of fragment {state['number']}, of {len(self._numels)}")
-        numel = 0 if state["number"] == self.NONE else self._numels[state["number"]]
-        check_like(state, {"mean": torch.empty(numel)}, what)
+        if state["number"] != self.NONE:
+            values = vector(self._numels[state["number"]])
+            check_like(state, {"mean": values, **({"offered": values} if self._keeps else {})}, what)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.wait()
-        self.number, self.left = int(state["number"]), int(state["left"])
-        self.mean, self.offered = state["mean"].cpu().clone(), state["offered"].cpu().clone()
+        self.forget()
+        if state["number"] != self.NONE:
+            self.number, self.left, self.mean = int(state["number"]), int(state["left"]), state["mean"].cpu().clone()
+            self.offered = state["offered"].cpu().clone() if self._keeps else self.offered
 
     def close(self) -> None:
         """Let what is under way end, and join the exchange thread, unless others use it."""

@@ -260,7 +260,7 @@ class BucketExchange:
         self, choice: CodecChoice, parameters: Parameters, options: Options, wrappers: Sequence[Wrapper] = ()
     ) -> None:
         self.options, self.choice, self.parameters = options, choice, parameters
-        self.residuals = Residuals(options.feedback)
+        self.residuals = Residuals(options.feedback, decay=options.feedback_decay)
         self.wrappers: tuple[Wrapper, ...] = (*wrappers, self.residuals)
         self.dense = any(wrapper.dense for wrapper in wrappers)
         self.matrices = Matrices()

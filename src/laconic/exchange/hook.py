@@ -43,6 +43,7 @@ def compress(
     algorithm: str = "auto",
     exempt: Exemptions | Sequence[str] | None = None,
     feedback: bool | None = None,
+    feedback_decay: float | None = None,
     momentum: float | DeepGradientCompression | None = None,
     hosts: tuple[int, ...] | None = None,
     message_nbytes: int | None = None,
@@ -57,8 +58,8 @@ def compress(
             applied to.
         codec: a spec such as "dynamic8" (the default) or "topk(0.01)+qsgd(4)", {first step: spec}, a function of the
             step, or "auto": per bucket what is quickest here, within quality="8bit" (default), "exact" or "aggressive".
-        quality, algorithm, exempt, feedback, momentum, hosts, message_nbytes, scaler, world: as for `Options`; with
-            fully_shard only exempt, feedback, scaler and world.
+        quality, algorithm, exempt, feedback, feedback_decay, momentum, hosts, message_nbytes, scaler, world: as for
+            `Options`; with fully_shard only exempt, feedback, scaler and world.
         unknown: nothing; a name that there is not is refused, with the one that was probably meant.
 
     Raises:
@@ -81,7 +82,8 @@ def compress(
     from torch.distributed.fsdp import FSDPModule
 
     given = Options.of({
-        "quality": quality, "algorithm": algorithm, "exempt": exempt, "feedback": feedback, "momentum": momentum,
+        "quality": quality, "algorithm": algorithm, "exempt": exempt, "feedback": feedback,
+        "feedback_decay": feedback_decay, "momentum": momentum,
         "hosts": hosts, "message_nbytes": message_nbytes, "scaler": scaler, "world": world, **unknown,
     }, "compress")  # fmt: skip
     if model in _compressed:

@@ -149,6 +149,7 @@ class Options:
         algorithm: auto (gather or direct, whichever is cheaper), gather, or any all-reduce algorithm.
         exempt: names (regular expressions) sent exactly besides biases, norms and small tensors; or Exemptions.
         feedback: feed the codec's error back; None as the codec needs it.
+        feedback_decay: β: what was left out is multiplied by it before it is fed back, e ← β·e + x; None is 1.
         momentum: momentum of the gradients, for Deep Gradient Compression: a number or DeepGradientCompression(…). The
             optimiser is then plain SGD.
         hosts: the host of each rank: float32 inside, the codec between.
@@ -171,6 +172,7 @@ class Options:
     algorithm: str = "auto"
     exempt: Exemptions | Sequence[str] | None = None
     feedback: bool | None = None
+    feedback_decay: float | None = None
     momentum: float | DeepGradientCompression | None = None
     hosts: tuple[int, ...] | None = None
     message_nbytes: int | None = None
@@ -188,6 +190,9 @@ class Options:
         for name in ("feedback", "overlap"):
             if getattr(self, name) not in (None, True, False):
                 raise BadInput(f"{name} must be True, False or None, got {getattr(self, name)!r}")
+        decay = self.feedback_decay
+        if decay is not None and (isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 < decay <= 1):
+            raise BadInput(f"feedback_decay is above 0 and at most 1, got {decay!r}; feedback=False feeds nothing back")
         if self.scaler is not None and not isinstance(self.scaler, GradScaler):
             raise BadInput(f"scaler must be the loop's torch.amp.GradScaler, got {type(self.scaler).__name__}")
         if self.world is not None:
@@ -203,7 +208,7 @@ class Options:
         Traceback (most recent call last):
         ...
         laconic.errors.UnknownName: unknown option of compress 'algoritm'; did you mean 'algorithm'? The valid ones: \
-algorithm, exempt, feedback, hosts, message_nbytes, momentum, overlap, quality, scaler, world
+algorithm, exempt, feedback, feedback_decay, hosts, message_nbytes, momentum, overlap, quality, scaler, world
         """
         valid = {field.name for field in fields(cls)}
         if unknown := given.keys() - valid:

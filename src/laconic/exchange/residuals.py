@@ -162,6 +162,7 @@ class Residual:
         numel: the vector's length.
         mode: "full" feeds everything back, "selection" only what a selector left out, "off" nothing.
         blanks: slices of the vector that are always zero; whatever a codec makes of them is of no use.
+        decay: β, by which what is left is multiplied before it is fed back.
         tentative: what `encode`, `carry` and `settle` change counts only once `commit` is called; costs one copy of
             the residual a step, and its memory a second time.
     """
@@ -169,11 +170,18 @@ class Residual:
     gathers = False
 
     def __init__(
-        self, numel: int, mode: Mode = "full", *, blanks: Sequence[tuple[int, int]] = (), tentative: bool = False
+        self,
+        numel: int,
+        mode: Mode = "full",
+        *,
+        blanks: Sequence[tuple[int, int]] = (),
+        decay: float = 1.0,
+        tentative: bool = False,
     ) -> None:
         self.numel = numel
         self.mode = mode
         self._blanks = blanks
+        self._decay = decay
         self._tentative = tentative
         self._carried: Tensor | None = None  # from a former codec, layout or checkpoint, still to be sent
         self._carrying = self._settling = False
@@ -210,6 +218,8 @@ class Residual:
             self._mark(residual)
 
     def _encode(self, codec: Codec, x: Tensor, residual: Tensor, site: Site, step: int, out: Tensor) -> Tensor:
+        if self._decay != 1.0:
+            residual.mul_(self._decay)
         try:
             if self.mode == "selection":
                 return codec.encode_selection(x, residual, step=step, out=out)  # type: ignore[attr-defined,no-any-return]
@@ -359,6 +369,7 @@ class Residuals:
 
     Args:
         feedback: None feeds back what each codec needs, False nothing, True all but what exact codecs leave out.
+        decay: as for `Residual`.
         tentative: as for `Residual`: each step ends in `commit` or `roll_back`.
 
     >>> from laconic.codecs import codec
@@ -374,8 +385,9 @@ class Residuals:
     key = "residuals"
     dense = False
 
-    def __init__(self, feedback: bool | None = None, *, tentative: bool = False) -> None:
+    def __init__(self, feedback: bool | None = None, *, decay: float | None = None, tentative: bool = False) -> None:
         self.feedback = feedback
+        self._decay = 1.0 if decay is None else decay
         self._tentative = tentative
         self._vectors: dict[str, tuple[ResidualLayout, Residual]] = {}  # by each name that lies in it
         self._codecs: dict[str, Codec] = {}  # of the names that `encode` was called for
@@ -404,7 +416,7 @@ class Residuals:
         if mode == "off" and not left:
             return None
         blanks = layout.blanks if isinstance(layout, SideBySide) else ()
-        residual = Residual(layout.numel, mode, blanks=blanks, tentative=self._tentative)
+        residual = Residual(layout.numel, mode, blanks=blanks, decay=self._decay, tentative=self._tentative)
         if left:
             residual.restart(layout.join(left), resumed=self._resumed >= left.keys())
             for value in left.values():

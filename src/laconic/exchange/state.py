@@ -57,6 +57,8 @@ class CompressionState(Job):
         choice = choice_for(DEFAULT_CODEC if codec is None else codec, options.quality)
         named = list(named_parameters or ())
         correction = correction_for(options.momentum, options.algorithm, options.feedback, named=bool(named))
+        if options.feedback_decay is not None and (matrix := choice.matrix_codec()):
+            raise BadInput(f"feedback_decay goes with codecs for flat gradients, not with '{matrix}'")
         if correction is not None and (matrix := choice.matrix_codec()):
             raise BadInput(f"momentum goes with codecs for flat gradients, not with '{matrix}'")
         wrappers = () if correction is None else (correction,)

@@ -43,6 +43,7 @@ def _data(epochs: int) -> dict[str, Any]:
         {"consistency": "local(3)", "codec": "dynamic8"},
         {"consistency": "block_momentum(4, momentum=0.3)"},
         {"consistency": "diloco(4, momentum=0.3)", "codec": "dynamic8"},
+        {"consistency": "sparseloco(4)", "codec": "topk(0.2)+int2"},
         {"consistency": "robust(median)"},
     ],
     ids=lambda options: " ".join(options.values()),

@@ -285,3 +285,73 @@ def test_a_state_of_other_fragments_is_refused_whole() -> None:
             three.load_state_dict(damaged)
         two.close()
         three.close()
+
+
+def test_presets_say_what_they_are_and_what_is_given_comes_first() -> None:
+    def work(transport: Any) -> list[str]:
+        world, said = World(transport), []
+        for spec, options in (
+            ("sparseloco(8)", {}),
+            ("streaming(8, fragments=2, delay=3)", {}),
+            ("sparseloco(8)", {"codec": "int4", "feedback_decay": 0.5}),
+        ):
+            model = copy.deepcopy(NETWORK)
+            optimizer = torch.optim.SGD(model.parameters(), 0.05)
+            job = laconic.distribute(model, optimizer, consistency=spec, world=world, **options)
+            _train(job, range(20))
+            said.append(job.explain())
+            _ended(job)
+        return said
+
+    sparse, streaming, own = run_threads(2, work, timeout_s=60)[0]
+    assert "sparseloco(8, fragments=1, delay=0, mix=0.0, momentum=0.0, learning_rate=1.0, nesterov=false" in sparse
+    assert "with codec topk(64, bucket=4096)+int2, feedback_decay=0.95" in sparse
+    assert "streaming(8, fragments=2, delay=3, mix=0.5, momentum=0.9" in streaming
+    assert "with codec fp4(e3m0)\n" in streaming
+    assert "with codec int4, feedback_decay=0.5\n" in own
+
+
+def test_sparseloco_is_its_formula() -> None:
+    """e ← β·e + Δ; send C(e); e ← e − C(e); θ ← θ − mean of what was sent; two workers, whose payloads go to both."""
+    codec, steps, rate = laconic.codec("topk(2)"), 12, 0.1
+    begin = torch.arange(1.0, 1201.0) / 1200
+
+    def drift(rank: int, step: int) -> Tensor:
+        return torch.randn(1200, generator=torch.Generator().manual_seed(10 * step + rank))
+
+    def work(transport: Any) -> Tensor:
+        model = nn.Linear(1200, 1, bias=False)
+        model.weight.data.copy_(begin)
+        optimizer = torch.optim.SGD(model.parameters(), rate)
+        job = laconic.distribute(
+            model, optimizer, consistency="sparseloco(3)", codec=codec, algorithm="gather", world=World(transport)
+        )
+        for step in range(steps):
+            model.weight.grad = drift(transport.rank, step).view(1, -1)
+            optimizer.step()
+        own = model.weight.detach().clone().view(-1)
+        job.close()
+        return own
+
+    theta, left = begin.clone(), [torch.zeros(1200), torch.zeros(1200)]
+    for block in range(steps // 3):
+        sent = []
+        for rank in range(2):
+            moved = -rate * sum((drift(rank, 3 * block + step) for step in range(3)), torch.zeros(1200))
+            left[rank] = 0.95 * left[rank] + moved
+            kept = codec.decode(codec.encode(left[rank]), 1200)
+            left[rank] = left[rank] - kept
+            sent.append(kept)
+        theta = theta + (sent[0] + sent[1]) / 2
+    for own in run_threads(2, work, timeout_s=60):
+        torch.testing.assert_close(own, theta, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.5, -1, True, "0.5"])
+def test_a_decay_that_cannot_be_gets_one_sentence(decay: Any) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with laconic.init() as world, pytest.raises(BadInput, match="feedback_decay is above 0 and at most 1"):
+        laconic.distribute(model, optimizer, consistency="diloco(4)", feedback_decay=decay, world=world)
+    with laconic.init() as world, pytest.raises(BadInput, match="feedback_decay goes with codecs for flat gradients"):
+        laconic.distribute(model, optimizer, codec="powersgd", feedback_decay=0.9, world=world)

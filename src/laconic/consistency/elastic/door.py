@@ -69,7 +69,7 @@ def parts_of(
     )
     rule = ruled(way) if isinstance(way, Robust) else None
     if rule is None and not options.drop_slowest:
-        return work, Exchanged(codec, replica.coded_numel, replica.numel, options.algorithm)
+        return work, Exchanged(codec, replica.coded_numel, replica.numel, options.algorithm, way.feedback_decay)
     if codec.exact:
         return work, Exact(replica.numel, rule or weighted_mean, believes=rule is None)
     return work, Coded(codec, replica.coded_numel, replica.numel, rule)
@@ -176,7 +176,8 @@ def elastic(
     })  # fmt: skip
     if codec == "auto":
         raise BadInput("codec 'auto' is chosen by links between ranks that stay; name a codec for elastic")
-    way, built = way_for(consistency, given.workers), flat_codec(DEFAULT_CODEC if codec is None else codec)
+    way = way_for(consistency, given.workers)
+    built = flat_codec((way.codec or DEFAULT_CODEC) if codec is None else codec)
     compile_planned([built])
     exempt, terms = None if built.exact else Exemptions(), terms_of(way, built, given)
     replica = Replica(model, optimizer, data.ledger(), scheduler, exempt=exempt, terms=terms)

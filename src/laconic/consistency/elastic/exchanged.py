@@ -35,14 +35,17 @@ class Exchanged(Wire):
     memory, one where nothing is fed back, and the messages.
 
     Args:
+        decay: of what is fed back; see `Options.feedback_decay`.
         algorithm: of the exchange. "auto": `hierarchical` where some members share a host and others do not, else what
             is cheapest for this codec and so many members.
     """
 
-    def __init__(self, codec: Codec, coded_numel: int, numel: int, algorithm: str = "auto") -> None:
+    def __init__(
+        self, codec: Codec, coded_numel: int, numel: int, algorithm: str = "auto", decay: float | None = None
+    ) -> None:
         self.values = torch.empty(numel)
         self._codec, self._coded_numel, self._algorithm = codec, coded_numel, algorithm
-        self._residuals = Residuals(tentative=True)
+        self._residuals = Residuals(decay=decay, tentative=True)
         self._plan: Exchange | None = None
         self._transport: Transport | None = None
         self._offered: int | None = None

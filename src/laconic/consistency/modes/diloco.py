@@ -94,3 +94,57 @@ class Diloco(BlockMode):
         velocity.mul_(self.momentum).add_(gradient)
         moved = gradient.add_(velocity, alpha=self.momentum) if self.nesterov else velocity
         return start.sub(moved, alpha=self.learning_rate)
+
+
+@register("streaming")
+@dataclass(frozen=True)
+class Streaming(Diloco):
+    """A preset of `diloco`: four fragments, awaited five steps later, half of a worker's own weights, 4-bit floats.
+
+    The formula and all options are those of `diloco`; `codec` is fp4(e3m0) where none is given.
+
+    Cost: 4.06 bits a weight every `period` steps, a quarter of the weights at a time, beside the training.
+
+    >>> str(Streaming(50))
+    'streaming(50)'
+
+    Source: Douillard et al., Streaming DiLoCo with overlapping communication, 2025, §2.
+    """
+
+    fragments: int = 4
+    delay: int = 5
+    mix: float = 0.5
+
+    codec: ClassVar[str] = "fp4(e3m0)"
+    summary: ClassVar[str] = "diloco in four fragments of 4-bit floats, awaited some steps later"
+    source: ClassVar[str] = "Douillard et al., Streaming DiLoCo, 2025"
+    examples: ClassVar[tuple[str, ...]] = ("streaming(8, fragments=2, delay=3)",)
+
+
+@register("sparseloco")
+@dataclass(frozen=True)
+class SparseLoco(Diloco):
+    """A preset of `diloco`: 64 of every 4096 values at two bits, with a decaying feedback in place of outer momentum.
+
+    With e what a worker has not sent: e ← β·e + Δ, send C(e), e ← e − C(e), θ ← θ − η·mean(C(e)), β = 0.95 and η = 1.
+    The options are those of `diloco`; `codec` is topk(64, bucket=4096)+int2 and `feedback_decay` β where none is given.
+
+    Cost: 0.16 bits a weight every `period` steps; a residual as long as the weights.
+
+    >>> str(SparseLoco(50))
+    'sparseloco(50)'
+
+    Source: Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo, 2025.
+    Differs: two bits are a sign and one of two means, see `int2`.
+    """
+
+    period: int = 30
+    momentum: float = 0.0
+    learning_rate: float = 1.0
+    nesterov: bool = False
+
+    codec: ClassVar[str] = "topk(64, bucket=4096)+int2"
+    feedback_decay: ClassVar[float | None] = 0.95
+    summary: ClassVar[str] = "diloco by the largest 1.6 % of movements at 2 bits, without outer momentum"
+    source: ClassVar[str] = "Sarfi et al., SparseLoCo, 2025"
+    examples: ClassVar[tuple[str, ...]] = ("sparseloco(8)",)
