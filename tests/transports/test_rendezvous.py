@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +54,50 @@ def test_an_incomplete_environment_names_what_is_missing(monkeypatch: pytest.Mon
     with pytest.raises(BadInput, match="RANK is set but MASTER_PORT is not"):
         find_place(1.0)
     _launched(monkeypatch, MASTER_PORT="many")
+    with pytest.raises(BadInput, match="must be whole numbers"):
+        find_place(1.0)
+
+
+SLURM_TASK = """
+import torch
+import torch.distributed as dist
+import laconic
+
+world = laconic.init()
+dist.init_process_group("gloo")  # torch finds its own variables
+ones = torch.ones(1)
+dist.all_reduce(ones)
+print(world.rank, world.world_size, laconic.all_reduce(torch.tensor([1.0 + world.rank])).item(), ones.item())
+world.close()
+print(laconic.init().world_size)
+"""
+
+
+@pytest.mark.processes
+def test_tasks_of_srun_meet_as_slurm_has_numbered_them(tmp_path: Path) -> None:
+    """With the variables that srun sets, for a step of two tasks on one host."""
+    (tmp_path / "task.py").write_text(SLURM_TASK)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "TORCHELASTIC"))}
+    job = str(os.getpid())  # so that steps of tests that run at the same time have ports of their own
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, str(tmp_path / "task.py")], stdout=subprocess.PIPE, text=True,
+            env={**kept, "SLURM_JOB_ID": job, "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_LOCALID": "0",
+                 "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost,other[1-3]"},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [task.communicate(timeout=90)[0].split() for task in tasks]
+    assert said == [["0", "2", "3.0", "2.0", "2"], ["1", "2", "3.0", "2.0", "2"]]
+
+
+def test_half_an_environment_of_slurm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    _launched(monkeypatch, SLURM_STEP_ID="0", SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_JOB_ID="7")
+    with pytest.raises(BadInput, match="SLURM_STEP_NODELIST, SLURM_STEP_NUM_TASKS is not; start each task by srun"):
+        find_place(1.0)
+    _launched(monkeypatch, SLURM_STEP_NODELIST="a", SLURM_STEP_NUM_TASKS="two")
     with pytest.raises(BadInput, match="must be whole numbers"):
         find_place(1.0)
 

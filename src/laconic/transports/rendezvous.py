@@ -1,4 +1,4 @@
-"""Who am I, and where is the store: torchrun, mpiexec, Laconic's own launcher, or alone; and does the launcher live.
+"""Who am I, and where is the store: torchrun, mpiexec, srun, our own launcher, or alone; does the launcher live.
 
 Callers: `laconic.init`. The store (a torch.distributed Store) is where ranks first meet: it carries addresses, beats
 and failure notes, never gradients.
@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import os
 import queue
+import re
 import signal
 import socket
 import threading
@@ -27,7 +28,10 @@ _log = logging.getLogger("laconic.transports")
 _MPI_RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 _MPI_SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 _held: dict[tuple[str, int], dist.Store] = {}  # that this process serves, by address
+_set_here: set[str] = set()  # variables of torch's that were made of Slurm's
 _LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_SLURM = ("SLURM_JOB_ID", "SLURM_LOCALID", "SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
+SLURM_PORTS = range(20000, 32000)  # below what the kernel gives out; two for each step: torch's and ours
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,8 @@ class Place:
     """This process's place in the job.
 
     Attributes:
-        launcher: "torchrun" (also our own launcher, and a process group that exists already), "mpiexec" or "alone".
+        launcher: "torchrun" (also our own launcher, and a process group that exists already), "mpiexec", "srun" or
+            "alone".
         store: where the ranks meet; None under mpiexec, where MPI itself introduces them.
         store_host: the rank whose process holds the store, None when no rank does.
     """
@@ -47,8 +52,8 @@ class Place:
     store_host: int | None = None
 
 
-def find_place(timeout_s: float) -> Place:
-    """Read the environment and join the store.
+def find_place(timeout_s: float, engine: str | None = None) -> Place:
+    """Read the environment and join the store; under Slurm, by MPI where that is the engine.
 
     Raises:
         BadInput: when the launcher's environment is incomplete, not numbers or not torch.distributed's, or
@@ -59,8 +64,11 @@ def find_place(timeout_s: float) -> Place:
         store = dist.distributed_c10d._get_default_store()
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return Place(dist.get_rank(), dist.get_world_size(), "torchrun", store, None if agent else 0)
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ and not _set_here:
         return _from_torchrun(timeout_s)
+    by_mpiexec = "OMPI_COMM_WORLD_RANK" in os.environ  # inside an allocation of Slurm's
+    if "SLURM_STEP_ID" in os.environ and engine != "mpi" and not by_mpiexec:
+        return _from_slurm(timeout_s)
     if any(name in os.environ for name in _MPI_RANK):
         return _from_mpi()
     return Place(0, 1, "alone", dist.HashStore())
@@ -82,14 +90,62 @@ def _from_torchrun(timeout_s: float) -> Place:
     missing = [name for name in _LAUNCHER if name not in os.environ]
     if missing:
         raise BadInput(f"RANK is set but {', '.join(missing)} is not; start with torchrun, or unset RANK")
-    try:
-        rank, world_size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    except ValueError as error:
-        raise BadInput(f"RANK, WORLD_SIZE and MASTER_PORT must be whole numbers: {error}") from error
+    rank, world_size, port = _numbers("RANK", "WORLD_SIZE", "MASTER_PORT")
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    where = f"{os.environ['MASTER_ADDR']}:{port}"
+    store = _met(os.environ["MASTER_ADDR"], port, rank, world_size, rank == 0 and not agent, timeout_s)
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return Place(rank, world_size, "torchrun", dist.PrefixStore(f"laconic/r{restart}", store), None if agent else 0)
+
+
+def _from_slurm(timeout_s: float) -> Place:
+    """A task of `srun`: rank 0 holds the store, on the first host of the step.
+
+    torch's own variables are set too, where nobody has set them, so that `init_process_group()` works as under
+    torchrun; it gets the port before ours.
+    """
+    missing = [name for name in _SLURM if name not in os.environ]
+    if missing:
+        raise BadInput(f"SLURM_STEP_ID is set but {', '.join(missing)} is not; start each task by srun")
+    rank, world_size, local_rank, job, step = _numbers(
+        "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_ID"
+    )
+    own = {
+        "MASTER_ADDR": first_host(os.environ["SLURM_STEP_NODELIST"]),
+        "MASTER_PORT": str(SLURM_PORTS.start + 2 * ((job + step) % (len(SLURM_PORTS) // 2))),
+        "RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(local_rank),
+    }  # fmt: skip
+    _set_here.update(own.keys() - os.environ.keys())
+    for name, value in own.items():
+        os.environ.setdefault(name, value)
+    (port,) = _numbers("MASTER_PORT")
+    store = _met(os.environ["MASTER_ADDR"], port + 1, rank, world_size, rank == 0, timeout_s)
+    restart = os.environ.get("SLURM_RESTART_COUNT", "0")
+    return Place(rank, world_size, "srun", dist.PrefixStore(f"laconic/r{restart}", store), 0)
+
+
+def first_host(nodes: str) -> str:
+    """The first name of a list of hosts in Slurm's spelling.
+
+    >>> first_host("gpu[007-009,12],login"), first_host("a1,a2"), first_host("rack2-[3,5]-ib")
+    ('gpu007', 'a1', 'rack2-3-ib')
+    """
+    first = re.match(r"[^,\[]*(?:\[[^\]]*\][^,\[]*)*", nodes)
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0] if first else nodes)
+
+
+def _numbers(*names: str) -> list[int]:
+    """Variables of a launcher that are whole numbers."""
     try:
-        store = _joined(os.environ["MASTER_ADDR"], port, world_size, rank == 0 and not agent, timeout_s)
+        return [int(os.environ[name]) for name in names]
+    except ValueError as error:
+        raise BadInput(f"{', '.join(names[:-1])} and {names[-1]} must be whole numbers: {error}") from error
+
+
+def _met(host: str, port: int, rank: int, world_size: int, is_master: bool, timeout_s: float) -> dist.Store:
+    """The store at `host:port`, or the sentence that says why there is none."""
+    where = f"{host}:{port}"
+    try:
+        return _joined(host, port, world_size, is_master, timeout_s)
     except TimeoutError:
         text = f"[rank {rank}/{world_size}]: what listens at {where} has not answered as a store in {timeout_s:g} s"
         raise CollectiveTimeout(f"{text}; choose another MASTER_PORT", rank=rank) from None
@@ -101,8 +157,6 @@ def _from_torchrun(timeout_s: float) -> Place:
             ) from error
         text = f"[rank {rank}/{world_size}]: the store at {where} was not reached in {timeout_s:g} s: {error}"
         raise CollectiveTimeout(text.splitlines()[0], rank=rank) from error
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Place(rank, world_size, "torchrun", dist.PrefixStore(f"laconic/r{restart}", store), None if agent else 0)
 
 
 def new_store(host: str = "127.0.0.1") -> dist.TCPStore:

@@ -160,8 +160,9 @@ def init(
 ) -> World:
     """Join the job this process was started in, and make it the default for every collective.
 
-    Under torchrun (or an initialised torch.distributed) the ranks are torchrun's; under mpiexec they are MPI's; else
-    the world has one rank. Communication runs on a process group, communicator or sockets of Laconic's own.
+    Under torchrun (or an initialised torch.distributed) the ranks are torchrun's; under mpiexec they are MPI's; under
+    srun Slurm's tasks; else the world has one rank. Communication runs on a process group, communicator or sockets of
+    Laconic's own.
 
     Args:
         engine: gloo, nccl, mpi or zmq; by default mpi under mpiexec, else gloo. `LACONIC_ENGINE` sets it too.
@@ -190,7 +191,7 @@ def init(
         raise UnknownName("engine", name, _ENGINES)
     given = profile or os.environ.get("LACONIC_LINK")
     known = Profile.load(given) if isinstance(given, str | Path) else given
-    place = find_place(timeout_s)
+    place = find_place(timeout_s, name)
     if name is None:
         name = "mpi" if place.launcher == "mpiexec" else "gloo"
     if known is not None and known.engine != name:
