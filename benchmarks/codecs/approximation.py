@@ -120,7 +120,7 @@ def write_plot(record: dict[str, Any], path: Path) -> None:
         BadInput: the file cannot be written.
     """
     from laconic.lab.report.canvas import NARROW, WIDE  # matplotlib
-    from laconic.lab.report.pages import document
+    from laconic.lab.report.templating import document
 
     titles = {"rel_error": "Mean relative error, %", "abs_error": "Mean absolute error (logarithmic)"}
     drawn = {

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from laconic.kernels import njit
 from laconic.operators.method import build
+from laconic.operators.method_error import relative_error
 from laconic.operators.methods.native import convolution
-from laconic.operators.numerics import relative_error
 from laconic.operators.shape import Convolution
 from laconic.operators.timing import race
 

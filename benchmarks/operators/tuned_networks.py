@@ -26,7 +26,7 @@ from laconic.lab.environment import environment
 from laconic.operators import LSTM, plan_of
 from laconic.operators.bptt import costs
 from laconic.operators.cells import CELLS
-from laconic.operators.nearness import gradient_noise
+from laconic.operators.model_error import gradient_noise
 from laconic.operators.recurrent import BLOCK, budget_for
 from laconic.operators.timing import race
 from laconic.workloads import models

@@ -14,7 +14,7 @@ from torch import nn
 
 from laconic.operators.timing import race
 from laconic.shrinking import prune
-from laconic.shrinking.running import SparseChain, SparseLinear, compressed
+from laconic.shrinking.sparse_layers import SparseChain, SparseLinear, compressed
 
 
 def running(density: float = 0.05, turns: int = 21) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from laconic.errors import BadInput
-from laconic.lab.report.pages import document
+from laconic.lab.report.templating import document
 from laconic_code.embedding import UNKNOWN, Embedding, normalised
 from laconic_code.statements import operation
 

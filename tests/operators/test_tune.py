@@ -15,7 +15,7 @@ from torch import nn
 from laconic.errors import BadInput, UnknownName
 from laconic.operators import build, plan_of, tune, untune
 from laconic.operators import search as search_module
-from laconic.operators.nearness import gradient_noise
+from laconic.operators.model_error import gradient_noise
 from laconic.operators.plan import OperatorRow
 from laconic.operators.search import MethodChoice
 from laconic.storage import tree

@@ -18,10 +18,10 @@ from laconic.errors import BadInput, UnknownName
 from laconic.lab.records.record import Record
 from laconic.lab.runs.trainer import begin_with
 from laconic.searching import pruners
+from laconic.searching.named_spaces import CONVOLUTIONS
 from laconic.searching.report import page
 from laconic.searching.retrain import retrain
 from laconic.searching.samplers import build
-from laconic.searching.spaces import CONVOLUTIONS
 from laconic.searching.training import WorkloadObjective, changed, space_of, value_of
 from laconic.searching.trial import Trial
 from laconic.storage.checkpoints import CheckpointFiles

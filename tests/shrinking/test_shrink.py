@@ -18,7 +18,7 @@ from torch.nn.utils import prune as torch_prune
 
 import laconic
 from laconic.errors import BadInput, BudgetMissed, StorageError, UnknownName
-from laconic.shrinking import Plan, factorise, file, prune, retrain, running
+from laconic.shrinking import Plan, factorise, file, prune, retrain, sparse_layers
 from laconic.shrinking.parts import Shared
 from laconic.shrinking.share import METHODS, _cuts, build, share
 from laconic.shrinking.training import TaskTraining, error_of
@@ -370,7 +370,7 @@ def test_a_shrunk_model_ships(task: Task, tmp_path: Path) -> None:
     assert nbytes < (tmp_path / "dense.pt").stat().st_size / 20
     sparse = laconic.load_shrunk(path, into=get("digits-mlp").build(seed=6), sparse="always")
     torch.testing.assert_close(sparse(x), small.model(x))
-    assert any(isinstance(module, running.SparseChain) for module in sparse.modules())
+    assert any(isinstance(module, sparse_layers.SparseChain) for module in sparse.modules())
 
 
 def test_without_training_values_are_shared_and_coded(task: Task) -> None:
@@ -575,8 +575,8 @@ def test_chains_stay_transposed() -> None:
         weight.data.mul_(masks[name])
     x = torch.randn(5, 4, 5)
     wanted = model(x)
-    assert running.make_sparse(model, set(masks), measured=False) == ["1", "3"]
-    assert isinstance(model[1], running.SparseChain)
+    assert sparse_layers.make_sparse(model, set(masks), measured=False) == ["1", "3"]
+    assert isinstance(model[1], sparse_layers.SparseChain)
     torch.testing.assert_close(model(x), wanted)
     torch.testing.assert_close(model(x[:1]), wanted[:1])
     torch.testing.assert_close(deepcopy(model)(x), wanted)
@@ -597,7 +597,7 @@ def test_a_sequence_with_a_way_of_its_own_is_no_chain() -> None:
     for layer in (model[0], model[2]):
         layer.weight.data.mul_(torch.rand_like(layer.weight) < 0.2)
     wanted = model(x)
-    assert running.make_sparse(model, set(prune.weights(model)), measured=False) == ["0", "2"]
+    assert sparse_layers.make_sparse(model, set(prune.weights(model)), measured=False) == ["0", "2"]
     torch.testing.assert_close(model(x), wanted)
 
 
@@ -628,7 +628,7 @@ def test_a_model_without_memory_is_filled(tmp_path: Path) -> None:
         loaded = laconic.load_shrunk(tmp_path / "a.lac", into=empty, sparse=sparse).eval()
         assert not any(tensor.is_meta for tensor in [*loaded.parameters(), *loaded.buffers()])
         torch.testing.assert_close(loaded(x), small.model(x))
-    assert isinstance(loaded[3], running.SparseChain)
+    assert isinstance(loaded[3], sparse_layers.SparseChain)
     assert loaded[3].steps[0].weight.col_indices().dtype == torch.int32
 
 
@@ -637,7 +637,7 @@ def test_torchs_own_layers_are_left_alone(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
     names = set(prune.weights(model))
-    assert running.make_sparse(model, names, measured=False) == []
+    assert sparse_layers.make_sparse(model, names, measured=False) == []
     assert factorise(model, 0.1) == []
     assert model(torch.randn(2, 3, 16)).shape == (2, 3, 16)
     laconic.shrink(model, plan=Plan(density=0.1, bits=3)).save(tmp_path / "a.lac")
@@ -654,8 +654,8 @@ def test_a_layer_that_is_no_quicker_stays_dense(monkeypatch: pytest.MonkeyPatch)
         layer.weight.data.mul_(torch.rand_like(layer.weight) < 0.1)
     x = torch.randn(4, 30)
     wanted = model(x)
-    monkeypatch.setattr(running, "_is_quicker", lambda weight, batch: len(weight) == 20)
-    assert running.make_sparse(model, set(prune.weights(model)), batch=4) == ["0"]
+    monkeypatch.setattr(sparse_layers, "_is_quicker", lambda weight, batch: len(weight) == 20)
+    assert sparse_layers.make_sparse(model, set(prune.weights(model)), batch=4) == ["0"]
     assert type(model[2]) is nn.Linear
     torch.testing.assert_close(model(x), wanted)
 

@@ -12,12 +12,12 @@ from laconic.cli.shared import Json, count_option, echo_json
 from laconic.lab.runs.progress import say
 from laconic.searching import api
 from laconic.searching.history import Seen
+from laconic.searching.named_spaces import SPACES
 from laconic.searching.pruners import REGISTRY as RULES
 from laconic.searching.report import write_report
 from laconic.searching.retrain import check as check_retrain
 from laconic.searching.retrain import retrain as train_again
 from laconic.searching.samplers import names
-from laconic.searching.spaces import SPACES
 from laconic.searching.spec import SearchSpec
 
 

@@ -5,11 +5,12 @@
     methods/        native, direct, im2col, fft, winograd, prepacked: a file each
     convolve.py     a convolution by named methods, with gradients
     tuning.py       `tune` and `untune`: which layers of a model gain by which methods
-    search.py       the quickest admitted method of one convolution; timing.py, numerics.py, micro_batch.py, machine.py
+    search.py       the quickest admitted method of one convolution, by time and error: timing.py, method_error.py
     recurrent.py    LSTM and GRU whose backward pass keeps as much as one allows; cells.py their steps, bptt.py the plan
     products.py     matrix products whose sums stay in registers; vectors.py the innermost loops
     scratch.py      workspaces that are kept, results in huge pages
-    tuned.py, plan.py    the layers that follow a plan, and the plan as a table
+    tuned_layers.py the layers that follow a plan; plan.py the plan as a table; model_error.py judges the whole model
+    micro_batch.py  how a batch is divided; machine.py what was measured on this one
 
 Callers: `laconic.tune`, benchmarks, the planner's costs.
 """

@@ -19,9 +19,9 @@ from laconic.errors import BadInput
 from laconic.operators import method as methods
 from laconic.operators.convolve import ConvolutionRoute, turned
 from laconic.operators.method import Method, WeightGradient
+from laconic.operators.method_error import Judge, relative_error
 from laconic.operators.methods.native import convolution, gradients
 from laconic.operators.micro_batch import divide, sizes
-from laconic.operators.numerics import Judge, relative_error
 from laconic.operators.shape import Convolution
 from laconic.operators.timing import race
 
@@ -143,7 +143,7 @@ def _candidates(conv: Convolution, limits: Limits) -> Iterator[tuple[str, Method
 
 @dataclass
 class _Contest:
-    """What one role's methods compete by.
+    """The race of all methods for one role: output, gradient of the input or gradient of the weights.
 
     Attributes:
         role, conv: what is computed.

@@ -25,14 +25,14 @@ from torch import Tensor, nn
 from laconic.errors import BadInput
 from laconic.operators.convolve import flushed_denormals
 from laconic.operators.machine import measurements
+from laconic.operators.method_error import checked_tolerance
 from laconic.operators.micro_batch import sizes
-from laconic.operators.nearness import evaluating, gradient_noise, gradients_of, model_error, tensors
-from laconic.operators.numerics import checked_tolerance
+from laconic.operators.model_error import evaluating, gradient_noise, gradients_of, model_error, tensors
 from laconic.operators.plan import OperatorRow, TuningPlan
 from laconic.operators.search import Limits, MethodChoice, choose, least_workspace
 from laconic.operators.shape import Convolution, of_tensors, on_both_sides
 from laconic.operators.timing import race
-from laconic.operators.tuned import TUNED, TunedLayer, tuned_layer
+from laconic.operators.tuned_layers import TUNED, TunedLayer, tuned_layer
 from laconic.quantities import parse_nbytes
 from laconic.storage.files import cache_folder
 from laconic.storage.memo import Memo

@@ -19,10 +19,10 @@ from laconic.errors import BadInput
 from laconic.lab.runs.stopping import only_one
 from laconic.searching import samplers
 from laconic.searching.history import History, Seen, history_of
+from laconic.searching.named_spaces import SPACES
 from laconic.searching.optimize import ABANDONED, Note, Optimization
 from laconic.searching.pool import Pool
 from laconic.searching.space import Point, Space
-from laconic.searching.spaces import SPACES
 from laconic.searching.spec import FILE, SearchSpec
 from laconic.searching.storage import opened_study
 from laconic.searching.trial import NamedObjective, Objective

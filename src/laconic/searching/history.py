@@ -1,7 +1,7 @@
-"""A study as samplers see it: its trials with scores, of which higher is better, and what a sampler proposes next.
+"""A study as samplers see it: past trials, whose scores are higher when better, and the proposal of the next one.
 
-Callers: samplers and pruners, the search, and reports. A history holds nothing that its study does not hold, so that a
-search can be killed and resumed between any two trials.
+Callers: samplers and pruners, the search, and reports. A history is derived from its study alone, so that a search can
+be killed and resumed between any two trials.
 """
 
 from __future__ import annotations

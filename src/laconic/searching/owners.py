@@ -1,8 +1,8 @@
-"""Who works on which trial: each has an owner, and one whose owner is gone is given back.
+"""The process that works on a trial, its owner: trials whose owner is gone are given to others.
 
-Callers: the search. An owner on this machine is gone when its process is; one elsewhere when it has not said for a
-while that it lives. Optuna's own heartbeat is one of databases alone, and would call a process of this machine that
-was killed alive for a minute.
+Callers: the search. An owner on this machine is gone when its process has ended; one on another machine when its
+heartbeat has stopped for LEASE_S. Optuna's own heartbeat works in databases only, and takes a minute to notice that a
+process of this machine was killed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Where trials are evaluated: processes that serve one trial after the other, or this very process.
 
-Callers: the loop. A process that dies takes no more than its trial along, and another takes its place. With several
-ranks a trial, the process starts them as one job, so that a rank that dies fails the trial. Processes end with the
-search, however that ends.
+Callers: the loop. When a process dies, its trial fails and another process takes its place. A trial of several ranks is
+a job that the process starts, and fails when one of its ranks dies. All processes end with the search, however it ends.
 """
 
 from __future__ import annotations

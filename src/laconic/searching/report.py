@@ -16,7 +16,7 @@ from pathlib import Path
 from laconic.lab.report import FILE, words
 from laconic.lab.report.canvas import NARROW, WIDE, Canvas, Size
 from laconic.lab.report.charts import ChartAxis, Pair, Series, curves
-from laconic.lab.report.pages import render
+from laconic.lab.report.templating import render
 from laconic.searching.api import Result
 from laconic.searching.history import Seen, score_of
 from laconic.searching.parameters import Choice, Parameter

@@ -34,7 +34,7 @@ from laconic.lab.runs.spec import RunSpec, configuration, with_mode
 from laconic.lab.runs.trainer import Scored
 from laconic.lab.runs.trial import failed_trial
 from laconic.lab.runs.workers import Workers
-from laconic.searching.evolved import EvolvedObjective
+from laconic.searching.neuroevolution import EvolvedObjective
 from laconic.searching.parameters import Choice, Float
 from laconic.searching.samplers import Sampler
 from laconic.searching.space import Space

@@ -9,7 +9,7 @@ Callers: users, through `laconic.shrink` and `laconic.load_shrunk`; `laconic shr
     prune.py     which weights go; retrain.py holds them at zero, and shared ones together, while somebody trains
     share.py     few values for many weights; parts.py is what comes of it
     coder/       symbols to bytes; file.py is the file, report.py its table
-    running.py   layers that compute with what is left; low_rank.py thinner layers
+    sparse_layers.py   layers that compute with what is left; low_rank.py thinner layers
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.errors import BadInput, BudgetMissed
-from laconic.shrinking import file, retrain, running
+from laconic.shrinking import file, retrain, sparse_layers
 from laconic.shrinking.parts import Part, Whole
 from laconic.shrinking.plan import Plan
 from laconic.shrinking.report import Report, report
@@ -204,14 +204,14 @@ def load_shrunk(
     _check_fit(path, reader, into.state_dict())
     few = {name for name, entry in reader.entries.items() if entry.coding == "shared"} if sparse != "never" else set()
     first = {other: name for name, others in retrain.tied(into).items() for other in others}
-    late = running.on_meta(into, few - first.keys() - set(first.values()))
+    late = sparse_layers.on_meta(into, few - first.keys() - set(first.values()))
     with torch.no_grad():
         for name, tensor in into.state_dict().items():
             if tensor.is_meta and name in first:
                 retrain.tie(into, name, first[name])
             elif name not in late:
                 _fill(into, name, tensor, reader)
-    running.make_sparse(into, few, batch=batch, measured=sparse == "auto", reader=reader)
+    sparse_layers.make_sparse(into, few, batch=batch, measured=sparse == "auto", reader=reader)
     return into
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from laconic.errors import BadInput
 from laconic.shrinking.retrain import tied
-from laconic.shrinking.running import reaches_inside
+from laconic.shrinking.sparse_layers import reaches_inside
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What shall be done to a model: how much is pruned, how many values are left, and in how many rounds.
+"""How to shrink a model: how much to prune, how many shared values to leave, and in how many rounds.
 
 Callers: `laconic.shrink`, the search, the command line.
 """

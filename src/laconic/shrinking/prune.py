@@ -1,4 +1,4 @@
-"""Which weights go: the smallest ones, by layer or over all of them, alone or as whole filters.
+"""Choose the weights to prune: the smallest ones, within each layer or over all layers, singly or as whole filters.
 
 Callers: the pipeline, users. A mask is a bool tensor of a weight's shape, True where it is kept; `retrain.py` holds it.
 """

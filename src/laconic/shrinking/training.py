@@ -1,4 +1,4 @@
-"""Who trains and who judges while a model shrinks: a function of the user's, or a workload.
+"""Training and evaluation while a model shrinks: the user's functions, or those of a workload.
 
 Callers: `laconic.shrink`. A trainer is called several times, and each call trains for a while: it makes its optimiser
 over `model.parameters()` anew, since what is trained of a pruned or shared weight changes between calls.

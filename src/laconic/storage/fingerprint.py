@@ -2,7 +2,7 @@
 
 Callers: memos. A function counts with its code, its defaults, what its closure holds and the data that it reads from
 its module; an object with its class and what its method `__fingerprint__` returns, or all its attributes; a model with
-its weights. What counts its calls in one of these differs from what it was before: its results are then computed again,
+its weights. An object that counts its own calls gets a new checksum with each, so that its results are computed again
 rather than mistaken for others.
 """
 

@@ -1,6 +1,6 @@
-"""Whether a saved state has the form that its reader needs, found out before anything is loaded.
+"""Check the form of a saved state (keys, shapes, dtypes) before any of it is loaded.
 
-Callers: every `load_state_dict` of a job and of what it consists of. A state is compared with one of the right form.
+Callers: every `load_state_dict` of a job and of its parts. A state is compared with an example of the right form.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a user asks of a workload in place of what it declares.
+"""The settings of a workload that a user overrides: epochs, learning rate, batch, target.
 
-Callers: `train` and `compare`, by their options, and the workers, who are told with their plan. The record keeps what
-was trained, so that a resumption asks for the same.
+Callers: `train` and `compare`, by their options, and the workers. The record keeps what was trained, so that a
+resumption uses the same.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def timing(name: str, seconds: Sequence[float]) -> dict[str, Any]:
 
 
 def conditions(hosts: int | None = None) -> dict[str, Any]:
-    """Machine, commit and versions, and how busy it is by now: to be asked before a measurement."""
+    """The machine, commit, versions and load average; call it before a measurement begins."""
     found = {"load_average_before": os.getloadavg()[0], "environment": environment()}
     return found if hosts is None else {"oversubscribed": hosts > len(os.sched_getaffinity(0)), **found}
 

@@ -1,4 +1,4 @@
-"""Runs a measurement on N ranks: here as local processes, or in place when torchrun or mpiexec started us.
+"""Run a measurement on N ranks: local processes, or this process itself when torchrun or mpiexec started it.
 
 Callers: probe, bench and demo commands. The function runs on every rank; rank 0's value counts.
 """

@@ -1,7 +1,7 @@
-"""What ended a training before its end, for the record at once, and as marks on the curves once it has been resumed.
+"""Interruptions of a run: entries in its record, and marks on the curves once it has been resumed.
 
-Callers: `train` and `compare`. Invariant: a start that ended too early is told once: by whoever saw it
-end, or else by the resumption after it.
+Callers: `train` and `compare`. Invariant: each start that ended too early is recorded once, by the process that saw it
+end or, if that was killed, by the next resumption.
 """
 
 from __future__ import annotations

@@ -18,6 +18,6 @@ __all__ = ["FILE", "write_report"]
 
 def write_report(record: Record, folder: str | os.PathLike[str], name: str = FILE) -> Path:
     """Lint the record as it is and write its report into `folder`; returns the file's path."""
-    from laconic.lab.report.page import page  # matplotlib, which workers and most commands do without
+    from laconic.lab.report.run_page import page  # matplotlib, which workers and most commands do without
 
     return replace(Path(folder) / name, page(record, lint(record)))

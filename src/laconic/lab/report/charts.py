@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from laconic.lab.report import flags
+from laconic.lab.report import event_flags
 from laconic.lab.report.canvas import NARROW, Canvas, Size
 from laconic.lab.report.page_svg import OURS
 
@@ -57,7 +57,7 @@ class Target:
 
 def curves(
     series: Sequence[Series], x: ChartAxis, y: ChartAxis, size: Size, *, title: str, target: Target | None = None,
-    events: Sequence[flags.FlagEvent] = (),
+    events: Sequence[event_flags.FlagEvent] = (),
 ) -> Canvas:  # fmt: skip
     """Draw the series; `title` is what a screen reader says.
 
@@ -70,7 +70,7 @@ def curves(
         entries.append((Line2D([], [], **dotted), target.label))
     above = canvas.legend(entries)
     canvas.resize(size.height + max(0.0, above - 28))
-    top = above + 36 + (flags.HEIGHT if events else 0)
+    top = above + 36 + (event_flags.HEIGHT if events else 0)
     canvas.write(0, above + 18, y.title, "axis-title")
     axes = canvas.axes(LEFT, top, size.width - RIGHT, canvas.height - FOOT)
     points = [point for each in kept for line in (each.line, *each.thin) for point in line]
@@ -79,7 +79,7 @@ def curves(
     canvas.write(size.width - RIGHT, canvas.height - 6, x.title, "axis-title", ha="right")
     if target is not None:
         axes.axhline(target.y, **dotted)
-    flags.draw(canvas, axes, events, top)
+    event_flags.draw(canvas, axes, events, top)
     for each in kept:
         for line in each.thin:
             canvas.line(axes, each.style, line, linewidth=1, linestyle="solid", alpha=0.35)

@@ -1,6 +1,6 @@
 """From a record to its charts: which values, on which axes, with which words.
 
-Callers: `page.py` and `export.py`. A figure that the record has no data for is None.
+Callers: `run_page.py` and `export.py`. A figure that the record has no data for is None.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from laconic.lab.records.summary import SummaryRow, wire_bound
 from laconic.lab.report import bars, charts, words
 from laconic.lab.report.canvas import NARROW, WIDE, Canvas, Size
 from laconic.lab.report.charts import ChartAxis, Pair, Scale, Series, Target
-from laconic.lab.report.flags import FlagEvent
+from laconic.lab.report.event_flags import FlagEvent
 from laconic.lab.report.style import PARTS
 from laconic.statistics import median
 

@@ -12,7 +12,7 @@ from functools import partial
 from laconic.lab.report import bars, words
 from laconic.lab.report.canvas import NARROW, WIDE, Canvas, Size
 from laconic.lab.report.charts import ChartAxis, Series, curves
-from laconic.lab.report.pages import render
+from laconic.lab.report.templating import render
 from laconic.planner.plan import Planned, ScalePoint, crossings
 from laconic.planner.predict import Bar, Prediction
 

@@ -1,4 +1,4 @@
-"""Figures as a reader wants them: three digits, a unit, and nothing where nothing is known."""
+"""Numbers formatted for readers: three digits and a unit, and a dash where nothing is known."""
 
 from __future__ import annotations
 

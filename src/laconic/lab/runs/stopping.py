@@ -1,9 +1,9 @@
 """How a run's ranks agree to stop or to write a checkpoint, at the same step and without a message.
 
-Callers: the trainer on every rank, and the command, which asks. Rank 0 looks for a request before each step s and
-writes down what is to be done before step s + `lead`, which no rank comes to before rank 0 has begun step s: it needs
-what rank 0 sends after that was written. Where ranks do not wait for each other so soon, they do at the end of an
-epoch, and stop there. It needs a folder that all ranks share, as checkpoints do.
+Callers: the trainer on every rank, and the command, which asks. Before each step s rank 0 looks for a request and
+writes into the run's folder what all ranks do before step s + `lead`. No rank can reach that step before the order is
+written, because it first needs what rank 0 sends in step s. Modes whose ranks wait for each other less often stop at
+the end of an epoch, where all ranks meet. All ranks must share the folder, as they do for checkpoints.
 """
 
 from __future__ import annotations

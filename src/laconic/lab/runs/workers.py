@@ -173,7 +173,7 @@ class Workers:
             job.kill()
 
     def told(self, trial: TrialSpec) -> TrialSpec:
-        """The trial with what its workers must know of where they are."""
+        """Add to a trial what its workers must know of the network: link rate, who counts bytes, who launched them."""
         counted_by = self.counted_by(trial.configuration.workers)
         slowest_bps = None if self.cluster is None else self.cluster.slowest_bps
         return replace(trial, link_bps=slowest_bps, counted_by=counted_by, launched=self.launched)

@@ -101,7 +101,7 @@ class WorkerPool:
         return done
 
     def _is_ending(self, done: list[WorkerEnded]) -> bool:
-        """Whether somebody has ended with the final model, or is to; who came too late for the training does not."""
+        """Whether a worker has ended with the final model, or all were asked to stop; latecomers have no model."""
         return any(each.digest for each in done) or stopping.is_stop_requested(self._journals.folder)
 
     def _start_all(self) -> None:
@@ -145,7 +145,7 @@ class WorkerPool:
         self._start(index)
 
     def _begin_again(self) -> None:
-        """Nobody is left whom others could join, and nothing was trained: found the group anew, with new numbers."""
+        """Start all workers again with new numbers: no member is left to join, and nothing was trained yet."""
         self.close()
         meeting = self._journals.meeting(self._trial.start)
         for path in [*meeting.glob("view-*.json"), *meeting.glob("events.jsonl")]:
@@ -166,7 +166,7 @@ class WorkerPool:
         return [known[pid] for pid in pids if pid in known]
 
     def _tell_of_waiting(self) -> None:
-        """Say once whom the first step waits for: one that is stopped (SIGSTOP) lives, and so is not replaced."""
+        """Say once how many workers the first step still waits for; a stopped one (SIGSTOP) is not replaced."""
         if self._tell_at is None or time.monotonic() < self._tell_at:
             return
         self._tell_at = None

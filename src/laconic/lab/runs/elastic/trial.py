@@ -99,7 +99,7 @@ def _newest(rows: Sequence[EvaluationRow]) -> list[EvaluationRow]:
 
 
 def _seconds(rows: Sequence[Sequence[StepRow]], tested: Sequence[EvaluationRow]) -> Array:
-    """How long each step took; one that nobody was left to tell of counts to the next."""
+    """The duration of each step. A step without any row is counted with the next one that has some."""
     rests = {row.step: row for row in tested}
     seconds = np.zeros(len(rows))
     before: StepRow | None = None
@@ -117,7 +117,7 @@ def _seconds(rows: Sequence[Sequence[StepRow]], tested: Sequence[EvaluationRow])
 
 
 def _figures(rows: Sequence[Sequence[StepRow]], seconds: Array) -> Figures:
-    """As `assemble` takes them; who was not there counts as the mean of those who were."""
+    """The figures as `assemble` takes them; an absent worker gets the mean of those that were present."""
     values = np.zeros((max(map(len, rows)), len(rows), len(StepFigures._fields)))
     last = next(each for each in rows if each)
     for at, each in enumerate(rows):
@@ -129,7 +129,7 @@ def _figures(rows: Sequence[Sequence[StepRow]], seconds: Array) -> Figures:
 
 
 def _loading_s(journals: Journals, workers: int) -> dict[int, float]:
-    """The slowest reading of the data before each start's first step; who comes later is not waited for."""
+    """The slowest worker's time to read the data, for each start; replacements that join later do not count."""
     found: dict[int, list[float]] = {}
     for row in journals.workers.read():
         found.setdefault(row.start, []).append(row.loading)

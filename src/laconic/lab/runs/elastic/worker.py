@@ -178,10 +178,10 @@ class ElasticWorker:
                 self._monitor.show(last.step)
 
     def _keep_if_due(self, job: ElasticJob) -> None:
-        """At an epoch's end each keeps its residuals, and the coordinator tests the model and keeps a checkpoint.
+        """At the end of an epoch save this worker's residuals; the coordinator also tests the model and saves it.
 
-        The others wait for it, with the clock at rest. One that takes over from a coordinator that died while testing
-        tests anew.
+        The other workers wait meanwhile, and the clock stands still. If the coordinator dies while it tests, its
+        successor tests again.
         """
         made = self._made(job)
         if self._block or made == self.trial.resume or made % self.steps_per_epoch:
@@ -197,9 +197,10 @@ class ElasticWorker:
                 self._evaluate(made, job.worker, held)
 
     def _evaluate_last(self, worker: int) -> None:
-        """One of those who hold the final model tests it: who locks the journal of evaluations.
+        """Test the final model on one of the workers that hold it: the first to lock the journal of evaluations.
 
-        If it dies over that, the next one does; if it is stopped, the others do without the lock after a while.
+        If that worker dies, the kernel frees the lock and the next one tests. If it hangs, the others stop waiting for
+        the lock after a while.
         """
         longest_s = max((row.took for row in self.journals.evaluations.read()), default=0.0)
         until = time.monotonic() + LAST_TEST_S + 4 * longest_s

@@ -18,8 +18,8 @@ from laconic.lab.records.summary import SummaryRow, main_claim, summarise
 from laconic.lab.report import words
 from laconic.lab.report.canvas import swatch
 from laconic.lab.report.figures import figures
-from laconic.lab.report.pages import render
 from laconic.lab.report.style import PARTS
+from laconic.lab.report.templating import render
 
 LISTS = {
     "masses": "The twelve ways to fool the masses, turned round",

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laconic.operators.numerics import relative_error
-from laconic.operators.tuned import TunedLayer
+from laconic.operators.method_error import relative_error
+from laconic.operators.tuned_layers import TunedLayer
 
 
 @contextmanager
