@@ -10,7 +10,7 @@ from torch import Tensor
 
 import laconic
 from laconic.codecs import Codec
-from laconic.codecs.device import on_device, way
+from laconic.codecs.device import on_device, way, ways
 from laconic.errors import BadInput, NonFiniteError, PayloadError
 
 DEVICE = torch.device("fakegpu:0")
@@ -130,6 +130,34 @@ def nobody_waits_for_a_device_or_a_stream(rank: int, controls: Any) -> None:
         after = controls.counts()
         for what in ("device_syncs", "stream_syncs", "pageable", "pinned"):
             assert after[what] == before[what], (spec, what)
+
+
+def torch_operations_make_the_processors_bytes_where_values_are(rank: int, controls: Any) -> None:
+    ways.SAME_BITS.add(DEVICE.type)
+    ways._choose.cache_clear()
+    try:
+        for spec in ("natural", "flexpoint(8)", "dynamic8(100)"):
+            host, device = _pair(spec)
+            assert way(host, DEVICE).startswith("torch operations: "), way(host, DEVICE)
+            x, here = _values(5001), _values(5001, 1)
+            on_x, there = x.to(DEVICE), here.to(DEVICE)
+            out = torch.empty(device.max_nbytes(5001), dtype=torch.uint8, pin_memory=True)
+            for step in range(4):
+                sent = device.encode_feedback(on_x, there, step=step, out=out)
+                _same(sent, host.encode_feedback(x, here, step=step))
+                _same(there, here)
+                host.decode_add(sent, x)
+                device.decode_add(sent, on_x)
+                _same(on_x, x)
+            torch.accelerator.synchronize()
+            before = controls.counts()
+            device.decode_add(device.encode_feedback(on_x, there, out=out), on_x)
+            after = controls.counts()
+            for what in ("device_syncs", "stream_syncs", "pageable", "pinned"):
+                assert after[what] == before[what], (spec, what)
+    finally:
+        ways.SAME_BITS.remove(DEVICE.type)
+        ways._choose.cache_clear()
 
 
 def bad_input_is_refused_as_on_the_processor(rank: int, controls: Any) -> None:

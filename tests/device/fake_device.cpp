@@ -36,7 +36,15 @@ struct Counts {
 thread_local int current_device = 0;
 thread_local int64_t current_stream[kDevices] = {};
 thread_local bool in_fallback = false;
-std::atomic<bool> may_pin{true};
+std::atomic<bool> may_pin{true}, may_allocate{true};
+
+// Whoever waits lets Python go on: work that ends may give back a tensor that Python knows.
+struct WithoutPython {
+  PyThreadState* state = Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+  ~WithoutPython() {
+    if (state) PyEval_RestoreThread(state);
+  }
+};
 
 // A stream: work in order, on a thread of its own.
 class Queue {
@@ -51,6 +59,7 @@ class Queue {
   }
 
   void wait(uint64_t ticket) {
+    WithoutPython scope;
     std::unique_lock<std::mutex> hold(lock_);
     ended_.wait(hold, [&] { return done_ >= ticket; });
   }
@@ -174,6 +183,7 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
 struct DeviceMemory final : Allocator {
   DataPtr allocate(size_t nbytes) override {
+    TORCH_CHECK_WITH(OutOfMemoryError, may_allocate, "no memory is left");
     void* at = std::calloc(1, nbytes + 64);
     return {at, at, &std::free, device(current_device)};
   }
@@ -362,6 +372,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("set_device", [](int index) { current_device = index; });
   m.def("current_device", [] { return current_device; });
   m.def("allow_pinning", [](bool allowed) { may_pin = allowed; });
+  m.def("allow_memory", [](bool allowed) { may_allocate = allowed; });
   m.def("counts", [] {
     return std::map<std::string, int>{
         {"device_syncs", counts.device_syncs}, {"stream_syncs", counts.stream_syncs},

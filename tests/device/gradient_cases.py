@@ -445,6 +445,34 @@ def a_model_over_two_devices(rank: int, controls: Any) -> None:
         job.close()
 
 
+def no_memory_to_pin_for_payloads_is_said_and_the_other_rank_told(rank: int, controls: Any) -> None:
+    """Gradients stay on the device, and there is no pinned memory for what they are encoded to."""
+    with _encoding_there():
+        no_memory_to_pin_is_said_and_the_other_rank_told(rank, controls)
+
+
+def no_memory_on_the_device_is_said_and_the_other_rank_told(rank: int, controls: Any) -> None:
+    """Rank 0 has no memory for what the exchange does on the device, residuals first: nothing is sent."""
+    model = SlowModel(1.0 + 4 * rank, controls, layers=1).to(DEVICE)
+    ddp = DistributedDataParallel(model, init_sync=False)
+    job, keep = laconic.compress(ddp, "dynamic8"), staging.Staging.keep
+
+    def keep_the_rest(self: staging.Staging, gradients: Any, dtype: torch.dtype) -> Tensor:
+        kept = keep(self, gradients, dtype)
+        controls.allow_memory(rank == 1)
+        return kept
+
+    with _encoding_there(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging.Staging, "keep", keep_the_rest)
+        try:
+            with pytest.raises(LaconicError, match="has no memory") as error:
+                ddp().backward()
+        finally:
+            controls.allow_memory(True)
+    assert isinstance(error.value, PeerLost if rank else DeviceMemoryError)
+    job.close()
+
+
 def no_memory_to_pin_is_said_and_the_other_rank_told(rank: int, controls: Any) -> None:
     model = SlowModel(1.0 + 4 * rank, controls).to(DEVICE)
     ddp = DistributedDataParallel(model, init_sync=False)

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 import laconic
 from laconic.codecs.device import on_device, way, ways
-from laconic.codecs.device.kernels import casts, eightbit, indices, launch, levels, shell, signs, topk
+from laconic.codecs.device.kernels import casts, eightbit, indices, launch, levels, signs, topk
 from laconic.codecs.device.kernels.checksum import write_header
-from laconic.codecs.device.kernels.shell import KernelWay
+from laconic.codecs.device.shell import BodyWay
 from laconic.errors import NonFiniteError, PayloadError
 from tests.device.gradient_cases import _linear_model, _momentum_sgd, _train
 
@@ -41,14 +41,16 @@ def _launch_here(kernel: Any, programs: int, *arguments: Any, **options: Any) ->
 @contextlib.contextmanager
 def _kernels() -> Iterator[None]:
     """Let the fake device be one that kernels run on."""
+    summed = launch.body_sum
     doubles = {
         "launch": _launch_here,
         "begin": lambda words, header: _launch_here(write_header, 1, words, *header),
-        "body_sum": lambda words, nbytes: launch.body_sum(words.cpu(), nbytes).to(words.device),
+        "body_sum": lambda words, nbytes: summed(words.cpu(), nbytes).to(words.device),
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ways, "no_kernels", lambda device: "")
-        for family in (casts, eightbit, indices, levels, shell, signs, topk):
+        patch.setattr(launch, "body_sum", doubles.pop("body_sum"))
+        for family in (casts, eightbit, indices, levels, signs, topk):
             for name, here in doubles.items():
                 if hasattr(family, name):
                     patch.setattr(family, name, here)
@@ -64,7 +66,7 @@ def payloads_cross_to_the_host_and_back(rank: int, controls: Any) -> None:
         for spec in SPECS:
             host, numel = laconic.codec(spec), 1000
             there = on_device(host, DEVICE)
-            assert isinstance(there, KernelWay), way(host, DEVICE)
+            assert isinstance(there, BodyWay), way(host, DEVICE)
             x, residual = torch.randn(2, numel, generator=torch.Generator().manual_seed(1)).unbind()
             residual = residual.clone()
             on_x, on_residual = x.to(DEVICE), residual.to(DEVICE)

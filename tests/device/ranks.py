@@ -15,7 +15,7 @@ import pytest
 
 from tests.device import fake_device
 
-PATIENCE_S = 180.0
+PATIENCE_S = 120.0
 
 
 class Ranks:

@@ -13,6 +13,7 @@ CASES = (
     "a_payload_may_be_overwritten_once_it_is_decoded",
     "values_are_read_when_their_stream_has_made_them",
     "nobody_waits_for_a_device_or_a_stream",
+    "torch_operations_make_the_processors_bytes_where_values_are",
     "bad_input_is_refused_as_on_the_processor",
     "what_they_say_of_themselves_is_the_processors",
 )

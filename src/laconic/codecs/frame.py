@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from laconic.codecs.base import Codec
 
 HEADER_NBYTES = 16
+HEADER_WORDS = HEADER_NBYTES // 4  # of 32 bits
 _MAGIC = 0x4C
 _VERSION = 1
 _STRIDE = 0x9E3779B9  # between the positions of neighbouring words: 2³²/φ, odd

@@ -80,7 +80,12 @@ class MessagePool:
         fitting = [each for each in sizes if nbytes <= each[0] <= 2 * nbytes]
         if fitting:
             return self._free.pop(min(fitting)[1])
-        return torch.zeros(nbytes, dtype=torch.uint8, pin_memory=self._pinned)
+        if not self._pinned:
+            return torch.zeros(nbytes, dtype=torch.uint8)
+        from laconic.codecs.device.streams import pin
+
+        device = torch.accelerator.current_accelerator() or _CPU
+        return pin(nbytes, torch.uint8, device, "messages", "use smaller buckets").zero_()
 
     def take_back(self, blocks: Sequence[Tensor]) -> None:
         """Nobody reads or writes these blocks any more."""

@@ -93,7 +93,7 @@ class Staging:
                     value: T = done.value
                     return value
                 except torch.OutOfMemoryError as error:
-                    text = f"{device} has no memory for residuals, or none can be pinned for payloads: {error}"
+                    text = f"{device} has no memory for residuals and payloads: {error}"
                     raise DeviceMemoryError(f"{text}; use smaller buckets or batches") from error
             yield pause
 

@@ -43,7 +43,10 @@ VERSION = metadata.version("laconic")
 STEPS = 20
 OLDEST_TORCH = (2, 6)
 DEVICE_VALUES = 2**24  # that every codec encodes on a device
-DEVICE_CODECS = ("fp16", "bf16", "linear8", "dynamic8", "onebit", "qsgd(4)", "ternary", "topk(0.01)")
+DEVICE_CODECS = (
+    "fp16", "bf16", "linear8", "dynamic8", "onebit", "qsgd(4)", "ternary", "topk(0.01)",
+    "topk(0.01)+qsgd(4)", "natural",
+)  # fmt: skip
 Verdict = Literal["ok", "note", "wrong"]
 
 

@@ -439,13 +439,17 @@ def _post(
     _count(call, sends)
     posted = time.perf_counter()
     timings.wait_s += posted - now
-    for batch in later or ():
-        encoded = time.perf_counter()
-        posts.append(transport.post(call, batch, (), number))
-        _count(call, batch)
-        timings.encode_s += encoded - posted
-        posted = time.perf_counter()
-        timings.wait_s += posted - encoded
+    try:
+        for batch in later or ():
+            encoded = time.perf_counter()
+            posts.append(transport.post(call, batch, (), number))
+            _count(call, batch)
+            timings.encode_s += encoded - posted
+            posted = time.perf_counter()
+            timings.wait_s += posted - encoded
+    except BaseException:
+        posts.clear()  # gloo's connections end with the last receive, which the error's frames would keep
+        raise
     return posts
 
 

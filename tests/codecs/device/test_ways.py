@@ -33,14 +33,15 @@ def test_without_triton_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
-    said = "host: kernels need Triton, which is not installed; pip install 'laconic[gpu]'"
-    assert way(laconic.codec("dynamic8"), CUDA) == said
-    assert isinstance(on_device(laconic.codec("dynamic8"), CUDA), HostCodec)
+    said = "kernels need Triton, which is not installed; pip install 'laconic[gpu]'"
+    assert way(laconic.codec("qsgd"), CUDA) == f"host: {said}"
+    assert isinstance(on_device(laconic.codec("qsgd"), CUDA), HostCodec)
+    assert way(laconic.codec("dynamic8"), CUDA) == f"torch operations: {said}"
 
 
 def test_an_old_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.1.0")
-    assert way(laconic.codec("dynamic8"), CUDA) == "host: kernels need Triton 3.2 or newer, and 3.1.0 is installed"
+    assert way(laconic.codec("qsgd"), CUDA) == "host: kernels need Triton 3.2 or newer, and 3.1.0 is installed"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_an_old_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ("qsgd", "kernel"),
         ("onebit", "kernel"),
         ("bf16", "kernel"),
-        ("dynamic8(100)", "host: its kernels take blocks of a power of two from 16 to 16384"),
+        ("dynamic8(100)", "torch operations: its kernels take blocks of a power of two from 16 to 16384"),
         ("onebit(none)", "host: its kernels take buckets of a power of two from 128 to 2048"),
         ("topk", "kernel"),
         ("topk+qsgd", "kernel"),
@@ -58,6 +59,8 @@ def test_an_old_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ("topk+qsgd(bucket=40)", "host: its kernels take buckets of a power of two from 64 to 4096, or for trits none"),
         ("topk+natural", "host: natural has no kernel"),
         ("topk+qsgd+entropy", "host: entropy has no kernel"),
+        ("natural", "torch operations: natural has no kernel"),
+        ("linear8(stochastic=true)", "host: its kernels scale by blocks and round to the nearest"),
         ("powersgd", "torch operations"),
     ],
 )
@@ -69,7 +72,7 @@ def test_what_a_device_with_triton_does(spec: str, said: str, monkeypatch: pytes
 
 def test_an_old_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
-    assert way(laconic.codec("fp8"), CUDA) == "host: kernels need compute capability 8.0, and cuda:0 has 7.0"
+    assert way(laconic.codec("bf16"), CUDA) == "host: kernels need compute capability 8.0, and cuda:0 has 7.0"
 
 
 def test_the_processor_takes_its_own_codec() -> None:

@@ -1,7 +1,7 @@
 """Which way a codec takes on a device, and why not a faster one.
 
-Callers: `on_device` and `way`. Kernels are found by registration, under the name of the codec they serve; one that
-does not serve an option of the codec says so in a clause (`KernelWay.why_not`).
+Callers: `on_device` and `way`. Kernels and torch operations are found by registration, under the name of the codec they
+serve; one that does not serve an option of the codec says so in a clause (`BodyWay.why_not`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,10 +19,8 @@ from laconic.codecs.kernel import KernelCodec
 from laconic.codecs.selector import Sparse
 from laconic.registry import Registry
 
-if TYPE_CHECKING:
-    from laconic.codecs.device.kernels.shell import KernelWay
-
 OLDEST_TRITON = (3, 2)  # what torch 2.6 brings
+SAME_BITS = {"cuda"}  # devices, CUDA's and ROCm's, whose torch operations round as the processor's do
 LEAST_CAPABILITY = (8, 0)  # of NVIDIA's devices, for Triton
 
 
@@ -46,26 +44,31 @@ def choose(codec: Codec, device: torch.device) -> Way:
 def _choose(codec: Codec, device: torch.device) -> Way:
     if codec.kind == "matrix":
         return Way(codec, "torch operations")
-    reasons = []
-    for line, why, registry in _faster(device):
+    reasons: list[str] = []
+    for line, why, registry, wrapper in _faster(device):
         if registry is not None and isinstance(codec, KernelCodec | Sparse) and codec.name in registry.names():
             found = registry.get(codec.name)
             why = found.why_not(codec, device)
             if not why:
-                return Way(found(codec, device), line)
+                return Way((wrapper or found)(codec, device), f"{line}: {reasons[0]}" if reasons else line)
         reasons.append(why or f"{codec.name} has no {line}")
     return Way(HostCodec(codec, device), f"host: {reasons[0]}")
 
 
-def _faster(device: torch.device) -> Iterator[tuple[str, str, Registry[type[KernelWay]] | None]]:
-    """The ways before the host: what each is called, why this device has none of it, and who serves which codec."""
+def _faster(device: torch.device) -> Iterator[tuple[str, str, Registry[Any] | None, Any]]:
+    """The ways before the host: its name, why this device has none of it, who serves which codec, and what wraps it."""
     why = no_kernels(device)
     if why:
-        yield "kernel", why, None
+        yield "kernel", why, None, None
     else:
         from laconic.codecs.device.kernels import KERNELS
 
-        yield "kernel", "", KERNELS
+        yield "kernel", "", KERNELS, None
+    if device.type in SAME_BITS:
+        from laconic.codecs.device.plain import PLAIN
+        from laconic.codecs.device.plain.shell import PlainWay
+
+        yield "torch operations", "", PLAIN, PlainWay
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from laconic.codecs.device.kernels import register
 from laconic.codecs.device.kernels.checksum import share
 from laconic.codecs.device.kernels.launch import FLOAT, WORD, Variant, begin, launch, runs, warps
 from laconic.codecs.device.kernels.memory import read, write
-from laconic.codecs.device.kernels.shell import KernelWay
+from laconic.codecs.device.shell import BodyWay
 
 VALUES = 4096  # of a program
 FLOAT_KIND, HALF_KIND, BRAIN_KIND = 0, 1, 2
@@ -133,7 +133,7 @@ def _ahead() -> tuple[Variant, ...]:
 @register("fp16")
 @register("bf16")
 @dataclass(frozen=True)
-class CastKernels(KernelWay):
+class CastKernels(BodyWay):
     """A tensor in another type."""
 
     codec: Cast

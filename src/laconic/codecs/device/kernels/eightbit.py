@@ -23,7 +23,7 @@ from laconic.codecs.device.kernels import register
 from laconic.codecs.device.kernels.checksum import mixed, share
 from laconic.codecs.device.kernels.launch import FLOAT, WORD, Variant, begin, launch, runs, warps
 from laconic.codecs.device.kernels.memory import read, write
-from laconic.codecs.device.kernels.shell import KernelWay
+from laconic.codecs.device.shell import BodyWay
 from laconic.codecs.eightbit import DEFAULT_BLOCK, BlockScaled
 from laconic.codecs.tables8 import Levels, Tabulated
 
@@ -154,7 +154,7 @@ def _ahead(name: str, linear: bool) -> tuple[Variant, ...]:
 @register("mantissa8")
 @register("static8")
 @dataclass(frozen=True)
-class BlockKernels(KernelWay):
+class BlockKernels(BodyWay):
     """The 8-bit codecs: levels by arithmetic, or by a table that is kept on the device."""
 
     codec: BlockScaled

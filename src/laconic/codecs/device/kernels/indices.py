@@ -14,7 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.codecs import indices
-from laconic.codecs.device.kernels.launch import HEADER_WORDS, WORD, Variant, launch
+from laconic.codecs.device.kernels.launch import WORD, Variant, launch
+from laconic.codecs.frame import HEADER_WORDS
 from laconic.codecs.selector import padded
 
 BITS = 1024  # of an index section that one program unpacks

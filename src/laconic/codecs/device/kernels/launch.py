@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from laconic.codecs.device.kernels.checksum import add_body, write_header
-from laconic.codecs.frame import HEADER_NBYTES
+from laconic.codecs.frame import HEADER_WORDS
 
 FLOAT, WORD = "*fp32", "*i32"
-HEADER_WORDS = HEADER_NBYTES // 4
 SUM_WORDS = 4096  # words that one program of the checksum reads
 
 

@@ -23,7 +23,7 @@ from laconic.codecs.device.kernels.checksum import mixed, share
 from laconic.codecs.device.kernels.launch import FLOAT, WORD, Variant, begin, launch, runs, warps
 from laconic.codecs.device.kernels.memory import read, write
 from laconic.codecs.device.kernels.planes import bits32, folded, places_of, row_of
-from laconic.codecs.device.kernels.shell import KernelWay
+from laconic.codecs.device.shell import BodyWay
 
 MOST_BUCKET = 4096
 FOUND = 4096  # values that one program of `find_scale` reads
@@ -196,7 +196,7 @@ def _ahead() -> tuple[Variant, ...]:
 @register("dorefa")
 @register("ternary")
 @dataclass(frozen=True)
-class LevelKernels(KernelWay):
+class LevelKernels(BodyWay):
     """Levels of a bucket's norm, drawn at random."""
 
     codec: levels.LevelsCodec

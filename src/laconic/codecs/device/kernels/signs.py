@@ -17,7 +17,7 @@ from laconic.codecs.device.kernels.checksum import mixed, share
 from laconic.codecs.device.kernels.launch import FLOAT, WORD, Variant, begin, launch, runs, warps
 from laconic.codecs.device.kernels.memory import read, write
 from laconic.codecs.device.kernels.planes import folded, places_of, row_of
-from laconic.codecs.device.kernels.shell import KernelWay
+from laconic.codecs.device.shell import BodyWay
 from laconic.codecs.signs import SignCodec
 
 LEAST_BUCKET, MOST_BUCKET = 128, 2048  # four words for a load of 128 bits; one group
@@ -124,7 +124,7 @@ def _ahead(name: str, two: bool, bucket: int) -> tuple[Variant, ...]:
 @register("onebit")
 @register("sign")
 @dataclass(frozen=True)
-class SignKernels(KernelWay):
+class SignKernels(BodyWay):
     """Signs, and one or two means a bucket."""
 
     codec: SignCodec

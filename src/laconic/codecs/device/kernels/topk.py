@@ -26,19 +26,10 @@ from laconic.codecs.base import Codec
 from laconic.codecs.compose import Selected
 from laconic.codecs.device.kernels import KERNELS, indices, register
 from laconic.codecs.device.kernels.indices import put
-from laconic.codecs.device.kernels.launch import (
-    FLOAT,
-    HEADER_WORDS,
-    WORD,
-    Variant,
-    begin,
-    body_sum,
-    launch,
-    runs,
-)
+from laconic.codecs.device.kernels.launch import FLOAT, WORD, Variant, begin, launch, runs
 from laconic.codecs.device.kernels.memory import read, write
-from laconic.codecs.device.kernels.shell import CORRUPT, KernelWay
-from laconic.codecs.frame import header_words
+from laconic.codecs.device.shell import CORRUPT, BodyWay
+from laconic.codecs.frame import HEADER_WORDS, header_words
 from laconic.codecs.kernel import KernelCodec
 from laconic.codecs.selector import Sparse, raise_non_finite
 from laconic.codecs.topk import TopK, share
@@ -221,7 +212,7 @@ def _ahead() -> tuple[Variant, ...]:
 
 @register("topk")
 @dataclass(frozen=True)
-class TopKKernels(KernelWay):
+class TopKKernels(BodyWay):
     """`topk`, and `topk+…` with a quantiser that has kernels."""
 
     codec: Sparse
@@ -242,7 +233,7 @@ class TopKKernels(KernelWay):
         return ""
 
     @functools.cached_property
-    def _quantiser(self) -> KernelWay | None:
+    def _quantiser(self) -> BodyWay | None:
         """The kernels of the values, which note what they find with this codec's findings."""
         if not isinstance(self.codec, Selected):
             return None
@@ -291,7 +282,7 @@ class TopKKernels(KernelWay):
             if feedback and not selection:
                 quantiser.read_payload(section, floats, False)
                 v.index_add_(0, chosen, floats, alpha=-1)
-        words[3:4] += body_sum(words, self.max_nbytes(v.numel()))
+        words[3:4] += self.body_sum(words, self.max_nbytes(v.numel()))
 
     def _put_whole(
         self, x: Tensor, v: Tensor, words: Tensor, values: Tensor, chosen: Tensor,
@@ -301,7 +292,7 @@ class TopKKernels(KernelWay):
         numel = v.numel()
         blocks = -(-numel // BLOCK)
         digits, bound = words.new_zeros(len(DIGITS), 256), words.new_zeros(2)
-        bound[1] = count
+        bound[1:].fill_(count)
         places, bits = words.new_empty(2, numel)
         collected, above, ties = words.new_empty(3, blocks)
         for ragged, first, programs in runs(numel, COUNTED):
@@ -361,7 +352,7 @@ class TopKKernels(KernelWay):
     def scales(self, numel: int) -> int:
         return min(1, numel)
 
-    def finite(self, scales: Tensor) -> Tensor:
+    def finite(self, scales: Tensor, numel: int) -> Tensor:
         """The count, where there is one, is −1 for values that are not finite."""
         return (scales >= 0).all()
 

@@ -1,8 +1,8 @@
-"""The shell of kernels: buffers, header, checks, and the way of a payload to and from the host.
+"""The shell of codecs that work on the device: buffers, header, checks, and a payload's way to and from the host.
 
-Callers: the families of kernels beside it, which fill bodies and read them. They see a payload as int32 words
-on the device: four of the header, then the body's, the last one filled up with zeros. So nothing is ever read or
-written outside a caller's memory, whatever its length and alignment.
+Callers: kernels (`kernels/`) and torch operations (`plain/`), which fill bodies and read them. They see a payload as
+int32 words on the device: four of the header, then the body's, the last one filled up with zeros. So nothing is ever
+read or written outside a caller's memory, whatever its length and alignment.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import numpy as np
 import torch
@@ -20,11 +20,13 @@ from torch import Tensor
 from laconic.codecs.base import Codec
 from laconic.codecs.device import streams
 from laconic.codecs.device.base import DeviceCodec
-from laconic.codecs.device.kernels.launch import HEADER_WORDS, Variant, body_sum
-from laconic.codecs.frame import HEADER_NBYTES, header_words, unseal
+from laconic.codecs.frame import HEADER_NBYTES, HEADER_WORDS, header_words, unseal
 from laconic.codecs.kernel import KernelCodec
 from laconic.codecs.selector import Sparse
 from laconic.errors import NonFiniteError, PayloadError
+
+if TYPE_CHECKING:
+    from laconic.codecs.device.kernels.launch import Variant
 
 WritePayload = Callable[[Tensor, Tensor, int, Tensor, Sequence[int]], None]
 
@@ -32,8 +34,8 @@ CORRUPT, NOT_FINITE = 0, 1  # places of a device's findings
 
 
 @dataclass(frozen=True)
-class KernelWay(DeviceCodec):
-    """A codec of fixed size whose bodies are made and read on the device, by kernels.
+class BodyWay(DeviceCodec):
+    """A codec of fixed size whose bodies are made and read on the device.
 
     Attributes:
         ahead: how its kernels are launched for whole blocks, to be compiled ahead of time.
@@ -60,6 +62,12 @@ class KernelWay(DeviceCodec):
         Where v is not finite, a scale of the body is not, either. `header` are the words 0 to 2 and what the body's sum
         is added to for word 3 (see `frame.header_words`).
         """
+
+    def body_sum(self, words: Tensor, nbytes: int) -> Tensor:
+        """The checksum's part of a payload's body, as one int32 on the device; by a kernel, or what overrides it."""
+        from laconic.codecs.device.kernels import launch
+
+        return launch.body_sum(words, nbytes)
 
     @abstractmethod
     def read_payload(self, words: Tensor, out: Tensor, add: bool) -> None:
@@ -108,7 +116,7 @@ class KernelWay(DeviceCodec):
             return payload
         self._bring(words.view(torch.uint8)[:nbytes], payload)
         scales = payload[HEADER_NBYTES : HEADER_NBYTES + 4 * self.scales(v.numel())].numpy().view(np.int32)
-        if not self.finite(torch.from_numpy(scales)):
+        if not self.finite(torch.from_numpy(scales), v.numel()):
             self.refuse(v)
         return payload
 
@@ -116,8 +124,8 @@ class KernelWay(DeviceCodec):
         """How many words at the start of a body show whether the values are finite."""
         return 0
 
-    def finite(self, scales: Tensor) -> Tensor:
-        """Whether values with these scales are finite."""
+    def finite(self, scales: Tensor, numel: int) -> Tensor:
+        """Whether `numel` values with these scales are finite."""
         return scales.view(torch.float32).isfinite().all()
 
     def refuse(self, v: Tensor) -> NoReturn:
@@ -156,16 +164,16 @@ class KernelWay(DeviceCodec):
             words = torch.zeros(-(-nbytes // 4), dtype=torch.int32, device=self.device)
             words.view(torch.uint8)[:nbytes].copy_(payload)
         *fields, start = header_words(self.codec.wire_name, numel, nbytes)
-        wrong = words[3] != body_sum(words, nbytes) + start
+        wrong = words[3] != self.body_sum(words, nbytes) + start
         for place, field in enumerate(fields):
             wrong |= words[place] != field
         scales = words[HEADER_WORDS : HEADER_WORDS + self.scales(numel)]
-        self.findings[CORRUPT] += (wrong | ~self.finite(scales)).to(torch.int32)
+        self.findings[CORRUPT] += (wrong | ~self.finite(scales, numel)).to(torch.int32)
         return words
 
     def _note_unless_finite(self, words: Tensor, numel: int) -> None:
         scales = words[HEADER_WORDS : HEADER_WORDS + self.scales(numel)]
-        self.findings[NOT_FINITE] += (~self.finite(scales)).to(torch.int32)
+        self.findings[NOT_FINITE] += (~self.finite(scales, numel)).to(torch.int32)
 
     def _bring(self, source: Tensor, target: Tensor) -> None:
         """Copy bytes to the processor's memory, and wait for them."""
