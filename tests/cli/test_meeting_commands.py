@@ -92,8 +92,8 @@ def test_what_is_shown_of_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[st
     view = View(1, ((3, "127.0.0.1:1:00"), (4, "127.0.0.1:2:00")), "a job", 0.0)
     meeting.publish(view)
     meeting.record([event(view, 7, 4, "lost: its connection broke", 1)])
-    said = {"worker": 3, "host": "here", "step": 7, "seconds_per_step": 0.25, "wait_share": 0.5, "sent_nbytes": 2048,
-            "rejoined": 0}  # fmt: skip
+    said = {"worker": 3, "host": "here", "reached": "by relay", "step": 7, "seconds_per_step": 0.25,
+            "wait_share": 0.5, "sent_nbytes": 2048, "rejoined": 0}  # fmt: skip
     meeting.write_status(3, said)
     with pytest.raises(SystemExit):
         main(["status", str(tmp_path)])

@@ -14,12 +14,14 @@ from laconic.errors import BadInput
 
 Meeting = Annotated[str, typer.Argument(help="Where the job meets: a folder, tcp://host:port/job or etcd://host/job.")]
 Script = Annotated[Path, typer.Argument(help="A script that calls laconic.elastic without naming a meeting place.")]
+Relay = Annotated[str | None, typer.Option(help="HOST:PORT of a relay, for a machine that others cannot reach.")]
 Arguments = Annotated[list[str] | None, typer.Argument(help="The script's own arguments.")]
 
 
-def join(meeting: Meeting, script: Script, arguments: Arguments = None) -> None:
+def join(meeting: Meeting, script: Script, arguments: Arguments = None, relay: Relay = None) -> None:
     """Check this machine and the meeting place, then start the script as one more worker of the job."""
     from laconic.consistency.elastic.door import MEETING_VARIABLE
+    from laconic.consistency.elastic.line import RELAY_VARIABLE
     from laconic.consistency.elastic.meeting import Meeting as Place
 
     if not script.is_file():
@@ -33,8 +35,11 @@ def join(meeting: Meeting, script: Script, arguments: Arguments = None) -> None:
             f"view {view.number} with {len(view.ids)} members, which train {view.job}"
         )  # fmt: skip
     bound = os.environ.get("LACONIC_BIND")
-    if bound is None and "://" in meeting and not meeting.startswith(("tcp://127.", "etcd://127.", "tcp://localhost")):
-        cure = "set LACONIC_BIND to the address or interface at which the others reach this machine"
+    if relay is not None:
+        os.environ[RELAY_VARIABLE] = relay
+    relayed = os.environ.get(RELAY_VARIABLE) is not None
+    if bound is None and not relayed and "://" in meeting and not meeting.startswith(("tcp://127.", "etcd://127.", "tcp://localhost")):
+        cure = "set LACONIC_BIND to the address or interface at which they do, or --relay"
         raise BadInput(f"this worker would listen on loopback, where no other machine reaches it; {cure}")
     typer.echo(f"{meeting}: {others}", err=True)
     os.environ[MEETING_VARIABLE] = meeting

@@ -15,7 +15,7 @@ from laconic.consistency.elastic.meeting import Meeting
 from laconic.errors import StorageError
 from laconic.lab.report import words
 
-HEADINGS = ("worker", "host", "step", "s/step", "waits", "sent", "rejoined", "heard")
+HEADINGS = ("worker", "host", "reached", "step", "s/step", "waits", "sent", "rejoined", "heard")
 GAUGES = ("step", "epoch", "seconds_per_step", "wait_share", "sent_nbytes", "rejoined")
 SHOWN = 8  # events
 AGAIN_S = 2.0
@@ -71,7 +71,7 @@ def _show(found: dict[str, Any]) -> None:
         return
     state = "finished" if found["finished"] else f"{len(found['members'])} members"
     typer.echo(f"{found['meeting']}: {state}, view {found['view']}, {found['job']}")
-    echo_table(HEADINGS, [_cells(member) for member in found["members"]], left=("host",))
+    echo_table(HEADINGS, [_cells(member) for member in found["members"]], left=("host", "reached"))
     for each in found["events"]:
         typer.echo(f"  {each['seconds']:.1f} s, step {each['step']}: worker {each['rank']} {each['what']}")
 
@@ -80,8 +80,8 @@ def _cells(member: dict[str, Any]) -> list[str]:
     if member["heard_s"] is None:
         return [str(member["worker"]), *[""] * (len(HEADINGS) - 2), "not yet"]
     return [
-        str(member["worker"]), member["host"], str(member["step"]), f"{member['seconds_per_step']:.3g}",
-        f"{member['wait_share']:.0%}", words.nbytes(member["sent_nbytes"]), str(member["rejoined"]),
+        str(member["worker"]), member["host"], member["reached"], str(member["step"]),
+        f"{member['seconds_per_step']:.3g}", f"{member['wait_share']:.0%}", words.nbytes(member["sent_nbytes"]), str(member["rejoined"]),
         f"{member['heard_s']:.0f} s ago",
     ]  # fmt: skip
 

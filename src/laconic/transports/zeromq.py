@@ -129,6 +129,16 @@ class ZmqTransport(Transport):
         peers = self.mesh.peers
         return sorted(rank for rank, peer in peers.items() if peer.dealer is not None and not peer.left)
 
+    @property
+    def listens_at(self) -> tuple[str, int]:
+        """Host and port of this rank's socket, whatever it advertises."""
+        return self.mesh.listens_at
+
+    def advertise(self, host: str, port: int) -> None:
+        """Be known at another address than the one this rank listens at, as by a relay; before anybody is met."""
+        self.mesh.advertise(host, port)
+        self.address = str(self.mesh.address)
+
     def add_peer(self, rank: int, address: str) -> None:
         """Connect to a rank by its `address` and say hello, upon which it connects to us; does not wait.
 

@@ -124,12 +124,15 @@ class Gate:
     """A thread that answers ZeroMQ when somebody knocks at a ROUTER (by ZAP, RFC 27), and cuts strangers that loiter.
 
     Args:
-        router: bound, as `address` says, and made a server by `secret`.
+        router: bound, and made a server by `secret`.
+
+    Attributes:
+        address: at which others know this rank.
     """
 
     def __init__(self, context: Context, router: Socket, secret: Secret, address: Address) -> None:
         self._secret = secret
-        self._address = address
+        self.address, self._port = address, address.port
         self._refused = 0
         self._visitors: dict[int, Any] = {}  # their names by file descriptor, the oldest first
         self._router = router
@@ -166,7 +169,7 @@ class Gate:
 
     def _answer(self) -> None:
         version, request, _, origin, _, mechanism, *credentials = self._zap.recv_multipart()
-        fine = self._secret.admits(self._address, mechanism, credentials)
+        fine = self._secret.admits(self.address, mechanism, credentials)
         if not fine:
             self._refuse(origin.decode(errors="replace"), "it does not hold the job's key")
         code, text = (b"200", b"") if fine else (b"400", b"this job has another key")
@@ -178,7 +181,7 @@ class Gate:
             self._refuse("somebody", "it does not speak as holders of the job's key do")
             return
         self._visitors.pop(descriptor, None)
-        if event != zmq.Event.ACCEPTED or (seen := _look(descriptor, self._address.port)) is None:
+        if event != zmq.Event.ACCEPTED or (seen := _look(descriptor, self._port)) is None:
             return
         self._visitors[descriptor] = seen.name
         if len(self._visitors) > MAX_STRANGERS:
@@ -189,14 +192,14 @@ class Gate:
 
     def _is_stranger(self, descriptor: int, name: Any) -> bool:
         """Whether this connection has not got through the handshake; ZeroMQ does not tell, what it sent does."""
-        seen = _look(descriptor, self._address.port)
+        seen = _look(descriptor, self._port)
         return seen is not None and seen.name == name and seen.sent_nbytes <= _GREETING_NBYTES
 
     def _refuse(self, origin: str, why: str) -> None:
         """Log the first refusal, the tenth, the hundredth and so on: a stranger must not fill the disk either."""
         self._refused += 1
         if str(self._refused).strip("0") == "1":
-            _log.warning("%s: refused %d so far, now from %s: %s", self._address.endpoint, self._refused, origin, why)
+            _log.warning("%s: refused %d so far, now from %s: %s", self.address.endpoint, self._refused, origin, why)
 
 
 class _Visitor(NamedTuple):

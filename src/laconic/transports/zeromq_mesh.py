@@ -56,7 +56,8 @@ class Mesh:
     """The sockets of one rank.
 
     Attributes:
-        address: where this rank listens.
+        address: where others find this rank: where it listens, or what it advertises.
+        listens_at: host and port of its socket.
         peers: by rank, the lost and the departed included until they are dropped.
         rejected: messages dropped.
     """
@@ -77,6 +78,7 @@ class Mesh:
         try:
             self._bind(host)
             self.address = self._own_address()
+            self.listens_at = self.address.host, self.address.port
             self._gate = Gate(self._context, self._router, secret, self.address)
         except BaseException:
             self._router.disable_monitor()  # first: ZeroMQ waits for ever where nobody reads a monitor
@@ -102,6 +104,11 @@ class Mesh:
     def _own_address(self) -> Address:
         host, port = self._router.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://").rsplit(":", 1)
         return self._secret.sealed(host.strip("[]"), int(port))
+
+    def advertise(self, host: str, port: int) -> None:
+        """Be known at another address than the one this rank listens at, as by a relay; before anybody is met."""
+        self.address = self._secret.sealed(host, port)
+        self._gate.address = self.address
 
     def add(self, rank: int, address: Address) -> Peer:
         """Connect to a rank and say hello; an older acquaintance of that number is dropped.

@@ -152,6 +152,7 @@ class ElasticJob(Job):
         self._meeting.report(group.watch.id, {
             "worker": group.watch.id,
             "host": socket.gethostname(),
+            "reached": "by relay" if group.line.is_relayed else "directly",
             "view": group.view.number,
             "step": group.watch.steps,
             "epoch": self._replica.ledger.epoch,

@@ -13,12 +13,15 @@ from collections.abc import Mapping
 
 from laconic.consistency.elastic.meeting import Meeting, View, event
 from laconic.consistency.elastic.messages import MAX_MEMBERS, MemberKind, MemberMessage, pack, unpack
+from laconic.consistency.elastic.places.base import split_port
+from laconic.consistency.elastic.places.server import meeting_secret
 from laconic.consistency.elastic.progress import ExchangeProgress
 from laconic.consistency.elastic.vectors import Offer
 from laconic.consistency.worker_mesh import receive
 from laconic.errors import PayloadError, PeerLost
 from laconic.transports.frame import Frame
 from laconic.transports.liveness import LostPeer
+from laconic.transports.relay import RelayedPort
 from laconic.transports.zeromq import ZmqTransport
 from laconic.transports.zeromq_keys import is_loopback, read_key
 from laconic.transports.zeromq_mesh import Patience
@@ -26,6 +29,7 @@ from laconic.transports.zeromq_mesh import Patience
 # How often a wait looks at the meeting place: messages tell of new views, the place is for those that nobody told.
 LOOK_S = 0.1
 HEARTBEAT_S = 0.25
+RELAY_VARIABLE = "LACONIC_RELAY"
 LINGER_S = 0.5
 # A connection that is not there after so long is begun anew: on a dead link the kernel tries at ever longer intervals.
 RECONNECT_S = 4.0
@@ -64,7 +68,22 @@ class Line:
         self.transport = ZmqTransport(
             None, self.id, 1, 60.0, bind=host, key=key, patience=Patience(HEARTBEAT_S, silence_s, LINGER_S)
         )
+        self._relayed = self._ask_relay(key, host)
         self.address = self.transport.address
+
+    def _ask_relay(self, key: bytes | None, host: str) -> RelayedPort | None:
+        """Where LACONIC_RELAY names a relay, be known at a port of it; else None."""
+        named = os.environ.get(RELAY_VARIABLE)
+        if not named:
+            return None
+        try:
+            relay = split_port(named.removeprefix("tcp://"), None, named)
+            held = RelayedPort(relay, meeting_secret(key, relay[0]).key, self.id, self.transport.listens_at)
+        except BaseException:
+            self.transport.close()
+            raise
+        self.transport.advertise(relay[0], held.port)
+        return held
 
     def close(self) -> None:
         """Say goodbye and give up all connections; safe to call twice."""
@@ -75,6 +94,8 @@ class Line:
             if member != self.id:
                 self.tell(member, pack(MemberKind.LEAVE, self.view.number, 0))
         self.transport.close()
+        if self._relayed is not None:
+            self._relayed.close()
 
     # joining
 
@@ -177,6 +198,11 @@ class Line:
     def has_reached(self, member: int) -> bool:
         """Whether its connection stands."""
         return self.transport.is_connected(member)
+
+    @property
+    def is_relayed(self) -> bool:
+        """Whether others reach this worker through a relay."""
+        return self._relayed is not None
 
     @property
     def sent_nbytes(self) -> int:
