@@ -260,7 +260,7 @@ def test_a_sealed_lie_is_found() -> None:
             continue
         assert found is not None
         assert 0 <= found[0] < found[1] < 20
-    for kind, count in ((wire.SPARSE, 21), (wire.DENSE, 2), (wire.NAN, 1), (7, 0), (wire.CODED, 10**6)):
+    for kind, count in ((wire.SPARSE, 21), (wire.DENSE, 2), (wire.SPOILT, 1), (7, 0), (wire.CODED, 10**6)):
         with pytest.raises(PayloadError, match="cannot be"):
             wire.open_message(wire.seal(message.clone(), kind, count, 20), 20)
 

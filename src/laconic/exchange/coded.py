@@ -16,9 +16,8 @@ What is sent and received in every round is worked out once (`coded_plan.py`). A
 decodes out of them. Their memory is borrowed for the round, or until payloads were passed on. A long channel goes
 segment by segment, so that messages take little memory beside its residual.
 
-A message is a row of uint32 lengths, one a piece, then the pieces' payloads, which begin at multiples of 16 bytes. The
-length POISON stands for a piece that held NaN or infinity and has no payload: it becomes NaN everywhere, as it would in
-float32, instead of an error on one rank alone.
+A message is a row of uint32 lengths, one a piece, then the pieces' payloads, which begin at multiples of 16 bytes. A
+piece that held NaN or infinity has a payload, too (`codecs/poison.py`): it becomes NaN everywhere, as in float32.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec
+from laconic.codecs.poison import is_poison, poison, poisons
 from laconic.codecs.selector import Sparse
 from laconic.errors import NonFiniteError, PayloadError
 from laconic.exchange.coded_plan import EXACT, Encoding, Part, Piece, PlannedRound, plan_rounds
@@ -41,7 +41,6 @@ from laconic.transports.base import Call, Incoming, Outgoing, Pausing, Steps, Ti
 
 _CPU = torch.device("cpu")
 
-POISON = 0xFFFFFFFF
 ALIGN = 16
 
 
@@ -98,10 +97,10 @@ class Writer:
     >>> writer = Writer([4, 4])
     >>> writer.begin(torch.zeros(writer.nbytes, dtype=torch.uint8))
     >>> _ = writer.room().fill_(7)
-    >>> writer.add(writer.room()[:3]), writer.add(None)
+    >>> writer.add(writer.room()[:3]), writer.add(torch.ones(1, dtype=torch.uint8))
     (None, None)
     >>> unpack(writer.finish(), 2)
-    ([tensor([7, 7, 7], dtype=torch.uint8), None], 32)
+    ([tensor([7, 7, 7], dtype=torch.uint8), tensor([1], dtype=torch.uint8)], 48)
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -121,11 +120,8 @@ class Writer:
         """Where the next payload goes: encode into it."""
         return self._memory[self._at :]
 
-    def add(self, payload: Tensor | None) -> None:
-        """The next piece: what was encoded into `room()`, a payload from elsewhere (copied), or None for poison."""
-        if payload is None:
-            self._lengths.append(POISON)
-            return
+    def add(self, payload: Tensor) -> None:
+        """The next piece: what was encoded into `room()`, or a payload from elsewhere, which is copied."""
         length = payload.numel()
         if payload.data_ptr() != self._memory.data_ptr() + self._at:
             self._memory[self._at : self._at + length] = payload
@@ -138,25 +134,22 @@ class Writer:
         return self._memory[: self.nbytes if padded else self._at]
 
 
-def pack(payloads: Sequence[Tensor | None]) -> Tensor:
+def pack(payloads: Sequence[Tensor]) -> Tensor:
     """A message of these payloads in memory of its own."""
-    writer = Writer([0 if payload is None else payload.numel() for payload in payloads])
+    writer = Writer([payload.numel() for payload in payloads])
     writer.begin(torch.zeros(writer.nbytes, dtype=torch.uint8))
     for payload in payloads:
         writer.add(payload)
     return writer.finish()
 
 
-def unpack(data: Tensor, count: int) -> tuple[list[Tensor | None], int]:
-    """The payloads in a message (None: poisoned), and the bytes it took."""
+def unpack(data: Tensor, count: int) -> tuple[list[Tensor], int]:
+    """The payloads in a message, and the bytes it took."""
     at, size = head_nbytes(count), data.numel()
     if size < at:
         raise PayloadError(f"a message of {size} bytes has no room for {count} lengths")
-    found: list[Tensor | None] = []
+    found: list[Tensor] = []
     for length in struct.unpack_from(f"<{count}I", data.numpy().data):
-        if length == POISON:
-            found.append(None)
-            continue
         if at + length > size:
             raise PayloadError(f"a piece of {length} bytes does not fit a message of {size}")
         found.append(data[at : at + length])
@@ -176,8 +169,8 @@ class Channel:
         """Add to the buffer what a former schedule, world or codec left to be sent."""
         self.encoder.carry(self.buffer)
 
-    def encode(self, values: Tensor, site: Site, draws: int, room: Tensor, copies: int = 1) -> Tensor | None:
-        """The payload of `values`, a part of the buffer, in `room`; None (poison) where they hold NaN or infinity.
+    def encode(self, values: Tensor, site: Site, draws: int, room: Tensor, copies: int = 1) -> Tensor:
+        """The payload of `values`, a part of the buffer, in `room`; poison where they hold NaN or infinity.
 
         A residual of `site` is added, and keeps what the codec leaves out; `copies` ranks encode the same values.
         """
@@ -185,7 +178,7 @@ class Channel:
         try:
             return self.encoder.encode(codec, values, site, step=draws, out=room, copies=copies)
         except NonFiniteError:
-            return None
+            return poison(values.numel(), room)
 
 
 def for_values(coder: Codec, values: Tensor) -> Codec:
@@ -197,12 +190,12 @@ def for_values(coder: Codec, values: Tensor) -> Codec:
     return on_device(coder, values.device)
 
 
-def decode(coder: Codec, payload: Tensor | None, values: Tensor, *, add: bool, divisor: int = 1) -> None:
+def decode(coder: Codec, payload: Tensor, values: Tensor, *, add: bool, divisor: int = 1) -> None:
     """Add a payload to `values`, or put it, divided, in their place; poison makes them NaN."""
     coder = for_values(coder, values)
-    if payload is None:
-        values.fill_(float("nan"))
-    elif add:
+    if poisons(payload, values):
+        return
+    if add:
         coder.decode_add(payload, values)
     elif divisor != 1:
         coder.decode_mean([payload], divisor, values)
@@ -285,8 +278,8 @@ class CodedExchange:
         casts = (i for i, channel in enumerate(self.channels) if channel.codec.fine and channel.encoder is PLAIN)
         self._divided = frozenset(casts if self._last_divisor != 1 else ())
         self._pool = pool or MessagePool()
-        self._payloads: dict[tuple[int, Piece], Tensor | None] = {}  # of this run; None: poisoned
-        self._gathered: dict[int, dict[int, Tensor | None]] = {i: {} for i in self.whole}  # by channel and rank
+        self._payloads: dict[tuple[int, Piece], Tensor] = {}  # of this run
+        self._gathered: dict[int, dict[int, Tensor]] = {i: {} for i in self.whole}  # by channel and rank
 
     def run(self, step: int = 0) -> Timings:
         """Sum the channels' buffers over all ranks; draws of stochastic codecs differ by step, rank and round."""
@@ -347,14 +340,14 @@ class CodedExchange:
             data = writer.finish(padded=self.transport.sized)
             yield [Outgoing(peer, data) for peer in peers]
 
-    def _encode(self, part: Part, encoding: Encoding, number: int, draws: int, room: Tensor) -> Tensor | None:
+    def _encode(self, part: Part, encoding: Encoding, number: int, draws: int, room: Tensor) -> Tensor:
         channel, piece = self.channels[part.channel], part.piece
         values = channel.buffer[piece.start : piece.stop]
         draws += encoding.stream
         if encoding.adopt and part.channel in self._divided:
             values.div_(self._last_divisor)
         if piece.exact:
-            payload: Tensor | None = for_values(EXACT, values).encode(values, step=draws, out=room)
+            payload = for_values(EXACT, values).encode(values, step=draws, out=room)
         else:
             site = (number, piece.start, piece.stop)
             payload = channel.encode(values, site, draws, room, encoding.copies)
@@ -397,30 +390,29 @@ class CodedExchange:
                 raise
         call.timings.decode_s += time.perf_counter() - begun
 
-    def _average(self, coder: Codec, payloads: Sequence[Tensor | None], values: Tensor) -> None:
+    def _average(self, coder: Codec, payloads: Sequence[Tensor], values: Tensor) -> None:
         """Let `values` be the mean of all ranks' payloads; only what was selected is touched."""
-        known = [payload for payload in payloads if payload is not None]
-        if len(known) < len(payloads):
-            values.fill_(float("nan"))
-        elif not isinstance(coder, Sparse):
-            for_values(coder, values).decode_mean(known, self.divisor, values)
+        if any(poisons(payload, values) for payload in payloads):
+            return
+        if not isinstance(coder, Sparse):
+            for_values(coder, values).decode_mean(payloads, self.divisor, values)
         else:
             values.zero_()
-            for payload in known:
+            for payload in payloads:
                 indices, selected = coder.decode_sparse(payload, values.numel())
                 values.index_add_(0, indices.to(values.device), selected.div_(self.divisor).to(values.device))
 
 
-def _kept(incoming: Incoming, payload: Tensor | None, data: Tensor) -> Tensor | None:
+def _kept(incoming: Incoming, payload: Tensor, data: Tensor) -> Tensor:
     """A payload that a later round passes on: copied where it lies in the engine's memory, not in ours."""
     ours = incoming.into is not None and data.data_ptr() == incoming.into.data_ptr()
-    return payload if payload is None or ours else payload.clone()
+    return payload if ours else payload.clone()
 
 
-def _check(call: Call, round: int, rank: int, coder: Codec, payload: Tensor | None, numel: int) -> None:
+def _check(call: Call, round: int, rank: int, coder: Codec, payload: Tensor, numel: int) -> None:
     """Raise an error that names this rank if it has sent a bad payload."""
     try:
-        if payload is not None:
+        if not is_poison(payload, numel):
             coder.decode(payload, numel)
     except PayloadError as error:
         raise call.bad_payload(round, rank, error) from error

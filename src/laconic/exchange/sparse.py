@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs.base import Codec
+from laconic.codecs.poison import poison, poisons
 from laconic.errors import BadInput, NonFiniteError, PayloadError, UnknownName
 from laconic.exchange import sparse_stream as wire
 from laconic.exchange.sparse_choice import ALGORITHMS, choose, predicted
@@ -194,7 +195,7 @@ def _dsar(rounds: _Rounds, stream: SparseStream, codec: Codec | None, step: int)
         elif part is not None:
             wire.add_pairs(total.numpy(), part.indices, part.values)
     if rounds.failure is not None:
-        message = wire.empty_message(wire.SPOILT, mine)
+        message = wire.spoilt(mine)
     elif codec is None:
         wire.seal(message, wire.DENSE, mine, mine)
     else:
@@ -225,7 +226,7 @@ class _Rounds:
     def packed(self, stream: SparseStream | None, numel: int | None = None) -> Tensor:
         """The stream's message, or one that says that there is none."""
         if stream is None:
-            return wire.empty_message(wire.SPOILT, self.numel if numel is None else numel)
+            return wire.spoilt(self.numel if numel is None else numel)
         return stream.pack()
 
     def swap(
@@ -289,22 +290,23 @@ def _merged(low: SparseStream | None, high: SparseStream | None) -> SparseStream
 
 
 def _coded(total: Tensor, codec: Codec, step: int) -> Tensor:
-    """The message of a dense chunk as the codec writes it; NAN where the codec refuses the values."""
+    """The message of a dense chunk as the codec writes it; poison where the codec refuses the values."""
     numel = total.numel()
     message = torch.empty(wire.HEAD_NBYTES + codec.max_nbytes(numel), dtype=torch.uint8)
+    room = message[wire.HEAD_NBYTES :]
     try:
-        payload = codec.encode(total, step=step, out=message[wire.HEAD_NBYTES :])
+        payload = codec.encode(total, step=step, out=room)
     except NonFiniteError:
-        return wire.empty_message(wire.NAN, numel)
+        payload = poison(numel, room)
     return wire.seal(message[: wire.HEAD_NBYTES + payload.numel()], wire.CODED, payload.numel(), numel)
 
 
 def _decode_chunk(opened: wire.Opened, codec: Codec | None, out: Tensor) -> None:
-    """Write the values of a dense, coded or NAN message to `out`."""
-    if opened.kind == wire.NAN:
-        out.fill_(float("nan"))
-    elif opened.kind == wire.CODED and codec is not None:
-        codec.decode(torch.from_numpy(opened.body), out.numel(), out=out)
+    """Write the values of a dense or coded message to `out`."""
+    if opened.kind == wire.CODED and codec is not None:
+        payload = torch.from_numpy(opened.body)
+        if not poisons(payload, out):
+            codec.decode(payload, out.numel(), out=out)
     else:
         wire.unpack(opened).to_dense(out)
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from laconic.codecs.poison import is_poison
 from laconic.codecs.selector import Sparse
 from laconic.errors import BadInput
 from laconic.exchange.coded import Channel
@@ -78,7 +79,7 @@ class SparseExchange:
             return np.arange(numel), channel.buffer.cpu().numpy()
         channel.carry()
         payload = channel.encode(channel.buffer, (0, 0, numel), draws, self._rooms[index])
-        if payload is None:
+        if is_poison(payload, numel):
             return np.zeros(1, np.int64), np.full(1, np.nan, np.float32)
         where, what = channel.codec.decode_sparse(payload, numel)
         return where.numpy(), what.numpy()

@@ -8,8 +8,7 @@ Callers: the sparse all-reduces in `sparse.py`. A message, little endian:
     kind    count             body
     SPARSE  pairs             packed indices (codecs/indices.py), zeros up to 8 bytes, float32 values
     DENSE   numel             float32 values
-    CODED   bytes of payload  a codec's payload for numel values
-    NAN     0                 none: every value is NaN, which the codec would not take
+    CODED   bytes of payload  a codec's payload for numel values, or poison (codecs/poison.py)
     SPOILT  0                 none: the sender could not read a message that this one depends on
 
 Invariant: `unpack` uses nothing it has not checked, the frame's checksum included. The length follows from kind, numel
@@ -34,8 +33,8 @@ from laconic.kernels import njit
 Array = np.ndarray[Any, np.dtype[Any]]
 
 ISIZE = 4  # bytes per value
-SPARSE, DENSE, CODED, NAN, SPOILT = range(5)
-_KINDS = {SPARSE: "sparse", DENSE: "dense", CODED: "coded", NAN: "NaN", SPOILT: "spoilt"}
+SPARSE, DENSE, CODED, SPOILT = range(4)
+_KINDS = {SPARSE: "sparse", DENSE: "dense", CODED: "coded", SPOILT: "spoilt"}
 _NAME = "sparse stream"
 _HEAD = struct.Struct("<IIQ")
 HEAD_NBYTES = frame.HEADER_NBYTES + _HEAD.size
@@ -221,9 +220,9 @@ def seal(message: Tensor, kind: int, count: int, numel: int) -> Tensor:
     return frame.seal(message, _NAME, numel, message.numel())
 
 
-def empty_message(kind: int, numel: int) -> Tensor:
-    """A message that is all head: NAN or SPOILT."""
-    return seal(torch.empty(HEAD_NBYTES, dtype=torch.uint8), kind, 0, numel)
+def spoilt(numel: int) -> Tensor:
+    """A message that is all head: there is nothing to send."""
+    return seal(torch.empty(HEAD_NBYTES, dtype=torch.uint8), SPOILT, 0, numel)
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,7 +245,7 @@ def open_message(message: Tensor, numel: int) -> Opened:
     if message.numel() < HEAD_NBYTES:
         raise PayloadError(f"{_NAME}: {message.numel()} bytes are less than a head of {HEAD_NBYTES}")
     kind, zero, count = _HEAD.unpack(message[frame.HEADER_NBYTES : HEAD_NBYTES].numpy().tobytes())
-    most = {SPARSE: numel, DENSE: numel, CODED: message.numel(), NAN: 0, SPOILT: 0}.get(kind, -1)
+    most = {SPARSE: numel, DENSE: numel, CODED: message.numel(), SPOILT: 0}.get(kind, -1)
     if zero != 0 or count > most or (kind == DENSE and count != numel):
         raise PayloadError(f"{_NAME}: {count} {_KINDS.get(kind, f'kind {kind}')} for {numel} values cannot be")
     sizes = {DENSE: ISIZE * count, CODED: count}

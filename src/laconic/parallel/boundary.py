@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec, codec
+from laconic.codecs.poison import is_poison, poison
 from laconic.errors import BadInput, NonFiniteError, TransportError
 from laconic.transports.base import Call, Incoming, Outgoing, Pausing, Posted, Transport, drive, finish, members_of
 from laconic.transports.world import World
 
 GENTLE = "dynamic8"  # for gradients where activations take fewer bits
 GENTLE_BITS = 8
-_POISON = 0xFF  # a payload begins with another byte
 Spec = str | Codec
 
 
@@ -119,16 +119,18 @@ def pack(codec: Codec, tensor: Tensor, step: int = 0) -> Tensor:
     try:
         return codec.encode(flat if flat.dtype == torch.float32 else flat.float(), step=step)
     except NonFiniteError:
-        return torch.full((codec.max_nbytes(flat.numel()),), _POISON, dtype=torch.uint8)
+        room = torch.zeros(codec.max_nbytes(flat.numel()), dtype=torch.uint8)
+        poison(flat.numel(), room)
+        return room
 
 
 def unpack(codec: Codec, data: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """The tensor that `pack` was given, as far as the codec keeps it. Raises PayloadError."""
     if codec.exact:
         return data.view(tuple(shape))
-    if data.numel() and int(data[0]) == _POISON:
-        return torch.full(tuple(shape), math.nan, dtype=dtype)
-    return codec.decode(data, math.prod(shape)).to(dtype).view(tuple(shape))
+    numel = math.prod(shape)
+    values = torch.full((numel,), math.nan) if is_poison(data, numel) else codec.decode(data, numel)
+    return values.to(dtype).view(tuple(shape))
 
 
 class Silent(Transport):

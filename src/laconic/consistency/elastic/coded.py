@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec
+from laconic.codecs.poison import poison, poisons
 from laconic.consistency.elastic.messages import MAX_MEMBERS
 from laconic.consistency.elastic.vectors import Collected, Occasion, Offer, Rule, Unreadable
 from laconic.errors import NonFiniteError, PayloadError
@@ -28,7 +29,7 @@ class CodedVector:
 
         values that no codec touches, float32 | to a multiple of 16 | the codec's payload, to the end
 
-    A body without a payload stands for a vector that is not finite, which codecs refuse: whoever reads it reads NaN.
+    The payload of a vector that is not finite is poison (`codecs/poison.py`): whoever reads it reads NaN.
     """
 
     codec: Codec
@@ -60,37 +61,32 @@ class CodedVector:
             coded = x[: self.coded_numel]
             payload = residuals.encode(NAME, self.codec, coded, step=draw, out=body[begin:])
         except NonFiniteError:
-            return body[:begin]
+            payload = poison(self.coded_numel, body[begin:])
         return body[: begin + payload.numel()]
 
     def decode(self, body: Tensor, out: Tensor) -> Tensor:
         """Write the vector to `out`; PayloadError when it cannot be read."""
         exact, payload = self._opened(body)
-        if payload is not None:
+        if self.coded_numel and not poisons(payload, out[: self.coded_numel]):
             self.codec.decode(payload, self.coded_numel, out=out[: self.coded_numel])
-        else:
-            out[: self.coded_numel] = float("nan")
         out[self.coded_numel :] = exact
         return out
 
     def decode_add(self, body: Tensor, out: Tensor) -> None:
         """Add the vector to `out`; raises as `decode`."""
         exact, payload = self._opened(body)
-        if payload is not None:
+        if self.coded_numel and not poisons(payload, out[: self.coded_numel]):
             self.codec.decode_add(payload, out[: self.coded_numel])
-        else:
-            out[: self.coded_numel] = float("nan")
         out[self.coded_numel :].add_(exact)
 
-    def _opened(self, body: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The exact values and the payload, None where there is none."""
+    def _opened(self, body: Tensor) -> tuple[Tensor, Tensor]:
+        """The exact values and the payload, empty where all are exact."""
         begin = self._begin
         if body.numel() < begin:
             raise PayloadError(f"{body.numel()} bytes, of which float32 values alone take {begin}")
-        payload = body[begin:] if body.numel() > begin else None
-        if payload is not None and not self.coded_numel:
+        if body.numel() > begin and not self.coded_numel:
             raise PayloadError(f"{body.numel()} bytes, where float32 values take {begin}")
-        return body[: self._exact_nbytes].clone().view(torch.float32), payload
+        return body[: self._exact_nbytes].clone().view(torch.float32), body[begin:]
 
 
 def load_kernels(codec: Codec, numel: int) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec
+from laconic.codecs.poison import poison, poisons
 from laconic.errors import BadInput, NonFiniteError
 from laconic.exchange.coded import max_nbytes, pack, unpack
 from laconic.storage.form import check_like
@@ -46,16 +47,16 @@ class Edges:
         self.tells[key] = self.tells.get(key, 0) + 1
         known = self.told.setdefault(key, self.start.clone())
         try:
-            payload: Tensor | None = coder.encode(x - known, step=draws)
+            payload = coder.encode(x - known, step=draws)
         except NonFiniteError:
-            payload = None
+            payload = poison(x.numel())
         _add(known, payload, coder)
         return pack([payload]), known
 
     def hear(self, peer: int, message: Tensor, coder: Codec) -> Tensor:
         """What `peer` is known to be at, after its message; PayloadError when that is not one of `tell`."""
         (payload,), _ = unpack(message, 1)
-        if coder.exact and payload is not None:
+        if coder.exact:
             return payload.view(torch.float32)
         self.hears[peer] = self.hears.get(peer, 0) + 1
         known = self.heard.setdefault(peer, self.start.clone())
@@ -102,11 +103,11 @@ def message_nbytes(coder: Codec, numel: int) -> int:
     return max_nbytes([4 * numel if coder.exact else coder.max_nbytes(numel)])
 
 
-def _add(known: Tensor, payload: Tensor | None, coder: Codec) -> None:
+def _add(known: Tensor, payload: Tensor, coder: Codec) -> None:
     """Both ends do this, with the same bits; NaN travels as it would without a codec."""
-    if payload is None:
-        known.fill_(float("nan"))
-    elif coder.unbiased:
+    if poisons(payload, known):
+        return
+    if coder.unbiased:
         known.add_(coder.decode(payload, known.numel()), alpha=share_kept(coder))
     else:
         coder.decode_add(payload, known)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from laconic.codecs import Codec
 from laconic.codecs.casts import NoneCodec
 from laconic.codecs.factors import Factors
-from laconic.errors import BadInput, PayloadError
+from laconic.errors import BadInput
 from laconic.exchange.auto import GUESS, Route
 from laconic.exchange.coded import max_nbytes, pack, unpack
 from laconic.exchange.job import LayerForm, wire_nbytes
@@ -187,7 +187,7 @@ class FactorsBucket(MatrixBucket):
             for each, payload in zip(sums, found, strict=False):
                 each.add(payload)
             if exact is not None:
-                _EXACT.decode_add(_there(found[-1]), exact)
+                _EXACT.decode_add(found[-1], exact)
             return nbytes
 
         def take(index: int, data: Tensor) -> int:
@@ -252,13 +252,12 @@ class _Sum:
         if self.bias is not None:
             self.bias.zero_()
 
-    def add(self, payload: Tensor | None) -> None:
-        given = _there(payload)
-        if given.numel() < _EXACT.max_nbytes(self.layer.numel):  # factors are sent only when they are smaller
+    def add(self, payload: Tensor) -> None:
+        if payload.numel() < _EXACT.max_nbytes(self.layer.numel):  # factors are sent only when they are smaller
             shape = (self.layer.linear.c_out, self.layer.linear.c_in)
-            self.pairs.append(Factors().unpack(given, shape))
+            self.pairs.append(Factors().unpack(payload, shape))
             return
-        dense = _EXACT.decode(given, self.layer.numel)
+        dense = _EXACT.decode(payload, self.layer.numel)
         self.weight += dense[: self.weight.numel()].view_as(self.weight)
         if self.bias is not None:
             self.bias += dense[self.weight.numel() :]
@@ -277,12 +276,6 @@ def _payload(layer: _Layer, pair: tuple[Tensor, Tensor] | None, buffer: Tensor) 
         return Factors().pack(*pair)
     weight, bias = layer.gradients(buffer)
     return _EXACT.encode(torch.cat([weight.view(-1)] if bias is None else [weight.view(-1), bias]))
-
-
-def _there(payload: Tensor | None) -> Tensor:
-    if payload is None:
-        raise PayloadError("factors: a piece without a payload, which no rank sends")
-    return payload
 
 
 def _equal(one: Tensor, other: Tensor, sizes: Tensor) -> bool:
