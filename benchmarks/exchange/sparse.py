@@ -34,7 +34,8 @@ import torch
 from torch import Tensor
 
 import laconic
-from laconic.exchange.sparse import SparseStream, choose, predicted, sparse_all_reduce
+from laconic.exchange.costs import cheapest_sum, sparse_seconds
+from laconic.exchange.sparse import SparseStream, sparse_all_reduce
 from laconic.lab.bench.turns import SECONDS, Turns, Way, on_hosts, seconds_of, slowest
 from laconic.lab.environment import environment
 from laconic.schedules import Link
@@ -94,8 +95,8 @@ def _measure(world: Any, numel: int, density: float, repeats: int, seed: int, li
     times = Turns(ways, together=partial(laconic.barrier, group=world)).run(repeats, warm_up=0)
     union, out = runs["ssar_split_allgather"](), torch.empty(numel)
     count = round(density * numel)
-    expected = predicted(world.world_size, count, numel, link)
-    expected[CODED] = predicted(world.world_size, count, numel, link, qsgd)["dsar"]
+    expected = sparse_seconds(world.world_size, count, numel, link)
+    expected[CODED] = sparse_seconds(world.world_size, count, numel, link, qsgd)["dsar"]
     return {
         "density": density,
         "count": int(indices.size),
@@ -103,7 +104,7 @@ def _measure(world: Any, numel: int, density: float, repeats: int, seed: int, li
         "to_dense_seconds": [seconds_of(partial(union.to_dense, out)) for _ in range(repeats)],
         "sent_nbytes": sent,
         "predicted_seconds": expected,
-        "pick": choose(world.world_size, count, numel, link),
+        "pick": cheapest_sum(world.world_size, count, numel, link),
         "union_count": int(union.count),
     }
 

@@ -46,7 +46,7 @@ from torch import Tensor
 
 import laconic
 from laconic.errors import BadInput, LaconicError
-from laconic.exchange.auto import GUESS
+from laconic.exchange.costs import GUESS
 from laconic.exchange.options import Options
 from laconic.exchange.state import CompressionState
 from laconic.lab.bench.turns import rotated, seconds_of

@@ -18,9 +18,9 @@ import torch
 import typer
 
 from laconic.lab.environment import environment
+from laconic.planner.codec_speeds import speeds
 from laconic.planner.cost import cost
 from laconic.planner.devices import device
-from laconic.planner.exchanges import speeds
 from laconic.planner.predict import Setting, predict
 from laconic.planner.strategy import Strategy
 from laconic.planner.subject import Subject

@@ -24,9 +24,9 @@ from benchmarks.planner.fit import Case, fit, summary
 from benchmarks.planner.steps import SetUp, link_of, measure
 from laconic.errors import BadInput, PayloadError
 from laconic.lab.environment import environment
+from laconic.planner.codec_speeds import speeds
 from laconic.planner.cost import cost
 from laconic.planner.devices import HERE, device
-from laconic.planner.exchanges import speeds
 from laconic.planner.pieces import ends_of_stages
 from laconic.planner.plan import division_of, keep_calibrations
 from laconic.planner.predict import Setting, predict

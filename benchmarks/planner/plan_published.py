@@ -15,9 +15,9 @@ from pathlib import Path
 import typer
 
 from laconic.cli.shared import Json, echo_json, echo_table
+from laconic.planner.codec_speeds import speeds
 from laconic.planner.cost import cost
 from laconic.planner.devices import device
-from laconic.planner.exchanges import speeds
 from laconic.planner.predict import Prediction, Setting, predict
 from laconic.planner.strategy import Strategy
 from laconic.planner.subject import subject

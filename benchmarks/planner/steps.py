@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from laconic.consistency.distribute import distribute
-from laconic.exchange.auto import GUESS
+from laconic.exchange.costs import GUESS
 from laconic.lab.bench.step import ALONE, Steps, StepSpec
 from laconic.lab.bench.turns import SECONDS, Figures, Turns, Way, host, on_hosts, slowest
 from laconic.lab.runs.spec import SINGLE, configuration

@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange import chooser
-from laconic.exchange.chooser import QUALITIES, TRIAL_STEPS, WARM_STEPS, AutoCodec, CodecCost, choose
+from laconic.exchange.chooser import QUALITIES, TRIAL_STEPS, WARM_STEPS, AutoCodec, choose
+from laconic.exchange.costs import ExchangeCost
 from laconic.exchange.options import Options
 from laconic.exchange.state import CompressionState
 from laconic.transports.launcher import run_local
@@ -104,7 +105,7 @@ def test_none_is_chosen_where_it_is_quickest() -> None:
 
 
 def test_choose_prefers_the_exact_where_it_is_hidden() -> None:
-    none, eight = CodecCost("none", "native", 0, 6.0, 0), CodecCost("dynamic8", "direct", 0.5, 1.5, 0.5)
+    none, eight = ExchangeCost("none", "native", 0, 6.0, 0), ExchangeCost("dynamic8", "direct", 0.5, 1.5, 0.5)
     assert choose([[none, eight]], [0.0]) == [1]
     assert choose([[none, eight]] * 2, [20.0, 0.0]) == [0, 1]
     assert choose([[none, eight]] * 2, [3.0, 0.0]) == [1, 1]

@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.exchange import late_hook
-from laconic.exchange.late_hook import LOOK_AGAIN, WATCHED, spared_s
+from laconic.exchange.costs import spared_s
+from laconic.exchange.late_hook import LOOK_AGAIN, WATCHED
 from laconic.lab.clusters.cluster import Cluster
 from laconic.transports.launcher import run_local
 

@@ -15,8 +15,8 @@ import laconic
 from laconic import codecs
 from laconic.errors import BadInput
 from laconic.exchange.auto import coded_names
+from laconic.exchange.costs import SPARSE
 from laconic.exchange.options import Options
-from laconic.exchange.sparse_choice import SPARSE
 from laconic.exchange.state import CompressionState
 from laconic.transports.base import Transport
 from laconic.transports.launcher import run_local

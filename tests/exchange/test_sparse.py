@@ -14,8 +14,8 @@ import laconic
 from laconic.codecs import codec
 from laconic.errors import BadInput, Mismatch, PayloadError, UnknownName
 from laconic.exchange import sparse_stream as wire
-from laconic.exchange.sparse import choose, predicted, sparse_all_reduce
-from laconic.exchange.sparse_choice import ALGORITHMS
+from laconic.exchange.costs import SPARSE_OR_DENSE, cheapest_sum, sparse_seconds
+from laconic.exchange.sparse import sparse_all_reduce
 from laconic.exchange.sparse_stream import SparseStream
 from laconic.schedules import Link
 from laconic.transports.base import Call, Incoming, Outgoing, Posted, Transport
@@ -100,7 +100,7 @@ def test_the_sum_is_exact_and_the_same_everywhere(world_size: int, algorithm: st
     world_size=st.integers(1, 9),
     numel=st.integers(0, 400),
     pattern=st.sampled_from(PATTERNS),
-    algorithm=st.sampled_from(("auto", *ALGORITHMS)),
+    algorithm=st.sampled_from(("auto", *SPARSE_OR_DENSE)),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_any_ranks_sizes_and_patterns(world_size: int, numel: int, pattern: str, algorithm: str, seed: int) -> None:
@@ -309,23 +309,23 @@ def test_auto_takes_the_least_predicted(
     world_size: int, density: float, numel: int, s_per_byte: float, latency_s: float
 ) -> None:
     link, count = Link(latency_s, s_per_byte), int(density * numel)
-    seconds = predicted(world_size, count, numel, link)
-    assert set(seconds) == set(ALGORITHMS)
+    seconds = sparse_seconds(world_size, count, numel, link)
+    assert set(seconds) == set(SPARSE_OR_DENSE)
     assert all(value >= 0 for value in seconds.values())
-    assert seconds[choose(world_size, count, numel, link)] == min(seconds.values())
+    assert seconds[cheapest_sum(world_size, count, numel, link)] == min(seconds.values())
 
 
 def test_auto_goes_from_sparse_to_dense() -> None:
     link = Link(latency_s=50e-6, s_per_byte=8e-9, overhead_s=20e-6, gap_s=20e-6)
-    picks = [choose(8, int(10**7 * d), 10**7, link) for d in np.geomspace(1e-6, 1, 40)]
+    picks = [cheapest_sum(8, int(10**7 * d), 10**7, link) for d in np.geomspace(1e-6, 1, 40)]
     assert list(dict.fromkeys(picks)) == ["ssar_recursive_doubling", "ssar_split_allgather", "dsar", "native"]
-    assert choose(8, 10**6, 10**7, link, codec("qsgd(4)")) == "dsar"
+    assert cheapest_sum(8, 10**6, 10**7, link, codec("qsgd(4)")) == "dsar"
 
 
 def _on_gloo() -> str:
     with laconic.init(timeout_s=30) as world:
         for pattern in ("uniform", "one empty", "crossing"):
-            for algorithm in (*ALGORITHMS, "auto"):
+            for algorithm in (*SPARSE_OR_DENSE, "auto"):
                 streams = make_streams(pattern, world.world_size, 3000, seed=1)
                 total = sparse_all_reduce(SparseStream.of(*streams[world.rank], 3000), world.transport, algorithm)
                 dense = total.to_dense()

@@ -13,10 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.errors import BadInput
-from laconic.exchange.auto import GUESS, cheapest_coded
-from laconic.exchange.coded import Channel, CodedExchange
+from laconic.exchange.coded import Channel, CodedExchange, sizes
+from laconic.exchange.costs import GUESS, SPARSE, cheapest_coded
 from laconic.exchange.residuals import Residual
-from laconic.exchange.sparse_choice import SPARSE
 from laconic.exchange.sparse_exchange import SparseExchange
 from laconic.schedules.link import Link
 from laconic.transports.base import Transport
@@ -113,7 +112,7 @@ def test_infinity_on_one_rank_is_nan_on_all_and_passes(algorithm: str) -> None:
 def test_when_it_is_chosen() -> None:
     def pick(spec: str, world_size: int, link: Link = GUESS, once: bool = False, numel: int = 10**6) -> str:
         channels = [Channel(torch.empty(numel, device="meta"), laconic.codec(spec)), Channel(torch.empty(99), EXACT)]
-        return cheapest_coded(channels, world_size, link, once=once)
+        return cheapest_coded(sizes(channels), world_size, link, once=once)
 
     # A rank that must know what it sent cannot go by direct; the more the selections overlap, the less gather pays.
     assert pick("topk(0.25)", 8, once=True) in SPARSE

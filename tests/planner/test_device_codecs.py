@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from laconic.planner.codec_speeds import KERNEL_NBYTES, speeds
 from laconic.planner.devices import TABLE
-from laconic.planner.exchanges import KERNEL_NBYTES, speeds
 
 RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "device_kernels.json"
 

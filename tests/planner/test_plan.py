@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 import laconic
 from laconic.cli import main
 from laconic.errors import BadInput, UnknownName
+from laconic.exchange.costs import plain_cost
 from laconic.operators import timing
 from laconic.parallel.predict import predict as predict_division
 from laconic.planner import devices, work
 from laconic.planner.cost import cost
-from laconic.planner.exchanges import plain, sent_nbytes
 from laconic.planner.growth import phases, totals
 from laconic.planner.pieces import buckets, ends_of_stages, limits
 from laconic.planner.plan import (
@@ -106,10 +106,10 @@ def test_stragglers_slow_the_whole_down() -> None:
 @pytest.mark.parametrize("ranks", [2, 4, 8, 13])
 def test_closed_forms_are_what_the_simulator_says(ranks: int) -> None:
     numel = 1 << 16
-    found = plain(numel, ranks, GBIT)
+    found = plain_cost(numel, ranks, GBIT)
     schedule = registry.build("all_reduce", found.form, ranks, numel)
     assert simulate(schedule, GBIT).seconds == pytest.approx(found.wire_s, rel=0.1)
-    assert sent_nbytes("none", numel, ranks, found.form) * ranks == pytest.approx(4 * schedule.sent_numel, rel=0.01)
+    assert found.sent_nbytes * ranks == pytest.approx(4 * schedule.sent_numel, rel=0.01)
 
 
 @settings(max_examples=40)
@@ -258,7 +258,7 @@ def test_a_division_is_one_that_divide_takes() -> None:
     assert spec == "0=dense(output); 2=dense(input)"
     sent = predict_division(model, spec, torch.ones(3, 8), ranks=2).nbytes
     # half of a ring's all-reduce of 3 × 4 outputs, each way
-    assert sent == sent_nbytes("none", 12, 2, "ring")
+    assert sent == plain_cost(12, 2, GBIT).sent_nbytes
     assert division_of(Strategy(pipeline=2, micro_batches=4), layers) == "stages(auto, micro=4)"
     assert division_of(Strategy(data=2), layers) is None
 

@@ -24,16 +24,16 @@ from torch import Tensor
 from laconic.codecs import Codec
 from laconic.codecs.casts import NoneCodec, carrier_of
 from laconic.errors import BadInput, DeviceMemoryError
-from laconic.exchange.auto import GUESS, Exchange, Route, cheapest_coded, message_nbytes, plan_coded, profile_of
+from laconic.exchange.auto import Exchange, Route, plan_coded, profile_of
 from laconic.exchange.chooser import AutoCodec
-from laconic.exchange.coded import Channel, MessagePool
+from laconic.exchange.coded import Channel, MessagePool, sizes
+from laconic.exchange.costs import GUESS, SPARSE, cheapest_coded, message_nbytes
 from laconic.exchange.job import KEPT_STEPS, BucketRecord, LayerForm, wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry, Gradients, Parameters, divides_first
 from laconic.exchange.matrices import Matrices, MatrixBucket
 from laconic.exchange.options import CodecChoice, Options
 from laconic.exchange.ownership import check_owner, check_scale
 from laconic.exchange.residuals import PLAIN, Encoder, Residuals, Wrapper
-from laconic.exchange.sparse_choice import SPARSE
 from laconic.exchange.thread import depth_of, interleave
 from laconic.schedules.registry import build
 from laconic.storage.form import check_like
@@ -199,8 +199,8 @@ class BucketGroup:
         algorithm = route.algorithm
         if algorithm == "auto":
             once = any(channel.encoder.gathers for channel in channels)
-            size, sized = route.transport.world_size, route.transport.sized
-            algorithm = cheapest_coded(channels, size, route.link or GUESS, once=once, sparse=not sized)
+            link, size, sized = route.link or GUESS, route.transport.world_size, route.transport.sized
+            algorithm = cheapest_coded(sizes(channels), size, link, once=once, sparse=not sized)
         return "direct" if algorithm in SPARSE and all(bucket.exact for bucket in self.buckets) else algorithm
 
     def _plain(self, buffers: Sequence[Tensor], transport: Transport) -> Pausing[tuple[Timings, str]]:

@@ -14,7 +14,7 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,12 +23,9 @@ from torch import Tensor
 from laconic.codecs import Codec, codec
 from laconic.codecs.casts import NoneCodec
 from laconic.errors import BadInput, UnknownName
-from laconic.exchange.auto import cheapest_coded, profile_of
-from laconic.exchange.coded import Channel
-from laconic.exchange.coded_plan import GATHER
+from laconic.exchange.auto import profile_of
+from laconic.exchange.costs import ExchangeCost, coded_cost, speed_of
 from laconic.exchange.options import CodecChoice, CodecPlan, PlannedCodec
-from laconic.exchange.sparse_choice import SPARSE, cheapest_sparse, counts
-from laconic.schedules.link import Link
 from laconic.schedules.registry import build
 from laconic.transports.executor import run
 from laconic.transports.world import World
@@ -42,22 +39,6 @@ QUALITIES = {
 WARM_STEPS = 5  # exact; the first, before which DDP has not settled its buckets, is not counted
 TRIAL_STEPS = 6  # with what was chosen
 _NOTHING_S = 2e-4  # a difference that no measurement here would show
-_SAMPLE = 1 << 18  # values a codec's speed is measured on
-
-
-@dataclass(frozen=True)
-class CodecCost:
-    """What one bucket would take through one codec, in seconds."""
-
-    codec: str
-    form: str
-    encode_s: float
-    wire_s: float
-    decode_s: float
-
-    @property
-    def seconds(self) -> float:
-        return self.encode_s + self.wire_s + self.decode_s
 
 
 @dataclass(frozen=True)
@@ -66,7 +47,7 @@ class BucketChoice:
 
     numel: int
     hidden_s: float  # backward that is still to come when the bucket is ready
-    costs: tuple[CodecCost, ...]
+    costs: tuple[ExchangeCost, ...]
     chosen: str
 
 
@@ -144,8 +125,8 @@ class AutoCodec(CodecChoice):
         pace = {spec: (speeds[2 * i], speeds[2 * i + 1]) for i, spec in enumerate(specs[1:])}
         costs = []
         for place, b in enumerate(buckets):
-            others = [cost_of(spec, self._plain[b][0], world.world_size, link, *pace[spec]) for spec in specs[1:]]
-            costs.append((CodecCost("none", "native", 0.0, plain[place], 0.0), *others))
+            others = [coded_cost(spec, self._plain[b][0], world.world_size, link, pace[spec]) for spec in specs[1:]]
+            costs.append((ExchangeCost("none", "native", 0.0, plain[place], 0.0), *others))
         picked = choose(costs, gaps)
         for place, b in enumerate(buckets):
             chosen = costs[place][picked[place]].codec
@@ -212,14 +193,14 @@ def choice_for(codec: CodecPlan, quality: str | None = None) -> CodecChoice:
     return PlannedCodec(codec, matrices=True)
 
 
-def choose(costs: Sequence[Sequence[CodecCost]], hidden: Sequence[float]) -> list[int]:
+def choose(costs: Sequence[Sequence[ExchangeCost]], hidden: Sequence[float]) -> list[int]:
     """The most exact codec of each bucket with which the last bucket is there as early as with the quickest ones.
 
     Buckets are exchanged one after the other, bucket b from −hidden[b] on, when 0 is the end of backward. First every
     bucket takes its quickest codec; then each, in order, takes a more exact one where the end moves by less than 1 % or
     0.2 ms.
 
-    >>> slow, quick = CodecCost("none", "native", 0, 8.0, 0), CodecCost("dynamic8", "direct", 1, 2.0, 1)
+    >>> slow, quick = ExchangeCost("none", "native", 0, 8.0, 0), ExchangeCost("dynamic8", "direct", 1, 2.0, 1)
     >>> choose([[slow, quick], [slow, quick]], [10.0, 0.0])  # the first is hidden by what backward still does
     [0, 1]
     """
@@ -239,52 +220,6 @@ def choose(costs: Sequence[Sequence[CodecCost]], hidden: Sequence[float]) -> lis
                 picked = tried
                 break
     return picked
-
-
-def speed_of(chosen: Codec, now: Callable[[], float] = time.perf_counter) -> tuple[float, float]:
-    """Seconds a value of encoding with feedback, and of decoding into a sum.
-
-    By the clock, on this machine as busy as it is; `time.thread_time` leaves out what others do. A device's codec
-    (`on_device`) is timed there, from event to event.
-    """
-    device = getattr(chosen, "device", torch.device("cpu"))
-    values = (torch.randn(_SAMPLE, generator=torch.Generator().manual_seed(0)) ** 3).to(device)
-    residual, total = torch.zeros(_SAMPLE, device=device), torch.zeros(_SAMPLE, device=device)
-    encode, decode = [], []
-    for _ in range(5):
-        begun = now()
-        payload = chosen.encode_feedback(values, residual, step=1)
-        _settle(residual)
-        encoded = now()
-        chosen.decode_add(payload, total)
-        _settle(total)
-        encode.append(encoded - begun)
-        decode.append(now() - encoded)
-    return statistics.median(encode) / _SAMPLE, statistics.median(decode) / _SAMPLE
-
-
-def _settle(values: Tensor) -> None:
-    """Wait for what their device was given so far."""
-    if not values.is_cpu:
-        from laconic.codecs.device.streams import wait
-
-        wait(values)
-
-
-def cost_of(spec: str, numel: int, world_size: int, link: Link, encode_s: float, decode_s: float) -> CodecCost:
-    """Two encodings of parts that add up to 1 + 1/P of the bucket and 2(P−1)/P decoded by direct; gather decodes P."""
-    channel = Channel(torch.empty(numel, device="meta"), codec(spec))
-    spec = str(channel.codec)
-    name = cheapest_coded([channel], world_size, link)
-    nbytes = channel.codec.max_nbytes(numel)
-    if name in SPARSE:
-        _, seconds = cheapest_sparse(world_size, counts([channel])[0], numel, link)
-        return CodecCost(spec, name, numel * encode_s, seconds, 0.0)
-    if name == GATHER:
-        wire = link.burst_s(world_size - 1, nbytes, reduced=False)
-        return CodecCost(spec, name, numel * encode_s, wire, world_size * numel * decode_s)
-    wire = 2 * link.burst_s(world_size - 1, nbytes / world_size, reduced=False)
-    return CodecCost(spec, name, numel * encode_s * (1 + 1 / world_size), wire, 2 * numel * decode_s)
 
 
 def mean_of_ranks(values: Sequence[float], world: World) -> list[float]:

@@ -203,6 +203,11 @@ def decode(coder: Codec, payload: Tensor, values: Tensor, *, add: bool, divisor:
         coder.decode(payload, values.numel(), out=values)
 
 
+def sizes(channels: Sequence[Channel]) -> list[tuple[Codec, int]]:
+    """What the cost of exchanging these channels depends on."""
+    return [(channel.codec, channel.buffer.numel()) for channel in channels]
+
+
 def detail(channels: Sequence[Channel]) -> str:
     """What ranks compare of the channels they exchange."""
     return " and ".join(f"{channel.buffer.numel()} through {channel.codec}" for channel in channels)

@@ -16,8 +16,9 @@ from torch import Tensor
 from laconic.codecs import Codec
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange import auto
-from laconic.exchange.auto import GUESS, cheapest_coded, coded_names, plan_coded
-from laconic.exchange.coded import Channel
+from laconic.exchange.auto import coded_names, plan_coded
+from laconic.exchange.coded import Channel, sizes
+from laconic.exchange.costs import GUESS, cheapest_coded
 from laconic.exchange.options import flat_codec
 from laconic.schedules import registry
 from laconic.schedules.schedule import bounds
@@ -94,7 +95,7 @@ def _all_reduce_coded(tensor: Tensor, op: str, codec: Codec, algorithm: str, wor
     channel = Channel(flat if flat.dtype == torch.float32 else flat.float(), codec)
     if world.world_size > 1:
         link = world.profile.link if world.profile is not None else GUESS
-        name = cheapest_coded([channel], world.world_size, link) if algorithm == "auto" else algorithm
+        name = cheapest_coded(sizes([channel]), world.world_size, link) if algorithm == "auto" else algorithm
         plan_coded([channel], world.transport, name).run()
         if op == "mean":
             channel.buffer.div_(world.world_size)

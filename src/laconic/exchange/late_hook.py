@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic.codecs import codec
 from laconic.exchange.auto import profile_of
-from laconic.exchange.chooser import QUALITIES, cost_of, mean_of_ranks, speed_of
-from laconic.exchange.job import wire_nbytes
+from laconic.exchange.chooser import QUALITIES, mean_of_ranks
+from laconic.exchange.costs import coded_cost, plain_cost, spared_s, speed_of
 from laconic.exchange.state import CompressionState
 
 WATCHED = 6  # steps that are measured; the first, before which DDP has not settled its buckets, is not counted
@@ -32,17 +32,6 @@ LOOK_AGAIN = 100  # after so many steps the time of a step is compared with what
 CLEARLY = 1.5  # times as slow or as quick
 PAYS = 0.03  # of a step
 _log = logging.getLogger("laconic.exchange")
-
-
-def spared_s(waiting_s: float, plain_wire_s: float, wire_s: float, kernels_s: float) -> float:
-    """What a codec would spare of the time that backward waits for DDP, in seconds.
-
-    Of the waiting, as much stays as stays of the time on the wire; the codec's kernels come on top.
-
-    >>> spared_s(waiting_s=0.8, plain_wire_s=1.0, wire_s=0.25, kernels_s=0.05)
-    0.55
-    """
-    return round(waiting_s * (1 - min(1.0, wire_s / max(plain_wire_s, 1e-12))) - kernels_s, 12)
 
 
 class LateHook:
@@ -112,10 +101,9 @@ class LateHook:
         waiting_s = statistics.median(self._waiting[1:] or [0.0])
         step_s, waiting_s, *paces = mean_of_ranks([self._step_s(), waiting_s, *speeds], self._world)
         size, link = self._world.world_size, profile_of(self._world).link
-        plain_s = link.s_per_byte * wire_nbytes(self._numel, size)
-        spared = {}
-        for place, spec in enumerate(specs):
-            cost = cost_of(spec, self._numel, size, link, *paces[2 * place : 2 * place + 2])
+        plain_s, spared = plain_cost(self._numel, size, link).wire_s, {}
+        for spec, encode_s, decode_s in zip(specs, paces[::2], paces[1::2], strict=True):
+            cost = coded_cost(spec, self._numel, size, link, (encode_s, decode_s))
             spared[spec] = spared_s(waiting_s, plain_s, cost.wire_s, cost.encode_s + cost.decode_s)
         best = max(spared, key=spared.__getitem__)
         figures = f"{1e3 * waiting_s:.1f} of {1e3 * step_s:.1f} ms a step wait for it"

@@ -14,9 +14,9 @@ from laconic.codecs.compose import Selected
 from laconic.codecs.entropy import Entropy
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.auto import coded_names
+from laconic.exchange.costs import SPARSE
 from laconic.exchange.dgc import DeepGradientCompression
 from laconic.exchange.layout import Exemptions, exemptions
-from laconic.exchange.sparse_choice import SPARSE
 from laconic.transports.base import Transport
 from laconic.transports.world import World
 

@@ -1,12 +1,14 @@
 """Sparse all-reduce: every rank contributes a few values of a long vector, at places of its own, and all get the sum.
 
 Callers: exchanges of selected gradients, and users. Three algorithms after SparCML and the dense ones, chosen by
-`auto` (`sparse_choice.py`):
+`auto` (`costs.py`):
 
     ssar_recursive_doubling  swap whole streams with the rank 1, 2, 4, … away, and merge: fewest rounds, few values
     ssar_split_allgather     each rank merges one chunk of the vector for all, then all gather the merged chunks
     dsar                     the same with dense chunks, which a codec may shrink on the way back
     native, ring             as if it were dense
+
+They are no schedules: how long a message is, and what a round adds, follows from where the ranks' values lie.
 
 Invariants: all ranks end with the same bits; every float32 sum is made once per index and in the order that the
 algorithm states; a rank that cannot read a message says so in its next ones, so that nobody waits for it.
@@ -25,7 +27,7 @@ from laconic.codecs.base import Codec
 from laconic.codecs.poison import poison, poisons
 from laconic.errors import BadInput, NonFiniteError, PayloadError, UnknownName
 from laconic.exchange import sparse_stream as wire
-from laconic.exchange.sparse_choice import ALGORITHMS, choose, predicted
+from laconic.exchange.costs import SPARSE_OR_DENSE, cheapest_sum
 from laconic.exchange.sparse_stream import SparseStream
 from laconic.schedules import registry
 from laconic.schedules.link import Link
@@ -33,7 +35,7 @@ from laconic.schedules.schedule import bounds, core_size
 from laconic.transports.base import Call, Incoming, Outgoing, Pausing, Timings, Transport, drive, finish
 from laconic.transports.executor import agree, run, run_native
 
-__all__ = ["SparseStream", "choose", "predicted", "sparse_all_reduce", "sparse_steps"]
+__all__ = ["SparseStream", "sparse_all_reduce", "sparse_steps"]
 
 DEFAULT_LINK = Link.parse("1gbit,50us")
 _DENSE = ("native", "ring")
@@ -79,15 +81,15 @@ def sparse_all_reduce(
 
     Source: Renggli et al., SparCML: High-Performance Sparse Communication for Machine Learning, SC 2019, §5.3.
     """
-    if algorithm not in ("auto", *ALGORITHMS):
-        raise UnknownName("sparse all_reduce algorithm", algorithm, ("auto", *ALGORITHMS))
+    if algorithm not in ("auto", *SPARSE_OR_DENSE):
+        raise UnknownName("sparse all_reduce algorithm", algorithm, ("auto", *SPARSE_OR_DENSE))
     if codec is not None and algorithm not in ("auto", "dsar"):
         raise BadInput(f"sparse: only dsar takes a codec, {algorithm} is exact; leave the codec out or use dsar")
     if transport.world_size == 1:
         return stream
     if algorithm == "auto":
         mean = _mean_count(stream, transport) if count is None else count
-        algorithm = choose(transport.world_size, mean, stream.numel, link or DEFAULT_LINK, codec)
+        algorithm = cheapest_sum(transport.world_size, mean, stream.numel, link or DEFAULT_LINK, codec)
     if algorithm in _DENSE:
         return _as_dense(stream, transport, algorithm)
     return finish(sparse_steps(stream, transport, algorithm, codec, step))[0]

@@ -1,6 +1,6 @@
 """Channels of selected values, summed by a sparse all-reduce: what was selected is added up without being decoded.
 
-Callers: bucket groups, where that costs less than to gather all payloads (`auto.cheapest_coded`), and users who name
+Callers: bucket groups, where that costs less than to gather all payloads (`costs.cheapest_coded`), and users who name
 one of its algorithms. Every channel is encoded once, as `gather` does, and its own payload is read back: so residuals
 are those of `gather`, and so is the sum, to the bit where the algorithm adds in order of rank.
 
@@ -19,9 +19,9 @@ import torch
 from laconic.codecs.poison import is_poison
 from laconic.codecs.selector import Sparse
 from laconic.errors import BadInput
-from laconic.exchange.coded import Channel
+from laconic.exchange.coded import Channel, sizes
+from laconic.exchange.costs import SPARSE, is_sparse
 from laconic.exchange.sparse import Memory, SparseStream, sparse_steps
-from laconic.exchange.sparse_choice import SPARSE, is_sparse
 from laconic.exchange.sparse_stream import Array
 from laconic.transports.base import Steps, Timings, Transport, finish
 
@@ -30,7 +30,7 @@ class SparseExchange:
     """The memory of a sparse all-reduce of these channels by one of SPARSE; the rest as for `CodedExchange`."""
 
     def __init__(self, channels: Sequence[Channel], transport: Transport, *, algorithm: str, divisor: int = 1) -> None:
-        if not is_sparse(channels):
+        if not is_sparse(sizes(channels)):
             codecs = ", ".join(str(channel.codec) for channel in channels)
             raise BadInput(f"{algorithm} sums what codecs such as topk select, got {codecs}; use direct or gather")
         if algorithm not in SPARSE:

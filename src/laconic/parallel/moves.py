@@ -93,7 +93,8 @@ def _with(shape: Sequence[int], dim: int, size: int) -> tuple[int, ...]:
 def add_up(cut: Cut, x: Tensor, way: str) -> Tensor:
     """Σ over ranks, alike on all of them; bytes a rank sends: P = 2: one tensor, else 2(P−1)/P of one.
 
-    Two ranks swap all they have in one round; more sum a piece each and swap the sums.
+    Two ranks swap all they have in one round; more sum a piece each and swap the sums. No schedule: tensors cross in
+    their own type through the boundary's codec, are counted by cut, and several sums may be under way.
     """
     return begin_sums(cut, [x], [x.shape], x, way, soon=True)()[0]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from laconic.codecs import codec
-from laconic.exchange.auto import GUESS, message_nbytes
+from laconic.exchange.costs import GUESS, message_nbytes
 from laconic.parallel.pipeline.balance import SLACK, cut
 from laconic.planner.strategy import Strategy
 from laconic.planner.work import LayerTime

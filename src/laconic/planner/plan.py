@@ -19,9 +19,9 @@ import torch
 from laconic.errors import BadInput, PayloadError, UnknownName
 from laconic.exchange.chooser import QUALITIES
 from laconic.operators.machine import measurements
+from laconic.planner.codec_speeds import speeds
 from laconic.planner.cost import Cost, LayerCost, cost
 from laconic.planner.devices import HERE, UNSURE, device
-from laconic.planner.exchanges import speeds
 from laconic.planner.predict import Calibration, Prediction, Setting, predict
 from laconic.planner.strategy import Strategy
 from laconic.planner.subject import Subject, subject

@@ -21,10 +21,9 @@ from typing import NamedTuple
 from laconic.codecs import codec
 from laconic.consistency import build as build_mode
 from laconic.consistency.modes.local import LocalMode
-from laconic.exchange.chooser import CodecCost
+from laconic.exchange.costs import ExchangeCost, coded_cost, plain_cost
 from laconic.planner.cost import Cost as ModelCost
 from laconic.planner.devices import Device
-from laconic.planner.exchanges import coded, messages, plain, sent_nbytes
 from laconic.planner.formulas import dram_joules
 from laconic.planner.pieces import buckets, ends_of_stages, limits
 from laconic.planner.strategy import Strategy
@@ -34,9 +33,6 @@ from laconic.schedules.link import Link
 _DIVIDED = (
     "Linear", "Conv1d", "Conv2d", "Conv3d", "LSTM", "GRU", "MultiheadAttention", "LocallyConnected2d", "Embedding",
 )  # fmt: skip
-
-
-Exchanged = tuple[CodecCost, float, int]  # what it takes, and the bytes and messages that a rank sends
 
 
 @dataclass(frozen=True)
@@ -94,18 +90,17 @@ class Setting:
         """The slowest link among so many ranks that sit as close together as they can."""
         return self.link if self.between is None or ranks <= self.per_host else self.between
 
-    def exchange(self, spec: str, numel: int, ranks: int) -> Exchanged:
-        """An all-reduce through a codec: within hosts in float32 first, then across them, where there are such."""
+    def exchange(self, spec: str, numel: int, ranks: int) -> ExchangeCost:
+        """An all-reduce through a codec: within hosts in float32 first, then across them, where there are such.
+
+        The bytes are those between hosts.
+        """
         if self.between is None or ranks <= self.per_host:
-            found = coded(spec, numel, ranks, self.link, self.speeds[spec])
-            return found, sent_nbytes(spec, numel, ranks, found.form), messages(spec, ranks, found.form)
-        inside, hosts = plain(numel, self.per_host, self.link), -(-ranks // self.per_host)
-        across = coded(spec, -(-numel // self.per_host), hosts, self.between, self.speeds[spec])
-        whole = CodecCost(
-            spec, f"{across.form} of hosts", across.encode_s, inside.wire_s + across.wire_s, across.decode_s
-        )
-        sent = sent_nbytes(spec, -(-numel // self.per_host), hosts, across.form)
-        return whole, sent, messages("none", self.per_host, inside.form) + messages(spec, hosts, across.form)
+            return coded_cost(spec, numel, ranks, self.link, self.speeds[spec])
+        inside, hosts = plain_cost(numel, self.per_host, self.link), -(-ranks // self.per_host)
+        across = coded_cost(spec, -(-numel // self.per_host), hosts, self.between, self.speeds[spec])
+        return replace(across, form=f"{across.form} of hosts", wire_s=inside.wire_s + across.wire_s,
+                       messages=inside.messages + across.messages)  # fmt: skip
 
     @property
     def fixed_nbytes(self) -> int:
@@ -270,10 +265,10 @@ def _tensor(
     added += [layers[place - 1].output_nbytes for place in divided[::2][: len(added)] if place]
     for nbytes in added:
         values = int(nbytes * samples / 4)
-        message = plain(values, ways, setting.reach(ways))
+        message = plain_cost(values, ways, setting.reach(ways))
         exposed += message.wire_s
-        sent += sent_nbytes("none", values, ways, message.form)
-        count += messages("none", ways, message.form)
+        sent += message.sent_nbytes
+        count += message.messages
     parts = tuple(_scaled(layer, 1 / ways if layer.kind in _DIVIDED else 1.0) for layer in layers)
     return _Inside(parts, exposed, sent, count)
 
@@ -357,12 +352,12 @@ def _agreement(setting: Setting, strategy: Strategy, replica: ReplicaCost, slow:
     processor = wire = sent = free = 0.0
     count, arrivals = 0, [0.0] * len(replica.layers)
     for bucket in buckets(replica.layers, held, limits(strategy)):
-        found, nbytes, number = setting.exchange(strategy.codec, bucket.numel, strategy.data)
+        found = setting.exchange(strategy.codec, bucket.numel, strategy.data)
         work = (found.encode_s + found.decode_s) * slow
         begin = max(forward + bucket.ready_s + processor * setting.shares_core, free)
         free = begin + found.encode_s * slow + found.wire_s
         processor, wire = processor + work, wire + found.wire_s
-        sent, count = sent + nbytes, count + number
+        sent, count = sent + found.sent_nbytes, count + found.messages
         arrivals[bucket.first] = free
         bars.append(Bar("link", f"{bucket.numel:,} values by {found.form}", begin + between, free + between))
     every = _period(strategy.consistency)

@@ -16,8 +16,9 @@ from laconic.codecs import Codec
 from laconic.codecs.casts import NoneCodec
 from laconic.consistency.elastic.coded import NAME, load_kernels
 from laconic.consistency.elastic.vectors import Occasion, Wire
-from laconic.exchange.auto import GUESS, Exchange, cheapest_coded, plan_coded
-from laconic.exchange.coded import Channel
+from laconic.exchange.auto import Exchange, plan_coded
+from laconic.exchange.coded import Channel, sizes
+from laconic.exchange.costs import GUESS, cheapest_coded
 from laconic.exchange.residuals import PLAIN, Residuals, SideBySide
 from laconic.storage.form import check_named
 from laconic.transports.base import Transport, finish
@@ -88,7 +89,7 @@ class Exchanged(Wire):
         if algorithm == "auto" and 1 < len(set(hosts)) < len(hosts):
             algorithm = "hierarchical"
         if algorithm == "auto":
-            algorithm = cheapest_coded(channels, transport.world_size, GUESS)
+            algorithm = cheapest_coded(sizes(channels), transport.world_size, GUESS)
         return plan_coded(channels, transport, algorithm, hosts if algorithm == "hierarchical" else None)
 
     def renew(self) -> None:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from laconic.codecs import Codec, codec
-from laconic.exchange.auto import GUESS, Route, cheapest_coded
-from laconic.exchange.coded import Channel, CodedExchange
+from laconic.exchange.auto import Route
+from laconic.exchange.coded import Channel, CodedExchange, sizes
+from laconic.exchange.costs import GUESS, cheapest_coded
 from laconic.exchange.job import LayerForm
 from laconic.exchange.layout import BucketInfo
 from laconic.exchange.residuals import Residuals
@@ -37,7 +38,7 @@ class ExactSum:
         self._channel.buffer = values
         name = route.algorithm
         if name == "auto":
-            name = cheapest_coded([self._channel], route.transport.world_size, route.link or GUESS)
+            name = cheapest_coded(sizes([self._channel]), route.transport.world_size, route.link or GUESS)
         key = (values.numel(), id(route.transport), name, route.hosts)
         if self._exchange is None or self._key != key:
             self._key = key

@@ -23,14 +23,14 @@ from laconic.codecs import Codec
 from laconic.codecs.casts import NoneCodec
 from laconic.codecs.factors import Factors
 from laconic.errors import BadInput
-from laconic.exchange.auto import GUESS, Route
+from laconic.exchange.auto import Route
 from laconic.exchange.coded import max_nbytes, pack, unpack
+from laconic.exchange.costs import GUESS, rides_along
 from laconic.exchange.job import LayerForm, wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.matrices.base import ExactSum, MatrixBucket, MatrixMethod, register
 from laconic.exchange.matrices.linear_watch import Linear, LinearWatch
 from laconic.exchange.residuals import Residuals
-from laconic.schedules.link import Link
 from laconic.transports.base import Call, Incoming, Outgoing, Pausing, Timings, drive
 
 _EXACT = NoneCodec()
@@ -136,7 +136,7 @@ class FactorsBucket(MatrixBucket):
         exact = torch.cat([*(buffer[e.start : e.stop] for e in rest), torch.tensor(votes, dtype=torch.float32)])
         payloads = [_payload(layer, caught[i], buffer) for i, layer in zip(chosen, layers, strict=True)]
         self._note(layers, payloads, rest, world_size)
-        together = bool(layers) and _one_round(exact.numel(), world_size, route.link or GUESS)
+        together = bool(layers) and rides_along(exact.numel(), world_size, route.link or GUESS)
         plan = None if together else self._sum.planned(exact, route)
         names = " ".join(layer.weight.name for layer in layers)
         count = bool(layers) + (0 if plan is None else len(plan.rounds))
@@ -175,6 +175,7 @@ class FactorsBucket(MatrixBucket):
     ) -> Pausing[None]:
         """One round: the payloads to every peer; the sums of all ranks' in order of rank, the same bits everywhere.
 
+        No schedule: payloads of other ranks are as long as their batches, and are added in order of rank.
         `exact` is the exact rest where it travels along.
         """
         rank, size = call.transport.rank, call.transport.world_size
@@ -288,10 +289,3 @@ def _equal(one: Tensor, other: Tensor, sizes: Tensor) -> bool:
     if not bool(torch.isfinite(most).all()):
         return False
     return bool((apart <= 8 * most).all()) and bool(apart.norm() <= 2 * most.norm())
-
-
-def _one_round(numel: int, world_size: int, link: Link) -> bool:
-    """Whether the exact rest costs less in the factors' messages, (P−1)·4n bytes, than in two rounds of its own."""
-    nbytes = 4.0 * numel
-    extra = (world_size - 1) * nbytes * (link.s_per_byte + link.reduce_s_per_byte)
-    return extra <= 2 * link.burst_s(world_size - 1, nbytes / max(world_size, 1), reduced=True)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from laconic.consistency import build as build_mode
 from laconic.errors import BadInput
-from laconic.exchange.auto import GUESS
+from laconic.exchange.costs import GUESS
 from laconic.lab.clusters.cluster import Cluster
 from laconic.lab.clusters.launch import is_launched
 from laconic.lab.records.record import Configuration, LinkSetting
