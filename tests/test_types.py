@@ -6,13 +6,18 @@ transformers and Lightning are left out: the types of these do not fit their own
 
 from __future__ import annotations
 
+import inspect
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+import laconic
+from laconic.exchange.options import Options
 
 ROOT = Path(__file__).parents[1]
 SAMPLES = ROOT / "tests" / "typing_samples"
@@ -49,3 +54,11 @@ def test_pyright_understands_the_doors() -> None:
     said = _said(program, "--project", SAMPLES / "pyrightconfig.json")
     assert [line for line in said.splitlines() if " error: " in line and "mistakes.py" not in line] == []
     assert _wrong_lines(said) == _marked()
+
+
+def test_the_doors_name_the_options_of_an_exchange_alike() -> None:
+    """Written out in each door, so that an editor and `help` show them: with the types and defaults of `Options`."""
+    options = {each.name: (each.type, each.default) for each in fields(Options)}
+    for door, others in ((laconic.compress, {"overlap"}), (laconic.distribute, {"scaler"})):
+        own = {n: (p.annotation, p.default) for n, p in inspect.signature(door).parameters.items() if n in options}
+        assert own == {name: known for name, known in options.items() if name not in others}

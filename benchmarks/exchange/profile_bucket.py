@@ -58,7 +58,7 @@ def run_rank(spec: str, count: int, numel: int, steps: int, calls: int) -> tuple
             begun = time.thread_time()
             if profiles:
                 profile.enable()
-            state.exchange([(bucket, [each]) for bucket, each in zip(buckets, parameters, strict=True)])
+            state.buckets.exchange([(bucket, [each]) for bucket, each in zip(buckets, parameters, strict=True)])
             profile.disable()
             times.append(time.thread_time() - begun)
         state.close()

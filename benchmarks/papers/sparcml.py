@@ -201,7 +201,7 @@ def exchange_of(name: str, named: list[tuple[str, Any]], world: World) -> Callab
         return None
     if name == OURS:
         state = CompressionState(OURS, named, Options(world=world))
-        return lambda values: state.exchange([(values, [parameter for _, parameter in named])])
+        return lambda values: state.buckets.exchange([(values, [parameter for _, parameter in named])])
 
     def native(values: Tensor) -> None:
         short = values.half() if name == FP16 else values

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from laconic import schedules
 from laconic.cli.shared import Engine, Json, Ranks, count_option, echo_json, echo_table
 from laconic.codecs import Codec, codec
-from laconic.exchange import auto, coded
+from laconic.exchange import coded, costs
 from laconic.exchange.collectives import all_gather, all_reduce
 from laconic.lab.clusters.launch import run_job
 from laconic.schedules.schedule import bounds
@@ -64,7 +64,7 @@ def measure(steps: int, seed: int) -> dict[str, Any]:
         task = get(WORKLOAD).prepare(seed)
         oracle = _sequential(task, steps, torch.float64)
         sequential_error = _distance(_sequential(task, steps, torch.float32), oracle)
-        rows = [_check(world, task, steps, "none", name, oracle) for name in auto.candidates(world)]
+        rows = [_check(world, task, steps, "none", name, oracle) for name in costs.candidates(world)]
         rows += [_check(world, task, steps, spec, form, oracle) for spec in CODECS for form in ("gather", "direct")]
         return {
             "workload": WORKLOAD,
@@ -92,7 +92,7 @@ def predicted(spec: str, algorithm: str, world_size: int, rank: int, numel: int)
     >>> predicted("none", "ring", world_size=4, rank=0, numel=1000)
     6000
     """
-    if algorithm == auto.NATIVE:
+    if algorithm == costs.NATIVE:
         return None
     if spec == "none":
         schedule = schedules.build("all_reduce", algorithm, world_size, numel)

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.errors import BadInput, Mismatch
-from laconic.exchange.auto import profile_of
+from laconic.exchange.costs import profile_of
 from laconic.transports.torchdist import TorchTransport
 from tests.device.gradient_cases import DEVICE, SlowModel, _encoding_there, _linear_model, _means, _train
 

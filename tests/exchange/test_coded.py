@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import laconic
 from laconic import schedules
+from laconic.codecs.poison import is_poison, poison
 from laconic.errors import BadInput, PayloadError, UnknownName
 from laconic.exchange import coded_plan
 from laconic.exchange.coded import Channel, CodedExchange, MessagePool, pack, unpack
@@ -206,20 +207,20 @@ def test_feedback_modes() -> None:
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 100)), min_size=1, max_size=5), st.integers(0, 400))
 def test_messages_are_checked(sizes: list[int | None], cut: int) -> None:
-    payloads = [None if size is None else torch.full((size,), i, dtype=torch.uint8) for i, size in enumerate(sizes)]
+    payloads = [poison(9) if size is None else torch.full((size,), 7, dtype=torch.uint8) for size in sizes]
     message = pack(payloads)
     found, nbytes = unpack(message, len(payloads))
     assert nbytes == message.numel()
-    for sent, got in zip(payloads, found, strict=True):
-        assert (sent is None) == (got is None)
-        assert sent is None or got is None or torch.equal(sent, got)
+    for size, sent, got in zip(sizes, payloads, found, strict=True):
+        assert torch.equal(sent, got)
+        assert is_poison(got, 9) == (size is None)
     shortened = message[: max(0, message.numel() - 1 - cut)]
     try:
         again, _ = unpack(shortened, len(payloads))
     except PayloadError:
         return
     for sent, got in zip(payloads, again, strict=True):  # only padding was cut
-        assert sent is None or got is None or torch.equal(sent, got)
+        assert torch.equal(sent, got)
 
 
 def test_all_reduce_with_a_codec() -> None:

@@ -16,12 +16,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
+from laconic.codecs.plans import PlannedCodec
 from laconic.errors import BadInput
-from laconic.exchange.auto import Route
 from laconic.exchange.buckets import BucketChannels, BucketGroup
+from laconic.exchange.coded import Route
 from laconic.exchange.dgc import DeepGradientCompression, MomentumCorrection, accelerate
 from laconic.exchange.layout import BucketInfo, Entry, Exemptions
-from laconic.exchange.options import Options, PlannedCodec
+from laconic.exchange.options import Options
 from laconic.exchange.ownership import merge_state_dicts, owned
 from laconic.exchange.residuals import Residuals
 from laconic.exchange.state import CompressionState

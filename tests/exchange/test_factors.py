@@ -16,8 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.codecs.factors import Factors
 from laconic.errors import BadInput, PayloadError
-from laconic.exchange.auto import Route
-from laconic.exchange.coded import max_nbytes
+from laconic.exchange.coded import Route, max_nbytes
 from laconic.exchange.job import LayerForm
 from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.matrices.factors import FactorsBucket

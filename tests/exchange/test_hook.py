@@ -15,11 +15,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
+from laconic.codecs.plans import PlannedCodec
 from laconic.errors import BadInput, UnknownName
-from laconic.exchange.auto import Route
 from laconic.exchange.buckets import BucketChannels, BucketGroup
+from laconic.exchange.coded import Route
 from laconic.exchange.layout import BucketInfo, Entry, Exemptions
-from laconic.exchange.options import Options, PlannedCodec
+from laconic.exchange.options import Options
 from laconic.exchange.ownership import merge_state_dicts, owned
 from laconic.exchange.residuals import Residuals
 from laconic.exchange.state import CompressionState
@@ -106,7 +107,7 @@ def _everything() -> dict[str, Any]:
     state.close()
     doubles = torch.full((8,), 1.0 + 1e-12 * dist.get_rank(), dtype=torch.float64)
     state = CompressionState("none")
-    state.exchange([(doubles, [nn.Parameter(torch.zeros(8, dtype=torch.float64))])])
+    state.buckets.exchange([(doubles, [nn.Parameter(torch.zeros(8, dtype=torch.float64))])])
     found["doubles"] = doubles - 1.0
     state.close()
     laconic.init().close()
@@ -237,7 +238,7 @@ def test_one_bad_gradient_spoils_one_step_only(spec: str, feedback: bool | None)
             gradient = torch.full((4096,), 0.1)
             if step == 1 and transport.rank == 1:
                 gradient[7] = float("inf") if spec == "fp16" else float("nan")
-            state.exchange([(gradient, [weight])])
+            state.buckets.exchange([(gradient, [weight])])
             finite.append(bool(torch.isfinite(gradient).all()))
         return finite
 

@@ -13,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.codecs.powersgd import PowerSGD
 from laconic.errors import BadInput
-from laconic.exchange.auto import Route
-from laconic.exchange.coded import max_nbytes
+from laconic.exchange.coded import Route, max_nbytes
 from laconic.exchange.job import wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.matrices.low_rank import LowRankBucket

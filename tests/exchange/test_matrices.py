@@ -10,7 +10,7 @@ from torch import Tensor
 
 from laconic.codecs import codec
 from laconic.errors import BadInput
-from laconic.exchange.auto import Route
+from laconic.exchange.coded import Route
 from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.matrices import Matrices
 from laconic.exchange.residuals import Residuals

@@ -14,8 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic import codecs
 from laconic.errors import BadInput
-from laconic.exchange.auto import coded_names
-from laconic.exchange.costs import SPARSE
+from laconic.exchange.costs import SPARSE, coded_names
 from laconic.exchange.options import Options
 from laconic.exchange.state import CompressionState
 from laconic.transports.base import Transport
@@ -116,7 +115,7 @@ def test_which_algorithms_are_exact(algorithm: str, size: int, monkeypatch: pyte
         def exchanged(state: CompressionState, steps: range) -> torch.Tensor:
             for step in steps:
                 gradient = torch.randn(2500, generator=torch.Generator().manual_seed(10 * step + transport.rank))
-                state.exchange([(gradient, [weight])])
+                state.buckets.exchange([(gradient, [weight])])
             return gradient
 
         hosts = tuple(rank // 2 for rank in range(size)) if algorithm == "hierarchical" else None

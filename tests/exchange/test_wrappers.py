@@ -11,11 +11,12 @@ from torch import Tensor
 
 import laconic
 from laconic.codecs import Codec
-from laconic.exchange.auto import Route
+from laconic.codecs.plans import PlannedCodec
 from laconic.exchange.buckets import BucketChannels, BucketExchange, BucketGroup
+from laconic.exchange.coded import Route
 from laconic.exchange.dgc import DeepGradientCompression, MomentumCorrection
 from laconic.exchange.layout import BucketInfo, Entry, Parameters, exemptions
-from laconic.exchange.options import Options, PlannedCodec
+from laconic.exchange.options import Options
 from laconic.exchange.ownership import owned
 from laconic.exchange.residuals import Encoder, Residuals, Site
 from laconic.transports.base import finish

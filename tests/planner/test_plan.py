@@ -226,7 +226,7 @@ def test_a_plan_is_what_divide_and_distribute_take(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"laconic\.distribute"):
         laconic.divide(model, coded)
     job = laconic.distribute(model, torch.optim.SGD(model.parameters(), 0.1), plan=coded)
-    assert str(job.state.choice.codec_for(0, 0)) == "fp16"
+    assert str(job.state.buckets.choice.codec_for(0, 0)) == "fp16"
     job.close()
     with pytest.raises(BadInput, match="leave these two out"):
         laconic.distribute(model, torch.optim.SGD(model.parameters(), 0.1), codec="fp16", plan=coded)

@@ -146,7 +146,7 @@ def exchange_of(setup: Setup) -> CompressionState:
     """The exchange of a mode that is installed on `setup`."""
     options = replace(setup.options, world=setup.world)
     state = CompressionState(setup.codec, setup.model.named_parameters(), options)
-    refuse_unsized(state.choice, options.algorithm, setup.world.transport)
+    refuse_unsized(state.buckets.choice, options.algorithm, setup.world.transport)
     return state
 
 
@@ -162,7 +162,7 @@ class Averager:
 
     def __init__(self, setup: Setup, parameters: list[nn.Parameter]) -> None:
         self.state = exchange_of(setup)
-        if self.state.choice.names("factors"):
+        if self.state.buckets.choice.names("factors"):
             raise BadInput("codec 'factors' sends a gradient's factors; this mode sends weights")
         self.exact = str(setup.codec) == "none"
         self.native_nbytes = 0
@@ -171,7 +171,7 @@ class Averager:
     def mean(self, values: Tensor) -> float:
         """Replace `values` by its mean over all workers; returns the seconds waited for others."""
         parts = torch.split(values, [numel for numel, _ in self._buckets])
-        self.state.exchange([(part, tensors) for part, (_, tensors) in zip(parts, self._buckets, strict=True)])
+        self.state.buckets.exchange([(part, tensors) for part, (_, tensors) in zip(parts, self._buckets, strict=True)])
         records = [record for record in self.state.records if record.step == self.state.step - 1]
         self.native_nbytes += sum(record.sent_nbytes for record in records if record.algorithm == "native")
         return sum(record.wait_s for record in records)

@@ -22,10 +22,11 @@ import torch
 from torch import nn
 
 from laconic import specs
+from laconic.codecs.plans import CodecPlan
 from laconic.consistency.hooks import StepHooks
 from laconic.errors import BadInput
 from laconic.exchange.job import Job, StepRecord, beside_ddp, wire_nbytes
-from laconic.exchange.options import CodecPlan, Options
+from laconic.exchange.options import Options
 from laconic.exchange.ownership import check_owner, owned
 from laconic.registry import Registry
 from laconic.storage.form import check_like

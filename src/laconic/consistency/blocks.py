@@ -213,7 +213,7 @@ class BlockAgreement(OwnWeights):
         self.fragments = fragments_of(self.weights.parameters, mode.fragments, mode.period)
         whole = mode.fragments == 1
         self.averagers = [self.make_averager(setup, None if whole else each.parameters) for each in self.fragments]
-        if not whole and (matrix := self.averagers[0].state.choice.matrix_codec()):
+        if not whole and (matrix := self.averagers[0].state.buckets.choice.matrix_codec()):
             raise BadInput(f"fragments are flat vectors, and codec '{matrix}' is for matrices: leave fragments out")
         relative = not self.averagers[0].exact and not self.alone
         self.blocks = self.parts["blocks"] = Blocks(mode, self.weights.values, relative=relative)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, Never, Protocol
+from typing import TYPE_CHECKING, Any, Never, Protocol
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from laconic.codecs.plans import CodecPlan
 from laconic.consistency.base import INSTALLED, Agreement, Mode, Setup, build
 from laconic.consistency.silenced_ddp import SilencedModels
 from laconic.errors import BadInput
-from laconic.exchange.dgc import DeepGradientCompression
 from laconic.exchange.hook import is_compressed
 from laconic.exchange.layout import Exemptions
 from laconic.exchange.likeness import check_alike, terms_of
-from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options
+from laconic.exchange.options import DEFAULT_CODEC, Options
 from laconic.transports.world import World, current
+
+if TYPE_CHECKING:
+    from laconic.exchange.dgc import DeepGradientCompression
 
 
 class PlannedTraining(Protocol):

@@ -83,7 +83,7 @@ class Habits:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: CompressionState) -> None:
         self._model, self._optimizer, self._buckets = model, optimizer, state.buckets
-        self._factors = state.choice.names("factors")
+        self._factors = state.buckets.choice.names("factors")
         self.why_not = self.why_late = f"the first {WATCHED} steps are watched"
         self.steps = 0
         self.changed = self.called = self.kept = False

@@ -1,4 +1,4 @@
-"""Buckets of gradients, averaged: split into channels, in groups that share messages, with residuals and momentum.
+"""Buckets of gradients, averaged: split into channels, with wrappers around their codec, in groups that share messages.
 
 Callers: `stream.py` runs `BucketExchange.steps` on the exchange thread; `state.py` adds what lasts. Exempt parameters
 are copied into one small exact channel. Where they are few, as biases are, the others go as one channel: the whole
@@ -23,15 +23,16 @@ from torch import Tensor
 
 from laconic.codecs import Codec
 from laconic.codecs.casts import NoneCodec, carrier_of
+from laconic.codecs.plans import CodecChoice
 from laconic.errors import BadInput, DeviceMemoryError
-from laconic.exchange.auto import Exchange, Route, plan_coded, profile_of
 from laconic.exchange.chooser import AutoCodec
-from laconic.exchange.coded import Channel, MessagePool, sizes
-from laconic.exchange.costs import GUESS, SPARSE, cheapest_coded, message_nbytes
+from laconic.exchange.coded import Channel, Exchange, MessagePool, Route, sizes
+from laconic.exchange.collectives import plan_coded
+from laconic.exchange.costs import GUESS, SPARSE, cheapest_coded, message_nbytes, profile_of, raw_nbytes
 from laconic.exchange.job import KEPT_STEPS, BucketRecord, LayerForm, wire_nbytes
-from laconic.exchange.layout import BucketInfo, Entry, Gradients, Parameters, divides_first
+from laconic.exchange.layout import BucketInfo, Entry, Gradients, Parameters, divides_first, equal_slices
 from laconic.exchange.matrices import Matrices, MatrixBucket
-from laconic.exchange.options import CodecChoice, Options
+from laconic.exchange.options import Options
 from laconic.exchange.ownership import check_owner, check_scale
 from laconic.exchange.residuals import PLAIN, Encoder, Residuals, Wrapper
 from laconic.exchange.thread import depth_of, interleave
@@ -276,8 +277,6 @@ class BucketExchange:
         self._groups: dict[tuple[int, ...], BucketGroup] = {}
         self._sparse: dict[int, Any] = {}  # a SparseGradient by bucket
         self._pool, self._pinned_pool = MessagePool(), MessagePool(pinned=True)
-        self._codecs: tuple[int, float, dict[int, Codec]] = (0, 0, {})  # first step, first no longer, codec by bucket
-        self._exact: tuple[int, float, bool] = (0, 0, False)  # first step, first no longer, whether all are exact
 
     @property
     def world(self) -> World:
@@ -326,8 +325,7 @@ class BucketExchange:
         first = self.choice.codec_for(0, 0)
         if first.kind == "matrix":
             return 25 << 20
-        sample = 1 << 20
-        return int(self.message_nbytes * max(1.0, 4 * sample / first.max_nbytes(sample)))
+        return raw_nbytes(first, self.message_nbytes)
 
     @property
     def section_nbytes(self) -> int | None:
@@ -339,40 +337,26 @@ class BucketExchange:
             return None
         return max(2, self.world.world_size) * self.buffer_nbytes
 
-    def codec_at(self, index: int, step: int) -> Codec:
-        """The codec of this bucket at this step; the choice is asked again when it may have changed."""
-        first, end, codecs = self._codecs
-        if not first <= step < end:  # two threads may ask, of different steps: each goes on with what it has read
-            codecs = {}
-            self._codecs = (step, self.choice.lasts_until(step), codecs)
-        if index not in codecs:
-            codecs[index] = self.choice.codec_for(index, step)
-        return codecs[index]
-
-    def is_exact(self, step: int) -> bool:
-        """Whether every bucket is exact at this step, and nothing is to be decided before it."""
-        first, end, exact = self._exact
-        if not first <= step < end:
-            exact = self.choice.is_exact(step)
-            self._exact = (step, self.choice.lasts_until(step), exact)
-        return exact
-
     # a step
 
     def exchange(
-        self, buckets: Sequence[tuple[Tensor, Sequence[Tensor]]], starts: Sequence[int] | None = None
+        self, buckets: Sequence[tuple[Tensor, Sequence[Tensor]]], section_nbytes: int | None = None
     ) -> None:
         """Average flat buffers, each with the parameters whose gradients lie in it, over all ranks, now: one step.
 
-        `starts`: after how many of its parameters' values each buffer begins; all at the first without it.
+        `section_nbytes`: about how much of a buffer is exchanged by itself; None exchanges it whole.
         """
-        jobs, all_given, last = [], [], len(buckets) - 1
-        for index, (buffer, parameters) in enumerate(buckets):
+        cut = [
+            (buffer[start:stop], parameters, start)
+            for buffer, parameters in buckets
+            for start, stop in equal_slices(buffer.numel(), buffer.itemsize, section_nbytes)
+        ]
+        jobs, all_given, last = [], [], len(cut) - 1
+        for index, (values, parameters, start) in enumerate(cut):
             if self.choice.learns:
                 self.choice.note_ready(index, self.step)
-            start = starts[index] if starts else 0
-            given = Gradients(buffer, index, parameters, self.step, index == last, first=index == 0, start=start)
-            if not buffer.is_cpu:
+            given = Gradients(values, index, parameters, self.step, index == last, first=index == 0, start=start)
+            if not values.is_cpu:
                 self.start(given)
             jobs.append(self.steps([given]))
             all_given.append(given)
@@ -397,7 +381,7 @@ class BucketExchange:
         begun = time.perf_counter()
         if first.buffer.is_sparse:
             return (yield from self._sparse_steps(first, begun))
-        chosen = self.codec_at(first.index, first.step)
+        chosen = self.choice.codec_for(first.index, first.step)
         buckets = [self._bucket(each, chosen) for each in held]
         plain = chosen.exact and options.algorithm in ("auto", "native") and not self.dense
         values = [self._in_memory(each, plain) for each in held]
@@ -427,7 +411,7 @@ class BucketExchange:
 
     def _stays(self, gradients: Gradients) -> bool:
         """Whether a device's gradients are encoded there: whole ones and matrices are worked out here."""
-        chosen, algorithm = self.codec_at(gradients.index, gradients.step), self.options.algorithm
+        chosen, algorithm = self.choice.codec_for(gradients.index, gradients.step), self.options.algorithm
         if gradients.buffer.is_sparse or self.dense or chosen.kind == "matrix":
             return False
         if chosen.exact:  # by the engine's own all-reduce, where it takes the device's tensors
@@ -590,7 +574,6 @@ class BucketExchange:
         """Make all buckets anew at the next step."""
         self._buckets.clear()
         self._groups.clear()
-        self._codecs, self._exact = (0, 0, {}), (0, 0, False)
 
 
 def _suits(bucket: AnyBucket, chosen: Codec) -> bool:

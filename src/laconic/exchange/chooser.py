@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -22,11 +21,11 @@ from torch import Tensor
 
 from laconic.codecs import Codec, codec
 from laconic.codecs.casts import NoneCodec
+from laconic.codecs.plans import CodecChoice, CodecPlan, PlannedCodec
 from laconic.errors import BadInput, UnknownName
-from laconic.exchange.auto import profile_of
-from laconic.exchange.costs import ExchangeCost, coded_cost, speed_of
-from laconic.exchange.options import CodecChoice, CodecPlan, PlannedCodec
+from laconic.exchange.costs import ExchangeCost, coded_cost, profile_of, speed_of
 from laconic.schedules.registry import build
+from laconic.text_table import aligned
 from laconic.transports.executor import run
 from laconic.transports.world import World
 
@@ -93,10 +92,6 @@ class AutoCodec(CodecChoice):
         due = step - self._first in (WARM_STEPS, WARM_STEPS + 1 + TRIAL_STEPS)
         decides = due and self.learns
         return not decides and all(each.exact for each in self._plan(step).values())
-
-    def lasts_until(self, step: int) -> float:
-        coming = [first for first, _ in self._plans if first > step]
-        return min(coming, default=math.inf) if not self.learns else step + 1
 
     def restarted(self, step: int) -> AutoCodec:
         return AutoCodec(self.quality, step)  # what was measured elsewhere does not hold here
@@ -170,18 +165,19 @@ class AutoCodec(CodecChoice):
 
     def table(self) -> str:
         """The choice as text: one row a bucket and candidate."""
-        lines = [f"codec auto, quality {self.quality}: {self.verdict}"]
-        if self.choices:
-            times = f"{'encode':>8} {'wire':>8} {'decode':>8} ms"
-            lines.append(f"{'bucket':>6} {'values':>10} {'codec':22} {'by':7} {times}")
+        head = f"codec auto, quality {self.quality}: {self.verdict}"
+        if not self.choices:
+            return head
+        head = f"{head}; a bucket is ready so many ms before the last one"
+        rows = [["bucket", "values", "ready", "codec", "by", "encode", "wire", "decode, ms", ""]]
         for bucket, choice in sorted(self.choices.items()):
             now = str(self._plans[-1][1].get(bucket, _NONE))
-            lines.append(f"{bucket:6} {choice.numel:10} ready {1e3 * choice.hidden_s:.1f} ms before the last bucket")
+            own = [str(bucket), str(choice.numel), f"{1e3 * choice.hidden_s:.1f}"]
             for cost in choice.costs:
-                mark = " <- used" if cost.codec == now else ""
-                times = " ".join(f"{1e3 * value:8.2f}" for value in (cost.encode_s, cost.wire_s, cost.decode_s))
-                lines.append(f"{'':17} {cost.codec:22} {cost.form:7} {times}{mark}")
-        return "\n".join(lines)
+                times = [f"{1e3 * value:.2f}" for value in (cost.encode_s, cost.wire_s, cost.decode_s)]
+                rows.append([*own, cost.codec, cost.form, *times, "<- used" if cost.codec == now else ""])
+                own = ["", "", ""]
+        return "\n".join([head, *aligned(rows, left=(3, 4, 8))])
 
 
 def choice_for(codec: CodecPlan, quality: str | None = None) -> CodecChoice:

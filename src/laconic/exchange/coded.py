@@ -27,6 +27,7 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ from laconic.codecs.selector import Sparse
 from laconic.errors import NonFiniteError, PayloadError
 from laconic.exchange.coded_plan import EXACT, Encoding, Part, Piece, PlannedRound, plan_rounds
 from laconic.exchange.residuals import PLAIN, Encoder, Site
+from laconic.schedules.link import Link
 from laconic.transports.base import Call, Incoming, Outgoing, Pausing, Steps, Timings, Transport, drive, finish
 
 _CPU = torch.device("cpu")
@@ -201,6 +203,25 @@ def decode(coder: Codec, payload: Tensor, values: Tensor, *, add: bool, divisor:
         coder.decode_mean([payload], divisor, values)
     else:
         coder.decode(payload, values.numel(), out=values)
+
+
+class Exchange(Protocol):
+    """A planned exchange of channels."""
+
+    def steps(self, step: int = 0) -> Steps: ...
+
+    def run(self, step: int = 0) -> Timings: ...
+
+
+@dataclass(frozen=True)
+class Route:
+    """How the messages of one exchange go: the algorithm that was asked for, and the step."""
+
+    transport: Transport
+    algorithm: str = "auto"
+    hosts: tuple[int, ...] | None = None
+    step: int = 0
+    link: Link | None = None
 
 
 def sizes(channels: Sequence[Channel]) -> list[tuple[Codec, int]]:

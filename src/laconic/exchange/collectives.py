@@ -7,6 +7,7 @@ changes them in place; non-contiguous, half, integer and empty tensors work as w
 from __future__ import annotations
 
 import atexit
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -14,14 +15,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laconic.codecs import Codec
+from laconic.codecs.plans import flat_codec
 from laconic.errors import BadInput, UnknownName
-from laconic.exchange import auto
-from laconic.exchange.auto import coded_names, plan_coded
-from laconic.exchange.coded import Channel, sizes
-from laconic.exchange.costs import GUESS, cheapest_coded
-from laconic.exchange.options import flat_codec
+from laconic.exchange import costs
+from laconic.exchange.coded import Channel, CodedExchange, Exchange, MessagePool, sizes
+from laconic.exchange.costs import GUESS, SPARSE, cheapest_coded, coded_names
 from laconic.schedules import registry
 from laconic.schedules.schedule import bounds
+from laconic.transports.base import Transport
 from laconic.transports.executor import REDUCTIONS, agree, run, run_native
 from laconic.transports.rendezvous import find_place
 from laconic.transports.world import World, current
@@ -60,22 +61,22 @@ def all_reduce(
         tensor([1., 1., 1.])
     """
     world = world_of(group)
-    if parameters and (codec is not None or algorithm in ("auto", auto.NATIVE)):
+    if parameters and (codec is not None or algorithm in ("auto", costs.NATIVE)):
         raise BadInput(f"{', '.join(parameters)}: parameters go with a named algorithm, without a codec")
     if codec == "auto":
         raise BadInput("codec 'auto' learns from step to step: it goes with compress and distribute, not all_reduce")
     if codec is not None:
         return _all_reduce_coded(tensor, op, flat_codec(codec), algorithm, world)
-    valid = {"auto", *auto.candidates(world)}
+    valid = {"auto", *costs.candidates(world)}
     if algorithm not in valid:
         raise UnknownName("all_reduce algorithm", algorithm, valid)
     flat = _flat(tensor, op, world)
     if world.world_size > 1:
         if algorithm == "auto":
-            algorithm = auto.pick(world, flat.nbytes)
+            algorithm = costs.pick(world, flat.nbytes)
         if flat.numel() == 0:
             agree(world.transport, "all_reduce", algorithm, flat, op)
-        elif algorithm == auto.NATIVE:
+        elif algorithm == costs.NATIVE:
             run_native(flat, world.transport, op)
         else:
             schedule = registry.build("all_reduce", algorithm, world.world_size, flat.numel(), **parameters)
@@ -102,6 +103,22 @@ def _all_reduce_coded(tensor: Tensor, op: str, codec: Codec, algorithm: str, wor
     if channel.buffer is not flat:
         flat.copy_(channel.buffer)
     return _restore(tensor, flat)
+
+
+def plan_coded(
+    channels: Sequence[Channel],
+    transport: Transport,
+    algorithm: str,
+    hosts: tuple[int, ...] | None = None,
+    divisor: int = 1,
+    pool: MessagePool | None = None,
+) -> Exchange:
+    """The exchange of these channels by the algorithm of this name, with its plan."""
+    if algorithm in SPARSE:
+        from laconic.exchange.sparse_exchange import SparseExchange
+
+        return SparseExchange(channels, transport, algorithm=algorithm, divisor=divisor)
+    return CodedExchange(channels, transport, algorithm=algorithm, hosts=hosts, divisor=divisor, pool=pool)
 
 
 def broadcast(tensor: Tensor, root: int = 0, *, algorithm: str = "tree", group: Group = None) -> Tensor:

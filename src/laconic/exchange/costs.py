@@ -21,11 +21,11 @@ from laconic.codecs import Codec, codec
 from laconic.codecs.selector import Sparse
 from laconic.errors import BadInput
 from laconic.exchange.coded_plan import GATHER
-from laconic.exchange.sparse_stream import HEAD_NBYTES, ISIZE
-from laconic.exchange.sparse_stream import message_nbytes as stream_nbytes
 from laconic.schedules import registry
 from laconic.schedules.link import Link
 from laconic.schedules.schedule import core_size
+from laconic.transports.profile import Profile
+from laconic.transports.world import World
 
 # An ordinary network under gloo, for choosing between one round and two before anything was measured.
 GUESS = Link(latency_s=1e-3, s_per_byte=8e-9)
@@ -34,6 +34,7 @@ SURELY = 0.9  # of the time of what is known to work: patterns are only modelled
 ROUND_S = 1e-3  # a second round waits for the slowest rank once more, which no link's parameters tell
 MESSAGE_S = 4e-4  # processor time of an exchange beside its kernels (python -m benchmarks profile-bucket --numel 4096)
 LEAST_NBYTES, MOST_NBYTES = 1 << 16, 1 << 22  # of a message: below, the processor is busy with messages alone
+NATIVE = "native"  # the engine's own all-reduce
 EXACT = ("butterfly", "rabenseifner", "ring", "tree")  # by which float32 values may go
 SPARSE = ("ssar_recursive_doubling", "ssar_split_allgather", "dsar")
 SPARSE_OR_DENSE = (*SPARSE, "native", "ring")
@@ -48,8 +49,36 @@ JOIN_S = 4e-9
 DENSE_S = 2e-9
 _ADD_S_PER_BYTE = 0.25e-9  # what adding a received byte takes on that core when nobody else uses it
 _SAMPLE = 1 << 18  # values a codec's speed is measured on
+_LARGE = 1 << 20  # and its payload is judged by
 
 Values = Sequence[tuple[Codec, int]]  # the codec and the length of each channel
+
+
+def candidates(world: World) -> list[str]:
+    """The all-reduce algorithms this world can run, `native` last when its engine has one."""
+    names = registry.names("all_reduce")
+    return [*names, NATIVE] if world.transport.has_native else names
+
+
+def profile_of(world: World) -> Profile:
+    """The world's profile; measured now, by all ranks together, when there is none yet."""
+    if world.profile is None:
+        from laconic.transports.probe import probe
+
+        world.profile = probe(world.transport, quick=True)
+    return world.profile
+
+
+def pick(world: World, nbytes: int) -> str:
+    """The algorithm with the least predicted time for an all-reduce of `nbytes`."""
+    if world.world_size == 1:
+        return "tree"
+    return profile_of(world).cheapest(world.world_size, nbytes, candidates(world))
+
+
+def coded_names() -> set[str]:
+    """What `algorithm` may be for a compressed all-reduce."""
+    return {"auto", GATHER, *SPARSE, *registry.names("all_reduce")}
 
 
 def message_nbytes(link: Link) -> int:
@@ -65,6 +94,15 @@ def message_nbytes(link: Link) -> int:
         return MOST_NBYTES
     wanted = 2 * (link.latency_s + MESSAGE_S) / link.s_per_byte
     return 1 << round(math.log2(min(max(wanted, LEAST_NBYTES), MOST_NBYTES)))
+
+
+def raw_nbytes(chosen: Codec, nbytes: int) -> int:
+    """Bytes of float32 values whose payload takes about `nbytes`; a codec that makes it longer counts as none.
+
+    >>> raw_nbytes(codec("fp16"), 1 << 20) / 2**20
+    1.9999847412109375
+    """
+    return int(nbytes * max(1.0, 4 * _LARGE / chosen.max_nbytes(_LARGE)))
 
 
 @dataclass(frozen=True)
@@ -215,7 +253,7 @@ def sparse_seconds(
 ) -> dict[str, float]:
     """The time of each algorithm in seconds; P = world_size, k = count per rank, n = numel.
 
-    With U(j) the union of j ranks' values (`union_count`), W(c, n) the bytes of c of n values (`stream_nbytes`), and
+    With U(j) the union of j ranks' values (`union_count`), W(c, n) the bytes of c of n values (`message_nbytes`), and
     x(b) one exchange of b bytes, B(b) a burst of P − 1 messages of b bytes on `link`, p the largest power of two ≤ P:
 
         ssar_recursive_doubling  Σ_{i < log₂p} x(W(U(2ⁱP/p), n)) + pack, unpack and merge of U(2ⁱP/p) pairs;
@@ -228,6 +266,9 @@ def sparse_seconds(
     Work per pair and value is that of one free core, times what `link` says adding takes here beyond that
     (reduce_s_per_byte), so that crowded machines are reckoned with.
     """
+    from laconic.exchange.sparse_stream import HEAD_NBYTES, ISIZE
+    from laconic.exchange.sparse_stream import message_nbytes as stream_nbytes
+
     if world_size < 1 or not 0 <= count <= numel:
         raise BadInput(f"sparse: {count} of {numel} values on {world_size} ranks cannot be")
     slow = max(1.0, link.reduce_s_per_byte / _ADD_S_PER_BYTE)

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from laconic.codecs.plans import CodecChoice
 from laconic.errors import BadInput
 from laconic.exchange.buckets import BucketExchange
-from laconic.exchange.layout import Parameters, flat, in_groups, lies_in, places_in, write
-from laconic.exchange.options import CodecChoice
+from laconic.exchange.layout import flat, in_groups, lies_in, places_in, write
 from laconic.exchange.stream import Bucket, GradientStream
 
 LARGE_NBYTES = 1 << 20  # a gradient of this size is worth a codec's call of its own, and costs memory as a copy
@@ -38,13 +38,11 @@ _TABLES = (nn.Embedding, nn.EmbeddingBag)
 class Hooked(Protocol):
     """What the hook is registered with: a `CompressionState`."""
 
+    buckets: BucketExchange
     stream: GradientStream
     sink: DdpGradients | None
     closed: bool
     group: dist.ProcessGroup | None
-
-    @property
-    def parameters(self) -> Parameters: ...
 
 
 def hook(state: Hooked, bucket: dist.GradBucket) -> Any:
@@ -67,7 +65,7 @@ def hook(state: Hooked, bucket: dist.GradBucket) -> Any:
         return state.sink.take(bucket)
     last = bucket.is_last()
     if last:
-        state.parameters.note_last(bucket.index())
+        state.buckets.parameters.note_last(bucket.index())
     return state.stream.submit(bucket.buffer(), bucket.index(), bucket.parameters(), last=last)
 
 

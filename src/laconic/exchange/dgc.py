@@ -210,11 +210,9 @@ def _sent(codec: Codec, payload: Tensor, numel: int) -> Array:
 
 
 def correction_for(
-    momentum: float | DeepGradientCompression | None, algorithm: str, feedback: bool | None, *, named: bool
-) -> MomentumCorrection | None:
+    momentum: float | DeepGradientCompression, algorithm: str, feedback: bool | None, *, named: bool
+) -> MomentumCorrection:
     """What a user's `momentum` asks for; BadInput where the other options do not go with it."""
-    if momentum is None:
-        return None
     settings = momentum if isinstance(momentum, DeepGradientCompression) else DeepGradientCompression(momentum)
     if settings.masking and algorithm not in ("auto", "gather"):
         raise BadInput(

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from laconic.codecs import Codec
 from laconic.codecs.casts import NoneCodec, carrier_of
+from laconic.codecs.plans import CodecPlan, PlannedCodec
 from laconic.errors import BadInput
 from laconic.exchange.buckets import BucketExchange
 from laconic.exchange.coded import Channel, reduce_scatter_steps
@@ -29,7 +30,7 @@ from laconic.exchange.collectives import world_of
 from laconic.exchange.host_copies import HostCopies, twins_of
 from laconic.exchange.job import BucketRecord, Job, bucket_table
 from laconic.exchange.layout import Exemptions, Parameters
-from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options, PlannedCodec
+from laconic.exchange.options import DEFAULT_CODEC, Options
 from laconic.exchange.ownership import owned
 from laconic.exchange.residuals import PLAIN
 from laconic.exchange.stream import GradientStream
@@ -134,7 +135,7 @@ class CompressedReduceScatter:
         values = given.to(torch.float32).view(size, -1)
         self.shards = self.shards or _laid_out(self.parameters, size, self.state.buckets.options.exemptions)
         if self.shards[-1].stop == values.shape[1]:
-            chosen = self.state.buckets.codec_at(self.index, self.step)
+            chosen = self.state.buckets.choice.codec_for(self.index, self.step)
             self._use(chosen, size)
             coded, exact = [s for s in self.shards if not s.exempt], [s for s in self.shards if s.exempt]
         else:  # not all parameters took part, and torch does not say which

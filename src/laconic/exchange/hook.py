@@ -18,18 +18,19 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
+from laconic.codecs.plans import CodecPlan
 from laconic.errors import BadInput
 from laconic.exchange.collectives import world_of
 from laconic.exchange.ddp import hook
-from laconic.exchange.dgc import DeepGradientCompression
 from laconic.exchange.layout import Exemptions
 from laconic.exchange.likeness import check_alike, terms_of
 from laconic.exchange.newcomers import NewcomersToDDP
-from laconic.exchange.options import DEFAULT_CODEC, CodecPlan, Options, refuse_unsized
+from laconic.exchange.options import DEFAULT_CODEC, Options, refuse_unsized
 from laconic.exchange.state import CompressionState
 from laconic.transports.world import World, current
 
 if TYPE_CHECKING:
+    from laconic.exchange.dgc import DeepGradientCompression
     from laconic.exchange.fsdp import ShardedCompression
 
 _compressed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -112,7 +113,7 @@ def _compress_ddp(model: DistributedDataParallel, codec: CodecPlan | None, optio
     world = options.world or (current() if whole else world_of(group))  # joined now, on all its ranks
     state = CompressionState(codec, model.module.named_parameters(), replace(options, world=world))
     try:
-        refuse_unsized(state.choice, options.algorithm, world.transport)
+        refuse_unsized(state.buckets.choice, options.algorithm, world.transport)
         _check_alike(model.module, codec, options, world)
         state.observe(model.module)
         if world.world_size > 1:
@@ -122,7 +123,7 @@ def _compress_ddp(model: DistributedDataParallel, codec: CodecPlan | None, optio
         raise
     state.group = group
     here = all(parameter.is_cpu for parameter in model.parameters())  # a device's waits are not on our clock
-    if state.choice.learns and world.world_size > 1 and here:
+    if state.buckets.choice.learns and world.world_size > 1 and here:
         from laconic.exchange.late_hook import LateHook
 
         late = LateHook(model, state, lambda: model.register_comm_hook(state, hook))

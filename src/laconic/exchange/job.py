@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from laconic.codecs.compose import spelled_out
 from laconic.errors import BadInput
+from laconic.text_table import aligned
 
 if TYPE_CHECKING:
     from laconic.transports.liveness import Liveness
@@ -114,21 +115,16 @@ def bucket_table(records: Sequence[BucketRecord], rank: int, world_size: int, *,
     for record in records:
         if record.bucket in now:
             latest[record.bucket].append(record)
-    width = max(8, *(len(records[-1].algorithm) for records in latest.values()))
-    lines = [
-        f"the last steps of rank {rank} of {world_size}, medians",
-        f"{'bucket':>6} {'values':>10} {'codec':22} {'by':{width}} {'sent, B':>10} {'of fp32':>8} "
-        f"{'encode':>9} {'wait':>9} {'decode':>9} {'under way':>9} {'all':>9} ms",
-    ]
+    times = ("encode", "wait", "decode", "under way", "all, ms")
+    table = [["bucket", "values", "codec", "by", "sent, B", "of fp32", *times]]
     for bucket, rows in latest.items():
         last = rows[-1]
         alike = [r for r in rows[-20:] if (r.codec, r.numel) == (last.codec, last.numel)]
-        times = " ".join(f"{1e3 * statistics.median(part):9.2f}" for part in zip(*map(_parts, alike), strict=True))
+        medians = [f"{1e3 * statistics.median(part):.2f}" for part in zip(*map(_parts, alike), strict=True)]
         share = last.sent_nbytes / max(1.0, of_all_reduce * wire_nbytes(last.numel, world_size))
-        lines.append(
-            f"{bucket:6} {last.numel:10} {_spelled_out(last.codec):22} {last.algorithm:{width}} "
-            f"{last.sent_nbytes:10} {share:8.1%} {times}"
-        )
+        form = (_spelled_out(last.codec), last.algorithm, str(last.sent_nbytes), f"{share:.1%}")
+        table.append([str(bucket), str(last.numel), *form, *medians])
+    lines = [f"the last steps of rank {rank} of {world_size}, medians", *aligned(table, left=(2, 3))]
     for way in dict.fromkeys(rows[-1].way for rows in latest.values() if rows[-1].way):
         which = [str(bucket) for bucket, rows in latest.items() if rows[-1].way == way]
         lines.append(f"a device's gradients in {', '.join(which)} are encoded by {way}")
@@ -152,11 +148,9 @@ def layer_table(layers: Sequence[LayerForm]) -> str:
     """How each parameter of a matrix codec's buckets travels; nothing where there is none."""
     if not layers:
         return ""
-    lines = [f"{'parameter':32} {'form':16} {'sent':>10} {'of fp32':>8}"]
-    for row in layers:
-        share = row.sent_nbytes / max(1, row.raw_nbytes)
-        lines.append(f"{row.name:32} {row.form:16} {row.sent_nbytes:10} {share:8.1%}")
-    return "\n".join(lines)
+    rows = [("parameter", "form", "sent, B", "of fp32")]
+    rows += [(r.name, r.form, str(r.sent_nbytes), f"{r.sent_nbytes / max(1, r.raw_nbytes):.1%}") for r in layers]
+    return "\n".join(aligned(rows, left=(0, 1)))
 
 
 def step_table(records: Sequence[StepRecord]) -> str:
@@ -164,8 +158,8 @@ def step_table(records: Sequence[StepRecord]) -> str:
 
     >>> print(step_table([StepRecord(7, 0.25, 0.125, 1024, 0)]))
     the last 1 of 8 steps of this worker, medians
-        agreeing      waiting         sent   staleness
-       250.00 ms    125.00 ms       1024 B           0
+     agreeing    waiting    sent  staleness
+    250.00 ms  125.00 ms  1024 B          0
     """
     if not records:
         return "nothing was exchanged yet"
@@ -174,13 +168,9 @@ def step_table(records: Sequence[StepRecord]) -> str:
     sent_nbytes = int(statistics.median(record.sent_nbytes for record in last))
     known = [record.staleness for record in last if record.staleness is not None]
     staleness = f"{statistics.median_low(known)}" if known else "-"
-    return "\n".join(
-        [
-            f"the last {len(last)} of {records[-1].step + 1} steps of this worker, medians",
-            f"{'agreeing':>12} {'waiting':>12} {'sent':>12} {'staleness':>11}",
-            f"{seconds:9.2f} ms {wait_s:9.2f} ms {sent_nbytes:10} B {staleness:>11}",
-        ]
-    )
+    told = (f"{seconds:.2f} ms", f"{wait_s:.2f} ms", f"{sent_nbytes} B", staleness)
+    table = aligned([("agreeing", "waiting", "sent", "staleness"), told], left=())
+    return "\n".join([f"the last {len(last)} of {records[-1].step + 1} steps of this worker, medians", *table])
 
 
 RECENT = 20  # steps that smoothed metrics are medians of

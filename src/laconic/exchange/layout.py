@@ -259,11 +259,6 @@ class FlatBuffer:
     parameters: tuple[nn.Parameter, ...]
     views: tuple[Tensor, ...]
 
-    def cut(self, nbytes: int | None) -> list[Section]:
-        """The buffer in equal sections of about `nbytes`, or whole."""
-        slices = equal_slices(self.values.numel(), self.values.itemsize, nbytes)
-        return [Section(self, start, self.values[start:stop]) for start, stop in slices]
-
     def check(self) -> None:
         """Refuse to go on where the views lie elsewhere now: converting a model moves its gradients, too."""
         at = self.values.data_ptr()
@@ -272,15 +267,6 @@ class FlatBuffer:
                 text = "convert it (model.to, .half, .double …) before, or when its gradients are None"
                 raise BadInput(f"the model was converted after distribute(), while it had gradients; {text}")
             at += view.nbytes
-
-
-@dataclass(frozen=True)
-class Section:
-    """Values of a buffer, from `start` on, that are exchanged by themselves."""
-
-    buffer: FlatBuffer
-    start: int
-    values: Tensor
 
 
 def equal_slices(numel: int, itemsize: int, nbytes: int | None) -> list[tuple[int, int]]:
@@ -299,9 +285,6 @@ class FlatGradients:
 
     Parameters that need no gradient are left out; exempt ones, which are sent exactly, lie at the end of their buffer.
     With `follow` gradients are moved to their places as they are made.
-
-    Attributes:
-        sections: of the buffers, what is exchanged by itself: a whole one, or about `section_nbytes` of a large one.
     """
 
     def __init__(
@@ -311,10 +294,8 @@ class FlatGradients:
         exempt: Callable[[nn.Parameter], bool],
         *,
         follow: bool = True,
-        section_nbytes: int | None = None,
     ) -> None:
         self.buffers = [flat(sorted(group, key=exempt)) for group in in_groups(parameters, nbytes, exempt)]
-        self.sections = [section for buffer in self.buffers for section in buffer.cut(section_nbytes)]
         self._places = places_in(self.buffers)
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._place)

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec
+from laconic.codecs.plans import CodecPlan
 from laconic.errors import BadInput, Mismatch
-from laconic.exchange.options import CodecPlan, Options
+from laconic.exchange.options import Options
 from laconic.transports.base import Transport
 from laconic.transports.executor import gather_texts
 

@@ -1,141 +1,25 @@
-"""The options of an exchange, which `compress`, `distribute` and `elastic` share, and its codec at each step."""
+"""The options of an exchange, which `compress`, `distribute` and `elastic` share, and a plan of codecs: a warm-up."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.amp.grad_scaler import GradScaler
 
 from laconic.codecs import Codec, codec
 from laconic.codecs.compose import Selected
 from laconic.codecs.entropy import Entropy
+from laconic.codecs.plans import CodecChoice
 from laconic.errors import BadInput, UnknownName
-from laconic.exchange.auto import coded_names
-from laconic.exchange.costs import SPARSE
-from laconic.exchange.dgc import DeepGradientCompression
+from laconic.exchange.costs import SPARSE, coded_names
 from laconic.exchange.layout import Exemptions, exemptions
 from laconic.transports.base import Transport
 from laconic.transports.world import World
 
-CodecPlan = str | Codec | Mapping[int, str | Codec] | Callable[[int], str | Codec]
-
-
-class CodecChoice:
-    """Which codec a bucket goes through at a step.
-
-    Attributes:
-        learns: it is to be told what is ready, and what exchanges took, for something is still to be decided.
-    """
-
-    learns: bool = False
-
-    def codec_for(self, bucket: int, step: int) -> Codec:
-        """The codec of this bucket at this step."""
-        raise NotImplementedError
-
-    def lasts_until(self, step: int) -> float:
-        """The first step after this one at which a bucket's codec may be another."""
-        return step + 1
-
-    def is_exact(self, step: int) -> bool:
-        """Whether every bucket is exact at this step, and nothing is to be decided before it."""
-        return self.codec_for(0, step).exact
-
-    def before_step(self, step: int, world: World) -> None:
-        """Decide, or look back, where it is time to; all ranks call it before the same step."""
-
-    def note_ready(self, bucket: int, step: int) -> None:
-        """A bucket's gradients are there: its exchange could begin now."""
-
-    def note_exchange(self, bucket: int, numel: int, seconds: float) -> None:
-        """How long a bucket's exchange took."""
-
-    def matrix_codec(self) -> Codec | None:
-        """The first planned codec for matrices, if there is one; what a function will choose is not known."""
-        return None
-
-    @property
-    def cuts(self) -> bool:
-        """Whether a gradient may travel in sections: all codecs are known, and none wants a layer's matrix."""
-        return False
-
-    def names(self, name: str) -> bool:
-        """Whether a codec of this name is planned."""
-        return False
-
-    def codecs(self) -> Sequence[Codec]:
-        """The codecs that are planned, as far as they are known."""
-        return ()
-
-    def restarted(self, step: int) -> CodecChoice:
-        """The choice of a training that goes on from `step`."""
-        return self
-
-
-class PlannedCodec(CodecChoice):
-    """The codec of each step: one for all, a table {first step: codec}, or a function of the step.
-
-    Codecs for matrices are taken where `matrices` says so.
-
-    >>> plan = PlannedCodec({0: "none", 100: "dynamic8"})
-    >>> str(plan.at(99)), str(plan.at(100))
-    ('none', 'dynamic8')
-    """
-
-    def __init__(self, plan: CodecPlan, *, matrices: bool = False) -> None:
-        self._codec = codec if matrices else flat_codec
-        self._function: Callable[[int], str | Codec] | None = None
-        self._table: list[tuple[int, Codec]] = []
-        if callable(plan) and not isinstance(plan, Codec):
-            self._function = plan
-        elif isinstance(plan, Mapping):
-            if not plan or min(plan) != 0:
-                raise BadInput("a codec plan needs an entry for step 0, e.g. {0: 'none', 100: 'dynamic8'}")
-            self._table = [(step, self._codec(spec)) for step, spec in sorted(plan.items())]
-        else:
-            self._table = [(0, self._codec(plan))]
-        from laconic.codecs.compiling import compile_planned
-
-        compile_planned(entry for _, entry in self._table)
-
-    def at(self, step: int) -> Codec:
-        """The codec in force at `step`."""
-        if self._function is not None:
-            return self._codec(self._function(step))
-        return [entry for first, entry in self._table if first <= step][-1]
-
-    def codec_for(self, bucket: int, step: int) -> Codec:
-        return self.at(step)
-
-    def lasts_until(self, step: int) -> float:
-        if self._function is not None:
-            return step + 1
-        return min((first for first, _ in self._table if first > step), default=math.inf)
-
-    def matrix_codec(self) -> Codec | None:
-        return next((entry for _, entry in self._table if entry.kind == "matrix"), None)
-
-    @property
-    def cuts(self) -> bool:
-        return self._function is None and self.matrix_codec() is None
-
-    def names(self, name: str) -> bool:
-        return any(entry.name == name for entry in self.codecs())
-
-    def codecs(self) -> Sequence[Codec]:
-        return [entry for _, entry in self._table]
-
-
-def flat_codec(spec: str | Codec) -> Codec:
-    """A codec for flat vectors; matrix codecs need an exchange of their own."""
-    built = codec(spec)
-    if built.kind == "matrix":
-        raise BadInput(f"codec '{built}' works on matrices: it goes with laconic.compress and laconic.distribute")
-    return built
-
+if TYPE_CHECKING:
+    from laconic.exchange.dgc import DeepGradientCompression
 
 DEFAULT_CODEC = "dynamic8"  # why: docs/exchange.md
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,19 +24,10 @@ from laconic.codecs import Codec
 from laconic.codecs.device import way
 from laconic.codecs.device.streams import PinnedMemory, has_streams, mark
 from laconic.errors import DeviceMemoryError
+from laconic.exchange.layout import Gradients
 from laconic.transports.base import Pause, Pausing
 
 T = TypeVar("T")
-
-
-class Staged(Protocol):
-    """Gradients on their way: see `layout.Gradients`."""
-
-    buffer: Tensor
-    event: Any
-    pinned: Tensor | None
-    stays: bool
-    returned: Any
 
 
 def encodes_there(codec: Codec, device: torch.device) -> bool:
@@ -52,7 +43,7 @@ class Staging:
         self._memory = PinnedMemory()
         self._lock = threading.Lock()
 
-    def start(self, gradients: Staged) -> Pause:
+    def start(self, gradients: Gradients) -> Pause:
         """Copy a device's gradients into pinned memory once they are made; returns what waits for that, if anything."""
         buffer = gradients.buffer
         if gradients.event is None or buffer.is_sparse:
@@ -67,14 +58,14 @@ class Staging:
             gradients.event = mark(buffer)
         return gradients.event.synchronize  # type: ignore[no-any-return]
 
-    def bring(self, gradients: Staged, dtype: torch.dtype) -> Tensor:
+    def bring(self, gradients: Gradients, dtype: torch.dtype) -> Tensor:
         """The gradients in the processor's memory, in this type."""
         if gradients.pinned is None:
             return gradients.buffer.to("cpu", dtype)
         gradients.event.synchronize()
         return gradients.pinned.to(dtype)
 
-    def keep(self, gradients: Staged, dtype: torch.dtype) -> Tensor:
+    def keep(self, gradients: Gradients, dtype: torch.dtype) -> Tensor:
         """The gradients where they are, in this type, for work on the copy stream."""
         buffer = gradients.buffer
         with self.copying(buffer.device) as stream:
@@ -97,7 +88,7 @@ class Staging:
                     raise DeviceMemoryError(f"{text}; use smaller buckets or batches") from error
             yield pause
 
-    def give_back(self, gradients: Staged, values: Tensor) -> None:
+    def give_back(self, gradients: Gradients, values: Tensor) -> None:
         """Copy means into the device's memory; `gradients.returned` marks the end of it."""
         buffer, pinned = gradients.buffer, gradients.pinned
         if gradients.stays:
@@ -118,14 +109,14 @@ class Staging:
         gradients.pinned = None
         self._memory.give(pinned, gradients.returned)
 
-    def bring_sparse(self, gradients: Staged) -> Tensor:
+    def bring_sparse(self, gradients: Gradients) -> Tensor:
         """A sparse gradient in the processor's memory, which waits for it."""
         with self.copying(gradients.buffer.device) as stream:
             if stream is not None:
                 stream.wait_event(gradients.event)
             return gradients.buffer.cpu()
 
-    def give_back_sparse(self, gradients: Staged, mean: Tensor) -> None:
+    def give_back_sparse(self, gradients: Gradients, mean: Tensor) -> None:
         """Put the mean in the place of a sparse gradient."""
         with self.copying(gradients.buffer.device):
             gradients.buffer.copy_(mean.to(gradients.buffer.device))
@@ -144,7 +135,7 @@ class Staging:
         with _current(stream):
             yield stream
 
-    def spoil(self, gradients: Staged) -> None:
+    def spoil(self, gradients: Gradients) -> None:
         """Let the gradients be NaN, once they are made."""
         buffer = gradients.buffer
         with self.copying(buffer.device) as stream:

@@ -7,24 +7,25 @@ buckets after the first step, codecs change mid-run, and checkpoints are restore
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from laconic.codecs.plans import CodecPlan
 from laconic.errors import BadInput
 from laconic.exchange.buckets import BucketExchange, no_sparse_momentum
 from laconic.exchange.chooser import AutoCodec, choice_for
 from laconic.exchange.ddp import DdpGradients, why_whole
-from laconic.exchange.dgc import MomentumCorrection, correction_for, refuse_second_momentum
 from laconic.exchange.former import FormerBuckets, check_buckets
 from laconic.exchange.job import BucketRecord, Job, LayerForm, bucket_table, last_step_beside_ddp, layer_table
 from laconic.exchange.layout import Parameters
-from laconic.exchange.options import DEFAULT_CODEC, CodecChoice, CodecPlan, Options
+from laconic.exchange.options import DEFAULT_CODEC, Options
 from laconic.exchange.ownership import owned
+from laconic.exchange.residuals import Wrapper
 from laconic.exchange.stream import GradientStream
 from laconic.transports.world import World
 
@@ -56,12 +57,15 @@ class CompressionState(Job):
         options = options or Options()
         choice = choice_for(DEFAULT_CODEC if codec is None else codec, options.quality)
         named = list(named_parameters or ())
-        correction = correction_for(options.momentum, options.algorithm, options.feedback, named=bool(named))
         if options.feedback_decay is not None and (matrix := choice.matrix_codec()):
             raise BadInput(f"feedback_decay goes with codecs for flat gradients, not with '{matrix}'")
-        if correction is not None and (matrix := choice.matrix_codec()):
-            raise BadInput(f"momentum goes with codecs for flat gradients, not with '{matrix}'")
-        wrappers = () if correction is None else (correction,)
+        wrappers = list[Wrapper]()
+        if options.momentum is not None:
+            from laconic.exchange.dgc import correction_for, refuse_second_momentum
+
+            wrappers.append(correction_for(options.momentum, options.algorithm, options.feedback, named=bool(named)))
+            if matrix := choice.matrix_codec():
+                raise BadInput(f"momentum goes with codecs for flat gradients, not with '{matrix}'")
         self.buckets = BucketExchange(choice, Parameters(named, options.exemptions), options, wrappers)
         self.stream = GradientStream(self.buckets)
         self.sink: DdpGradients | None = None  # of the model that `stream_from` was called for
@@ -71,7 +75,7 @@ class CompressionState(Job):
         self.resources = ExitStack()  # what `close` gives back, the last first
         self.resources.callback(self.buckets.matrices.close)
         self.resources.callback(self.stream.close)
-        if correction is not None:
+        if wrappers:
             self.resources.callback(refuse_second_momentum(p for _, p in named).remove)
 
     @property
@@ -89,30 +93,14 @@ class CompressionState(Job):
         return self.buckets.world
 
     @property
-    def choice(self) -> CodecChoice:
-        """Which codec each bucket goes through."""
-        return self.buckets.choice
-
-    @property
     def auto(self) -> AutoCodec | None:
         """What chooses, where the codec is "auto"."""
         return self.buckets.auto
 
     @property
-    def parameters(self) -> Parameters:
-        """The model's parameters: their names, and which are exempt."""
-        return self.buckets.parameters
-
-    @property
     def layers(self) -> list[LayerForm]:
         """How each parameter of a matrix codec's buckets travels, and what this rank sends for it at a step."""
         return self.buckets.layers
-
-    def exchange(
-        self, buckets: Sequence[tuple[Tensor, Sequence[Tensor]]], starts: Sequence[int] | None = None
-    ) -> None:
-        """Average flat buffers, each with the parameters whose gradients lie in it, now: see `BucketExchange`."""
-        self.buckets.exchange(buckets, starts)
 
     def observe(self, model: nn.Module) -> None:
         """Let the matrix codecs that are planned look at this model, where gradients are not enough for them.
@@ -122,13 +110,13 @@ class CompressionState(Job):
         """
         for module in model.modules() if self.buckets.dense else ():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-                raise no_sparse_momentum(self.parameters.names[id(module.weight)])
-        for name in filter(self.choice.names, self.buckets.matrices.names()):
-            self.buckets.matrices.of(name).observe(model, self.parameters.names)
+                raise no_sparse_momentum(self.buckets.parameters.names[id(module.weight)])
+        for name in filter(self.buckets.choice.names, self.buckets.matrices.names()):
+            self.buckets.matrices.of(name).observe(model, self.buckets.parameters.names)
 
     def stream_from(self, ddp: DistributedDataParallel) -> None:
         """Send gradients as backward makes them from now on, where that can be; else in DDP's buckets."""
-        self._why_whole = why_whole(ddp, self.choice)
+        self._why_whole = why_whole(ddp, self.buckets.choice)
         if not self._why_whole:
             self.sink = DdpGradients(ddp, self.buckets, self.stream)
             self.resources.callback(self.sink.close)
@@ -151,16 +139,17 @@ class CompressionState(Job):
         Survives new buckets, codecs and, through `merge_state_dicts`, world sizes.
         """
         state = {"step": self.step, "warm": self.buckets.matrices.state_dict(), **self.buckets.state_dict()}
-        if self.parameters.known is not None and self.sink is None and (buckets := self.parameters.buckets):
-            state["buckets"] = buckets
+        known = self.buckets.parameters
+        if known.known is not None and self.sink is None and known.buckets:
+            state["buckets"] = known.buckets
         return owned(state, self.world.rank, self.world.world_size)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse a state that `load_state_dict` could not load whole."""
         self.buckets.check_state(state)
         self.buckets.matrices.check_state(state.get("warm", {}))
-        check_buckets(state.get("buckets", []), self.parameters.known)
-        if state.get(MomentumCorrection.key) and not self.buckets.dense:
+        check_buckets(state.get("buckets", []), self.buckets.parameters.known)
+        if state.get("velocity") and not self.buckets.dense:
             raise BadInput("the state holds momentum, and this one has none: give momentum=…, or leave it out there")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -168,8 +157,8 @@ class CompressionState(Job):
         self.buckets.load_state_dict(state, resumed=True)
         self.buckets.matrices.load_state_dict(state.get("warm", {}))
         former = state.get("buckets", [])
-        self.parameters.restore(former)
-        self.stream.restart(FormerBuckets(former, self.parameters.names) if former else None)
+        self.buckets.parameters.restore(former)
+        self.stream.restart(FormerBuckets(former, self.buckets.parameters.names) if former else None)
 
     def finish(self) -> None:
         """Raise what went wrong in the last exchange, if anything did; the model is the same on all ranks anyway."""

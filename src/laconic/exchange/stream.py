@@ -265,7 +265,7 @@ class GradientStream:
         share, transport = self._started(), self.exchange.world.transport
         open_ = self._shares_messages and transport.has_futures and share.alone and self.failure is None
         try:
-            self._shortcut = open_ and self.exchange.is_exact(step)
+            self._shortcut = open_ and self.exchange.choice.is_exact(step)
         except Exception:  # the user's function failed: it will again, on the exchange thread, which reports it
             self._shortcut = False
 
@@ -315,8 +315,8 @@ class GradientStream:
 
     def _alike(self, gradients: Gradients) -> bool:
         """Whether a bucket may travel with those that are held, of the same device; sparse ones travel alone."""
-        held, codec_at = self._held[0], self.exchange.codec_at
-        same = codec_at(gradients.index, gradients.step) == codec_at(held.index, held.step)
+        held, codec_for = self._held[0], self.exchange.choice.codec_for
+        same = codec_for(gradients.index, gradients.step) == codec_for(held.index, held.step)
         return same and not gradients.buffer.is_sparse and gradients.buffer.device == held.buffer.device
 
     def _may_hold(self) -> bool:
@@ -324,7 +324,7 @@ class GradientStream:
         if not self._shares_messages:
             return False
         try:
-            chosen = self.exchange.codec_at(self._held[0].index, self._held[0].step)
+            chosen = self.exchange.choice.codec_for(self._held[0].index, self._held[0].step)
         except Exception:  # as above
             return False
         if chosen.kind == "matrix" or chosen.exact:

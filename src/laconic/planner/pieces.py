@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from laconic.codecs import codec
-from laconic.exchange.costs import GUESS, message_nbytes
+from laconic.exchange.costs import GUESS, message_nbytes, raw_nbytes
 from laconic.parallel.pipeline.balance import SLACK, cut
 from laconic.planner.strategy import Strategy
 from laconic.planner.work import LayerTime
 
 DDP_FIRST, DDP_BUCKET = (1 << 20) // 4, (25 << 20) // 4  # values
-SAMPLE = 1 << 20  # values by which a codec's payload is judged
 
 
 @functools.lru_cache(maxsize=4096)
@@ -40,7 +39,7 @@ def limits(strategy: Strategy) -> tuple[int, int]:
     chosen = codec(strategy.codec)
     if strategy.is_ddp or chosen.kind == "matrix" or (chosen.exact and strategy.overlap != "step"):
         return DDP_FIRST, DDP_BUCKET
-    numel = round(message_nbytes(GUESS) / 4 * max(1.0, 4 * SAMPLE / chosen.max_nbytes(SAMPLE)))
+    numel = raw_nbytes(chosen, message_nbytes(GUESS)) // 4
     return numel, numel
 
 

@@ -224,7 +224,7 @@ class ReplicaCost:
 def _replica(setting: Setting, strategy: Strategy, slow: float) -> ReplicaCost:
     samples = setting.batch / strategy.data
     scale = setting.work_for(samples) * slow
-    layers = tuple(_scaled(layer, scale) for layer in setting.work.layers)
+    layers = tuple(layer.times(scale) for layer in setting.work.layers)
     optimizer = setting.work.optimizer_s * slow
     if strategy.dense_split and strategy.data > 1:
         return _weird_trick(setting, strategy, layers, optimizer)
@@ -247,11 +247,6 @@ class _Inside(NamedTuple):
     messages: float
 
 
-def _scaled(layer: LayerTime, by: float, nbytes: float | None = None) -> LayerTime:
-    return LayerTime(layer.name, layer.kind, layer.forward_s * by, layer.backward_s * by, layer.parameters,
-                     int(layer.output_nbytes if nbytes is None else nbytes))  # fmt: skip
-
-
 def _tensor(
     setting: Setting, strategy: Strategy, layers: tuple[LayerTime, ...], samples: float
 ) -> _Inside:
@@ -269,7 +264,7 @@ def _tensor(
         exposed += message.wire_s
         sent += message.sent_nbytes
         count += message.messages
-    parts = tuple(_scaled(layer, 1 / ways if layer.kind in _DIVIDED else 1.0) for layer in layers)
+    parts = tuple(layer.times(1 / ways if layer.kind in _DIVIDED else 1.0) for layer in layers)
     return _Inside(parts, exposed, sent, count)
 
 
@@ -291,12 +286,8 @@ def _weird_trick(setting: Setting, strategy: Strategy, layers: tuple[LayerTime, 
     whole = sum(layer.parameters for layer in layers)
     held = whole - sum(layer.parameters for layer in dense) * (1 - 1 / ranks)
     compute = sum(layer.forward_s + layer.backward_s for layer in layers) + optimizer * held / max(1, whole)
-    conv = tuple(_replace(layer, 0) if layer.kind == "Linear" else layer for layer in layers)
+    conv = tuple(replace(layer, parameters=0) if layer.kind == "Linear" else layer for layer in layers)
     return ReplicaCost(conv, compute, optimizer, exposed, sum(nbytes) * 2 * (ranks - 1), held / max(1, whole))
-
-
-def _replace(layer: LayerTime, parameters: int) -> LayerTime:
-    return LayerTime(layer.name, layer.kind, layer.forward_s, layer.backward_s, parameters, layer.output_nbytes)
 
 
 def _pipeline(

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from laconic.codecs import Codec
 from laconic.codecs.compiling import compile_planned
+from laconic.codecs.plans import flat_codec
 from laconic.consistency.base import Mode, build
 from laconic.consistency.blocks import BlockMode
 from laconic.consistency.elastic.coded import Coded
@@ -31,7 +32,7 @@ from laconic.consistency.modes.robust import Robust
 from laconic.consistency.modes.sync import Sync
 from laconic.errors import BadInput
 from laconic.exchange.layout import Exemptions
-from laconic.exchange.options import DEFAULT_CODEC, flat_codec
+from laconic.exchange.options import DEFAULT_CODEC
 
 MEETING_VARIABLE = "LACONIC_MEETING"
 Way = Sync | Robust | LocalMode | BlockMomentum | Diloco

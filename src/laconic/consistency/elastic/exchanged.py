@@ -16,8 +16,8 @@ from laconic.codecs import Codec
 from laconic.codecs.casts import NoneCodec
 from laconic.consistency.elastic.coded import NAME, load_kernels
 from laconic.consistency.elastic.vectors import Occasion, Wire
-from laconic.exchange.auto import Exchange, plan_coded
-from laconic.exchange.coded import Channel, sizes
+from laconic.exchange.coded import Channel, Exchange, sizes
+from laconic.exchange.collectives import plan_coded
 from laconic.exchange.costs import GUESS, cheapest_coded
 from laconic.exchange.residuals import PLAIN, Residuals, SideBySide
 from laconic.storage.form import check_named

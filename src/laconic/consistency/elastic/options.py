@@ -9,7 +9,7 @@ from typing import Any
 
 from laconic.consistency.elastic.messages import MAX_MEMBERS
 from laconic.errors import BadInput, UnknownName
-from laconic.exchange.auto import coded_names
+from laconic.exchange.costs import coded_names
 from laconic.specs import check_kinds
 from laconic.workloads.order import SampleLedger
 

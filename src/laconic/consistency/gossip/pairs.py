@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec
+from laconic.codecs.plans import flat_codec
 from laconic.consistency.agreed_losses import AgreedLosses
 from laconic.consistency.averaging import ModelMean, OwnWeights
 from laconic.consistency.base import Setup
@@ -31,7 +32,6 @@ from laconic.consistency.gossip.edges import Edges, trust
 from laconic.consistency.servers.messages import ServerKind, ServerMessage, unpack
 from laconic.consistency.worker_mesh import open_mesh
 from laconic.errors import CollectiveTimeout, PeerLost
-from laconic.exchange.options import flat_codec
 from laconic.storage.form import check_like
 from laconic.transports.frame import NOTHING, Frame, Header, MessageKind, family
 from laconic.transports.zeromq import ZmqTransport

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from laconic.codecs.plans import CodecPlan
 from laconic.consistency.averaging import WEIGHT_OPTIONS, Averager, Buffers, OwnWeights, average_buffers
 from laconic.consistency.base import Mode, Setup, check_whole, register
 from laconic.consistency.servers.messages import Coder
@@ -16,7 +17,6 @@ from laconic.consistency.servers.requests import Serving
 from laconic.consistency.servers.served import Served
 from laconic.consistency.servers.shards import ShardLayout
 from laconic.errors import BadInput
-from laconic.exchange.options import CodecPlan
 from laconic.storage.form import check_like
 from laconic.transports.world import World
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from laconic.codecs.plans import PlannedCodec
 from laconic.consistency.averaging import OwnWeights, average_buffers
 from laconic.consistency.base import Mode, Setup, check_whole, register
 from laconic.consistency.servers.messages import ServerKind, ServerMessage, unpack
@@ -16,7 +17,6 @@ from laconic.consistency.sites import Site, SiteLink, site_numbers
 from laconic.consistency.worker_mesh import open_members, receive, wait
 from laconic.errors import BadInput, PeerLost
 from laconic.exchange.collectives import all_reduce
-from laconic.exchange.options import PlannedCodec
 from laconic.storage.form import check_like
 from laconic.transports.zeromq import ZmqTransport
 

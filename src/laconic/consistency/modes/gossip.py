@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from laconic.codecs import Codec
+from laconic.codecs.plans import PlannedCodec
 from laconic.consistency.averaging import OwnWeights
 from laconic.consistency.base import Mode, Setup, register
 from laconic.consistency.gossip.edges import EVERYONE, Edges, message_nbytes, trust
@@ -18,7 +19,6 @@ from laconic.consistency.gossip.pairs import PairsAgreement
 from laconic.consistency.one_sided import NO_CODEC, WindowPairs
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.coded import unpack
-from laconic.exchange.options import PlannedCodec
 from laconic.transports.base import Incoming, Outgoing, drive, finish
 
 

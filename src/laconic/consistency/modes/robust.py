@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from laconic.codecs.plans import PlannedCodec
 from laconic.consistency.averaging import start_alike, trained_parameters
 from laconic.consistency.base import Agreement, Mode, Setup, check_whole, register
 from laconic.consistency.elastic.coded import NAME, CodedVector
@@ -27,7 +28,6 @@ from laconic.exchange.coded import max_nbytes, pack, unpack
 from laconic.exchange.collectives import all_gather
 from laconic.exchange.host_copies import HostCopies, twins_of
 from laconic.exchange.layout import FlatGradients
-from laconic.exchange.options import PlannedCodec
 from laconic.exchange.residuals import Residuals
 from laconic.storage.form import check_like
 

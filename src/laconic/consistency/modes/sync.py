@@ -55,13 +55,7 @@ class ExchangedGradients(Agreement):
     def lay_out(self, parameters: list[nn.Parameter]) -> FlatGradients:
         """Flat buffers for the gradients of these parameters."""
         buckets = self.state.buckets
-        return FlatGradients(
-            parameters,
-            buckets.buffer_nbytes,
-            buckets.parameters.covers,
-            follow=self._follow,
-            section_nbytes=buckets.section_nbytes,
-        )
+        return FlatGradients(parameters, buckets.buffer_nbytes, buckets.parameters.covers, follow=self._follow)
 
     def overlaps(self, setup: Setup) -> bool:
         """Whether the exchange goes on beside backward and forward."""
@@ -74,8 +68,8 @@ class ExchangedGradients(Agreement):
     def before_step(self) -> None:
         begun, step = time.perf_counter(), self.state.step
         self.gradients.complete()
-        sections = self.gradients.sections
-        self.state.exchange([(s.values, s.buffer.parameters) for s in sections], [s.start for s in sections])
+        buckets = self.state.buckets
+        buckets.exchange([(b.values, b.parameters) for b in self.gradients.buffers], buckets.section_nbytes)
         wait_s = sum(record.wait_s for record in self.state.records if record.step == step)
         self.exchanged_step(step, time.perf_counter() - begun, wait_s)
 
@@ -208,7 +202,7 @@ class SyncAgreement(ExchangedGradients):
             if self.sink is not None:
                 self.sink.close()
             self.gradients.close()
-            self.state.parameters.add(self._newcomers.items())
+            self.state.buckets.parameters.add(self._newcomers.items())
             self.state.load_state_dict(self.state.state_dict())  # which lays out residuals anew
             self.gradients = self.lay_out(trained_parameters(self.model, self.optimizer))
             self.sink = None if self.sink is None else self._new_sink()

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from laconic.codecs.plans import CodecPlan, PlannedCodec
 from laconic.errors import PayloadError
-from laconic.exchange.options import CodecPlan, PlannedCodec
 from laconic.exchange.residuals import Residuals
 from laconic.storage.json_text import parse
 from laconic.transports.frame import NOTHING, Frame, Header, MessageKind, family

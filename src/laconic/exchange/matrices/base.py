@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.codecs import Codec, codec
-from laconic.exchange.auto import Route
-from laconic.exchange.coded import Channel, CodedExchange, sizes
+from laconic.exchange.coded import Channel, CodedExchange, Route, sizes
 from laconic.exchange.costs import GUESS, cheapest_coded
 from laconic.exchange.job import LayerForm
 from laconic.exchange.layout import BucketInfo

@@ -23,8 +23,7 @@ from laconic.codecs import Codec
 from laconic.codecs.casts import NoneCodec
 from laconic.codecs.factors import Factors
 from laconic.errors import BadInput
-from laconic.exchange.auto import Route
-from laconic.exchange.coded import max_nbytes, pack, unpack
+from laconic.exchange.coded import Route, max_nbytes, pack, unpack
 from laconic.exchange.costs import GUESS, rides_along
 from laconic.exchange.job import LayerForm, wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry

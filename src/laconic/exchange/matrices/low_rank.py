@@ -27,7 +27,7 @@ from torch import Tensor
 from laconic.codecs import Codec
 from laconic.codecs.powersgd import PowerSGD
 from laconic.errors import BadInput
-from laconic.exchange.auto import Route
+from laconic.exchange.coded import Route
 from laconic.exchange.job import LayerForm, wire_nbytes
 from laconic.exchange.layout import BucketInfo, Entry
 from laconic.exchange.matrices.base import ExactSum, MatrixBucket, MatrixMethod, register

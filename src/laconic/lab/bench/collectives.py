@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from laconic import schedules
-from laconic.exchange import auto
+from laconic.exchange import costs
 from laconic.exchange.collectives import all_reduce
 from laconic.lab.bench.turns import SECONDS, Turns, Way
 from laconic.lab.environment import environment
@@ -38,12 +38,12 @@ def measure(numels: list[int], seconds_per_size: float, quick_probe: bool) -> di
     with init() as world:
         profile = probe(world.transport, quick=quick_probe)
         world.profile = profile
-        names = auto.candidates(world)
+        names = costs.candidates(world)
         results, picks = [], []
         for numel in numels:
             rows = _measure_size(world, numel, names, seconds_per_size)
             results += rows
-            picks.append(_judge(auto.pick(world, 4 * numel), numel, rows))
+            picks.append(_judge(costs.pick(world, 4 * numel), numel, rows))
         return {
             "engine": world.engine,
             "world_size": world.world_size,
@@ -95,7 +95,7 @@ def _row(world: World, name: str, numel: int, times: list[float]) -> dict[str, A
         "rounds": None,
         "model_seconds": None,
     }
-    if name != auto.NATIVE:
+    if name != costs.NATIVE:
         schedule = schedules.build("all_reduce", name, world.world_size, numel)
         row["sent_nbytes"], row["rounds"] = 4 * schedule.sent_numel, schedule.rounds
         row["model_seconds"] = schedules.cost(schedule, world.profile.link)
@@ -106,7 +106,7 @@ def _judge(pick: str, numel: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """How `auto`'s pick compares with the best measured algorithm, and with the engine's own."""
     seconds = {row["algorithm"]: row["seconds"] for row in rows}
     best = min(seconds, key=lambda name: seconds[name])
-    native = seconds.get(auto.NATIVE)
+    native = seconds.get(costs.NATIVE)
     return {
         "numel": numel,
         "pick": pick,

@@ -30,12 +30,13 @@ from typing import Any, cast
 
 from laconic.codecs import codec
 from laconic.codecs import names as codec_names
+from laconic.codecs.plans import flat_codec
 from laconic.consistency import build as build_mode
 from laconic.consistency.elastic.door import way_for
 from laconic.consistency.modes.robust import Robust
 from laconic.errors import BadInput, UnknownName
-from laconic.exchange.auto import coded_names
-from laconic.exchange.options import Options, flat_codec
+from laconic.exchange.costs import coded_names
+from laconic.exchange.options import Options
 from laconic.lab.records.record import DOORS, Configuration, Door
 from laconic.lab.runs.strategies import PEERS
 from laconic.parallel import Boundary, Plan, Stages

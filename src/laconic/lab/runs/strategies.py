@@ -136,8 +136,8 @@ def payload_of(
         if form.name == name:
             return form.form, float(form.sent_nbytes)
     codec, nbytes = "none", 4.0 * parameter.numel()
-    used = state.choice.codec_for(0, state.step) if state.auto is None else None
-    if not state.parameters.exempt.covers(name, parameter):
+    used = state.buckets.choice.codec_for(0, state.step) if state.auto is None else None
+    if not state.buckets.parameters.exempt.covers(name, parameter):
         if used is None:
             codec = chosen.codec
         elif used.kind != "matrix" and not used.exact:
@@ -175,7 +175,7 @@ class CompressTrainee(Trainee):
         return [(max(made), times.backward)] if made else []
 
     def layers_of(self, bucket: int) -> list[str]:
-        return self._job.parameters.names_in(bucket)
+        return self._job.buckets.parameters.names_in(bucket)
 
     def state_dict(self) -> dict[str, Any]:
         return self._job.state_dict()
@@ -219,7 +219,7 @@ class DistributeTrainee(Trainee):
         return [(times.backward, max(ended))] if ended else []
 
     def layers_of(self, bucket: int) -> list[str]:
-        return [] if self._exchange is None else self._exchange.parameters.names_in(bucket)
+        return [] if self._exchange is None else self._exchange.buckets.parameters.names_in(bucket)
 
     def staleness(self) -> list[int]:
         return [record.staleness for record in self._job.records if record.staleness is not None]

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
+from laconic.codecs.plans import flat_codec
 from laconic.errors import RecordError
 from laconic.exchange.layout import Exemptions
-from laconic.exchange.options import flat_codec
 from laconic.lab.records.interruptions import marks
 from laconic.lab.records.record import Clock, Event, Record, TrialRecord
 from laconic.lab.runs.elastic.journals import EvaluationRow, Journals, Loss, StepRow, losses
