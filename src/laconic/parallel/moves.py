@@ -307,49 +307,42 @@ class Halo(Move):
         start, stop = self.needs[user]
         return max(start, self.edges[owner]), min(stop, self.edges[owner + 1])
 
+    def _spans(self, *, lent: bool) -> dict[int, tuple[int, int]]:
+        """What each rank, this one included, needs of the own piece, or what is needed here of each rank's."""
+        me = self.cut.rank
+        spans = {peer: self.shared(me, peer) if lent else self.shared(peer, me) for peer in range(self.cut.size)}
+        return {peer: (start, stop) for peer, (start, stop) in spans.items() if start < stop}
+
+    def _parts(self, x: Tensor, first: int, spans: dict[int, tuple[int, int]]) -> dict[int, Tensor]:
+        """The parts of x, which begins at `first` of the whole."""
+        return {peer: x.narrow(self.dim, start - first, stop - start) for peer, (start, stop) in spans.items()}
+
     def forward(self, x: Tensor, way: str = "forward") -> Tensor:
-        me, first = self.cut.rank, self.edges[self.cut.rank]
-        sends, shapes = {}, {}
-        for peer in range(self.cut.size):
-            start, stop = self.shared(me, peer)
-            if start < stop and peer != me:
-                sends[peer] = x.narrow(self.dim, start - first, stop - start)
-            start, stop = self.shared(peer, me)
-            if start < stop and peer != me:
-                shapes[peer] = _with(x.shape, self.dim, stop - start)
-        came = self._swap(way, sends, shapes, x)
-        start, stop = self.shared(me, me)
-        if start < stop:
-            came[me] = x.narrow(self.dim, start - first, stop - start)
+        sends = self._parts(x, self.edges[self.cut.rank], self._spans(lent=True))
+        came = self._swap(way, sends, self._spans(lent=False), x)
         if not came:
             return x.narrow(self.dim, 0, 0).contiguous()
         return torch.cat([came[peer] for peer in sorted(came)], self.dim)
 
     def adjoint(self, y: Tensor, way: str = "backward") -> Tensor:
-        me, first = self.cut.rank, self.needs[self.cut.rank][0]
-        sends, shapes, spans = {}, {}, {}
-        for peer in range(self.cut.size):
-            start, stop = self.shared(peer, me)
-            if start < stop and peer != me:
-                sends[peer] = y.narrow(self.dim, start - first, stop - start)
-            start, stop = self.shared(me, peer)
-            if start < stop:
-                spans[peer] = (start - self.edges[me], stop - start)
-                shapes[peer] = _with(y.shape, self.dim, stop - start)
-        shapes.pop(me, None)
-        came = self._swap(way, sends, shapes, y)
-        if me in spans:
-            came[me] = y.narrow(self.dim, spans[me][0] + self.edges[me] - first, spans[me][1])
+        me, lent = self.cut.rank, self._spans(lent=True)
+        came = self._swap(way, self._parts(y, self.needs[me][0], self._spans(lent=False)), lent, y)
         total = y.new_zeros(_with(y.shape, self.dim, self.edges[me + 1] - self.edges[me]))
-        for peer in sorted(came):
-            total.narrow(self.dim, *spans[peer]).add_(came[peer])
+        for peer, part in self._parts(total, self.edges[me], lent).items():
+            part.add_(came[peer])
         return total
 
-    def _swap(self, way: str, sends: dict[int, Tensor], shapes: dict[int, Any], x: Tensor) -> dict[int, Tensor]:
-        """A swap, even for a rank that has nothing to send: its dtype is the others'."""
-        if not sends:
-            sends = {self.cut.rank: x.narrow(self.dim, 0, 0)}
-        return self.cut.swap(way, sends, shapes, self.whole)
+    def _swap(
+        self, way: str, sends: dict[int, Tensor], spans: dict[int, tuple[int, int]], x: Tensor
+    ) -> dict[int, Tensor]:
+        """Send parts, and receive those of these lengths; the own is not sent.
+
+        A rank that has nothing to send takes part, too: its dtype is the others'.
+        """
+        me, own = self.cut.rank, sends.pop(self.cut.rank, None)
+        shapes = {peer: _with(x.shape, self.dim, stop - start) for peer, (start, stop) in spans.items() if peer != me}
+        came = self.cut.swap(way, sends or {me: x.narrow(self.dim, 0, 0)}, shapes, self.whole)
+        return came if own is None else {**came, me: own}
 
 
 class SendMove(Move):
