@@ -38,13 +38,10 @@ def test_record_holds_what_is_promised():
             assert 0 < low <= row[f"{operation}_ns"] <= high
             assert math.isclose(row[f"{operation}_ratio"], row[f"{operation}_ns"] / record["memcpy_ns"])
         assert row["bits_per_element"] == 8 * row["nbytes"] / 20_000
-    none, dynamic8, topk = record["results"]
+    none, dynamic8, _ = record["results"]
     assert none["nbytes"] == 80_016
     assert none["mean_rel_error"] == none["mean_abs_error"] == 0
     assert 0 < dynamic8["mean_rel_error"] < 0.05
-    assert dynamic8["encode_target"] == 2.5
-    assert topk["encode_feedback_target"] == 6.0
-    assert "encode_target" not in topk
     assert torch.__version__.startswith(record["environment"]["versions"]["torch"])  # and what it was built for
     assert record["configuration"]["threads"] == 2
 
@@ -63,18 +60,11 @@ def test_absent_peers_are_named(monkeypatch):
     assert [p["peer"] for p in peers if not p["installed"]] == ["bitsandbytes", "piquant"]
 
 
-def test_missed_targets_are_told():
-    met = {"codec": "fp16", "encode_ratio": 1.5, "encode_target": 1.5, "decode_ratio": 9.0}
-    missed = {"codec": "onebit", "encode_feedback_ratio": 3.5, "encode_feedback_target": 3.0}
-    told = codec_speed.missed_targets({"results": [met, missed]})
-    assert told == ["onebit encode_feedback: 3.50 × memcpy, target 3.00"]
-
-
-def test_default_specs_have_every_target_and_no_double():
+def test_default_specs_have_no_double():
     specs = codec_speed.default_specs()
     assert len(specs) == len(set(specs))
     built = [codec(spec) for spec in specs]
-    assert all(codec(spec) in built for spec in codec_speed.TARGETS)
+    assert all(codec(spec) in built for spec in codec_speed.MORE)
 
 
 @pytest.mark.parametrize("bad", [{"numel": 0}, {"threads": 0}, {"repeats": 0}])
