@@ -81,8 +81,8 @@ def _cells(member: dict[str, Any]) -> list[str]:
         return [str(member["worker"]), *[""] * (len(HEADINGS) - 2), "not yet"]
     return [
         str(member["worker"]), member["host"], member["reached"], str(member["step"]),
-        f"{member['seconds_per_step']:.3g}", f"{member['wait_share']:.0%}", words.nbytes(member["sent_nbytes"]), str(member["rejoined"]),
-        f"{member['heard_s']:.0f} s ago",
+        f"{member['seconds_per_step']:.3g}", f"{member['wait_share']:.0%}", words.nbytes(member["sent_nbytes"]),
+        str(member["rejoined"]), f"{member['heard_s']:.0f} s ago",
     ]  # fmt: skip
 
 
