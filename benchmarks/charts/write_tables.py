@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.chaos import table as chaos
 from benchmarks.codecs import device_kernels as device_kernels
+from benchmarks.codecs import device_triton_versions as device_triton_versions
 from benchmarks.consistency import consistency as consistency
 from benchmarks.divide import delta as delta
 from benchmarks.divide import divide_speeds as speed
@@ -123,6 +124,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "8bit-divided-mnist": divided_table,
     "delta": lambda record: delta.table(record["runs"]),
     "device_kernels": device_kernels.table,
+    "device_triton_versions": device_triton_versions.table,
     "divide-memory": memory_table,
     "8bit-transfer": transfer_table,
     "first-use": first_use_table,

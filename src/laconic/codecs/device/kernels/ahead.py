@@ -55,13 +55,7 @@ def variants() -> list[Variant]:
 
 def compile_for(variant: Variant, architecture: str) -> Compiled:
     """Compile one kernel for one of ARCHITECTURES."""
-    target = ARCHITECTURES[architecture]
-    names = variant.kernel.arg_names
-    given = dict(zip([name for name in names if name not in variant.constants], variant.types, strict=True))
-    signature = {name: given.get(name, "constexpr") for name in names}
-    constants = {(names.index(name),): value for name, value in variant.constants.items()}
-    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in given if given[name].startswith("*")}
-    source = ASTSource(variant.kernel, signature, constants, aligned)
+    target, source = ARCHITECTURES[architecture], _source(variant)
     options = {"num_warps": variant.num_warps, "enable_fp_fusion": False}
     made = triton.compile(source, target=target, options=options)
     moved, float_loads = _moved(made.asm["ttir"], variant)
@@ -71,6 +65,20 @@ def compile_for(variant: Variant, architecture: str) -> Compiled:
         variant.name, architecture, registers, spilled, made.metadata.shared, moved / variant.values, fused,
         max(0, int(wide) - found_wide), byte_stores,
     )  # fmt: skip
+
+
+def _source(variant: Variant) -> ASTSource:
+    """A kernel with its types and constants; all its pointers are aligned to 16 bytes, as those of tensors are."""
+    names = variant.kernel.arg_names
+    given = dict(zip([name for name in names if name not in variant.constants], variant.types, strict=True))
+    aligned = [names.index(name) for name in given if given[name].startswith("*")]
+    old = getattr(triton.backends.compiler, "AttrsDescriptor", None)
+    if old is not None:  # Triton 3.2
+        attributes = old.from_dict({"arg_properties": {"tt.divisibility": aligned}, "cls": "AttrsDescriptor"})
+        return ASTSource(variant.kernel, given, variant.constants, attributes)
+    signature = {name: given.get(name, "constexpr") for name in names}
+    constants = {(names.index(name),): value for name, value in variant.constants.items()}
+    return ASTSource(variant.kernel, signature, constants, {(at,): [["tt.divisibility", 16]] for at in aligned})
 
 
 def _moved(text: str, variant: Variant) -> tuple[float, int]:
