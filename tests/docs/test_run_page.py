@@ -1,4 +1,4 @@
-"""The commands of the page about `laconic run` work as it prints them, and so does the script with its line added."""
+"""The commands of the pages about `laconic run` work as printed, and so does the script with its lines added."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ import pytest
 from tests.docs.pages import ROOT
 from tests.lab.clusters.test_cluster import needs_root
 
-PAGE = (ROOT / "docs" / "run.md").read_text()
+PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("run.md", "across-sites.md")}
 EXAMPLE = ROOT / "examples" / "char_gpt.py"
-COMMANDS = [line for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S) for line in block.splitlines()]
+COMMANDS = [
+    line
+    for page in PAGES.values()
+    for block in re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S)
+    for line in block.splitlines()
+    if line.startswith("laconic run") and "char_gpt" in line
+]
 pytestmark = [pytest.mark.processes, pytest.mark.slow, needs_root]
 
 
@@ -25,19 +31,25 @@ def _run(words: list[str], folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if "laconic run" in command])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_the_pages_commands_run(command: str) -> None:
-    assert "[0] step 20: loss" in _run(shlex.split(command), ROOT)
+    assert re.search(r"\[0\] step [12]0: loss", _run(shlex.split(command), ROOT))
 
 
-def test_the_added_line_works(tmp_path: Path) -> None:
+def test_all_pages_have_commands() -> None:
+    assert len(COMMANDS) > 2
+    assert any("--link 20mbit,40ms" in command for command in COMMANDS)
+
+
+@pytest.mark.parametrize(("page", "link"), [("run.md", "100mbit"), ("across-sites.md", "20mbit,40ms")])
+def test_the_added_lines_work(page: str, link: str, tmp_path: Path) -> None:
     """The block is a patch: lines without a sign are the script's."""
-    (block,) = re.findall(r"^```diff\n(.*?)^```", PAGE, re.M | re.S)
+    (block,) = re.findall(r"^```diff\n(.*?)^```", PAGES[page], re.M | re.S)
     kept = [line[1:] for line in block.splitlines() if line.startswith(" ")]
     added = [line[1:] for line in block.splitlines() if line.startswith("+")]
     text = EXAMPLE.read_text()
     (place,) = kept
     assert text.count(place) == 1
     (tmp_path / "changed.py").write_text(text.replace(place, f"{place}; {'; '.join(added)}"))
-    printed = _run(["laconic", "run", "--hosts", "2", "--link", "100mbit", "changed.py", "--steps", "5"], tmp_path)
-    assert "[0] step 5: loss" in printed
+    printed = _run(["laconic", "run", "--hosts", "2", "--link", link, "changed.py", "--steps", "25"], tmp_path)
+    assert "[0] step 25: loss" in printed
