@@ -24,6 +24,7 @@ from laconic.errors import BadInput, NonFiniteError, TransportError
 from laconic.transports.base import Call, Incoming, Outgoing, Pausing, Posted, Transport, drive, finish, members_of
 from laconic.transports.world import World
 
+_CPU = torch.device("cpu")
 GENTLE = "dynamic8"  # for gradients where activations take fewer bits
 GENTLE_BITS = 8
 Spec = str | Codec
@@ -108,29 +109,39 @@ def predicted_nbytes(codec: Codec, numel: int, dtype: torch.dtype = torch.float3
 
 
 def pack(codec: Codec, tensor: Tensor, step: int = 0) -> Tensor:
-    """What is sent for `tensor`, a 1-D tensor on the CPU: itself, or a payload.
+    """What is sent for `tensor`, 1-D and in the processor's memory: its values, or a payload.
 
-    Values that the codec refuses (NaN, infinity) become a payload that unpacks to NaN, so that the other side goes on
-    as one process would.
+    The tensor of a device is encoded there, if the codec can (`codecs/device`), and only the payload crosses. Values
+    that the codec refuses (NaN, infinity) become a payload that unpacks to NaN, so that the other side goes on as one
+    process would.
     """
-    flat = tensor.detach().contiguous().view(-1).cpu()
+    flat = tensor.detach().contiguous().view(-1)
     if codec.exact:
-        return flat
+        return flat.cpu()
     try:
-        return codec.encode(flat if flat.dtype == torch.float32 else flat.float(), step=step)
+        return _codec_on(flat.device, codec).encode(flat if flat.dtype == torch.float32 else flat.float(), step=step)
     except NonFiniteError:
         room = torch.zeros(codec.max_nbytes(flat.numel()), dtype=torch.uint8)
         poison(flat.numel(), room)
         return room
 
 
-def unpack(codec: Codec, data: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """The tensor that `pack` was given, as far as the codec keeps it. Raises PayloadError."""
+def unpack(codec: Codec, data: Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device = _CPU) -> Tensor:
+    """The tensor that `pack` was given, as far as the codec keeps it, on a device. Raises PayloadError."""
     if codec.exact:
-        return data.view(tuple(shape))
+        return data.view(tuple(shape)).to(device)
     numel = math.prod(shape)
-    values = torch.full((numel,), math.nan) if is_poison(data, numel) else codec.decode(data, numel)
-    return values.to(dtype).view(tuple(shape))
+    if is_poison(data, numel):
+        return torch.full(tuple(shape), math.nan, dtype=dtype, device=device)
+    return _codec_on(device, codec).decode(data, numel).to(dtype).view(tuple(shape))
+
+
+def _codec_on(device: torch.device, codec: Codec) -> Codec:
+    if device.type == "cpu":
+        return codec
+    from laconic.codecs.device import on_device
+
+    return on_device(codec, device)
 
 
 class Silent(Transport):
@@ -246,6 +257,7 @@ class Cut:
             soon: it is waited for before anything else is sent, so that the engine's own memory will do.
         """
         codec, dtype = self.codec(way), torch.get_default_dtype() if like is None else like.dtype
+        device = _CPU if like is None else like.device
         if self.silent:
             foreseen = [self._predict(way, sends, each, dtype) for sends, each in zip(batches, shapes, strict=True)]
             return lambda: foreseen
@@ -264,11 +276,11 @@ class Cut:
                 numel += sum(tensor.numel() for peer, tensor in sends.items() if peer != self.rank)
                 yield [Outgoing(peer, data) for peer, data in packed.items() if peer != self.rank and data.numel()]
                 if self.rank in own and own[self.rank].numel():
-                    own[self.rank] = unpack(codec, packed[self.rank], own[self.rank].shape, dtype)
+                    own[self.rank] = unpack(codec, packed[self.rank], own[self.rank].shape, dtype, device)
 
         def take(index: int, data: Tensor) -> None:
             number, peer = awaited[index]
-            came[number][peer] = unpack(codec, data, came[number][peer].shape, dtype)
+            came[number][peer] = unpack(codec, data, came[number][peer].shape, dtype, device)
 
         def post() -> tuple[Call, Pausing[None]]:
             text = str(dtype).removeprefix("torch.")
@@ -292,8 +304,8 @@ class Cut:
                 self.traffic.count(self.name, way, call, numel)
             else:
                 list(leaving())
-            if like is not None and like.device.type != "cpu":
-                return [{peer: tensor.to(like.device) for peer, tensor in each.items()} for each in came]
+            if device.type != "cpu":  # what is empty has not been unpacked
+                return [{peer: tensor.to(device) for peer, tensor in each.items()} for each in came]
             return came
 
         return wait
@@ -315,13 +327,15 @@ class Cut:
         crossing.begin(outgoing)
         return crossing
 
-    def recv(self, way: str, shape: Sequence[int], dtype: torch.dtype, peer: int) -> Crossing:
-        """Start to receive what one rank sends; several may be under way.
+    def recv(
+        self, way: str, shape: Sequence[int], dtype: torch.dtype, peer: int, device: torch.device = _CPU
+    ) -> Crossing:
+        """Start to receive what one rank sends, for a device; several may be under way.
 
         They arrive in the order they were sent. Engines that cannot keep several calls under way begin in `wait`: so
         wait for what comes from one rank in the order of these calls.
         """
-        crossing = Crossing(self, way, (peer, self.rank), shape, dtype)
+        crossing = Crossing(self, way, (peer, self.rank), shape, dtype, device)
         if self.world.transport.interleaves:
             crossing.begin()
         return crossing
@@ -354,10 +368,14 @@ def _incoming(peer: int, codec: Codec, numel: int, dtype: torch.dtype, keep: boo
 class Crossing:
     """A message under way between two ranks; `wait` returns what came, None for what was sent."""
 
-    def __init__(self, cut: Cut, way: str, route: tuple[int, int], shape: Sequence[int], dtype: torch.dtype) -> None:
+    def __init__(
+        self, cut: Cut, way: str, route: tuple[int, int], shape: Sequence[int], dtype: torch.dtype,
+        device: torch.device = _CPU,
+    ) -> None:  # fmt: skip
         self._cut, self._way, self._route, self._shape, self._dtype = cut, way, route, tuple(shape), dtype
+        self._device = device
         self._under_way: tuple[Call, Pausing[None]] | None = None
-        self._value = torch.empty(self._shape, dtype=dtype) if math.prod(shape) == 0 else None
+        self._value = torch.empty(self._shape, dtype=dtype, device=device) if math.prod(shape) == 0 else None
         self._done = False
         self.payload: Tensor | None = None  # of what is sent, until it has arrived
 
@@ -373,7 +391,7 @@ class Crossing:
         return self._under_way
 
     def _take(self, index: int, data: Tensor) -> None:
-        self._value = unpack(self._cut.codec(self._way), data, self._shape, self._dtype)
+        self._value = unpack(self._cut.codec(self._way), data, self._shape, self._dtype, self._device)
 
     def arrives(self) -> Tensor:
         """What the other rank will get of what was just sent."""

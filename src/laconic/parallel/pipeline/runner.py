@@ -157,7 +157,7 @@ class Runner:
                 form = batch.forms_of(number)[value.name]
                 if self.stage in value.targets and isinstance(form, TensorForm):
                     cut = self._cut(value, form)
-                    coming = cut.recv("forward", form.shape, form.dtype, value.source)
+                    coming = cut.recv("forward", form.shape, form.dtype, value.source, self._device)
                     self._coming["forward", number, value.name] = coming
             self._posted = number + 1
 
@@ -170,7 +170,7 @@ class Runner:
         came = self._coming.pop((way, micro, name)).wait()
         assert came is not None
         self.spans.append(Span("wait", way, micro, begun, time.perf_counter()))
-        return came.to(self._device)
+        return came
 
     def _arrived(self, way: str, micro: int) -> None:
         for crossing in self._going.pop((way, micro), ()):
@@ -258,7 +258,7 @@ class Runner:
             form = batch.forms_of(micro)[value.name]
             if self.stage in value.chain[:-1] and isinstance(form, TensorForm) and form.needs_grad:
                 behind = value.chain[value.chain.index(self.stage) + 1]
-                coming = self._cut(value, form).recv("backward", form.shape, form.dtype, behind)
+                coming = self._cut(value, form).recv("backward", form.shape, form.dtype, behind, self._device)
                 self._coming["backward", micro, value.name] = coming
 
     def _deltas_of(self, batch: MicroBatches, micro: int, form: TensorForm) -> Deltas | None:
