@@ -34,6 +34,7 @@ FLOORS = {
     "exchange": 3,
     "parallel": 4,
     "consistency": 4,
+    "optim": 4,
     "warm": 4.5,
     "planner": 5,
     "lab": 6,

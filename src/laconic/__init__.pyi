@@ -5,6 +5,7 @@ from . import errors as errors
 from . import exchange as exchange
 from . import integrations as integrations
 from . import operators as operators
+from . import optim as optim
 from . import parallel as parallel
 from . import planner as planner
 from . import schedules as schedules

@@ -17,12 +17,12 @@ from laconic.consistency.base import Agreement, Setup
 from laconic.consistency.master_weights import FlatWeights
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.collectives import all_reduce, broadcast
+from laconic.exchange.layout import neighbours
 from laconic.exchange.likeness import have_equal
 from laconic.exchange.options import refuse_unsized
 from laconic.exchange.state import CompressionState
 from laconic.transports.world import World
 
-BUCKET_NBYTES = 4 << 20  # as for gradients: one bucket is encoded while another is on the wire
 # Of the exchange's options, those that weights have too: momentum is of gradients only.
 WEIGHT_OPTIONS: tuple[str, ...] = ("algorithm", "exempt", "feedback", "feedback_decay", "hosts", "message_nbytes")
 
@@ -166,7 +166,7 @@ class Averager:
             raise BadInput("codec 'factors' sends a gradient's factors; this mode sends weights")
         self.exact = str(setup.codec) == "none"
         self.native_nbytes = 0
-        self._buckets = list(_buckets(parameters))
+        self._buckets = list(neighbours(parameters))
 
     def mean(self, values: Tensor) -> float:
         """Replace `values` by its mean over all workers; returns the seconds waited for others."""
@@ -175,18 +175,6 @@ class Averager:
         records = [record for record in self.state.records if record.step == self.state.step - 1]
         self.native_nbytes += sum(record.sent_nbytes for record in records if record.algorithm == "native")
         return sum(record.wait_s for record in records)
-
-
-def _buckets(parameters: list[nn.Parameter]) -> Iterator[tuple[int, list[Tensor]]]:
-    """Neighbouring parameters, so many that they make BUCKET_NBYTES, and how many values they have."""
-    numel, held = 0, list[Tensor]()
-    for parameter in parameters:
-        numel, held = numel + parameter.numel(), [*held, parameter]
-        if 4 * numel >= BUCKET_NBYTES:
-            yield numel, held
-            numel, held = 0, []
-    if held:
-        yield numel, held
 
 
 class OwnWeights(Agreement):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from laconic.errors import BadInput
 from laconic.specs import check_kinds
 
 ALIGNED = 4096  # values: sections of a buffer begin at multiples, where blocks of codecs and vectors of kernels do too
+BUCKET_NBYTES = 4 << 20  # of a flat vector: one bucket is encoded while another is on the wire
 FEW_NBYTES = 1 << 16  # of all exempt gradients together: a message of less costs mostly its latency
 
 
@@ -406,3 +407,19 @@ def flat(parameters: Sequence[nn.Parameter]) -> FlatBuffer:
     parts = torch.split(values, [p.numel() for p in parameters])
     views = tuple(part.view(p.shape) for part, p in zip(parts, parameters, strict=True))
     return FlatBuffer(values, tuple(parameters), views)
+
+
+def neighbours(parameters: Iterable[nn.Parameter], nbytes: int = BUCKET_NBYTES) -> Iterator[tuple[int, list[Tensor]]]:
+    """Divide a flat vector of these parameters into buckets of at least so many bytes: values and parameters of each.
+
+    >>> [numel for numel, _ in neighbours([nn.Parameter(torch.ones(n)) for n in (3, 4, 2)], nbytes=20)]
+    [7, 2]
+    """
+    numel, held = 0, list[Tensor]()
+    for parameter in parameters:
+        numel, held = numel + parameter.numel(), [*held, parameter]
+        if 4 * numel >= nbytes:
+            yield numel, held
+            numel, held = 0, []
+    if held:
+        yield numel, held
