@@ -17,11 +17,12 @@ def test_no_codec_makes_it() -> None:
     assert not is_poison(torch.empty(0, dtype=torch.uint8), 9)
 
 
-def test_bytes_behind_it_are_padding() -> None:
+def test_it_is_a_header_at_the_beginning_of_its_room() -> None:
     room = torch.full((40,), 7, dtype=torch.uint8)
     assert poison(5, room).numel() == 16
     values = torch.zeros(5)
-    assert poisons(room, values)
+    assert not poisons(room, values)
+    assert poisons(room[:16], values)
     assert values.isnan().all()
 
 

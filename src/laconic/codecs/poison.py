@@ -1,8 +1,8 @@
 """Poison: the payload of values that a codec refuses, so that NaN and infinity travel as they would without one.
 
 Callers: whoever sends payloads to ranks that must go on alike: exchanges, sparse sums, cuts through a model, gossip and
-elastic jobs. Poison is a header alone (`frame.py`), under a name that no codec has; bytes behind it are padding. The
-receiver gets NaN for all of its values, instead of an error on one rank alone.
+elastic jobs. Poison is a header alone (`frame.py`), under a name that no codec has. The receiver gets NaN for all its
+values, instead of an error on one rank alone.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def poison(numel: int, out: Tensor | None = None) -> Tensor:
 
 def is_poison(payload: Tensor, numel: int) -> bool:
     """Whether this is the payload of `numel` values that are not finite; PayloadError for a damaged one."""
-    if payload.numel() < frame.HEADER_NBYTES or payload.numpy()[:4].tobytes() != _FIRST:
+    if payload.numel() != frame.HEADER_NBYTES or payload.numpy()[:4].tobytes() != _FIRST:
         return False
-    frame.unseal(payload[: frame.HEADER_NBYTES], _NAME, numel)
+    frame.unseal(payload, _NAME, numel)
     return True
 
 
