@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from laconic.codecs import codec
 from laconic.consistency import build as build_mode
-from laconic.consistency.modes.local import LocalMode
+from laconic.consistency.blocks import BlockMode
 from laconic.exchange.costs import ExchangeCost, coded_cost, plain_cost
 from laconic.planner.cost import Cost as ModelCost
 from laconic.planner.devices import Device
@@ -387,7 +387,7 @@ def _late(layers: Sequence[LayerTime], arrivals: Sequence[float], now: float) ->
 def _period(consistency: str) -> int:
     """Steps between two agreements."""
     mode = build_mode(consistency)
-    return mode.period if isinstance(mode, LocalMode) else 1
+    return (mode.period if isinstance(mode, BlockMode) else None) or 1
 
 
 def _memory(setting: Setting, strategy: Strategy, replica: ReplicaCost) -> float:

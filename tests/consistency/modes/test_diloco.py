@@ -90,6 +90,15 @@ def test_outer_steps_are_those_of_torch_to_the_bit(spec: str, nesterov: bool) ->
         assert torch.equal(theta, copied)
 
 
+@pytest.mark.parametrize(("steps", "landed"), [(10, 4), (8, 2), (7, 1)])
+def test_finish_takes_no_outer_step_that_nothing_led_to(steps: int, landed: int) -> None:
+    """What was made while a mean travelled is dropped; one that `finish` awaits counts as if it had come by then."""
+    spec = "diloco(6, delay=4)"
+    _, theta = reference.diloco(gradient, start(), M, steps, ETA, period=6, cuts=[0, SIZE], delay=landed)
+    for each in run_threads(M, lambda t: train(spec, steps, World(t)), timeout_s=60):
+        np.testing.assert_allclose(each["end"].double().numpy(), theta, rtol=5e-5, atol=5e-5)
+
+
 def test_fragments_are_whole_parameters_of_about_equal_size() -> None:
     sizes = [40, 1, 1, 30, 30, 1, 60, 5, 20]
     cut = fragments_of([nn.Parameter(torch.zeros(size)) for size in sizes], 4, 10)
