@@ -452,7 +452,7 @@ def test_a_copy_on_the_meta_device_needs_no_memory() -> None:
     assert all(p.is_meta for p in subject(torch.nn.Linear(3, 3), (3,)).model("meta").parameters())
 
 
-@pytest.mark.parametrize("mode", ["local", "local(8)", "local(period=8)", "local(8, state=forget)", "diloco(8)", "natural"])
+@pytest.mark.parametrize("mode", ["local", "local(8)", "local(period=8)", "local(8, state=forget)", "diloco(8)"])
 def test_the_period_of_a_mode_however_it_is_written(mode: str) -> None:
     assert _period(mode) == 8
     assert _period("sync") == _period("once") == 1
