@@ -143,7 +143,9 @@ def test_workers_train_through_losses_and_newcomers(where: Callable[[str], str])
     assert max(workers[1].digests) == 96
     meeting = Meeting(place)
     assert meeting.finished
-    assert {found["what"].split(":")[0] for found in meeting.events()} >= {"joined", "left"}
+    happened = {found["what"].split(":")[0] for found in meeting.events()}
+    assert "joined" in happened
+    assert happened & {"left", "lost"}, "a goodbye may be overtaken by the end of its connection"
     meeting.close()
 
 
