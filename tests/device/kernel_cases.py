@@ -1,13 +1,6 @@
-"""What `test_kernels.py` runs on a fake device: Triton kernels by its interpreter, and the device's streams and memory.
-
-`TRITON_INTERPRET` has to be set before Triton is imported, and nothing imports it in these processes but this module.
-"""
+"""What `test_kernels.py` runs on a fake device: Triton kernels by its interpreter, with the device's streams."""
 
 from __future__ import annotations
-
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
 
 import contextlib
 from collections.abc import Iterator

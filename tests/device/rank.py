@@ -11,6 +11,8 @@ import os
 import sys
 import traceback
 
+os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
+
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup

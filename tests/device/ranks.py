@@ -1,4 +1,4 @@
-"""Two processes with a fake device each, in which a module's cases run: started for the first, ended after the last."""
+"""Two processes with a fake device each, in which all cases run: started for the first, ended after the last."""
 
 from __future__ import annotations
 

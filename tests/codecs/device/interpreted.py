@@ -1,6 +1,6 @@
 """Every kernel by Triton's interpreter beside the processor's codec: a process of its own that `test_kernels.py` reads.
 
-`python -m tests.codecs.device.interpreted [NAME …]` writes a line of JSON a spec: [spec, cases, what went wrong].
+`python -m tests.codecs.device.interpreted [NUMBER PARTS]` writes a line of JSON a spec: [spec, cases, what went wrong].
 `TRITON_INTERPRET=1` has to be set before Triton is imported, and holds for the whole process.
 """
 
@@ -26,10 +26,11 @@ COMPOSITIONS = {"topk": ["topk(0.05)+qsgd(4)", "topk(16, bucket=512)+linear8(64)
 
 
 def served() -> Iterator[str]:
-    """The specs of codecs that kernels serve."""
-    for name in KERNELS.names():
+    """The specs of codecs that kernels serve; of every name in turn, if this process does a part of them only."""
+    number, parts = map(int, sys.argv[1:] or (0, 1))
+    for name in list(KERNELS.names())[number::parts]:
         for spec in [*specs_of(name), *COMPOSITIONS.get(name, [])]:
-            if (not sys.argv[1:] or name in sys.argv[1:]) and not KERNELS.get(name).why_not(laconic.codec(spec), CPU):
+            if not KERNELS.get(name).why_not(laconic.codec(spec), CPU):
                 yield spec
 
 

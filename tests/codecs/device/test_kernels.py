@@ -12,12 +12,22 @@ SPECS = ("none", "fp16", "bf16", "dynamic8", "fp8", "linear8", "mantissa8",
          "onebit", "qsgd", "sign", "static8", "ternary", "topk")  # fmt: skip
 
 
+PROCESSES = 2
+
+
 @pytest.fixture(scope="module")
 def results() -> dict[str, tuple[int, list[str]]]:
-    command = [sys.executable, "-m", "tests.codecs.device.interpreted"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {spec: (cases, wrong) for spec, cases, wrong in map(json.loads, done.stdout.splitlines())}
+    found = {}
+    for process in [_start(number) for number in range(PROCESSES)]:
+        answers, said = process.communicate(timeout=400)
+        assert process.returncode == 0, said[-3000:]
+        found |= {spec: (cases, wrong) for spec, cases, wrong in map(json.loads, answers.splitlines())}
+    return found
+
+
+def _start(number: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.codecs.device.interpreted", str(number), str(PROCESSES)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.timeout(420)
