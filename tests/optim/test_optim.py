@@ -181,6 +181,87 @@ def test_groups_have_rates_of_their_own_and_schedulers_change_them() -> None:
     optimizer.close()
 
 
+@pytest.mark.parametrize("name", ["onebit_adam", "zero_one_adam"])
+def test_rows_that_nobody_has_used_stay(name: str) -> None:
+    """A bit is never zero: divided by √0 + ε, what it leaves in such rows would be 10⁸ times too much."""
+
+    def work(transport: Any) -> tuple[Tensor, Tensor]:
+        table = nn.Embedding(100, 40, _weight=torch.ones(100, 40))
+        optimizer = _made(name, table, transport)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            table(torch.arange(50)).mul(step + transport.rank + 1.0).sum().backward()
+            optimizer.step()
+        optimizer.close()
+        return table.weight.detach()[:50], table.weight.detach()[50:]
+
+    for used, unused in run_threads(2, work):
+        assert torch.equal(unused, torch.ones(50, 40))
+        assert 0 < (used - 1).abs().max() < 1
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_frozen_parameters_stay_and_the_others_resume(name: str, size: int) -> None:
+    def work(transport: Any) -> int:
+        model = _model()
+        frozen, *others = model.parameters()
+        frozen.requires_grad_(False)
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer = _made(name, model, transport, weight_decay=0.1)
+        _step(optimizer, 0, transport.rank)
+        assert torch.equal(frozen, before[0])
+        assert not any(torch.equal(p, was) for p, was in zip(others, before[1:], strict=True))
+        again = _made(name, copy.deepcopy(model), transport, weight_decay=0.1)
+        again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        for each in (optimizer, again):
+            _step(each, 1, transport.rank)
+        assert all(torch.equal(p, q) for p, q in zip(optimizer._parameters, again._parameters, strict=True))
+        frozen.grad = torch.ones_like(frozen)
+        with pytest.raises(BadInput, match="a parameter needs gradients since"):
+            optimizer.step()
+        for each in (optimizer, again):
+            each.close()
+        return optimizer.sent_nbytes
+
+    assert all((sent > 0) == (size > 1) for sent in run_threads(size, work))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_step_that_overflows_on_one_worker_is_skipped_by_all(name: str) -> None:
+    def work(transport: Any) -> Tensor:
+        model = _model()
+        optimizer = _made(name, model, transport)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for step in range(3):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(2, SIDE)).sum()).backward()
+            if step == 1 and transport.rank == 1:
+                optimizer._parameters[0].grad[0, 0] = float("inf")  # type: ignore[index]
+            before = _flat(model)
+            scaler.step(optimizer)
+            scaler.update()
+            assert torch.equal(before, _flat(model)) == (step == 1)
+        optimizer.close()
+        return _flat(model)
+
+    one, other = run_threads(2, work)
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_weights_of_convolutions_in_any_layout(name: str) -> None:
+    layers = [nn.Conv2d(20, 20, 3), nn.Conv2d(20, 20, 3)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    layers[1].to(memory_format=torch.channels_last)
+    for layer in layers:
+        optimizer = OPTIMIZERS.get(name)(layer.parameters(), **OPTIONS[name])  # type: ignore[call-arg]
+        for step in range(2):
+            _step(optimizer, step, 0)
+        optimizer.close()
+    torch.testing.assert_close(layers[0].weight, layers[1].weight)
+
+
 def test_bad_input_is_one_sentence() -> None:
     weights = [nn.Parameter(torch.ones(2))]
     for make, sentence in (
@@ -190,6 +271,8 @@ def test_bad_input_is_one_sentence() -> None:
         (lambda: laconic.optim.DeMo(weights, k=65), "0 < k ≤ chunk"),
         (lambda: laconic.optim.Dion(weights, matrix_rank=0), "matrix_rank is at least 1"),
         (lambda: laconic.optim.DeMo(weights, beta=1.0), "a beta is at least 0 and below 1"),
+        (lambda: laconic.optim.DeMo([torch.ones(2)]), "no parameter needs a gradient"),
+        (lambda: laconic.optim.DeMo(weights).add_param_group({"params": weights}), "takes no further parameters"),
     ):
         with pytest.raises(BadInput, match=sentence):
             make()

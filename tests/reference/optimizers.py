@@ -17,6 +17,7 @@ def onebit_adam(x: Array, gradients: list[list[Array]], lr: float, betas: tuple[
     for t, of_workers in enumerate(gradients):
         mean = np.mean(of_workers, axis=0)
         m = betas[0] * m + (1 - betas[0]) * mean  # the mean of β₁m + (1−β₁)gᵢ is the same
+        m = np.where((v == 0) & (t >= freeze_step), 0.0, m)
         if t < freeze_step:
             v = betas[1] * v + (1 - betas[1]) * mean**2
         x = x - lr * (m / (np.sqrt(v) + eps) + weight_decay * x)
@@ -41,6 +42,7 @@ def zero_one_adam(x: Array, gradients: list[list[Array]], lr: float, betas: tupl
         if t in agreements:
             mean = np.mean(u, axis=0)
             u = [mean.copy() for _ in range(workers)]
+        u = [np.where(v == 0, 0.0, each) for each in u]
         own = [start - u[i] / (np.sqrt(v) + eps) for i in range(workers)]
         if t in agreements:
             m = [u[i] / rates for i in range(workers)]

@@ -19,6 +19,7 @@ from torch.amp.grad_scaler import GradScaler
 from laconic.errors import BadInput
 from laconic.exchange.collectives import all_reduce
 from laconic.exchange.layout import SetAside
+from laconic.exchange.overflow import overflowed
 from laconic.exchange.ownership import owned
 from laconic.transports.world import World
 
@@ -95,7 +96,7 @@ class StepHooks:
                 text = "whose workers agree on gradients and loss at every evaluation; else step without it"
                 raise BadInput(f"a closure goes with consistency 'sync', {text}")
             return (args[0], self._agreed(closure)), {k: v for k, v in options.items() if k != "closure"}
-        if self._overflowed():
+        if overflowed(optimizer, self.job.world):
             self._skipped = SetAside(p for group in optimizer.param_groups for p in group["params"])
         else:
             self.job.before_step()
@@ -114,25 +115,6 @@ class StepHooks:
             return mean.to(loss) if isinstance(loss, torch.Tensor) else float(mean)
 
         return evaluate
-
-    def _overflowed(self) -> bool:
-        """Whether GradScaler has found NaN or infinity on any worker; else its scale is taken out of the gradients."""
-        optimizer: Any = self.optimizer
-        found = vars(optimizer).get("found_inf")
-        if found is None:
-            return False
-        scale, optimizer.grad_scale, optimizer.found_inf = optimizer.grad_scale, None, None
-        worst = torch.as_tensor(found, dtype=torch.float32).detach().cpu().reshape(1).clone()
-        if not self.job.alone:
-            all_reduce(worst, "max", algorithm="tree", group=self.job.world)
-        if bool(worst.any()):
-            return True
-        if scale is not None:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        parameter.grad.div_(scale.to(parameter.grad.device))
-        return False
 
     def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         if self._skipped is not None:

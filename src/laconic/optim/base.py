@@ -22,6 +22,7 @@ from laconic.exchange.collectives import broadcast
 from laconic.exchange.layout import neighbours
 from laconic.exchange.likeness import check_alike, have_equal
 from laconic.exchange.options import Options, refuse_unsized
+from laconic.exchange.overflow import overflowed
 from laconic.exchange.ownership import check_owner, owned
 from laconic.exchange.state import CompressionState
 from laconic.registry import Registry
@@ -36,25 +37,34 @@ class ExchangingOptimizer(torch.optim.Optimizer, ABC):
     """An optimiser that agrees with the other workers by itself; all begin with rank 0's weights.
 
     Gradients are each worker's own: do not wrap the model in DDP. Weights may be bfloat16 or float16; what is kept and
-    exchanged is float32. Alone, nothing is sent, and no codec is applied.
+    exchanged is float32. Alone, nothing is sent, and no codec is applied. Parameters that need no gradient when the
+    optimiser is made stay as they are. Under torch.amp.GradScaler, all workers skip a step that overflowed on any.
 
     Args:
         codec: what large parameters are sent through, with error feedback; biases and small ones are exact.
         world: where to communicate; None is the default world.
 
+    Attributes:
+        sent_nbytes: payload bytes that this worker's steps have sent.
+
     Raises:
-        BadInput: a parameter is sparse, or a number is out of range.
+        BadInput: a gradient is sparse, no parameter needs one, or a number is out of range.
         Mismatch: another worker has other parameters or other options.
     """
 
     name: ClassVar[str]
+    _step_supports_amp_scaling: ClassVar[bool] = True  # by this GradScaler leaves unscaling, and skipping, to `step`
 
     def __init__(
         self, params: Parameters, defaults: dict[str, Any], *, codec: str | Codec = "none", world: World | None = None
     ) -> None:
         super().__init__(params, {**defaults, "step": 0})
         self.world = world or current()
-        self._parameters = [p for group in self.param_groups for p in group["params"]]
+        groups = enumerate(self.param_groups)
+        held = [(number, p) for number, group in groups for p in group["params"] if p.requires_grad]
+        if not held:
+            raise BadInput(f"{type(self).__name__} has nothing to train: no parameter needs a gradient")
+        self._parameters, self._group_of = [p for _, p in held], [number for number, _ in held]
         self._numels = [p.numel() for p in self._parameters]
         named = [(f"parameter {number}", p) for number, p in enumerate(self._parameters)]
         options = Options(world=self.world)
@@ -62,6 +72,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, ABC):
         refuse_unsized(self._coded.buckets.choice, options.algorithm, self.world.transport)
         self._buckets = list(neighbours(self._parameters))
         shapes = [(name, str(tuple(p.shape))) for name, p in named]
+        self.sent_nbytes = 0
         chosen = sorted((k, str(v)) for k, v in defaults.items())
         check_alike(type(self).__name__, [("codec", str(codec)), *chosen, *shapes], self.world.transport)
         self._start_alike()
@@ -87,10 +98,19 @@ class ExchangingOptimizer(torch.optim.Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._update(self._gradients())
-        for group in self.param_groups:
-            group["step"] += 1
+        if not overflowed(self, self.world):
+            sent_before = self.world.transport.counters.total_sent_nbytes
+            self._update(self._gradients())
+            self.sent_nbytes += self.world.transport.counters.total_sent_nbytes - sent_before
+            for group in self.param_groups:
+                group["step"] += 1
         return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group while the optimiser is made; BadInput later, for what is exchanged is laid out then."""
+        if hasattr(self, "_parameters"):
+            raise BadInput(f"{type(self).__name__} takes no further parameters; make another one of all of them")
+        super().add_param_group(param_group)
 
     @abstractmethod
     def _update(self, gradients: Tensor) -> None:
@@ -106,17 +126,12 @@ class ExchangingOptimizer(torch.optim.Optimizer, ABC):
             state.buckets.exchange([(part, held) for part, (_, held) in zip(parts, self._buckets, strict=True)])
         return values
 
-    @property
-    def sent_nbytes(self) -> int:
-        """Payload bytes of this worker's exchanges so far, as far as they are still recorded."""
-        return sum(record.sent_nbytes for state in (self._exact, self._coded) for record in list(state.records))
-
     # layout
 
     def pieces(self, *vectors: Tensor) -> Iterator[tuple[dict[str, Any], nn.Parameter, list[Tensor]]]:
         """Each parameter with its group, and its part of each flat vector in its shape."""
         parts = zip(*(torch.split(vector, self._numels) for vector in vectors), strict=True)
-        groups = (group for group in self.param_groups for _ in group["params"])
+        groups = (self.param_groups[number] for number in self._group_of)
         for group, parameter, part in zip(groups, self._parameters, parts, strict=True):
             yield group, parameter, [each.view(parameter.shape) for each in part]
 
@@ -137,11 +152,14 @@ class ExchangingOptimizer(torch.optim.Optimizer, ABC):
     def _kept(self, parameter: Tensor, name: str) -> Tensor:
         state = self.state[parameter]
         if name not in state:
-            state[name] = torch.zeros_like(parameter, dtype=torch.float32)
+            state[name] = torch.zeros_like(parameter, dtype=torch.float32, memory_format=torch.contiguous_format)
         kept: Tensor = state[name]
         return kept
 
     def _gradients(self) -> Tensor:
+        held = set(map(id, self._parameters))
+        if any(parameter.grad is not None and id(parameter) not in held for parameter in self._everything()):
+            raise BadInput(f"a parameter needs gradients since {type(self).__name__} was made; make another one")
         found = []
         for parameter in self._parameters:
             if parameter.grad is None:
@@ -154,9 +172,13 @@ class ExchangingOptimizer(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def _start_alike(self) -> None:
-        if not self.alone and not have_equal(self._parameters, self.world.transport):
-            for parameter in self._parameters:
+        if not self.alone and not have_equal(self._everything(), self.world.transport):
+            for parameter in self._everything():
                 parameter.copy_(broadcast(parameter.detach().clone(), root=0, group=self.world))
+
+    def _everything(self) -> list[Tensor]:
+        """All parameters, also those that stay as they are, in the order in which torch numbers them."""
+        return [parameter for group in self.param_groups for parameter in group["params"]]
 
     # state
 
@@ -176,8 +198,9 @@ class ExchangingOptimizer(torch.optim.Optimizer, ABC):
     def _restore(self, _: torch.optim.Optimizer) -> None:
         """Take float32 values over as they were: torch has turned them into the parameters' type."""
         coming, self._coming = self._coming, {}
+        everything = self._everything()
         for number, values in coming.items():
-            parameter = self._parameters[number]
+            parameter = everything[number]
             for name, value in values.items():
                 self.state[parameter][name] = value.to(parameter.device, copy=True)
 

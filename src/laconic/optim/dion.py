@@ -68,7 +68,7 @@ class Dion(ExchangingOptimizer):
                 self._move_vector(group, parameter, next(mean).view_as(parameter))
 
     def _is_matrix(self, parameter: Tensor) -> bool:
-        return parameter.dim() > 1 and min(parameter.shape[0], parameter[0].numel()) > self._rank
+        return parameter.dim() > 1 and min(parameter.shape[0], math.prod(parameter.shape[1:])) > self._rank
 
     def _move_matrix(self, group: dict[str, Any], parameter: Tensor, gradient: Tensor, number: int) -> None:
         rows, columns = gradient.shape

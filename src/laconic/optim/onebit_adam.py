@@ -17,6 +17,9 @@ class OneBitAdam(ExchangingOptimizer):
     Before:  ḡ = mean(gᵢ), exact;  m ← β₁m + (1−β₁)ḡ;  v ← β₂v + (1−β₂)ḡ².
     After:   mᵢ = β₁m + (1−β₁)gᵢ;  m ← mean(C(mᵢ)), with error feedback on both legs;  v stays.
     Always:  x ← x − lr·(m/(√v + ε) + weight_decay·x).
+    Where v is 0 when it freezes, as in rows of an embedding that nobody has used, m stays 0: one bit has no zero, and
+    what a codec puts there would be divided by ε alone. Warm up for long enough that all that matters has had a
+    gradient.
 
     Cost: of an all-reduce of float32 before, and of one bit a value and a scale after `freeze_step`.
 
@@ -25,7 +28,8 @@ class OneBitAdam(ExchangingOptimizer):
         codec: what momentum is sent through after that.
 
     Source: Tang et al., 1-bit Adam, ICML 2021, Alg. 1.
-    Differs: biases and small parameters stay exact; no bias correction, as in the paper.
+    Differs: biases and small parameters stay exact; values without second moments stay, which DeepSpeed leaves to an
+    `exp_avg_mask`; no bias correction, as in the paper.
     """
 
     def __init__(
@@ -55,9 +59,11 @@ class OneBitAdam(ExchangingOptimizer):
             m.mul_(group["betas"][0]).add_(g, alpha=1 - group["betas"][0])
         if frozen:
             self.mean(momentum, coded=True)
-        self.keep("exp_avg", momentum)
         for group, parameter, (m, g) in self.pieces(momentum, gradients):
             v = self._kept(parameter, "exp_avg_sq")
-            if not frozen:
+            if frozen:
+                m.masked_fill_(v == 0, 0.0)
+            else:
                 v.mul_(group["betas"][1]).addcmul_(g, g, value=1 - group["betas"][1])
             self.move(parameter, m / (v.sqrt() + group["eps"]), group["weight_decay"], group["lr"])
+        self.keep("exp_avg", momentum)

@@ -18,7 +18,9 @@ class ZeroOneAdam(ExchangingOptimizer):
     At every step t, on worker i, with u the sum of what it has moved by since the last agreement:
     mᵢ ← β₁mᵢ + (1−β₁)gᵢ;  xᵢ ← xᵢ − lr·mᵢ/(√v + ε);  uᵢ ← uᵢ + lr·mᵢ.
     At t in T_u:  ū = mean(C(uᵢ));  x = x' − ū/(√v + ε) from where all were at the last agreement, x';
-    m = ū/Σlr;  uᵢ ← 0.  At t in T_v:  v ← β₂v + (1−β₂)·mean(gᵢ)², exact.
+    m = ū/Σlr;  uᵢ ← 0.  At t in T_v, before all else:  v ← β₂v + (1−β₂)·mean(gᵢ)², exact.
+    Where v is 0, as in rows of an embedding that nobody has used yet, u and m stay 0: one bit has no zero, and what a
+    codec puts there would be divided by ε alone.
 
     T_v: after every `var_scaler` of its steps the distance to the next doubles, until `var_freeze_step`. T_u: every
     step until then; later the distance doubles every `local_scaler` steps, to `local_most` at the most.
@@ -29,7 +31,8 @@ class ZeroOneAdam(ExchangingOptimizer):
         var_freeze_step, var_scaler, local_scaler, local_most: as above.
 
     Source: Lu et al., Maximizing Communication Efficiency for Large-scale Training via 0/1 Adam, ICLR 2023, Alg. 1.
-    Differs: weight decay is decoupled, and applied at every step; small parameters are exact.
+    Differs: v is renewed before it is used, not after; ε is added to √v; weight decay is decoupled, and applied at
+    every step; small parameters are exact; values without second moments stay.
     """
 
     def __init__(
@@ -86,7 +89,9 @@ class ZeroOneAdam(ExchangingOptimizer):
         if agrees:
             self.mean(moved, coded=True)
         for group, parameter, (u,) in self.pieces(moved):
-            scale = self._kept(parameter, "exp_avg_sq").sqrt() + group["eps"]
+            v = self._kept(parameter, "exp_avg_sq")
+            u.masked_fill_(v == 0, 0.0)  # no gradient so far, and one bit has no zero
+            scale = v.sqrt() + group["eps"]
             start = self._kept(parameter, "agreed")
             decay = group["weight_decay"] * group["lr_sum"]
             parameter.copy_(start - u / scale - decay * start)
