@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.codecs.device.streams import mark, pin
+from laconic.codecs.device.streams import hold, mark, pin
 from laconic.exchange.staging import Staging
 
 Pair = tuple[Tensor, Tensor]  # of a device, and its twin
@@ -81,7 +81,7 @@ class HostCopies:
                 for source, target, on_device in own:
                     target.copy_(source, non_blocking=stream is not None)
                     if stream is not None:
-                        on_device.record_stream(stream)
+                        hold(on_device, stream)
                 if stream is not None:
                     events.append(mark(own[0][2]))
         return events

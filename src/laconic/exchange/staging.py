@@ -22,7 +22,7 @@ from torch import Tensor
 
 from laconic.codecs import Codec
 from laconic.codecs.device import way
-from laconic.codecs.device.streams import PinnedMemory, has_streams, mark
+from laconic.codecs.device.streams import PinnedMemory, has_streams, hold, mark
 from laconic.errors import DeviceMemoryError
 from laconic.exchange.layout import Gradients
 from laconic.transports.base import Pause, Pausing
@@ -54,7 +54,7 @@ class Staging:
         with self.copying(buffer.device) as stream:
             stream.wait_event(gradients.event)
             gradients.pinned.copy_(buffer, non_blocking=True)
-            buffer.record_stream(stream)
+            hold(buffer, stream)
             gradients.event = mark(buffer)
         return gradients.event.synchronize  # type: ignore[no-any-return]
 
@@ -71,7 +71,7 @@ class Staging:
         with self.copying(buffer.device) as stream:
             if stream is not None:
                 stream.wait_event(gradients.event)
-                buffer.record_stream(stream)
+                hold(buffer, stream)
             return buffer.to(dtype)
 
     def running(self, steps: Pausing[T], device: torch.device) -> Pausing[T]:
@@ -104,7 +104,7 @@ class Staging:
             pinned.copy_(values)
         with self.copying(buffer.device) as stream:
             buffer.copy_(pinned, non_blocking=True)
-            buffer.record_stream(stream)
+            hold(buffer, stream)
             gradients.returned = mark(buffer)
         gradients.pinned = None
         self._memory.give(pinned, gradients.returned)

@@ -6,6 +6,7 @@ event that its last user left has happened.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from typing import Any
@@ -51,6 +52,15 @@ def wait(tensor: Tensor) -> None:
         event.synchronize()
 
 
+def hold(tensor: Tensor, stream: Any) -> None:
+    """Keep a tensor's memory from being given out again before `stream` is through with it.
+
+    A device whose memory is not kept for reuse has no such operation, and needs none.
+    """
+    with contextlib.suppress(NotImplementedError):
+        tensor.record_stream(stream)
+
+
 def copy(target: Tensor, source: Tensor) -> None:
     """Copy between a device and pinned memory on the device's current stream; wait only where it has no streams."""
     device = target.device if source.device.type == "cpu" else source.device
@@ -58,7 +68,8 @@ def copy(target: Tensor, source: Tensor) -> None:
 
 
 def pin(numel: int, dtype: torch.dtype, device: torch.device, what: str, cure: str) -> Tensor:
-    """Memory that a device copies to and from by itself; ordinary memory where the device has no streams.
+    """Memory that a device copies to and from by itself; ordinary memory where the device has no streams, or no such
+    memory.
 
     Raises:
         DeviceMemoryError: so much cannot be pinned for `what`; the sentence says what `cure` there is.
@@ -66,6 +77,8 @@ def pin(numel: int, dtype: torch.dtype, device: torch.device, what: str, cure: s
     try:
         return torch.empty(numel, dtype=dtype, pin_memory=has_streams(device))
     except RuntimeError as error:  # torch's own error for want of memory is one, too
+        if "getPinnedMemoryAllocator" in str(error):  # torch's word that this device's backend pins nothing
+            return torch.empty(numel, dtype=dtype)
         text = f"{numel * dtype.itemsize / 2**20:.1f} MiB of memory for {what} of {device} cannot be pinned"
         raise DeviceMemoryError(f"{text}: {error}; {cure}, or allow more locked memory") from error
 
