@@ -34,5 +34,9 @@ def test_a_device_that_pins_nothing_gets_ordinary_memory(
         assert streams.pin(8, torch.float32, torch.device("meta"), "weights", "free some").shape == (8,)
 
 
-def test_memory_that_is_not_kept_for_reuse_needs_no_hold() -> None:
-    streams.hold(torch.ones(3), None)  # the processor has no such operation
+def test_memory_that_is_not_kept_for_reuse_needs_no_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any) -> None:
+        raise NotImplementedError("Could not run 'aten::record_stream'")
+
+    monkeypatch.setattr(torch.Tensor, "record_stream", missing)
+    streams.hold(torch.ones(3), object())
