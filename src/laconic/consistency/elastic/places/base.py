@@ -21,7 +21,7 @@ JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SCHEME = re.compile(r"([a-z][a-z0-9+]*)://(.*)")
 
 
-class Place(Protocol):
+class MeetingPlace(Protocol):
     """Named texts. What cannot be read or written raises StorageError, and may be tried again.
 
     Attributes:
@@ -51,10 +51,10 @@ class Place(Protocol):
         """Release what holds the place open; safe to call twice."""
 
 
-PLACES: Registry[type[Place]] = Registry("meeting place", "laconic.consistency.elastic.places")
+PLACES: Registry[type[MeetingPlace]] = Registry("meeting place", "laconic.consistency.elastic.places")
 
 
-def open_place(where: str | Path) -> Place:
+def open_place(where: str | Path) -> MeetingPlace:
     """The place that a user named: a folder, or an address such as `tcp://host:port/job` or `etcd://host:2379/job`.
 
     Raises:

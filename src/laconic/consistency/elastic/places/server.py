@@ -39,7 +39,7 @@ class PlaceKind(MessageKind):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a worker wants of one job's place: an operation of `Place`, by name."""
+    """What a worker wants of one job's place: an operation of `MeetingPlace`, by name."""
 
     job: str
     what: Literal["create", "replace", "append", "read", "names"]
