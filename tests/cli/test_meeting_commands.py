@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from laconic.cli import main
+from laconic.cli.join import _is_local
 from laconic.cli.status import collect, exposition
 from laconic.consistency.elastic.meeting import Meeting, View, event
-from tests.consistency.elastic.places import free_port
+from tests.consistency.elastic.places import answering, free_port
 from tests.consistency.elastic.trainers import until
 
 SCRIPT = """
@@ -82,6 +84,36 @@ def test_a_worker_that_nobody_would_reach_is_told(
             main(words)
         assert ended.value.code == 2
         assert sentence in capsys.readouterr().err
+
+
+def test_where_a_worker_is_reached_is_asked_of_places_elsewhere_only() -> None:
+    local = ("folder", "tcp://localhost:1/a", "tcp://[::1]:1/a", "etcd://127.0.0.1", "etcds://me:pw@localhost:1,127.0.0.2/a")
+    assert all(_is_local(place) for place in local)
+    far = ("tcp://10.0.0.1:1/a", "tcp://localhost.example.com:1", "etcd://127.0.0.1,10.0.0.1/a", "etcds://me:127.@a/b")
+    assert not any(_is_local(place) for place in far)
+
+
+def test_a_password_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("etcd3gw", reason="etcd's client is not installed")
+    (tmp_path / "train.py").write_text("")
+    started: list[str] = []
+    monkeypatch.setattr(os, "execv", lambda program, words: started.append(program))
+    monkeypatch.setenv("LACONIC_MEETING", "")
+    with answering(b'{"token": "x"}') as server, pytest.raises(SystemExit):
+        main(["join", f"etcd://me:secret@{server}/job", str(tmp_path / "train.py")])
+    assert started
+    shown = capsys.readouterr()
+    assert f"etcd://me@{server}/job: nobody yet" in shown.err
+    assert "secret" not in shown.out + shown.err
+
+
+def test_metrics_need_a_port_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit) as ended:
+        main(["status", str(tmp_path), "--prometheus", str(taken.getsockname()[1])])
+    assert ended.value.code == 2
+    assert "cannot serve metrics at" in capsys.readouterr().err
 
 
 def test_what_is_shown_of_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

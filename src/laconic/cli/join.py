@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from laconic.errors import BadInput
+from laconic.transports.zeromq_keys import is_loopback
 
 Meeting = Annotated[str, typer.Argument(help="Where the job meets: a folder, tcp://host:port/job or etcd://host/job.")]
 Script = Annotated[Path, typer.Argument(help="A script that calls laconic.elastic without naming a meeting place.")]
@@ -37,10 +38,19 @@ def join(meeting: Meeting, script: Script, arguments: Arguments = None, relay: R
     bound = os.environ.get("LACONIC_BIND")
     if relay is not None:
         os.environ[RELAY_VARIABLE] = relay
-    relayed = os.environ.get(RELAY_VARIABLE) is not None
-    if bound is None and not relayed and "://" in meeting and not meeting.startswith(("tcp://127.", "etcd://127.", "tcp://localhost")):
+    if not bound and not os.environ.get(RELAY_VARIABLE) and not _is_local(meeting):
         cure = "set LACONIC_BIND to the address or interface at which they do, or --relay"
         raise BadInput(f"this worker would listen on loopback, where no other machine reaches it; {cure}")
-    typer.echo(f"{meeting}: {others}", err=True)
+    typer.echo(f"{place.where}: {others}", err=True)
     os.environ[MEETING_VARIABLE] = meeting
     os.execv(sys.executable, [sys.executable, str(script), *(arguments or [])])
+
+
+def _is_local(meeting: str) -> bool:
+    """Whether a meeting place is on this machine, as far as its name tells: a folder may be shared."""
+    from laconic.consistency.elastic.places.base import split_address, split_port
+
+    if "://" not in meeting:
+        return True
+    servers = split_address(meeting, meeting)[0].rpartition("@")[2].split(",")
+    return all(is_loopback(split_port(each, 2379, meeting)[0]) for each in servers)

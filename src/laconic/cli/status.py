@@ -12,7 +12,7 @@ import typer
 
 from laconic.cli.shared import Json, count_option, echo_json, echo_table
 from laconic.consistency.elastic.meeting import Meeting
-from laconic.errors import StorageError
+from laconic.errors import BadInput, StorageError
 from laconic.lab.report import words
 
 HEADINGS = ("worker", "host", "reached", "step", "s/step", "waits", "sent", "rejoined", "heard")
@@ -32,7 +32,13 @@ def status(
         if prometheus is not None:
             return _serve(place, prometheus)
         for _ in _rounds(watch):
-            found = collect(place)
+            try:
+                found = collect(place)
+            except StorageError as error:
+                if not watch:
+                    raise
+                typer.echo(str(error), err=True)  # it may come back
+                continue
             if json:
                 echo_json(found)
             else:
@@ -99,6 +105,8 @@ def exposition(found: dict[str, Any]) -> str:
 
 def _serve(place: Meeting, port: int) -> None:
     class Metrics(BaseHTTPRequestHandler):
+        timeout = AGAIN_S  # of somebody who connects without a word, behind whom the others wait
+
         def do_GET(self) -> None:
             try:
                 code, text = 200, exposition(collect(place))
@@ -112,6 +120,10 @@ def _serve(place: Meeting, port: int) -> None:
         def log_message(self, *_: Any) -> None:
             pass
 
-    with HTTPServer(("127.0.0.1", port), Metrics) as server, contextlib.suppress(KeyboardInterrupt):
+    try:
+        server = HTTPServer(("127.0.0.1", port), Metrics)
+    except OSError as error:
+        raise BadInput(f"cannot serve metrics at 127.0.0.1:{port}: {error.strerror}") from None
+    with server, contextlib.suppress(KeyboardInterrupt):
         typer.echo(f"metrics of {place.where} are at http://127.0.0.1:{port}/metrics", err=True)
         server.serve_forever()

@@ -124,8 +124,8 @@ def host_to_bind(bind: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`, an address or the interface `lo`."""
+    """Whether only this machine can reach `host`: an address, `localhost` or the interface `lo`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "lo"
+        return host in ("lo", "localhost")

@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,29 @@ def opened(kind: str, folder: Path) -> Iterator[Callable[[str], str]]:
         yield server.where
     finally:
         server.stop()
+
+
+@contextlib.contextmanager
+def answering(text: bytes) -> Iterator[str]:
+    """`host:port` of what says that it is etcd, and answers every request with the same text."""
+
+    class Same(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._say(b'{"etcdserver": "3.5.0"}')
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self._say(text)
+
+        def _say(self, said: bytes) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(said)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Same) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()

@@ -92,8 +92,8 @@ class Meeting:
 
     def number(self) -> int:
         """A number that no other worker of this job has or had."""
-        candidate = self._highest(_ID) + 1
-        while not self._place.create(f"id-{candidate:08d}", ""):
+        candidate = self._highest("id-", _ID) + 1
+        while not self._create(f"id-{candidate:08d}", ""):
             candidate += 1
         return candidate
 
@@ -101,11 +101,11 @@ class Meeting:
         """Make a view the valid one; False when another of its number is there already."""
         name, text = _view_name(view.number), view.to_json()
         # Where the answer to an earlier try was lost, the view that is there is this one.
-        return self._place.create(name, text) or self._place.read(name) == text.encode()
+        return self._create(name, text) or self._place.read(name) == text.encode()
 
     def newest(self, known: int = 0) -> View | None:
         """The newest view above number `known`; None where there is none."""
-        number, text = known or self._highest(_VIEW) - 1, None
+        number, text = known or self._highest("view-", _VIEW) - 1, None
         while (later := self._place.read(_view_name(number + 1))) is not None:
             number, text = number + 1, later
         if text is None:
@@ -174,9 +174,16 @@ class Meeting:
             self._reader.stop()
         self._place.close()
 
-    def _highest(self, pattern: re.Pattern[str]) -> int:
+    def _create(self, name: str, text: str) -> bool:
+        if self._place.create(name, text):
+            return True
+        if self._place.read(name) is None:
+            raise StorageError(f"{self.where} is no meeting place: it refuses {name} as taken, and does not have it")
+        return False
+
+    def _highest(self, prefix: str, pattern: re.Pattern[str]) -> int:
         """The highest number of texts that are called so, 0 where there are none."""
-        return max((int(name[1]) for name in map(pattern.fullmatch, self._place.names()) if name), default=0)
+        return max((int(name[1]) for name in map(pattern.fullmatch, self._place.names(prefix)) if name), default=0)
 
     def _background(self) -> _Background:
         if self._reader is None:

@@ -39,7 +39,10 @@ def found(line: Line, job: str, outage_s: float) -> View | None:
     """The first view, with this worker alone, if nobody has made one yet."""
     meeting = line.meeting
     alone = View(1, ((line.id, line.address),), job, time.time())
-    return alone if outlast(meeting.newest, meeting.where, outage_s) is None and meeting.publish(alone) else None
+    if outlast(meeting.newest, meeting.where, outage_s) is not None:
+        return None
+    # A view that was published, and whose answer was lost, would keep everybody from this place for ever.
+    return alone if outlast(lambda: meeting.publish(alone), meeting.where, outage_s) else None
 
 
 def join(line: Line, job: str, patience_s: float, outage_s: float) -> View:

@@ -44,8 +44,8 @@ class MeetingPlace(Protocol):
     def read(self, name: str) -> bytes | None:
         """The text of that name; None where there is none."""
 
-    def names(self) -> list[str]:
-        """All names, in no order."""
+    def names(self, prefix: str = "") -> list[str]:
+        """The names that begin so, in no order; of very many, the last by the alphabet."""
 
     def close(self) -> None:
         """Release what holds the place open; safe to call twice."""
@@ -70,11 +70,12 @@ def split_address(where: str, example: str) -> tuple[str, str]:
     >>> split_address("tcp://10.0.0.1:5000/digits", "")
     ('10.0.0.1:5000', 'digits')
     """
-    _, _, rest = where.partition("://")
+    scheme, _, rest = where.partition("://")
     server, _, job = rest.partition("/")
     job = job.strip("/") or "job"
     if not server or not JOB.fullmatch(job):
-        raise BadInput(f"'{where}' is no meeting place; one looks like {example}")
+        shown = f"{scheme}://{rest.rpartition('@')[2]}"  # without a password
+        raise BadInput(f"'{shown}' is no meeting place; one looks like {example}")
     return server, job
 
 

@@ -70,8 +70,8 @@ class EtcdPlace:
         lines = self._ask(lambda member: member.get_prefix(f"{self._prefix}{name}/", sort_order="ascend"))
         return b"".join(line + b"\n" for line, _ in lines) or None
 
-    def names(self) -> list[str]:
-        found = self._ask(lambda member: member.get_prefix(self._prefix))
+    def names(self, prefix: str = "") -> list[str]:
+        found = self._ask(lambda member: member.get_prefix(self._prefix + prefix))
         return sorted({about["key"].decode().removeprefix(self._prefix).split("/")[0] for _, about in found})
 
     def close(self) -> None:
@@ -88,7 +88,8 @@ class EtcdPlace:
             for member in list(self._members):
                 try:
                     answer = self._with_login(member, what)
-                except (Etcd3Exception, OSError, ValueError, KeyError) as error:
+                # What listens there may not be etcd, and the client believes any JSON.
+                except (Etcd3Exception, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
                     failures.append(_reason(member, error))
                     self._members.append(self._members.pop(0))
                 else:

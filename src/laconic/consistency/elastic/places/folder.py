@@ -47,9 +47,9 @@ class FolderPlace:
                 os.stat(self.folder)  # a folder that is gone is no empty one
                 return None
 
-    def names(self) -> list[str]:
+    def names(self, prefix: str = "") -> list[str]:
         with self._reading():
-            return [name for name in os.listdir(self.folder) if not name.startswith(".")]
+            return [name for name in os.listdir(self.folder) if name.startswith(prefix) and name[0] != "."]
 
     def close(self) -> None:
         pass

@@ -27,6 +27,7 @@ from laconic.transports.zeromq_keys import KEY_VARIABLE, is_loopback, loopback_k
 
 TICK_MS = 200
 _MOST_TEXT = MAX_TEXT_NBYTES // 8  # JSON may spell a byte with six characters
+_MOST_NAMES = 1000  # of one answer
 _log = logging.getLogger("laconic.consistency")
 
 
@@ -39,7 +40,11 @@ class PlaceKind(MessageKind):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a worker wants of one job's place: an operation of `MeetingPlace`, by name."""
+    """What a worker wants of one job's place: an operation of `MeetingPlace`.
+
+    Attributes:
+        name: of a text; for "names", how those begin that are wanted.
+    """
 
     job: str
     what: Literal["create", "replace", "append", "read", "names"]
@@ -63,7 +68,7 @@ def meeting_secret(key: bytes | None, host: str) -> Secret:
     Raises:
         BadInput: there is neither.
     """
-    key = key or (loopback_key() if is_loopback(host) or host == "localhost" else None)
+    key = key or (loopback_key() if is_loopback(host) else None)
     if key is None:
         cure = f"make one with `laconic key FILE`, and set {KEY_VARIABLE} to its content everywhere"
         raise BadInput(f"a meeting place at {host} needs the job's key; {cure}")
@@ -137,7 +142,7 @@ class MeetingServer:
         elif request.what == "append":
             place.append(request.name, request.text.splitlines())
         elif request.what == "names":
-            return Answer(names=place.names())
+            return Answer(names=sorted(place.names(request.name))[-_MOST_NAMES:])
         elif (found := place.read(request.name)) is not None:
             return Answer(text=found[-_MOST_TEXT:].decode(errors="replace"))  # the end of a long list of events
         return Answer()

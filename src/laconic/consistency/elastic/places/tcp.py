@@ -54,8 +54,8 @@ class TcpPlace:
         text = self._ask(Request(self._job, "read", name)).text
         return None if text is None else text.encode()
 
-    def names(self) -> list[str]:
-        return self._ask(Request(self._job, "names")).names
+    def names(self, prefix: str = "") -> list[str]:
+        return self._ask(Request(self._job, "names", prefix)).names
 
     def close(self) -> None:
         with self._lock:
