@@ -3,25 +3,30 @@
     python -m benchmarks plan-published
 
 What a paper leaves open is said in `assumed`. A speed-up is over what the paper
-compares with: the same machines without compression (SparCML), or one machine (Krizhevsky, Dettmers).
+compares with: the same machines without compression (SparCML), or one machine (Krizhevsky, Dettmers). Of trainings
+across sites (INTELLECT-1, OpenDiLoCo) the utilisation is compared, over a range of links, and the rate that the
+published utilisation implies is told.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
 import typer
 
 from laconic.cli.shared import Json, echo_json, echo_table
+from laconic.lab.report import words
 from laconic.planner.codec_speeds import speeds
 from laconic.planner.cost import cost
 from laconic.planner.devices import device
-from laconic.planner.predict import Prediction, Setting, predict
+from laconic.planner.predict import Prediction, Setting, predict, rate_needed
 from laconic.planner.strategy import Strategy
 from laconic.planner.subject import subject
-from laconic.planner.work import estimate
+from laconic.planner.work import LayerTime, Work, estimate
 from laconic.schedules.link import Link
 from laconic.storage.files import cache_folder
 
@@ -65,6 +70,63 @@ SET_UPS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class AcrossSites:
+    """A published training by DiLoCo: utilisations from `published[0]` to `published[1]`.
+
+    A step of a node takes 6 · weights · tokens / (8 H100 · 989 TFLOP/s · reached) seconds of computing.
+
+    Attributes:
+        side: of a square matrix with as many weights as the model.
+        tokens: of a node's inner step.
+        reached: the share of the peak that computing reaches.
+        rates_bps: the slowest and the quickest link that are reckoned with.
+    """
+
+    source: str
+    side: int
+    ranks: int
+    codec: str
+    consistency: str
+    published: tuple[float, float]
+    tokens: int
+    reached: float
+    rates_bps: tuple[float, float]
+    assumed: str
+
+    @property
+    def compute_s(self) -> float:
+        return 6 * self.side**2 * self.tokens / (8 * 989e12 * self.reached)
+
+    @property
+    def strategy(self) -> Strategy:
+        return Strategy(data=self.ranks, codec=self.codec, consistency=self.consistency)
+
+
+_ACROSS_S = 0.05  # one way, of every link
+ACROSS_SITES = (
+    AcrossSites("INTELLECT-1, 2024, arXiv:2412.01152", 100_000, 14, "dynamic8", "diloco(100)", (0.83, 0.96),
+                128 * 8192, 0.434, (5e8, 4e9), "H = 100; 128 sequences of 8,192 tokens a node's step; 43.4 % of the "
+                "peak, from the published 36.2 and 41.4 % ÷ utilisation; 0.5 to 4 Gbit/s, 50 ms; nothing overlaps"),
+    AcrossSites("OpenDiLoCo, 2024, arXiv:2407.07852", 33_166, 4, "fp16", "diloco(500)", (0.90, 0.95),
+                2048 * 1024, 0.40, (1e8, 1e9), "H = 500; 4 nodes; 2,048 sequences of 1,024 tokens a node's step; 40 % "
+                "of the peak; 0.1 to 1 Gbit/s, 50 ms; nothing overlaps"),
+)  # fmt: skip
+
+
+def across(given: AcrossSites) -> tuple[list[float], list[float | None]]:
+    """The utilisations predicted for the slowest and the quickest link, and the rates that the published ones need."""
+    with torch.device("meta"):
+        weights = torch.nn.Linear(given.side, given.side, bias=False)
+    seconds, parameters = given.compute_s, given.side**2
+    layer = LayerTime("all layers", "Linear", seconds / 3, 2 * seconds / 3, parameters, 0)
+    machine = device("h100")
+    setting = Setting(Work((layer,), 1, 0.0, 0.0, "published"), cost(subject(weights, (given.side,)), 1), given.ranks,
+                      Link(_ACROSS_S, 0.0), speeds((given.codec,), machine, None), shares_core=False)  # fmt: skip
+    found = [predict(setting.at_rate(rate), given.strategy).utilisation for rate in given.rates_bps]
+    return found, [rate_needed(setting, given.strategy, share) for share in given.published]
+
+
 def answer(given: SetUp, folder: Path | None) -> tuple[Prediction, Prediction]:
     """The planner's predictions for the base and for the way."""
     chosen = subject(given.model)
@@ -98,8 +160,12 @@ def main(json: Json = False) -> None:
     naive = naive_seconds(60_000_000, 4, Link(0.0, 1 / (7 * 2**30)))
     one = answer(SET_UPS[-1], cache_folder())[0].seconds
     four = one / 4 + naive
+    sites = [(each, *across(each)) for each in ACROSS_SITES]
     if json:
-        echo_json({"results": records, "naive": {"exchange": naive, "one": one, "four": four}})
+        told = [{"source": each.source, "way": str(each.strategy), "published": each.published, "predicted": found,
+                 "rates_bps": each.rates_bps, "implied_bps": implied, "compute_s": each.compute_s,
+                 "assumed": each.assumed} for each, found, implied in sites]  # fmt: skip
+        echo_json({"results": records, "across_sites": told, "naive": {"exchange": naive, "one": one, "four": four}})
         return
     left = ("way", "machine", "link", "source", "assumed")
     echo_table(("model", "way", "machine", "link", "published", "here", "source", "assumed"), rows, left=left)
@@ -108,3 +174,12 @@ def main(json: Json = False) -> None:
         f"With it a pass on 4 GPUs takes {1e3 * four:.0f} ms (published about 150), on one {1e3 * one:.0f} ms "
         f"(published 100): {'slower' if four > one else 'quicker'} than one. A ring is quicker than that exchange."
     )
+    typer.echo("\nAcross sites: the share of a step in which nodes compute")
+    echo_table(("way", "published", "here", "rate that the published implies", "source", "assumed"), [
+        [str(each.strategy), _shares(each.published), _shares(found),
+         " to ".join("none" if rate is None else words.plain(words.rate(rate)) for rate in implied), each.source,
+         each.assumed] for each, found, implied in sites], left=("source", "assumed"))  # fmt: skip
+
+
+def _shares(ends: Sequence[float]) -> str:
+    return f"{100 * ends[0]:.0f} – {100 * ends[1]:.0f} %"

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.__main__ import main as run
 from benchmarks.planner import cost_published as published
-from benchmarks.planner.plan_published import SET_UPS, answer, naive_seconds
+from benchmarks.planner.plan_published import ACROSS_SITES, SET_UPS, across, answer, naive_seconds
 from laconic.planner.cost import cost
 from laconic.planner.formulas import dram_joules
 from laconic.schedules.link import Link
@@ -45,3 +45,14 @@ def test_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run(["plan-published"])
     assert capsys.readouterr().out.count("Krizhevsky") == 3
+
+
+def test_trainings_across_sites_are_within_ten_points_over_the_links_that_are_assumed() -> None:
+    for given in ACROSS_SITES:
+        found, implied = across(given)
+        assert all(abs(a - b) <= 0.1 for a, b in zip(found, given.published, strict=True))
+        nbytes = {"dynamic8": 1, "fp16": 2}[given.codec] * 2 * (given.ranks - 1) / given.ranks * given.side**2
+        period = {"dynamic8": 100, "fp16": 500}[given.codec]
+        for share, rate in zip(given.published, implied, strict=True):
+            waiting = period * given.compute_s * (1 / share - 1)  # once a period, by hand, without codec and latency
+            assert rate == pytest.approx(8 * nbytes / waiting, rel=0.03)

@@ -37,7 +37,7 @@ from laconic.planner.plan import (
     setting_of,
     strategies,
 )
-from laconic.planner.predict import Calibration, Setting, _period, largest_of, predict
+from laconic.planner.predict import Calibration, Setting, block_mode, largest_of, predict, rate_needed
 from laconic.planner.strategy import Strategy
 from laconic.planner.subject import subject
 from laconic.planner.work import LayerTime, Work
@@ -454,5 +454,107 @@ def test_a_copy_on_the_meta_device_needs_no_memory() -> None:
 
 @pytest.mark.parametrize("mode", ["local", "local(8)", "local(period=8)", "local(8, state=forget)", "diloco(8)"])
 def test_the_period_of_a_mode_however_it_is_written(mode: str) -> None:
-    assert _period(mode) == 8
-    assert _period("sync") == _period("once") == 1
+    found = block_mode(mode)
+    assert found is not None
+    assert found.period == 8
+    assert block_mode("sync") is block_mode("once") is None
+
+
+def test_a_fragment_that_a_delay_does_not_hide_is_waited_for() -> None:
+    """Four layers of 1 M values on 2 ranks, 0.13 s of computing a step; 32 Mbit/s and no latency."""
+    setting = made(Link(0.0, 8 / 32e6))
+    computing = 4 * 0.03 + 0.01
+    whole_s = 4 * 4_000_000 * 8 / 32e6  # float32, once to the other rank and back in halves: 4 s
+    blocking = predict(setting, Strategy(data=2, consistency="diloco(20)"))
+    assert blocking.compute_s == pytest.approx(computing)
+    assert blocking.exposed_s == pytest.approx(whole_s / 20)
+    assert blocking.utilisation == pytest.approx(computing / (computing + whole_s / 20))
+    assert blocking.sent_nbytes == pytest.approx(4 * 4_000_000 / 20)
+    assert predict(setting, Strategy(data=2, consistency="local(20)")).seconds == pytest.approx(blocking.seconds)
+    late = predict(setting, Strategy(data=2, consistency="diloco(20, fragments=4, delay=4, mix=0.5)"))
+    assert late.exposed_s == pytest.approx(4 / 20 * (whole_s / 4 - 4 * computing))
+    assert late.sent_nbytes == pytest.approx(blocking.sent_nbytes)
+    hidden = predict(setting, Strategy(data=2, consistency="diloco(40, fragments=4, delay=9)"))
+    assert hidden.exposed_s == 0.0
+    assert hidden.utilisation == pytest.approx(1.0)
+
+
+def test_a_codec_on_the_core_that_computes_is_not_hidden() -> None:
+    """dynamic8 takes 2 ns to encode and 1 ns to decode a value: on another core, that is part of the way."""
+    shared = made(Link(0.0, 0.0))
+    way = Strategy(data=2, codec="dynamic8", consistency="diloco(20, delay=1)")
+    found = shared.exchange("dynamic8", 4_000_000, 2)
+    here, beside = predict(shared, way), predict(replace(shared, shares_core=False), way)
+    assert here.processor_s == pytest.approx((found.encode_s + found.decode_s) / 20)
+    assert here.exposed_s == beside.processor_s == beside.exposed_s == 0.0
+    blocking = predict(replace(shared, shares_core=False), replace(way, consistency="diloco(20)"))
+    assert blocking.exposed_s == pytest.approx((found.encode_s + found.decode_s) / 20)
+
+
+def test_the_rate_that_a_utilisation_needs() -> None:
+    """Half of the time computing: 0.13 s of waiting a step, so 2.6 s for 16 MB once in 20 steps."""
+    setting, way = made(GBIT), Strategy(data=2, consistency="diloco(20)")
+    needed = rate_needed(replace(setting, link=Link(0.0, 1.0)), way, 0.5)
+    assert needed == pytest.approx(16e6 * 8 / 2.6, rel=2e-3)
+    rates = [rate_needed(setting, way, share) for share in (0.5, 0.8, 0.95)]
+    assert all(rate is not None and predict(setting.at_rate(rate), way).utilisation >= share
+               for rate, share in zip(rates, (0.5, 0.8, 0.95), strict=True))  # fmt: skip
+    assert rate_needed(replace(setting, link=Link(10.0, 1e-9)), way, 0.5) is None  # a second of latency a step
+    sites = replace(setting, between=Link(0.0, 1.0), per_host=1)
+    assert sites.at_rate(8e6).between == Link(0.0, 1e-6)
+    assert sites.at_rate(8e6).link == setting.link
+
+
+def test_modes_keep_vectors() -> None:
+    setting = made()
+    weights = 4 * setting.cost.total("parameters")
+    sync, local, diloco, late = (
+        predict(setting, Strategy(data=2, consistency=mode)).memory_nbytes
+        for mode in ("sync", "local(8)", "diloco(8)", "diloco(8, fragments=2, delay=3)")
+    )
+    assert [local - sync, diloco - sync, late - sync] == pytest.approx([2 * weights, 3 * weights, 4 * weights])
+
+
+class Tower(torch.nn.Module):
+    """As many weights as a language model, in blocks of two dense layers."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        blocks = [torch.nn.Sequential(torch.nn.Linear(width, 6 * width), torch.nn.Linear(6 * width, width))
+                  for _ in range(layers)]  # fmt: skip
+        self.blocks = torch.nn.Sequential(torch.nn.Embedding(32_000, width), *blocks)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.blocks(x)
+        return found
+
+
+def ten_billion() -> torch.nn.Module:
+    return Tower(48, 4096)
+
+
+def test_ten_billion_weights_on_sixteen_sites(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", f"{__name__}:ten_billion", "-n", "16", "--link", "500mbit,50ms", "--input-shape", "64"]
+    arguments += ["--input-type", "int64", "--quality", "aggressive", "--device-profile", "h100", "--memory", "2000GB"]
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--json"])
+    assert not ended.value.code
+    found = json.loads(capsys.readouterr().out)
+    apart = found["apart"]
+    assert apart["strategy"]["consistency"].startswith("diloco(")
+    assert 0 < apart["utilisation"] <= 1
+    rates = [each["rate_bps"] for each in apart["rates_needed"]]
+    assert rates == sorted(rates)
+    assert "not predicted" in apart["loss"]
+    with pytest.raises(SystemExit):
+        main(arguments)
+    said = capsys.readouterr().out
+    assert "Training apart by data × 16" in said
+    assert "The loss is not predicted." in said
+
+
+def test_exact_plans_train_together(tmp_path: Path) -> None:
+    assert plan("lenet", Asked(2, "1mbit,40ms", device="v100"), tmp_path).apart is None
+    far = plan("lenet", Asked(2, "1mbit,40ms", device="v100", quality="aggressive"), tmp_path)
+    assert far.apart is not None
+    assert far.plan().configuration.startswith(("distribute:", "single"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_module
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,7 +20,7 @@ from laconic.lab.runs.train import train as start
 from laconic.planner.cost import cost as count
 from laconic.planner.devices import HERE, TABLE, UNSURE, Device, kept_in
 from laconic.planner.growth import Phase, phases, totals
-from laconic.planner.plan import Asked, Planned, ScalePoint, crossings, describe
+from laconic.planner.plan import LOSS, Asked, Planned, ScalePoint, crossings, describe
 from laconic.planner.plan import plan as make
 from laconic.planner.plan import scale as scan
 from laconic.planner.predict import Prediction
@@ -74,7 +74,7 @@ def plan(
         record = {"plan": json_module.loads(planned.plan().to_json()), "verdict": planned.verdict(),
                   "candidates": [describe(each) for each in planned.candidates], "dropped": planned.dropped,
                   "memory_nbytes": planned.limit_nbytes, "one_machine": describe(planned.one),
-                  "ddp": planned.ddp and describe(planned.ddp),
+                  "ddp": planned.ddp and describe(planned.ddp), "apart": _apart(planned),
                   "device": planned.setting.device and vars(planned.setting.device),
                   "scale": [vars(point) for point in points], "training": [vars(phase) for phase in grown],
                   "simulated": True}  # fmt: skip
@@ -123,11 +123,35 @@ def _show(planned: Planned, arguments: str) -> None:
         _show_machine(setting.device)
     for sentence in planned.verdict():
         typer.echo(sentence)
+    _show_apart(planned)
     if planned.dropped:
         limit = words.plain(words.nbytes(planned.limit_nbytes or 0))
         typer.echo(f"{planned.dropped} ways do not fit in the memory of a machine, {limit}, and are left out.")
     if not setting.calibrations and asked.device == HERE:
         typer.echo("The intervals are wide because no step was measured on this machine; see docs/plan.md.")
+
+
+def _apart(planned: Planned) -> dict[str, Any] | None:
+    """The recommended way of training apart for JSON: what it takes, and the rates that shares of computing need."""
+    if planned.apart is None:
+        return None
+    needed = [{"utilisation": share, "rate_bps": rate} for share, rate in planned.rates_needed().items()]
+    return {**describe(planned.apart), "rates_needed": needed, "loss": LOSS}
+
+
+def _show_apart(planned: Planned) -> None:
+    """How busy the machines are when they train apart, what link they need, and what is not predicted."""
+    found = planned.apart
+    if found is None:
+        return
+    needed = [f"{words.percent(share, 0)}: {'no rate is enough' if rate is None else words.rate(rate)}"
+              for share, rate in planned.rates_needed().items()]  # fmt: skip
+    typer.echo(words.plain(
+        f"Training apart by {found.strategy}: {words.seconds(found.seconds)} a step, of which the machines compute "
+        f"{words.percent(found.utilisation, 0)}; {words.nbytes(found.sent_nbytes)} sent a step. The link's rate for "
+        f"utilisations of {', '.join(needed)}."
+    ))  # fmt: skip
+    typer.echo(LOSS)
 
 
 def _show_machine(here: Device) -> None:

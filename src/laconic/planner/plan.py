@@ -22,7 +22,7 @@ from laconic.operators.machine import measurements
 from laconic.planner.codec_speeds import speeds
 from laconic.planner.cost import Cost, LayerCost, cost
 from laconic.planner.devices import HERE, UNSURE, device
-from laconic.planner.predict import Calibration, Prediction, Setting, predict
+from laconic.planner.predict import Calibration, Prediction, Setting, block_mode, predict, rate_needed
 from laconic.planner.strategy import Strategy
 from laconic.planner.subject import Subject, subject
 from laconic.planner.work import LayerTime, estimate, known
@@ -38,6 +38,14 @@ MOST_COUNTED = 256
 PER_RANK = 32  # samples, where neither the user nor a workload says
 MOST_TENSOR, MOST_STAGES = 64, 64
 _RELAXED = ("local(8)",)  # modes that change what is trained: only where quality allows
+_PERIODS, _FRAGMENTS, _DELAYS = (20, 100, 500), (1, 4), (0, 1, 4, 16, 64)  # of `diloco`
+_OUTER = ("none", "fp16", "dynamic8", "fp4(e3m0)")  # what its outer gradients are sent as
+UTILISATIONS = 0.5, 0.8, 0.95  # for which the rate that is needed is told
+LOSS = (
+    "The loss is not predicted. What is known: with 8 workers and a period of 500 steps, DiLoCo came to the perplexity "
+    "of synchronous training after tens of thousands of steps (Douillard et al., 2023, arXiv:2311.08105); with few "
+    "outer steps it lags behind: measure it with laconic compare --target-loss."
+)
 
 
 @dataclass(frozen=True)
@@ -205,12 +213,25 @@ class Planned:
         said.append(f"The bottleneck is {best.bottleneck}.")
         return said
 
+    @property
+    def apart(self) -> Prediction | None:
+        """The recommended one of those by `diloco`, where quality allows them."""
+        found = [each for each in self.candidates if each.strategy.consistency.startswith("diloco")]
+        return simplest(found) if found else None
+
+    def rates_needed(self) -> dict[float, float | None]:
+        """Bits a second of the link at which `apart` has each of UTILISATIONS; None where no rate is enough."""
+        if self.apart is None:
+            return {}
+        return {share: rate_needed(self.setting, self.apart.strategy, share) for share in UTILISATIONS}
+
     def _compression(self) -> list[str]:
         """Whether the recommended way compresses, and what that brings: codecs are compared within one division."""
         best = self.chosen
         if best.strategy.data < 2:
             return ["The marked way exchanges no gradients, so there is nothing to compress."]
-        same = [each for each in self.candidates if each.strategy.division == best.strategy.division]
+        way = best.strategy.division, best.strategy.consistency
+        same = [each for each in self.candidates if (each.strategy.division, each.strategy.consistency) == way]
         exact = [each.seconds for each in same if each.strategy.codec == "none"]
         if best.strategy.codec != "none" and exact:
             gain = min(exact) / best.seconds
@@ -283,7 +304,7 @@ def setting_of(chosen: Subject, asked: Asked, folder: Path | None = None) -> Set
     work = measured or estimate(counted, here)
     link = Link.parse(asked.link)
     between = None if asked.between is None else Link.parse(asked.between)
-    specs = QUALITIES[asked.quality]
+    specs = _codecs(asked.quality)
     return Setting(work, counted, batch, link, speeds(specs, here, folder), between, asked.per_host,
                    shares_core=asked.device == HERE,
                    calibrations=calibrations(folder) if asked.device == HERE else {},
@@ -326,8 +347,28 @@ def strategies(setting: Setting, asked: Asked) -> Iterator[Strategy]:
                         yield replace(way, overlap="step")
                         if asked.quality == "aggressive":
                             yield from (replace(way, consistency=mode) for mode in _RELAXED)
+                if whole and asked.quality == "aggressive":
+                    yield from (replace(base, codec=codec, consistency=mode) for codec in _OUTER for mode in dilocos())
             if whole and has_dense and data > 1:
                 yield replace(base, dense_split=True)
+
+
+def dilocos() -> Iterator[str]:
+    """`diloco` with every period, number of fragments and delay that is worth predicting.
+
+    >>> next(dilocos()), sum(1 for _ in dilocos())
+    ('diloco(20)', 25)
+    """
+    for steps, fragments, delay in itertools.product(_PERIODS, _FRAGMENTS, _DELAYS):
+        if delay * fragments < steps:
+            asked = {"fragments": fragments, "delay": delay, "mix": 0.5} if delay else {"fragments": fragments}
+            given = [f"{name}={value}" for name, value in asked.items() if (name, value) != ("fragments", 1)]
+            yield f"diloco({', '.join([str(steps), *given])})"
+
+
+def _codecs(quality: str) -> tuple[str, ...]:
+    """What may be sent, of gradients and of outer gradients."""
+    return tuple(dict.fromkeys((*QUALITIES[quality], *(_OUTER if quality == "aggressive" else ()))))
 
 
 def _micro_batches(stages: int, samples: float) -> Sequence[int]:
@@ -341,10 +382,12 @@ def _divisors(number: int, most: int) -> list[int]:
     return [each for each in range(1, min(number, most) + 1) if number % each == 0]
 
 
-def plainness(way: Strategy) -> tuple[int, int, int, int]:
-    """The smaller, the simpler."""
+def plainness(way: Strategy) -> tuple[int, ...]:
+    """The smaller, the simpler; of modes, who agrees most often is the nearest to synchronous training."""
     divided = (way.tensor > 1) + (way.pipeline > 1) + way.dense_split
-    return way.ranks > 1, divided, way.consistency != "sync", 2 * (way.codec != "none") + (way.overlap != "backward")
+    sent, mode = 2 * (way.codec != "none") + (way.overlap != "backward"), block_mode(way.consistency)
+    period, fragments, delay = (0, 0, 0) if mode is None else (mode.period or 0, mode.fragments, mode.delay)
+    return way.ranks > 1, divided, way.consistency != "sync", period, sent, fragments, delay
 
 
 @dataclass(frozen=True)

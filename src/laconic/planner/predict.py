@@ -12,11 +12,15 @@ core (`crowding`), whatever takes a processor takes so many times as long.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import NamedTuple
+
+import torch
 
 from laconic.codecs import codec
 from laconic.consistency import build as build_mode
@@ -33,6 +37,7 @@ from laconic.schedules.link import Link
 _DIVIDED = (
     "Linear", "Conv1d", "Conv2d", "Conv3d", "LSTM", "GRU", "MultiheadAttention", "LocallyConnected2d", "Embedding",
 )  # fmt: skip
+RATES_BPS = 1e3, 1e13  # between which a rate that is needed is looked for
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,12 @@ class Setting:
         return replace(across, form=f"{across.form} of hosts", wire_s=inside.wire_s + across.wire_s,
                        messages=inside.messages + across.messages)  # fmt: skip
 
+    def at_rate(self, rate_bps: float) -> Setting:
+        """The same with another rate of the link between hosts, or of the only one there is."""
+        if self.between is None:
+            return replace(self, link=replace(self.link, s_per_byte=8 / rate_bps))
+        return replace(self, between=replace(self.between, s_per_byte=8 / rate_bps))
+
     @property
     def fixed_nbytes(self) -> int:
         """Memory that no sample adds to: weights, gradients, the optimiser's state, buffers."""
@@ -126,7 +137,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a step by a strategy takes."""
+    """What a step by a strategy takes; `utilisation` is the share of it in which the machines compute."""
 
     strategy: Strategy
     seconds: float
@@ -142,6 +153,7 @@ class Prediction:
     messages: float = 0.0
     crowding: float = 1.0
     timeline: tuple[Bar, ...] = ()
+    utilisation: float = 1.0
 
     def calibrated(self, known: Calibration) -> float:
         """Seconds of a step by these factors."""
@@ -181,7 +193,27 @@ def predict(setting: Setting, strategy: Strategy) -> Prediction:
     known = setting.calibrations.get(door(strategy), Calibration())
     seconds = found.calibrated(known)
     return replace(found, seconds=seconds, low=known.low * seconds, high=known.high * seconds,
+                   utilisation=known.compute * found.compute_s / seconds if seconds else 1.0,
                    timeline=_ending_at(seconds, agreed.timeline))  # fmt: skip
+
+
+def rate_needed(setting: Setting, strategy: Strategy, utilisation: float) -> float | None:
+    """The least rate, in bits a second, with which machines compute for this share of a step; None: no rate is enough.
+
+    By halving the interval of the rate's logarithm, to a thousandth: `predict` is asked for every rate, so that what
+    latency, codec and delay do is in it.
+    """
+
+    def enough(log_bps: float) -> bool:
+        return predict(setting.at_rate(math.exp(log_bps)), strategy).utilisation >= utilisation
+
+    low, high = (math.log(each) for each in RATES_BPS)
+    if not enough(high):
+        return None
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return math.exp(high)
 
 
 def _ending_at(seconds: float, bars: Sequence[Bar]) -> tuple[Bar, ...]:
@@ -339,6 +371,8 @@ def _agreement(setting: Setting, strategy: Strategy, replica: ReplicaCost, slow:
     if strategy.data < 2:
         bars.append(Bar("compute", "optimiser", computed + between, replica.compute_s + between))
         return _Agreed(0.0, 0.0, 0.0, 0.0, 0, tuple(bars))
+    if mode := block_mode(strategy.consistency):
+        return _apart(setting, strategy, replica, slow, mode, bars)
     held = 1 / strategy.tensor  # of the layers that the rank has
     processor = wire = sent = free = 0.0
     count, arrivals = 0, [0.0] * len(replica.layers)
@@ -351,10 +385,9 @@ def _agreement(setting: Setting, strategy: Strategy, replica: ReplicaCost, slow:
         sent, count = sent + found.sent_nbytes, count + found.messages
         arrivals[bucket.first] = free
         bars.append(Bar("link", f"{bucket.numel:,} values by {found.form}", begin + between, free + between))
-    every = _period(strategy.consistency)
     done = computed + processor * setting.shares_core
     if strategy.consistency != "sync":
-        exposed = wire / every if every > 1 else max(0.0, wire - done)
+        exposed = max(0.0, wire - done)
     elif strategy.overlap == "step":
         exposed = _late(replica.layers, arrivals, done)
     else:
@@ -362,7 +395,32 @@ def _agreement(setting: Setting, strategy: Strategy, replica: ReplicaCost, slow:
     late = done + exposed + between
     bars.append(Bar("compute", "optimiser", late, late + replica.optimizer_s))
     counted = processor if setting.shares_core else 0.0
-    return _Agreed(counted / every, exposed, wire / every, sent / every, count / every, tuple(bars))
+    return _Agreed(counted, exposed, wire, sent, count, tuple(bars))
+
+
+def _apart(
+    setting: Setting, strategy: Strategy, replica: ReplicaCost, slow: float, mode: BlockMode, bars: list[Bar]
+) -> _Agreed:
+    """Means over the steps of a mode of blocks: P fragments of n/P values each, exchanged once in H steps.
+
+    With c seconds of computing a step, T of a fragment's exchange and `delay` d, T − d·c of it is waited for, if that
+    is above zero: (P/H) · max(0, T − d·c) a step. The time of a codec on the core that computes is in neither, but by
+    itself. A fragment goes as one exchange: its messages follow each other on the wire.
+    """
+    assert mode.period is not None
+    values = sum(layer.parameters for layer in replica.layers) / strategy.tensor
+    found = setting.exchange(strategy.codec, math.ceil(values / mode.fragments), strategy.data)
+    work, often = (found.encode_s + found.decode_s) * slow, mode.fragments / mode.period
+    travels = found.wire_s if setting.shares_core else found.wire_s + work
+    computed = replica.compute_s + replica.exposed_s
+    exposed = often * max(0.0, travels - mode.delay * computed)
+    processor = often * work if setting.shares_core else 0.0
+    every = f"{found.codec} by {found.form}, every {1 / often:g} steps"
+    bars.append(Bar("link", f"{math.ceil(values / mode.fragments):,} values as {every}", computed, computed + travels))
+    late = computed - replica.optimizer_s + processor + exposed
+    bars.append(Bar("compute", "optimiser", late, late + replica.optimizer_s))
+    return _Agreed(processor, exposed, often * found.wire_s, often * found.sent_nbytes, often * found.messages,
+                   tuple(bars))  # fmt: skip
 
 
 def _passes(forward: float, backward: float, between: float, computed: float) -> list[Bar]:
@@ -384,16 +442,29 @@ def _late(layers: Sequence[LayerTime], arrivals: Sequence[float], now: float) ->
     return now - begun - sum(layer.forward_s for layer in layers)
 
 
-def _period(consistency: str) -> int:
-    """Steps between two agreements."""
+@functools.cache
+def block_mode(consistency: str) -> BlockMode | None:
+    """The mode, where it agrees on weights every some steps."""
     mode = build_mode(consistency)
-    return (mode.period if isinstance(mode, BlockMode) else None) or 1
+    return mode if isinstance(mode, BlockMode) and mode.period is not None else None
+
+
+def _kept_vectors(consistency: str) -> float:
+    """Vectors as long as the weights that a mode of blocks keeps: flat weights, where the block began, what is held.
+
+    With a delay, what is offered and its mean are under way, too, as long as a fragment.
+    """
+    mode = block_mode(consistency)
+    if mode is None:
+        return 0.0
+    return 2 + len(mode.held(torch.empty(0))) + (2 / mode.fragments if mode.delay else 0.0)
 
 
 def _memory(setting: Setting, strategy: Strategy, replica: ReplicaCost) -> float:
-    """A rank's memory: its part of what is fixed, residuals of a lossy codec, and its samples' activations."""
+    """A rank's memory: its part of what is fixed, residuals of a lossy codec, what a mode keeps, and activations."""
     samples = setting.batch / strategy.data
-    residuals = 4 * setting.cost.total("parameters") if strategy.codec != "none" and strategy.data > 1 else 0
+    vectors = (strategy.codec != "none") + _kept_vectors(strategy.consistency) if strategy.data > 1 else 0
+    residuals = 4 * setting.cost.total("parameters") * vectors
     stages, pieces = strategy.pipeline, strategy.micro_batches
     under_way = min(stages, pieces) / pieces if stages > 1 else 1.0
     activations = setting.sample_nbytes * samples * under_way * replica.stage_share

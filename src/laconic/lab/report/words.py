@@ -13,6 +13,7 @@ from laconic.workloads.description import Description
 NOTHING = "–"
 _SPACE = "\N{NARROW NO-BREAK SPACE}"
 _TIMES = [(60.0, "min", 120.0), (1.0, "s", 1.0), (1e-3, "ms", 1e-3), (1e-6, "µs", 0.0)]
+_RATES = [(1e12, "Tbit/s"), (1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")]
 _SIZES = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")]
 
 
@@ -70,6 +71,16 @@ def nbytes(value: float) -> str:
     unit, name = next(((unit, name) for unit, name in _SIZES if abs(value) >= unit), (1.0, "B"))
     number = f"{value:.0f}" if unit == 1 else digits(value / unit)
     return f"{number}{_SPACE}{name}"
+
+
+def rate(bps: float) -> str:
+    """Bits a second in decimal units.
+
+    >>> rate(4.2e7).replace(_SPACE, " ")
+    '42.0 Mbit/s'
+    """
+    unit, name = next((each for each in _RATES if bps >= each[0]), _RATES[-1])
+    return f"{digits(bps / unit)}{_SPACE}{name}"
 
 
 def percent(value: float, places: int = 1) -> str:

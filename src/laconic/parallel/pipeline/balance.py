@@ -14,10 +14,12 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
@@ -29,6 +31,7 @@ from laconic.parallel.pipeline.cutting import Traced
 GBIT_BPS = 125e6  # a link that nobody has measured is taken as 1 Gbit/s
 SLACK = 1.02  # measured times differ by as much from run to run
 _REPEATS = 3
+Array = NDArray[np.float64]
 
 
 def choose(
@@ -70,41 +73,27 @@ def cut(
     >>> cut([1, 1, 1, 1], [1, 1, 1], stages=3)
     [0, 1]
     """
-    upto = [0.0]
-    for each in seconds:
-        upto.append(upto[-1] + each)
-
-    def stage_s(first: int, last: int) -> float:  # of pieces first … last − 1, with the link before them
-        wire = wires[first - 1] if first and wire_counts else 0.0
-        return max(upto[last] - upto[first], wire)
-
-    least = _programme(len(seconds), stages, lambda f, n: stage_s(f, n), max)[0]
-    limit = least * slack
-
-    def sent(first: int, last: int) -> float:
-        if stage_s(first, last) > limit:
-            return math.inf
-        return wires[first - 1] if first else 0.0
-
-    return [first - 1 for first in _programme(len(seconds), stages, sent, lambda a, b: a + b)[1]]
+    upto = np.concatenate([[0.0], np.cumsum(seconds, dtype=np.float64)])
+    before = np.array([[0.0], *([each] for each in wires)])  # the link before a stage that begins with each piece
+    stage_s = np.maximum(upto[1:] - upto[:-1, None], before if wire_counts else 0.0)  # by first and last piece
+    stage_s[np.tril_indices(len(seconds), -1)] = math.inf
+    limit = slack * _programme(stage_s, stages, np.maximum)[0]
+    sent = np.where(stage_s > limit, math.inf, before)
+    return [first - 1 for first in _programme(sent, stages, np.add)[1]]
 
 
-def _programme(
-    pieces: int, stages: int, cost: Callable[[int, int], float], join: Callable[[float, float], float]
-) -> tuple[float, list[int]]:
-    """The least cost of pieces in so many stages, and the first piece of each stage but the first."""
-    best: list[dict[int, tuple[float, list[int]]]] = [{last: (cost(0, last), []) for last in range(1, pieces + 1)}]
-    for stage in range(1, stages):
-        row = {}
-        for last in range(stage + 1, pieces + 1):
-            options = [
-                (join(before, cost(first, last)), [*firsts, first])
-                for first, (before, firsts) in best[-1].items()
-                if first < last
-            ]
-            row[last] = min(options, key=lambda option: option[0])
-        best.append(row)
-    return best[-1][pieces]
+def _programme(costs: Array, stages: int, join: np.ufunc) -> tuple[float, list[int]]:
+    """The least cost of all pieces in so many stages, and the first piece of each stage but the first."""
+    best, chosen = costs[0], list[NDArray[np.intp]]()  # of the pieces up to each
+    for _ in range(1, stages):
+        options = join(best[:-1, None], costs[1:])
+        chosen.append(options.argmin(axis=0) + 1)
+        best = options.min(axis=0)
+    firsts, last = list[int](), len(costs)
+    for firsts_by_last in reversed(chosen):
+        last = int(firsts_by_last[last - 1])
+        firsts.insert(0, last)
+    return float(best[-1]), firsts
 
 
 def _weights(traced: Traced, places: Sequence[int]) -> list[float]:
