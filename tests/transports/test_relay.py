@@ -90,7 +90,7 @@ def test_strangers_get_neither_ports_nor_streams(server: RelayServer, monkeypatc
         deadline = time.monotonic() + 30
         while server._strangers and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert server._strangers == 0, "a stranger holds its place for ever"
+        assert not server._strangers, "a stranger holds its place for ever"
         assert _sent_back(member.port, b"still") == b"still"
         for each in idle:
             each.close()
@@ -114,6 +114,41 @@ def test_a_member_comes_back_to_its_port(monkeypatch: pytest.MonkeyPatch) -> Non
         assert member.port == before
         assert _sent_back(before, b"again") == b"again"
         second.close()
+
+
+def test_strangers_keep_no_member_out(server: RelayServer) -> None:
+    with contextlib.ExitStack() as idle, _echo() as local:
+        for _ in range(relay.MAX_STRANGERS):
+            stranger = idle.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            assert stranger.recv(1), "it is heard"
+        with contextlib.closing(RelayedPort(("127.0.0.1", server.port), KEY, 1, local)) as member:
+            assert _sent_back(member.port, b"hello") == b"hello"
+
+
+def _call(port: int, wanted: int, own: bytes) -> tuple[socket.socket, int]:
+    """Call a relay as a member does that never says another word; the connection, and the port that it got."""
+    sock = socket.create_connection(("127.0.0.1", port), timeout=20)
+    nonce, wish = sock.recv(32, socket.MSG_WAITALL), relay._WISH.pack(b"C", wanted, own)
+    sock.sendall(wish + relay._code(KEY, nonce, wish))
+    return sock, int.from_bytes(sock.recv(2, socket.MSG_WAITALL), "little")
+
+
+def test_a_member_whose_call_broke_unnoticed_gets_its_port_back() -> None:
+    with contextlib.closing(RelayServer("127.0.0.1", _free_port(), KEY)) as server:
+        first, port = _call(server.port, 0, b"a" * 16)
+        other, elsewhere = _call(server.port, port, b"b" * 16)
+        assert elsewhere != port, "a port of another member"
+        again, same = _call(server.port, port, b"a" * 16)
+        assert same == port
+        assert set(server._taken) == {port, elsewhere}
+        for each in (first, other, again):
+            each.close()
+
+
+def test_a_relay_that_says_nothing_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "HANDSHAKE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(StorageError, match="no answer: time-out; is"):
+        RelayedPort(silent.getsockname(), KEY, 1, ("127.0.0.1", 1))
 
 
 def test_bad_places_are_one_sentence(server: RelayServer) -> None:

@@ -10,7 +10,9 @@ calls once more with the ticket, and the relay joins the two streams:
     visitor ──▶ relay:PORT ─ ticket ▶ member        member ──▶ relay (ticket) ═ spliced ═ visitor
 
 A call begins with 32 random bytes from the relay. The member answers with what it wants, and a code made of both by the
-job's key: so only members of the job get ports or streams, and strangers hold a place for HANDSHAKE_S at most.
+job's key: so only members of the job get ports or streams. Strangers hold a place for HANDSHAKE_S at most, and of too
+many the oldest is cut, so that they keep no member out. A member that calls again gets its port back, even where the
+relay has not noticed yet that its earlier call has broken.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ MAX_STRANGERS = 128
 _CHUNK = 1 << 16
 _NONCE_NBYTES = 32
 _CODE_NBYTES = 32
-_WISH = struct.Struct("<cH16s")  # CONTROL or DATA, the port that is wanted (0: any), the ticket
+_WISH = struct.Struct("<cH16s")  # CONTROL or DATA, the port that is wanted (0: any), the member's own token or a ticket
 _TICKET_NBYTES = 16
 _CONTROL, _DATA = b"C", b"D"
 _BEAT = bytes(_TICKET_NBYTES)
@@ -93,6 +95,8 @@ async def _splice(first: tuple[Reader, Writer], second: tuple[Reader, Writer]) -
     finally:
         for _, writer in (first, second):
             writer.close()
+            # Who does not read what is left must not hold the connection for ever.
+            asyncio.get_running_loop().call_later(HANDSHAKE_S, writer.transport.abort)
 
 
 async def _pump(source: Reader, sink: Writer) -> None:
@@ -112,9 +116,10 @@ class RelayServer:
 
     def __init__(self, host: str, port: int, key: bytes) -> None:
         self._host, self._key = host, key
-        self._strangers, self._streams = 0, 0
+        self._strangers: dict[Writer, None] = {}  # who has not proved itself, the oldest first
+        self._streams = 0
         self._waiting: dict[bytes, asyncio.Future[tuple[Reader, Writer]]] = {}  # visitors, by ticket
-        self._taken: set[int] = set()
+        self._taken: dict[int, tuple[bytes, asyncio.Task[Any] | None]] = {}  # ports: whose, and what serves it
         self._thread = _Loop("laconic-relay")
         try:
             server = self._thread.run(asyncio.start_server(self._called, host, port), 30.0)
@@ -132,17 +137,18 @@ class RelayServer:
         self._thread.close()
 
     async def _called(self, reader: Reader, writer: Writer) -> None:
-        if self._strangers >= MAX_STRANGERS:
-            writer.close()
-            return
-        self._strangers += 1
+        while len(self._strangers) >= MAX_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.transport.abort()
+        self._strangers[writer] = None
         try:
             kind, port, ticket = await asyncio.wait_for(self._greeted(reader, writer), HANDSHAKE_S)
         except _BROKEN:
             writer.close()
             return
         finally:
-            self._strangers -= 1
+            self._strangers.pop(writer, None)
         if kind == _DATA:
             visitor = self._waiting.pop(ticket, None)
             if visitor is None or visitor.done():
@@ -150,7 +156,9 @@ class RelayServer:
             else:
                 visitor.set_result((reader, writer))
         elif kind == _CONTROL:
-            await self._serve(reader, writer, port)
+            await self._serve(reader, writer, port, ticket)
+        else:
+            writer.close()
 
     async def _greeted(self, reader: Reader, writer: Writer) -> tuple[bytes, int, bytes]:
         nonce = secrets.token_bytes(_NONCE_NBYTES)
@@ -161,7 +169,7 @@ class RelayServer:
         kind, port, ticket = _WISH.unpack(wish)
         return kind, port, ticket
 
-    async def _serve(self, reader: Reader, writer: Writer, wanted: int) -> None:
+    async def _serve(self, reader: Reader, writer: Writer, wanted: int, owner: bytes) -> None:
         """Hold a port for one member for as long as its control connection lives."""
 
         async def visited(from_visitor: Reader, to_visitor: Writer) -> None:
@@ -181,12 +189,16 @@ class RelayServer:
                 self._waiting.pop(ticket, None)
                 self._streams -= 1
 
+        former, task = self._taken.get(wanted, (b"", None))
+        if former == owner and task is not None:
+            task.cancel()
+            await asyncio.wait({task}, timeout=HANDSHAKE_S)
         door = await self._door(visited, wanted)
         if door is None:
             writer.close()
             return
         port = int(door.sockets[0].getsockname()[1])
-        self._taken.add(port)
+        self._taken[port] = (owner, asyncio.current_task())
         _log.info("relay: port %d is a member's", port)
         writer.write(_PORT.pack(port))
         beating = asyncio.ensure_future(_beat(writer))
@@ -197,7 +209,7 @@ class RelayServer:
             pass
         finally:
             beating.cancel()
-            self._taken.discard(port)
+            del self._taken[port]
             door.close()
             writer.close()
 
@@ -233,12 +245,12 @@ class RelayedPort:
     def __init__(self, where: tuple[str, int], key: bytes, member: int, local: tuple[str, int]) -> None:
         self._relay, self._key, self._local = where, key, local
         self.port, self.streams = 0, 0
+        self._own = secrets.token_bytes(_TICKET_NBYTES)  # by which the relay knows this member when it calls again
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = _Loop("laconic-relayed")
         place = f"{where[0]}:{where[1]}"
         try:
-            control = self._thread.run(self._call(_CONTROL, bytes(_TICKET_NBYTES)), HANDSHAKE_S)
-            self.port = self._thread.run(self._given(control[0]), HANDSHAKE_S)
+            control, self.port = self._thread.run(asyncio.wait_for(self._asked(), HANDSHAKE_S), 2 * HANDSHAKE_S)
         except asyncio.IncompleteReadError:
             self._thread.close()
             why = "it has another key, or no port left"
@@ -246,7 +258,7 @@ class RelayedPort:
         except (OSError, TimeoutError) as error:
             self._thread.close()
             cure = "is `laconic meet --relay` running there?"
-            raise StorageError(f"the relay at {place} gives no answer: {error or 'time-out'}; {cure}") from None
+            raise StorageError(f"the relay at {place} gives no answer: {str(error) or 'time-out'}; {cure}") from None
         asyncio.run_coroutine_threadsafe(self._kept(control), self._thread.loop)
 
     def close(self) -> None:
@@ -256,7 +268,7 @@ class RelayedPort:
     async def _call(self, kind: bytes, ticket: bytes) -> tuple[Reader, Writer]:
         reader, writer = await asyncio.open_connection(*self._relay)
         try:
-            nonce = await asyncio.wait_for(reader.readexactly(_NONCE_NBYTES), HANDSHAKE_S)
+            nonce = await reader.readexactly(_NONCE_NBYTES)
         except BaseException:
             writer.close()
             raise
@@ -264,9 +276,15 @@ class RelayedPort:
         writer.write(wish + _code(self._key, nonce, wish))
         return reader, writer
 
-    async def _given(self, reader: Reader) -> int:
-        (port,) = _PORT.unpack(await reader.readexactly(_PORT.size))
-        return int(port)
+    async def _asked(self) -> tuple[tuple[Reader, Writer], int]:
+        """A control connection, and the port that comes with it."""
+        reader, writer = await self._call(_CONTROL, self._own)
+        try:
+            (port,) = _PORT.unpack(await reader.readexactly(_PORT.size))
+        except BaseException:
+            writer.close()
+            raise
+        return (reader, writer), int(port)
 
     async def _kept(self, control: tuple[Reader, Writer]) -> None:
         """Answer tickets, and call again when the relay was away."""
@@ -292,8 +310,7 @@ class RelayedPort:
         while True:
             await asyncio.sleep(AGAIN_S)
             with contextlib.suppress(*_BROKEN):
-                control = await self._call(_CONTROL, bytes(_TICKET_NBYTES))
-                port = await asyncio.wait_for(self._given(control[0]), HANDSHAKE_S)
+                control, port = await asyncio.wait_for(self._asked(), HANDSHAKE_S)
                 if port != self.port:
                     _log.warning("the relay gave port %d in place of %d, which others know", port, self.port)
                 self.port = port
@@ -304,7 +321,7 @@ class RelayedPort:
         try:
             here = await asyncio.open_connection(*self._local)
             try:
-                there = await self._call(_DATA, ticket)
+                there = await asyncio.wait_for(self._call(_DATA, ticket), HANDSHAKE_S)
             except BaseException:
                 here[1].close()
                 raise
