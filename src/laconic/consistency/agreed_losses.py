@@ -1,11 +1,11 @@
-"""Who still takes part: the ranks that were given up, agreed among all through the job's store.
+"""Agree on lost ranks through the job's store.
 
 Callers: the modes that go on without a lost worker: servers and their clients, peers with bounded staleness, gossip.
 
-A rank that is stopped, or cut off, for longer than the others wait cannot be told from a dead one, and from its side it
-is the others that are gone. So nobody goes on without a rank before one word of the store says so: whoever gives a rank
-up adds it there, unless it finds itself there first. Invariant: of two ranks that give each other up one goes on, and
-the other raises PeerLost about itself as soon as it next looks.
+A rank that is stopped or cut off for longer than the others wait looks dead to them, and they look dead to it. So no
+rank goes on without another before the store lists that one as lost. A rank that gives up another adds it to the list,
+unless it finds itself there first. Invariant: of two ranks that give each other up, one goes on, and the other raises
+PeerLost about itself when it next looks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def warn_of_loss(where: str, rank: int) -> None:
-    """Say that a rank is lost: in the log, or by a warning where the application has set up no log."""
+    """Log that a rank is lost, or warn if the application has set up no log."""
     text = f"{where}: goes on without rank {rank}, which is lost"
     LOGGER.warning(text)
     logger: logging.Logger | None = LOGGER
@@ -43,7 +43,7 @@ def warn_of_loss(where: str, rank: int) -> None:
 
 
 class AgreedLosses(LossLedger):
-    """The ranks of a mesh that were given up, as Liveness. All ranks make it in one place; any thread may use it."""
+    """The ranks of a mesh that were given up, as Liveness. Making it is collective; any thread may use it."""
 
     def __init__(self, world: World, mode: str) -> None:
         super().__init__(range(world.world_size))
@@ -75,14 +75,14 @@ class AgreedLosses(LossLedger):
                 self._note(json.loads(known))
 
     def look(self, every_s: float = LOOK_S) -> None:
-        """Hear whom the others gave up, at most every so many seconds; PeerLost when it is this rank."""
+        """Read which ranks the others gave up, at most every `every_s` seconds; PeerLost if it is this rank."""
         with self._lock:
             if self._store is not None and time.monotonic() - self._looked_at >= every_s:
                 self._read()
                 self._looked_at = time.monotonic()
 
     def commit(self, what: str) -> None:
-        """Say for good that `what` has happened."""
+        """Record in the store, for good, that `what` has happened."""
         if (store := self._store) is not None:
             self._ask(store.compare_set, what, "", "yes")
 
@@ -99,7 +99,7 @@ class AgreedLosses(LossLedger):
         return known
 
     def _note(self, words: Iterable[tuple[int, int, float]]) -> None:
-        """Hear (who was given up, by whom, when)."""
+        """Note (lost rank, by which rank, when)."""
         for rank, by, since in words:
             news = self.note(LostPeer(rank, by, "was given up", since))
             if news and rank != self.rank:
@@ -109,7 +109,7 @@ class AgreedLosses(LossLedger):
             raise PeerLost(f"{self.where}: {text}", rank=self.rank, peer=self.rank)
 
     def _ask(self, work: Callable[..., T], *args: Any) -> T:
-        """Do `work` on the store, which answers never when its host is frozen, whatever its time-out."""
+        """Do `work` on the store within ANSWER_S: a store on a frozen host ignores its own time-out."""
         answer: Future[T] = Future()
 
         def task() -> None:

@@ -1,7 +1,7 @@
-"""What the modes share whose workers own their weights: the mean of a vector through any codec, and how it is charged.
+"""Shared by modes whose workers own their weights: the mean of a vector through any codec, and its cost in the record.
 
-Callers: blocks (local, once, block_momentum, natural), easgd, gossip, servers. Invariant: what `Averager.mean` leaves
-is the same bits on every worker. With one worker there is nobody to agree with: every mode is then the plain optimiser.
+Callers: blocks (local, once, block_momentum, natural), easgd, gossip, servers. Invariant: `Averager.mean`
+leaves the same bits on every worker. With a single worker every mode is the plain optimiser.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> li
 
 
 def start_alike(model: nn.Module, world: World) -> None:
-    """Everyone begins with rank 0's parameters and buffers, which are sent unless all have them already."""
+    """Start all workers from rank 0's parameters and buffers, which are sent unless all have them already."""
     if world.world_size > 1 and not have_equal(_tensors(model), world.transport):
         from_bytes(model, broadcast(to_bytes(model), root=0, group=world))
 
@@ -59,7 +59,7 @@ def _packed(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _unpacked(tensors: Sequence[Tensor], whole: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each tensor and what `whole` has for it; PayloadError when that is not as much as they take."""
+    """Pair each tensor with its bytes in `whole`; PayloadError if the sizes do not match."""
     sizes = [tensor.nbytes for tensor in tensors]
     if whole.numel() != sum(sizes):
         raise PayloadError(f"the model's tensors take {sum(sizes)} bytes, {whole.numel()} came")
@@ -72,7 +72,7 @@ def _tensors(model: nn.Module) -> list[Tensor]:
 
 
 def average_buffers(model: nn.Module, world: World) -> None:
-    """Floating buffers (running means of BatchNorm) become their mean over the workers, the others rank 0's."""
+    """Average floating buffers (running means of BatchNorm) over the workers; take the others from rank 0."""
     for buffer in model.buffers():
         if buffer.is_floating_point():
             all_reduce(buffer, "mean", algorithm="ring", group=world)
@@ -81,7 +81,7 @@ def average_buffers(model: nn.Module, world: World) -> None:
 
 
 def send_buffers(model: nn.Module, world: World) -> None:
-    """All buffers become rank 0's."""
+    """Broadcast rank 0's buffers."""
     buffers = Buffers(model)
     if (packed := buffers.pack()).numel():
         buffers.load(broadcast(packed, root=0, group=world))
@@ -98,12 +98,12 @@ class Buffers:
         return _packed(list(self._model.buffers()))
 
     def load(self, packed: Tensor) -> None:
-        """Take over what `pack` or `mean` gave."""
+        """Load what `pack` or `mean` returned."""
         for buffer, part in _unpacked(list(self._model.buffers()), packed):
             buffer.copy_(part)
 
     def mean(self, rows: Sequence[Tensor]) -> Tensor:
-        """Of what several packed, as `average_buffers`: floating ones become their mean, the others are the first's.
+        """Average several packed rows, as `average_buffers`: floating buffers by mean, the others from the first.
 
         >>> norm = nn.BatchNorm1d(1, affine=False)
         >>> first, buffers = Buffers(norm).pack(), Buffers(norm)
@@ -136,14 +136,14 @@ class ModelMean:
         return torch.cat([(total / len(rows)).view(torch.uint8), self._buffers.mean([row[size:] for row in rows])])
 
     def load(self, row: Tensor) -> None:
-        """Take a row over."""
+        """Load a row."""
         size = self._values.nbytes
         self._values.copy_(row[:size].view(torch.float32))
         self._buffers.load(row[size:])
 
 
 def exchange_of(setup: Setup) -> CompressionState:
-    """The exchange of a mode that is installed on `setup`."""
+    """Build the exchange of a mode that is installed on `setup`."""
     options = replace(setup.options, world=setup.world)
     state = CompressionState(setup.codec, setup.model.named_parameters(), options)
     refuse_unsized(state.buckets.choice, options.algorithm, setup.world.transport)
@@ -153,11 +153,11 @@ def exchange_of(setup: Setup) -> CompressionState:
 class Averager:
     """The mean over all workers of vectors laid out as `parameters`, all or some of the model's.
 
-    Exchanges go through the codec with error feedback, as gradients do: biases and small parameters are exact, and what
-    a codec left out of one mean is in the next. So what is averaged must be a difference whose means add up.
+    Exchanges go through the codec with error feedback, as gradients do: biases and small parameters are exact, and the
+    residual of one mean is in the next. So average differences, whose means add up.
 
     Attributes:
-        native_nbytes: what the engine's own all-reduce sent so far, which the transport does not see.
+        native_nbytes: sent so far by the engine's own all-reduce, which the transport does not count.
     """
 
     def __init__(self, setup: Setup, parameters: list[nn.Parameter]) -> None:
@@ -192,9 +192,9 @@ class OwnWeights(Agreement):
     def make_averager(
         self, setup: Setup, parameters: list[nn.Parameter] | None = None, *, feedback: bool | None = None
     ) -> Averager:
-        """Average weights, or what is made of them, through the exchange: saved, counted and closed with this mode.
+        """Make an averager of weights, or values derived from them; it is saved, counted and closed with this mode.
 
-        `parameters`: some that have an exchange of their own; all without it.
+        `parameters`: those with an exchange of their own; None: all.
         """
         if feedback is not None and setup.options.feedback is None:
             setup = replace(setup, options=replace(setup.options, feedback=feedback))
@@ -209,7 +209,7 @@ class OwnWeights(Agreement):
 
     @contextmanager
     def agreeing(self) -> Iterator[None]:
-        """Charge what happens inside to this step, and make sure that the weights are still where they were."""
+        """Charge the block's time to this step, and check that the weights have not been moved."""
         self.weights.check_in_place(self.optimizer)
         with super().agreeing():
             yield

@@ -1,4 +1,4 @@
-"""`sync(drop_slowest=k)`: every step applies the mean of the first P − k gradients, so that the slowest hold up nobody.
+"""`sync(drop_slowest=k)`: every step applies the mean of the first P − k gradients, without the k slowest.
 
 Caller: `modes/sync.py`.
 """
@@ -25,8 +25,8 @@ from laconic.transports.liveness import LossLedger, LostPeer
 class BackupAgreement(OwnWeights):
     """Every step applies the mean of the first P − k gradients, the same bits on all workers.
 
-    Rank 0 sums: whoever sums must not be the one that is waited for, so a stopped rank 0 stops all. Of the others
-    up to `drop_slowest` may also die. For workers that come, go and take each other's place there is `laconic.elastic`.
+    Rank 0 sums, so a stopped rank 0 stops all. Up to `drop_slowest` of the others may also die. For workers that join,
+    leave and replace each other use `laconic.elastic`.
 
     With gₛ,ᵢ the gradient of rank i at step s and F at least the first P − `drop_slowest` ranks to reach rank 0:
     mean = Σ_{i∈F} gₛ,ᵢ / |F|, summed in the order of ranks. A late worker applies every mean it has missed, in
@@ -87,12 +87,12 @@ class BackupAgreement(OwnWeights):
         return self._view, self.step
 
     def _came(self) -> dict[int, Offer]:
-        """The gradients of this step so far, by rank."""
+        """The gradients of this step that have arrived, by rank."""
         there = {rank: m.body for rank, m in self._gradients.items() if (m.view, m.step) == self._now}
         return {0: Offer(0, 1, None)} | {rank: Offer(rank, 1, body) for rank, body in there.items()}
 
     def _contribute(self) -> Tensor:
-        """The other ranks' part; a mean that is there already was made without this rank."""
+        """The other ranks' part; a mean that has already arrived was made without this rank."""
         self._drain()
         if self._now in self._means:
             self._tell(0, pack(MemberKind.HELD, *self._now))  # late, and on its way
@@ -106,7 +106,7 @@ class BackupAgreement(OwnWeights):
             pass
 
     def _take_in(self, timeout_s: float) -> bool:
-        """File one message; whether one came."""
+        """Receive and store one message; return whether one came."""
         came = receive(self._mesh, timeout_s)
         try:
             message = None if came is None else unpack(*came)
@@ -158,7 +158,7 @@ class BackupAgreement(OwnWeights):
         self._means = {key: mean for key, mean in self._means.items() if key[0] >= self._view}
 
     def finish(self) -> None:
-        """Wait until the slowest has applied every step too, as long as it goes on; buffers become rank 0's."""
+        """Wait until the slowest has applied every step too, while it makes progress; broadcast rank 0's buffers."""
         if self.world.rank:
             self._tell(0, pack(MemberKind.FINISH, 0, self.step))
             self._wait(lambda: self._done)

@@ -1,7 +1,7 @@
 """What a consistency mode is, how it is named, and what all modes share.
 
-Callers: `distribute`. A mode is a frozen dataclass, the spec (`"stale(4)"`, `"local(period=8)"`); `install` makes of it
-an Agreement, the job, which lives as long as the training and holds all state.
+Callers: `distribute`. A mode is a frozen dataclass, the spec (`"stale(4)"`, `"local(period=8)"`). `install` returns an
+Agreement, the job, which lives as long as the training and holds all state.
 
 To add a mode, add one file with one `@register` class to `modes/`; the conformance suite picks it up.
 """
@@ -80,26 +80,26 @@ class Mode(ABC):
 
     @property
     def lockstep(self) -> bool:
-        """Whether all workers take the same number of steps; without, each takes as many as it can."""
+        """Whether all workers take the same number of steps; if not, each takes as many as it can."""
         return True
 
     @property
     def repeatable(self) -> bool:
-        """Whether the same training ends with the same bits again, however long each worker takes for its steps."""
+        """Whether a repeated training gives the same bits, however long each worker takes for its steps."""
         return self.lockstep
 
     @property
     def lead(self) -> int | None:
-        """No worker begins a step before rank 0 has begun the one so many before it; None: nothing sees to that."""
+        """The most steps that a worker can be ahead of rank 0; None: unlimited."""
         return None
 
     @property
     def shares_buffers(self) -> bool:
-        """Whether a DDP model goes on broadcasting rank 0's buffers before each forward, in which nobody may miss."""
+        """Whether a DDP model still broadcasts rank 0's buffers before each forward, a collective of all ranks."""
         return False
 
     def outlives(self, rank: int, world_size: int) -> bool:
-        """Whether the others go on to one model when this rank is lost; without, each raises an error that names it."""
+        """Whether the others go on to one model if this rank is lost; if not, each raises an error that names it."""
         return False
 
     @property
@@ -128,7 +128,7 @@ class Stateful(Protocol):
 
 
 class Agreement(Job):
-    """A mode at work on one optimiser, and the job that `distribute` returns.
+    """A mode installed on one optimiser, and the job that `distribute` returns.
 
     It has hooks around `step()` (`hooks.py`), counters, and state in the optimiser's state_dict. A subclass calls this
     constructor and overrides `before_step` (gradients are there), `after_step` (the inner optimiser has stepped) and
@@ -139,8 +139,8 @@ class Agreement(Job):
         alone: there is one worker only, and nothing is ever exchanged.
         step: steps taken so far.
         records: one StepRecord per step, the last `KEPT`.
-        parts: what has a state of its own, by the name under which that is saved.
-        resources: what `close` gives back, the last first.
+        parts: objects with a state of their own, by the name under which it is saved.
+        resources: closed by `close`, the last first.
     """
 
     KEPT: ClassVar[int] = 10_000
@@ -163,13 +163,13 @@ class Agreement(Job):
         self.resources.callback(vars(self.optimizer).pop, INSTALLED, None)
 
     def before_step(self) -> None:
-        """Do what comes before the inner optimiser's own step."""
+        """Run before the inner optimiser's own step."""
 
     def after_step(self) -> None:
-        """Do what comes after it."""
+        """Run after the inner optimiser's own step."""
 
     def evaluated(self) -> None:
-        """Do what comes after each evaluation of a closure: gradients, and then the loss, become means."""
+        """Run after each evaluation of a closure: average the gradients, then the loss."""
         self.before_step()
 
     @property
@@ -185,7 +185,7 @@ class Agreement(Job):
         return f"{beside_ddp(sent_nbytes, wire_nbytes(trained, self.world.world_size))}\n\n{super().explain()}"
 
     def predictor(self) -> nn.Module:
-        """What predicts after `finish`: the model, or what a mode made of several."""
+        """The module to predict with after `finish`: the model, or an ensemble of several."""
         return self.model
 
     def state_dict(self) -> dict[str, Any]:
@@ -213,7 +213,7 @@ class Agreement(Job):
 
     @contextmanager
     def agreeing(self) -> Iterator[None]:
-        """Charge what happens inside to this step."""
+        """Charge the block's time and bytes to this step."""
         counters = self.world.transport.counters
         begun, before = time.perf_counter(), counters.total_sent_nbytes
         yield
@@ -221,11 +221,11 @@ class Agreement(Job):
         self._seconds += time.perf_counter() - begun
 
     def sent_nbytes(self) -> int:
-        """What this worker has sent for this mode so far; a mode whose threads send at any time adds theirs."""
+        """Bytes that this worker has sent for this mode so far; modes with sending threads add theirs."""
         return self._collective_nbytes
 
     def waited(self, seconds: float) -> None:
-        """Of the time charged to this step, so much was waiting for others."""
+        """Count so many of this step's seconds as waiting for others."""
         self._wait_s += seconds
 
     def settle(self, staleness: int | None = None) -> None:
@@ -243,7 +243,7 @@ class Agreement(Job):
             )  # fmt: skip
 
     def _charged(self) -> tuple[float, float, int]:
-        """Seconds, seconds of waiting and bytes since it was last asked."""
+        """Seconds, seconds of waiting and bytes since the last call."""
         seconds, wait_s, before = self._seconds, self._wait_s, self._settled_nbytes
         self._seconds, self._wait_s, self._settled_nbytes = 0.0, 0.0, self.sent_nbytes()
         return seconds, wait_s, self._settled_nbytes - before

@@ -1,13 +1,12 @@
 """Modes whose workers train alone for a block of steps, after which all agree on the weights.
 
-A mode says in `merge` what follows from the mean of all weights, and knows no network. `Blocks` keeps what it needs
-from block to block. Who takes the mean is one of two: `BlockAgreement` here, over the fixed ranks of a world, and
-`elastic/replica.py`, over members that come and go. So `local`, `block_momentum` and `diloco` are written once for
-both.
+A mode's `merge` computes the next weights from the mean of all weights, and knows no network. `Blocks` keeps its state
+from block to block. The mean is taken by `BlockAgreement`, over the fixed ranks of a world, or by `elastic/replica.py`,
+over members that come and go. So `local`, `block_momentum` and `diloco` are written once for both.
 
-Over fixed ranks the weights may be cut into `fragments` that have blocks of their own, of which each begins a share of
-the period later than the one before; and what is sent after a block may be awaited `delay` steps later, while training
-goes on (`fragments.py`). delay < period/fragments, so that one fragment at most is under way.
+Over fixed ranks the weights may be cut into `fragments` with blocks of their own, each starting a share of the period
+later than the one before. A fragment's mean may be awaited `delay` steps after it was sent, while training goes on
+(`fragments.py`). delay < period/fragments, so that at most one fragment is under way.
 """
 
 from __future__ import annotations
@@ -45,32 +44,32 @@ class BlockMode(Mode):
 
     @property
     def state(self) -> str:
-        """What becomes of the optimiser's state after a block: one of STATES."""
+        """How to treat the optimiser's state after a block: one of STATES."""
         return "keep"
 
     @property
     def fragments(self) -> int:
-        """In how many parts, of about equal size, the weights are agreed on: each every `period` steps, in turn."""
+        """How many parts of about equal size the weights have; each is averaged every `period` steps, in turn."""
         return 1
 
     @property
     def delay(self) -> int:
-        """Steps that are made between sending what a block gave and going on from the mean."""
+        """Steps between sending a block's result and continuing from the mean."""
         return 0
 
     @property
     def mix(self) -> float:
-        """A worker's own share in the weights that it goes on from."""
+        """The share of a worker's own weights in those that it continues from."""
         return 0.0
 
     @property
     def eager(self) -> bool:
-        """Whether a worker goes on from a mean in which its own part is the newest, not the one that was sent."""
+        """Whether a worker replaces its own part of the mean by its newest weights."""
         return False
 
     @property
     def alone(self) -> bool:
-        """Whether a worker without others merges its blocks, too."""
+        """Whether a single worker merges its blocks, too."""
         return False
 
     @property
@@ -82,7 +81,7 @@ class BlockMode(Mode):
         return {}
 
     def merge(self, start: Tensor, mean: Tensor, workers: int, held: dict[str, Tensor]) -> Tensor:
-        """Where the next block begins, when one that began at `start` ended at `mean`; brings `held` up to date."""
+        """Compute where the next block begins, after one from `start` that ended at `mean`; updates `held`."""
         return mean
 
     def model(self, start: Tensor, workers: int, held: dict[str, Tensor]) -> Tensor:
@@ -90,7 +89,7 @@ class BlockMode(Mode):
         return start
 
     def check_block(self) -> None:
-        """Refuse a period, fragments, a delay or a mixture that cannot be, or an unknown rule for the state."""
+        """Refuse an invalid period, fragments, delay or mix, or an unknown state rule."""
         if not isinstance(self.period, int) or isinstance(self.period, bool) or self.period < 1:
             raise BadInput(f"period is a number of steps above zero, got {self.period!r}")
         if self.state not in STATES:
@@ -108,7 +107,7 @@ class BlockMode(Mode):
             raise BadInput(f"{self.name}: eager makes up for a delay, and there is none: give delay=…, or eager=false")
 
     def spelled_out(self, sent_by: str) -> str:
-        """This mode with all its options, and how what it sends travels, on one line."""
+        """This mode with all its options, and how its vectors travel, on one line."""
         return f"{spec_of(self, [field.name for field in fields(self)])} with {sent_by}"  # type: ignore[arg-type]
 
     def install(self, setup: Setup) -> BlockAgreement:
@@ -116,7 +115,7 @@ class BlockMode(Mode):
 
 
 class Blocks:
-    """One worker's blocks: where the present one began, and what the mode keeps.
+    """One worker's blocks: the start of the present one, and the mode's state.
 
     Args:
         relative: workers offer how far their weights have moved, for a codec, not the weights themselves.
@@ -132,7 +131,7 @@ class Blocks:
         self.made = 0  # steps made in this block
 
     def offer(self, out: Tensor | None = None, part: slice = WHOLE) -> Tensor:
-        """What this worker offers of `part` after its steps, written to `out` when given."""
+        """Return this worker's vector for `part` after its steps, written to `out` if given."""
         values = self.values[part]
         out = torch.empty_like(values) if out is None else out
         return torch.sub(values, self.start[part], out=out) if self.relative else out.copy_(values)
@@ -239,7 +238,7 @@ class BlockAgreement(OwnWeights):
         self.settle()
 
     def _send(self, fragment: Fragment) -> None:
-        """End a fragment's block: agree on it now, or let its mean come beside the next steps."""
+        """End a fragment's block: average it now, or in the background of the next steps."""
         averager, self.moved[fragment.number] = self.averagers[fragment.number], 0
         with self.agreeing(), self.weights.current():
             offer = self.blocks.offer(part=fragment.part)
@@ -253,7 +252,7 @@ class BlockAgreement(OwnWeights):
             self.under_way.send(averager.mean)
 
     def _land(self) -> None:
-        """Go on from the mean that was under way; where it did not come, the weights are as they were."""
+        """Continue from the mean that was under way; if it failed, the weights are unchanged."""
         under_way = self.under_way
         self.waited(seconds := under_way.wait())
         self._seconds += seconds
@@ -274,7 +273,7 @@ class BlockAgreement(OwnWeights):
         return super().sent_nbytes() + self.under_way.sent_nbytes
 
     def finish(self) -> None:
-        """Leave the model that all blocks have trained, with the exact mean of those under way, and of buffers."""
+        """Leave the trained model, with the exact mean of the blocks under way and of buffers."""
         if self.plain:
             return
         if self.under_way.number != UnderWay.NONE:

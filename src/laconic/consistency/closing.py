@@ -1,11 +1,12 @@
-"""The end of training among peers: the mean of what all who are left hold, although any of them may be lost meanwhile.
+"""End training among peers: average the rows of all remaining ranks, although any of them may be lost meanwhile.
 
 Callers: decentralised `stale` and asynchronous `gossip`, whose `finish` cannot use a collective of the world: one lost
 rank would end it for all.
 
-All say that they are ready. The lowest rank that is left, the root, gets everyone's row, averages, and tells the mean;
-when all have it, it commits that in the job's store and says so, and only then does anyone return. Invariant: a mean
-with which one returned is on all who are left. A root that is lost before it has committed is replaced by the next.
+All ranks report that they are ready. The root, the lowest remaining rank, receives every row, averages them and sends
+the mean. When all have it, the root commits it in the job's store and announces that; only then does any rank return.
+Invariant: if one rank returned with a mean, all remaining ranks hold it. If the root is lost before it has committed,
+the next rank replaces it.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ GRACE_S = 0.5  # what was sent before its sender left or died may take so long t
 
 
 class Closing:
-    """One rank's end of it; `agree` may be called again, by all, after more training.
+    """One rank's part; all may call `agree` again after more training.
 
     Args:
-        send: (rank, message) → sends it, or not if that rank is gone.
-        merge: the rows of all who are left, in the order of ranks → their mean.
+        send: (rank, message) → sends it, unless that rank is gone.
+        merge: the rows of all remaining ranks, in order → their mean.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Closing:
         """The mean of all rows, the same on all, and the seconds waited for it.
 
         Args:
-            take_in: takes in one message of the mesh, waiting so many seconds at most; whether one came.
+            take_in: receives one message of the mesh within so many seconds; returns whether one came.
             row: what this rank holds, asked for when all are ready: nobody trains any more.
         """
         self._begin()
@@ -79,7 +80,7 @@ class Closing:
         return self._mean, waited
 
     def take(self, message: ServerMessage) -> None:
-        """Take in what a peer says about the end; anything else is passed over."""
+        """Handle a peer's message about the end; ignore all others."""
         if message.kind == ServerKind.FINISH:
             self._ready.setdefault(message.sequence, set()).add(message.worker)
         elif message.sequence != self._number:
@@ -95,7 +96,7 @@ class Closing:
             self._committed = True
 
     def drop_gone(self, awaited: set[int]) -> None:
-        """Give up those of `awaited` who are gone, once all they sent has had the time to come."""
+        """Give up the `awaited` ranks that are gone, once their last messages have had time to arrive."""
         self._losses.look()
         now, live = time.monotonic(), {self._losses.rank, *self._mesh.peers}
         for rank in sorted(awaited - live):
@@ -106,7 +107,7 @@ class Closing:
         return set(self._losses.here) - self._ready.get(self._number, set())
 
     def _awaited(self) -> set[int]:
-        """Whose message is waited for."""
+        """The ranks whose messages are awaited."""
         if unready := self._unready():
             return unready
         if self._root != self._losses.rank:

@@ -1,4 +1,4 @@
-"""Knowledge distillation: one small model learns what a large one, or an ensemble, says of every sample.
+"""Knowledge distillation: one small model learns the outputs of a large one, or of an ensemble.
 
 Callers: users, after `ensemble` or `treenet` has left several members; a student that is distributed itself is trained
 by all workers together.
@@ -27,7 +27,7 @@ def distill_loss(
         teacher: logits, or logs of probabilities as an `Ensemble` gives; taken as constant.
         labels: class numbers; without them α is 1.
         temperature: T, above zero.
-        alpha: the weight of the teacher's word, 0 to 1.
+        alpha: the weight of the teacher's part, 0 to 1.
 
     >>> logits = torch.tensor([[2.0, 0.0, -1.0]])
     >>> round(float(distill_loss(logits, logits)), 6)
@@ -60,9 +60,9 @@ def distill(
     temperature: float = 4.0,
     alpha: float = 0.9,
 ) -> list[float]:
-    """Train `student` to say what `teacher` says, one step a batch; returns the loss of every step.
+    """Train `student` to match `teacher`, one step per batch; returns the loss of every step.
 
-    The teacher is put in evaluation mode while it speaks, and is left as it was.
+    The teacher is in evaluation mode while it predicts, and is restored afterwards.
 
     Args:
         batches: (x, labels), or x alone: the teacher needs no labels, so any samples will do.

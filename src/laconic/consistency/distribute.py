@@ -1,4 +1,4 @@
-"""`laconic.distribute(model, optimizer, consistency=…, codec=…)`: the door to every way workers can agree."""
+"""`laconic.distribute(model, optimizer, consistency=…, codec=…)`: the entry point to all consistency modes."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def distribute(
         quality, algorithm, exempt, feedback, feedback_decay, momentum, hosts, message_nbytes, overlap: of the exchange,
             as the mode has them; see `Options`.
         sites: the site of each rank, for the modes that know of sites: gaia and async(hierarchical=true).
-        unknown: what a mode of your own adds; any other name is refused, with the one that was probably meant.
+        unknown: options of a mode of your own; any other name is refused, and the error suggests the nearest one.
 
     Returns:
         The job: `finish()` after the last step, records, `explain()`, state and `close()`. Model and optimiser are
         used as before; the optimiser keeps the job as long as it lives.
 
     Raises:
-        BadInput: what is asked for does not go together.
+        BadInput: the arguments do not go together.
         Mismatch: another rank has another model or other options; names the first difference.
         CollectiveTimeout, PeerLost: a rank did not call it.
 
@@ -122,14 +122,14 @@ def distribute(
 
 
 def _unwrapped(optimizer: Any) -> Any:
-    """The optimiser that takes the steps, which Accelerate and others wrap in one of their own."""
+    """Return the optimiser inside the wrapper of Accelerate and others."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner
     return optimizer
 
 
 def _refuse_others(model: nn.Module) -> None:
-    """Refuse models whose gradients are averaged, or whose weights are divided, by somebody else."""
+    """Refuse models whose gradients are averaged, or whose weights are sharded, by another library."""
     for module in model.modules():
         if is_compressed(module):
             raise BadInput("this model is compressed already; take compress or distribute, not both")

@@ -1,4 +1,4 @@
-"""Fragments of a model that workers agree on in turn, and the one whose mean is under way beside the training.
+"""Fragments of a model that workers average in turn, and the one whose mean is under way during training.
 
 Caller: `blocks.py`. A fragment is a run of whole parameters in the model's order, so that it is a slice of the flat
 weights. Its mean travels on the transport's exchange thread into memory of its own: weights are only ever written by
@@ -96,12 +96,12 @@ class UnderWay:
         self.mean = self.offered = torch.empty(0)
 
     def start(self, number: int, offer: Tensor, delay: int) -> None:
-        """`offer` is what this worker has for fragment `number`; its mean is due in `delay` steps."""
+        """Keep `offer` for fragment `number`; its mean is due in `delay` steps."""
         self.number, self.left, self.mean = number, delay, offer
         self.offered = offer.clone() if self._keeps else torch.empty(0)
 
     def send(self, average: Callable[[Tensor], object]) -> None:
-        """Let `average` replace what is offered by its mean on the exchange thread, from now on."""
+        """Start averaging the offer on the exchange thread."""
         ended, mean, counters = threading.Event(), self.mean, self._transport.counters
 
         def work() -> Pausing[None]:
@@ -118,11 +118,11 @@ class UnderWay:
         self._share.submit(work).add_done_callback(lambda _: ended.set())
 
     def wait(self) -> float:
-        """Wait until `mean` is one; returns the seconds it took.
+        """Wait until `mean` holds the mean; returns the seconds it took.
 
         Raises:
-            LaconicError: what went wrong on the way.
-            CollectiveTimeout: the exchange thread did not come to it.
+            LaconicError: the exchange failed.
+            CollectiveTimeout: the exchange thread did not start it in time.
         """
         begun = time.perf_counter()
         self._before_call()
@@ -142,7 +142,7 @@ class UnderWay:
             raise CollectiveTimeout(f"{transport.title} {text}", rank=transport.rank)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is pending, whose mean is waited for: whoever loads it has that mean."""
+        """The pending fragment, with its mean: waits for it first."""
         self.wait()
         state: dict[str, Any] = {"number": self.number, "left": self.left}
         if self.number != self.NONE:
@@ -169,7 +169,7 @@ class UnderWay:
             self.offered = state["offered"].cpu().clone() if self._keeps else self.offered
 
     def close(self) -> None:
-        """Let what is under way end, and join the exchange thread, unless others use it."""
+        """Wait for the fragment under way, and join the exchange thread unless others use it."""
         if self._share is not None:
             self._share.close()
             self._share = None

@@ -29,7 +29,7 @@ Evaluate = Callable[[], Any]
 
 
 class Stepping(Protocol):
-    """What an `Agreement` is to its hooks."""
+    """The part of an `Agreement` that its hooks use."""
 
     @property
     def closures(self) -> bool: ...
@@ -49,7 +49,7 @@ class Stepping(Protocol):
 
 
 class _ToGradScaler:
-    """True to torch's GradScaler, and what it was to everyone else: Lightning refuses to clip where it is true."""
+    """True for torch's GradScaler, and unchanged for other callers: Lightning refuses to clip where it is true."""
 
     def __init__(self, own: object) -> None:
         self._own = own
@@ -103,7 +103,7 @@ class StepHooks:
         return None
 
     def _agreed(self, closure: Evaluate) -> Evaluate:
-        """The closure, whose gradients and loss are then the means over all workers."""
+        """Wrap the closure, so that its gradients and loss are means over all workers."""
 
         def evaluate() -> Any:
             loss = closure()
@@ -147,7 +147,7 @@ class StepHooks:
             self.job.load_state_dict(coming)
 
     def loaded(self) -> None:
-        """The job has its state."""
+        """Note that the job's state has been loaded."""
         self._missing = ""
 
     def _warn_of_missing_state(self) -> None:

@@ -1,11 +1,11 @@
-"""Updates that wait for whoever needs their weights: which may, how weights are asked for, and one bucket's step.
+"""Delay updates until their weights are used: which may be delayed, how use is detected, and one bucket's step.
 
 Caller: `modes/sync.py`. Three things make a late update safe. `Habits` watches what a training loop does between two
 steps, and says what can be hidden under it; the first steps are watched, and nothing is hidden in them. `Touches` lets
 whoever takes a parameter from its module bring it up to date first. `BucketSteps` takes the optimiser's step bucket by
 bucket: torch's optimisers treat every parameter by itself, so that a step over a part of the parameters, then over the
-others, leaves the same bits as one over all. What a step must not see of the time in between is put down when it is
-asked for: the groups' learning rates and other settings, which schedulers change at once.
+others, leaves the same bits as one over all. `step()` saves the groups' learning rates and other settings, because
+schedulers change them before the delayed step is taken.
 
 A module finds its parameters in a dictionary, `_parameters`: `self.weight`, `parameters()`, `state_dict()`, `to()` and
 every forward come by it. While a job overlaps, the modules' dictionaries are ones that ask first. So weights whose
@@ -51,7 +51,7 @@ class Made:
 
 
 def are_still(made: Sequence[Made]) -> bool:
-    """Whether what changes by way of `.data` shows in no summary; waits once, however many they are."""
+    """Whether no gradient changed by way of `.data`, as far as summaries show; waits once for all of them."""
     watched = [each for each in made if each.summary is not None]
     before = [each.summary for each in watched]
     now = [_summary(each.gradient) for each in watched]
@@ -95,13 +95,13 @@ class Habits:
         self._held = False  # an earlier backward of this step ran in `no_sync`
 
     def note_made(self, key: int) -> bool:
-        """A gradient was made; whether it is whole: no further backward is expected before the step."""
+        """Count a gradient; return whether it is complete: no further backward is expected before the step."""
         self.made[key] = self.made.get(key, 0) + 1
         self._held = self._held or self.holding > 0
         return not self.holding and (self._held or self.made[key] == self._most.get(key))
 
     def end_step(self, buckets: int) -> None:
-        """A step has been taken, of so many buckets: decide what is hidden from now on."""
+        """Note the end of a step of so many buckets, and decide what to overlap from now on."""
         for key, times in self.made.items():
             self._most[key] = max(times, self._most.get(key, 0))
         self.made, self._held = {}, False
@@ -113,17 +113,17 @@ class Habits:
             self.why_not = self._why_now(buckets)
 
     def note_closure(self) -> None:
-        """The optimiser evaluates a closure."""
+        """Note that the optimiser evaluates a closure."""
         self._closures = True
         self.why_not = _CLOSURE
 
     def look_at_optimizer(self) -> None:
-        """Hooks may have come since the last step."""
+        """Check for hooks added since the last step."""
         self.why_not = self.why_not or why_step_whole(self._optimizer)
 
     @property
     def watching(self) -> bool:
-        """Whether nothing is hidden yet."""
+        """Whether the loop is still being watched, and nothing overlaps yet."""
         return self.steps < WATCHED
 
     def _why_late(self) -> str:
@@ -145,7 +145,7 @@ class Habits:
         return why_step_whole(self._optimizer)
 
     def explain(self) -> str:
-        """What is hidden, and why the rest is not."""
+        """Say what overlaps, and why the rest does not."""
         sent = f"are sent in step(): {self.why_late}" if self.why_late else "are sent as backward makes them"
         late = f"is waited for in step(): {self.why_not}" if self.why_not else "is taken when the next forward needs it"
         apart = f"\n{len(self.apart)} buckets do not wait: {_APART}" if self.apart and not self.why_not else ""
@@ -157,7 +157,7 @@ _CLOSURE = "the optimiser evaluates a closure"
 
 
 class AskingParameters(dict[str, Any]):
-    """A module's parameters by name; whoever takes one out lets `ask` bring it up to date first."""
+    """A module's parameters by name; calls `ask` to bring a parameter up to date before returning it."""
 
     ask: Ask | None = None
 
@@ -230,7 +230,7 @@ class Touches:
                 yield module, found
 
     def close(self) -> None:
-        """Give the modules plain dictionaries again."""
+        """Restore the modules' plain dictionaries."""
         for module, asking in self._asking():
             asking.ask = None
             module.__dict__["_parameters"] = dict(asking.items())
@@ -264,7 +264,7 @@ class BucketSteps:
         self._laid_out: list[list[int]] = []
 
     def begin(self) -> None:
-        """Put down the settings of a step: from here on they may change."""
+        """Save the settings of a step: from here on they may change."""
         groups = self._optimizer.param_groups
         now = [[id(parameter) for parameter in group["params"]] for group in groups]
         if now != self._laid_out:
@@ -275,7 +275,7 @@ class BucketSteps:
         ]
 
     def _lay_out(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Which parameters of which group lie in each bucket; those of no group are not stepped."""
+        """Map each bucket to its parameters by group; parameters without a group are not stepped."""
         group_of = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
         self._members = []
         for buffer in self._buffers:
@@ -286,7 +286,7 @@ class BucketSteps:
             self._members.append(sorted(members.items()))
 
     def apply(self, bucket: int) -> None:
-        """Step the parameters of one bucket by the gradients in its buffer; theirs stay what they are now."""
+        """Step one bucket's parameters by the gradients in its buffer; leave their `.grad` as it is."""
         buffer, state = self._buffers[bucket], self._optimizer.state
         # Another thread may take this step, while the loop's own looks through the optimiser's groups and resets
         # gradients: they stay. So twins are stepped, which share memory with the weights.

@@ -51,7 +51,7 @@ class FlatWeights:
         self.lay(values)
 
     def lay(self, values: Tensor) -> None:
-        """Let `values`, which hold the weights, do so from now on: float32 parameters in its memory are views of it."""
+        """Use `values` as the storage of the weights: float32 parameters in host memory become views of it."""
         self.values = values
         for parameter, part in self.parts():
             if is_plain(parameter):
@@ -76,7 +76,7 @@ class FlatWeights:
             yield parameter, piece.view(parameter.shape)
 
     def check_in_place(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse parameters that lie elsewhere than they did, or were added: averaging would pass them by."""
+        """Refuse parameters that were moved or added: averaging would miss them."""
         if any(parameter.data_ptr() != place for parameter, place in zip(self.parameters, self._places, strict=True)):
             text = "the model's parameters were replaced after distribute() (model.to, .half, …); do that before"
             raise BadInput(text)
@@ -89,7 +89,7 @@ class FlatWeights:
 
     @contextmanager
     def current(self) -> Iterator[Tensor]:
-        """`values` as the model has them, to read and to write; the model has what they are at the end."""
+        """Yield `values` in step with the model, to read and write; at the end, write them to the model."""
         self.copies.settle()
         self.copies.fetch((parameter.detach(), twin) for parameter, twin in self._crossing)
         for master, rounded in self._rounded:
@@ -100,7 +100,7 @@ class FlatWeights:
             self.write()
 
     def write(self) -> None:
-        """Give the model what `values` are, whatever it had."""
+        """Overwrite the model's weights with `values`."""
         self.copies.settle()
         for master, rounded in self._rounded:
             rounded.copy_(master)
@@ -114,7 +114,7 @@ class FlatWeights:
         return {id(p): twin for p, twin in zip(crossing, twins_of([p.detach() for p in crossing]), strict=True)}
 
     def set_gradients(self, flat: Tensor) -> None:
-        """Let `flat` be the parameters' gradients; where they are float32 in its memory, they are views of it."""
+        """Set the gradients from `flat`; float32 gradients in host memory become views of it."""
         self.copies.settle()
         sent = []
         for parameter, piece in self.parts(flat):
@@ -151,7 +151,7 @@ class FlatWeights:
 
     @property
     def keeps_masters(self) -> bool:
-        """Whether `values` know more than the model, so that a checkpoint needs them."""
+        """Whether `values` are more precise than the model, so that a checkpoint needs them."""
         return bool(self._rounded)
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class FlatWeights:
 
 
 def check_types(parameters: Iterable[Tensor]) -> None:
-    """Refuse parameters that a float32 vector cannot stand for."""
+    """Refuse parameters that a float32 vector cannot represent."""
     for parameter in parameters:
         if parameter.dtype not in TYPES or parameter.is_meta:
             text = f"a parameter is {parameter.dtype} on {parameter.device}"

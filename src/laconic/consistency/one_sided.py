@@ -1,4 +1,4 @@
-"""`async`, `hogwild` and `gossip` over MPI windows: a worker reads and adds to the weights, and nobody answers it.
+"""`async`, `hogwild` and `gossip` over MPI windows: a worker reads and adds to the weights without a server.
 
 Callers: these modes with `rma=true`. The inner optimiser steps on the worker, and what it changed is added: no thread
 runs beside the training. A window cannot hold a codec's payload, so values travel as float32.
@@ -25,7 +25,7 @@ NO_CODEC = "MPI adds float32 in a window"
 
 
 class WindowAgreement(OwnWeights):
-    """Weights in windows: what all of its kinds share.
+    """Weights in windows: the base of both kinds.
 
     Attributes:
         window: None with one worker, which steps by itself.
@@ -61,7 +61,7 @@ class WindowAgreement(OwnWeights):
         self.settle(staleness)
 
     def exchange(self, window: Window, moved: Tensor) -> int:
-        """Bring in how far this step has moved the weights, and others' news; returns the staleness."""
+        """Add this step's movement to the window, and read the others'; returns the staleness."""
         raise NotImplementedError
 
     def finish(self) -> None:

@@ -1,6 +1,6 @@
-"""Where codec, schedule and transport meet: the collectives a user calls, and `compress`.
+"""Exchange tensors through codec, schedule and transport: the collectives that users call, and `compress`.
 
-`hook.py` is the door, `collectives.py` what is called by itself; the names are in `__init__.pyi`.
+`hook.py` has `compress`, `collectives.py` the collectives; the public names are in `__init__.pyi`.
 """
 
 import lazy_loader

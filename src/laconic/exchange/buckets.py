@@ -1,10 +1,10 @@
-"""Buckets of gradients, averaged: split into channels, with wrappers around their codec, in groups that share messages.
+"""Average buckets of gradients: split them into channels, wrap their codec, and group them to share messages.
 
 Callers: `stream.py` runs `BucketExchange.steps` on the exchange thread; `state.py` adds what lasts. Exempt parameters
 are copied into one small exact channel. Where they are few, as biases are, the others go as one channel: the whole
-bucket with zeros in the exempt places, one call of the codec a message and no copy. Where they are many, compressible
-parameters that lie side by side share a channel. All channels share the same messages. DDP cuts gradients into buckets
-for float32; of a codec that sends a hundredth of it, several buckets make one message worth its latency.
+bucket with zeros in the exempt places, one codec call per message and no copy. Where they are many, compressible
+parameters that lie side by side share a channel. All channels share the same messages. DDP sizes its
+buckets for float32; with a codec that sends a hundredth of that, several buckets share one message.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _NONE = NoneCodec()
 
 
 class ExemptSplit:
-    """Where a bucket's values go: runs that a codec may touch, and exempt ones, which lie together in an exact channel.
+    """Splits a bucket into runs for the codec, and one exact channel for all exempt values.
 
     Args:
         blanks: whether few exempt values may be blanked out, so that all others go as one run.
@@ -75,7 +75,7 @@ class ExemptSplit:
         return [[entry for entry in self._coded if a <= entry.start and entry.stop <= b] for a, b in self.runs]
 
     def parts(self, buffer: Tensor) -> list[Tensor]:
-        """What each channel holds of `buffer`, the exact one last: mostly views. Exempt values may be zero then."""
+        """Cut `buffer` into the channels' values, the exact ones last; mostly views. May zero exempt values."""
         views = [buffer[a:b] for a, b in self.runs]
         contents = [torch.cat(views)] if self.packed else views
         if self.exact:
@@ -87,7 +87,7 @@ class ExemptSplit:
         return contents
 
     def put_back(self, contents: Sequence[Tensor], buffer: Tensor) -> None:
-        """Write into `buffer` what channels hold apart from it."""
+        """Write the channels' copies back into `buffer`."""
         if self.packed:
             _scatter(contents[0], buffer, self.runs)
         if len(self.exact) > 1 or self.blanked:
@@ -95,7 +95,7 @@ class ExemptSplit:
 
 
 class BucketChannels:
-    """One bucket's channels, kept from step to step, with what is wrapped around their codec, the outermost first."""
+    """One bucket's channels, kept from step to step, with the wrappers around their codec, the outermost first."""
 
     def __init__(self, info: BucketInfo, wrappers: Sequence[Wrapper] = ()) -> None:
         self.info = info
@@ -105,7 +105,7 @@ class BucketChannels:
         self.codec: Codec | None = None
 
     def use(self, chosen: Codec) -> None:
-        """Let `chosen` be the codec from now on; what wrappers keep is carried over."""
+        """Switch to the codec `chosen`; the wrappers' state is carried over."""
         if self.codec == chosen:
             return
         self.codec = chosen
@@ -127,18 +127,18 @@ class BucketChannels:
         return not self.split.runs or (self.codec is not None and self.codec.exact)
 
     def before(self, buffer: Tensor, world_size: int, *, exact: bool) -> None:
-        """Let the wrappers change the gradients; `exact`: these go as they are, not through channels."""
+        """Let the wrappers change the gradients; `exact`: no codec follows."""
         for wrapper in self.wrappers:
             wrapper.before(self.info.entries, buffer, world_size, exact=exact)
 
     def load(self, buffer: Tensor) -> list[Channel]:
-        """The channels, filled with what lies in `buffer`: mostly views of it."""
+        """Return the channels, filled from `buffer`: mostly views of it."""
         for channel, content in zip(self.channels, self.split.parts(buffer), strict=True):
             channel.buffer = content
         return self.channels
 
     def store(self, buffer: Tensor) -> None:
-        """Put back what the channels hold apart from `buffer`, which they hold no longer: gradients have an owner."""
+        """Copy the channels' own values back into `buffer`, and release it."""
         self.split.put_back([channel.buffer for channel in self.channels], buffer)
         for channel in self.channels:
             channel.buffer = _NOTHING
@@ -205,7 +205,7 @@ class BucketGroup:
         return "direct" if algorithm in SPARSE and all(bucket.exact for bucket in self.buckets) else algorithm
 
     def _plain(self, buffers: Sequence[Tensor], transport: Transport) -> Pausing[tuple[Timings, str]]:
-        """Gradients as they are by the engine's own all-reduce; all make sure once that they are in the same call."""
+        """Average by the engine's own all-reduce; the first time, check that all ranks make the same call."""
         if transport.world_size == 1:
             return Timings(), "native"
         if not all(transport.adds(buffer.dtype) for buffer in buffers):
@@ -232,7 +232,7 @@ class BucketGroup:
 
 @contextlib.contextmanager
 def _averaging(buffer: Tensor, transport: Transport) -> Iterator[None]:
-    """What is summed inside is a mean afterwards."""
+    """Divide the sums made inside by the number of ranks."""
     if divides_first(buffer):
         buffer.div_(transport.world_size)
     yield
@@ -245,10 +245,10 @@ _log = logging.getLogger("laconic.exchange")
 
 
 class BucketExchange:
-    """Averages the buckets of a model over all ranks, step by step; a new layout or codec takes the residuals along.
+    """Averages the buckets of a model over all ranks, step by step; residuals follow to a new layout or codec.
 
     Args:
-        wrappers: what is done around feedback, the outermost first.
+        wrappers: around feedback, the outermost first.
 
     Attributes:
         dense: a wrapper wants whole, dense gradients as float32 in the processor's memory.
@@ -280,7 +280,7 @@ class BucketExchange:
 
     @property
     def world(self) -> World:
-        """Where to communicate: found when it is first needed, for Lightning starts its processes after this object."""
+        """The world, looked up at first use, because Lightning starts its processes after this object exists."""
         if self._world is None:
             self._world = self.options.check_hosts(current())
         return self._world
@@ -296,12 +296,12 @@ class BucketExchange:
 
     @property
     def auto(self) -> AutoCodec | None:
-        """What chooses, where the codec is "auto"."""
+        """The chooser, if the codec is "auto"."""
         return self.choice if isinstance(self.choice, AutoCodec) else None
 
     @functools.cached_property
     def staging(self) -> Staging:
-        """The way of a device's gradients into the processor's memory, and back."""
+        """Moves a device's gradients to host memory and back."""
         from laconic.exchange.staging import Staging
 
         return Staging()
@@ -310,7 +310,7 @@ class BucketExchange:
 
     @functools.cached_property
     def message_nbytes(self) -> int:
-        """What a message should carry: as asked for, or by the link. Codec "auto" measures it where nobody has."""
+        """The target size of a message: as given, or from the link. Codec "auto" measures the link if necessary."""
         if self.options.message_nbytes is not None:
             return self.options.message_nbytes
         if self.auto is not None and self.world.world_size > 1:
@@ -329,9 +329,9 @@ class BucketExchange:
 
     @property
     def section_nbytes(self) -> int | None:
-        """In sections of about which size a large gradient may travel; None where it has to be whole.
+        """The size of the sections of a large gradient; None if it has to be whole.
 
-        Among more ranks an exchange takes more messages, and each is a smaller part of it.
+        With more ranks an exchange has more messages, and each is a smaller part of it.
         """
         if not self.choice.cuts or self.dense:
             return None
@@ -371,7 +371,7 @@ class BucketExchange:
     def steps(self, held: list[Gradients]) -> Pausing[bool]:
         """Average buckets that travel together: + momentum, + residual, through the codec, mean, back into the buffers.
 
-        Pauses where there is nothing to do but wait; returns whether they went as float32, in place.
+        Pauses where it can only wait; returns whether they went as float32, in place.
         """
         first, world, options = held[0], self.world, self.options
         if first.first and self.choice.learns:
@@ -400,7 +400,7 @@ class BucketExchange:
         return plain and algorithm == "native"
 
     def start(self, gradients: Gradients) -> Pause:
-        """Let a device's gradients come to where they are encoded; returns what waits for that, if anything."""
+        """Start copying a device's gradients to where they are encoded; returns what to wait with, or None."""
         gradients.stays = gradients.event is not None and self._stays(gradients)
         if self.auto is not None:
             self.auto.device = gradients.buffer.device
@@ -410,7 +410,7 @@ class BucketExchange:
             raise DeviceMemoryError(f"{gradients.buffer.device} has no memory for gradients: {error}") from error
 
     def _stays(self, gradients: Gradients) -> bool:
-        """Whether a device's gradients are encoded there: whole ones and matrices are worked out here."""
+        """Whether gradients are encoded on their device: dense wrappers and matrix codecs work on the host."""
         chosen, algorithm = self.choice.codec_for(gradients.index, gradients.step), self.options.algorithm
         if gradients.buffer.is_sparse or self.dense or chosen.kind == "matrix":
             return False
@@ -421,14 +421,14 @@ class BucketExchange:
         return encodes_there(chosen, gradients.buffer.device)
 
     def follow_scale(self) -> None:
-        """Let what wrappers keep be in units of the loss's scale that was noted last."""
+        """Rescale the wrappers' state to the last noted loss scale."""
         assert self.loss_scale is not None
         factor = self.loss_scale.change()
         for wrapper in self.wrappers:
             wrapper.rescale(factor, self.loss_scale.value)
 
     def _in_memory(self, gradients: Gradients, native: bool) -> Tensor:
-        """The buffer itself, or its values in the processor's memory: in their own type where no codec is used."""
+        """Return the buffer itself, or its values in host memory: in their own type if no codec is used."""
         buffer = gradients.buffer
         dtype = buffer.dtype if native else torch.float32
         if gradients.stays:
@@ -436,7 +436,7 @@ class BucketExchange:
         return buffer.to(dtype) if buffer.is_cpu else self.staging.bring(gradients, dtype)
 
     def _give_back(self, gradients: Gradients, means: Tensor) -> None:
-        """Put means that are elsewhere into the buffer."""
+        """Copy the means back into the buffer, if they are elsewhere."""
         if gradients.buffer.is_cpu:
             gradients.buffer.copy_(means)
         else:
@@ -482,7 +482,7 @@ class BucketExchange:
     def _ended(
         self, held: list[Gradients], numel: int, chosen: Codec, algorithm: str, begun: float, timings: Timings
     ) -> None:
-        """Keep what an exchange was like; that of a step's last bucket ends the step."""
+        """Record an exchange; the step ends with its last bucket."""
         (first, last), seconds = (held[0], held[-1]), time.perf_counter() - begun
         what = (first.step, first.index, numel, str(chosen), algorithm, seconds)
         record = BucketRecord(*what, **vars(timings), made=last.made, begun=begun, itemsize=first.buffer.itemsize)
@@ -496,7 +496,7 @@ class BucketExchange:
 
     @staticmethod
     def _way(gradients: Gradients, chosen: Codec) -> str:
-        """Which way a device's gradients were encoded; nothing where no codec touched them."""
+        """The way by which a device's gradients were encoded; empty without a codec."""
         if chosen.exact:
             return ""
         from laconic.codecs.device import way
@@ -515,7 +515,7 @@ class BucketExchange:
     # buckets
 
     def _bucket(self, gradients: Gradients, chosen: Codec) -> AnyBucket:
-        """The bucket of these gradients with this codec; all are made anew when DDP has rebuilt them."""
+        """Return the bucket of these gradients with this codec; rebuild all buckets if DDP has rebuilt its own."""
         index, info = gradients.index, self.parameters.info(gradients)
         found = self._buckets.get(index)
         if found is not None and not (found.info == info and _suits(found, chosen)):
@@ -548,7 +548,7 @@ class BucketExchange:
     # what lasts
 
     def state_dict(self) -> dict[str, Any]:
-        """What wrappers keep, by parameter name, and the scale it is in."""
+        """The wrappers' state, by parameter name, and its loss scale."""
         state: dict[str, Any] = {wrapper.key: wrapper.state_dict() for wrapper in self.wrappers}
         return state if self.loss_scale is None else {**state, "scale": self.loss_scale.value}
 
@@ -561,7 +561,7 @@ class BucketExchange:
         check_scale(state, scaled=self.loss_scale is not None)
 
     def load_state_dict(self, state: Mapping[str, Any], *, resumed: bool = False) -> None:
-        """Go on with what another kept, where it is `resumed` to the bit; all buckets are made anew."""
+        """Load a state, `resumed`: to the bit; all buckets are rebuilt."""
         for wrapper in self.wrappers:
             wrapper.load_state_dict(state.get(wrapper.key, {}), resumed=resumed)
         if self.loss_scale is not None:
@@ -571,13 +571,13 @@ class BucketExchange:
         self.clear()
 
     def clear(self) -> None:
-        """Make all buckets anew at the next step."""
+        """Rebuild all buckets at the next step."""
         self._buckets.clear()
         self._groups.clear()
 
 
 def _suits(bucket: AnyBucket, chosen: Codec) -> bool:
-    """Whether this bucket can go on with `chosen`."""
+    """Whether this bucket can use the codec `chosen`."""
     if isinstance(bucket, BucketChannels):
         return chosen.kind != "matrix"
     return bucket.codec is not None and bucket.codec.name == chosen.name

@@ -1,10 +1,10 @@
-"""Checkpoints of any training: what a worker needs to go on to the bit, in files that are whole or not there.
+"""Checkpoints of any training: the state to resume a worker to the bit, in files that are written atomically.
 
 Callers: users (`laconic.Checkpoints`). Each worker writes its own file (`storage/checkpoints.py`), since its residuals
 are its own; workers agree on the newest step that all of them have. `save` copies and returns; a thread writes.
 
-Invariants: one write at a time is under way, so that of workers in step none is more than two checkpoints ahead of
-another, and with `keep` ≥ 3 the files of one step are there for all; the thread does not outlive `close`.
+Invariants: one write is under way at a time, so workers in lockstep are at most two checkpoints apart, and with
+`keep` ≥ 3 all have the files of one common step; the thread does not outlive `close`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BEGINNING = 2  # by how many checkpoints one worker can be ahead of one that has
 
 @dataclass(frozen=True)
 class Restored:
-    """What a checkpoint held beside model, optimiser and random state, as given to `save`; of the cursor, its state."""
+    """A checkpoint's other parts, besides model, optimiser and random state; the cursor as its state."""
 
     step: int
     cursor: Any
@@ -84,9 +84,9 @@ class Checkpoints:
         cursor: Any = None,
         extra: Any = None,
     ) -> None:
-        """Keep everything as it is now under the number `step`; returns when it is copied, not when it is written.
+        """Save the present state under the number `step`; returns when it is copied, not when it is written.
 
-        Waits for the write before this one, and raises what that one met.
+        Waits for the previous write, and raises its error.
 
         Args:
             step: a number of the caller's, greater than that of the checkpoint before.
@@ -123,7 +123,7 @@ class Checkpoints:
         self._writing.start()
 
     def wait(self) -> None:
-        """Return when the last `save` is on the disk; raises what its write met.
+        """Wait until the last `save` is on disk; raises its error.
 
         Raises:
             StorageError: the write failed, or it has not ended for WRITING_S.
@@ -141,10 +141,10 @@ class Checkpoints:
     def latest(self) -> int | None:
         """The newest step of which every worker's file is whole, None where there is no checkpoint; called by all.
 
-        Files that are cut off or changed are named in a warning.
+        A warning names truncated or changed files.
 
         Raises:
-            CheckpointError: there are files, but none that all workers could go on from.
+            CheckpointError: there are files, but none that all workers can resume from.
         """
         self.wait()
         whole, damaged, made_by = self._own_files()
@@ -177,10 +177,10 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer | None = None,
         cursor: Any = None,
     ) -> Restored | None:
-        """Go on from the newest whole checkpoint: load it into what is given, and the random state; called by all.
+        """Resume from the newest whole checkpoint: load it into the arguments, and the random state; called by all.
 
-        Returns None, and changes nothing, where there is no checkpoint. Later files than the one taken are removed,
-        for the training that wrote them is given up.
+        Returns None, and changes nothing, if there is no checkpoint. Files newer than the one loaded are removed: their
+        training is abandoned.
 
         What is given has the shape of what `save` was given, an optimiser also the mode; a cursor has
         `load_state_dict()`.
@@ -207,7 +207,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _fitting(self, step: int, name: str) -> Iterator[None]:
-        """Turn whatever torch says about a state of another form into one CheckpointError that names the file."""
+        """Turn torch's errors about a state of another form into one CheckpointError that names the file."""
         try:
             yield
         except LaconicError:
@@ -235,7 +235,7 @@ class Checkpoints:
     def _own_files(self) -> tuple[list[int], int, int]:
         """This worker's steps whose file is whole, newest first; how many files are not; how many workers made them.
 
-        A worker alone needs no other than its newest; several may have to go back to one that all have.
+        A single worker needs only its newest; several may have to go back to one that all have.
         """
         whole: list[int] = []
         damaged, made_by = 0, -1
@@ -297,11 +297,11 @@ class Cursor:
         return rows[slice(*part(self.batch, self.rank, self.world_size))]
 
     def state_dict(self) -> dict[str, int]:
-        """The place, as plain numbers."""
+        """The position, as plain numbers."""
         return {"epoch": self.epoch, "position": self.position, "numel": self.numel, "seed": self.seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved place; BadInput for one in other data, or in another order."""
+        """Go to a saved position; BadInput if it is of other data or another order."""
         check_like(state, {"epoch": 0, "position": 0, "numel": 0, "seed": 0}, "the cursor's state")
         if (state["numel"], state["seed"]) != (self.numel, self.seed):
             theirs = f"{state['numel']} samples by seed {state['seed']}"

@@ -1,10 +1,10 @@
-"""codec="auto": which codec each bucket takes, from what was measured here, and why.
+"""codec="auto": choose a codec for each bucket from measurements, and explain the choice.
 
-Callers: `state.py`. The first steps are exact, and are timed: how long each bucket's plain all-reduce takes, and how
-much backward is still to come when a bucket is ready, which hides that much of its exchange. Then, on all ranks at the
+Callers: `state.py`. The first steps are exact, and measure how long each bucket's plain all-reduce takes, and how much
+of backward remains when a bucket is ready, which hides that much of its exchange. Then, on all ranks at the
 same time, the link and the candidates' speed on this machine are measured. Every rank uses the mean of all ranks'
-figures, so every rank chooses alike. The choice is tried for some steps and given up for "none" where it is no quicker.
-What is decided in one step holds from the next one on, for buckets of this one may be under way already.
+figures, so all make the same choice. The choice is tried for some steps, and replaced by "none" if it is no faster. A
+decision takes effect in the next step, because buckets of this one may already be under way.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class AutoCodec(CodecChoice):
             _log.info("codec auto: %s: %s", self.verdict, ", ".join(c.chosen for c in self.choices.values()))
 
     def _working(self, chosen: Codec) -> Codec:
-        """What encodes the gradients: the processor's codec, or their device's where that encodes there."""
+        """The codec that encodes the gradients: the host's, or the device's if that encodes there."""
         if self.device.type == "cpu":
             return chosen
         from laconic.codecs.device import on_device
@@ -181,7 +181,7 @@ class AutoCodec(CodecChoice):
 
 
 def choice_for(codec: CodecPlan, quality: str | None = None) -> CodecChoice:
-    """What a user's `codec` and `quality` ask for; BadInput for a quality without codec "auto"."""
+    """Build the chooser for a user's `codec` and `quality`; BadInput for a quality without codec "auto"."""
     if codec == "auto":
         return AutoCodec(quality or "8bit")
     if quality is not None:
@@ -190,7 +190,7 @@ def choice_for(codec: CodecPlan, quality: str | None = None) -> CodecChoice:
 
 
 def choose(costs: Sequence[Sequence[ExchangeCost]], hidden: Sequence[float]) -> list[int]:
-    """The most exact codec of each bucket with which the last bucket is there as early as with the quickest ones.
+    """Choose for each bucket the most exact codec that does not delay the last bucket.
 
     Buckets are exchanged one after the other, bucket b from −hidden[b] on, when 0 is the end of backward. First every
     bucket takes its quickest codec; then each, in order, takes a more exact one where the end moves by less than 1 % or

@@ -12,8 +12,8 @@ Callers: `collectives.all_reduce(codec=…)`, bucket groups and `fsdp.py`.
 and a reduce-scatter: one encoding, straight to the owner of each chunk, who adds it to its own part, which is never
 encoded. (P−1)/P of the payload a rank.
 
-What is sent and received in every round is worked out once (`coded_plan.py`). A step encodes into its messages and
-decodes out of them. Their memory is borrowed for the round, or until payloads were passed on. A long channel goes
+The messages of every round are planned once (`coded_plan.py`). A step encodes into its messages and decodes out of
+them. Their memory is borrowed for the round, or until payloads have been forwarded. A long channel goes
 segment by segment, so that messages take little memory beside its residual.
 
 A message is a row of uint32 lengths, one a piece, then the pieces' payloads, which begin at multiples of 16 bytes. A
@@ -47,7 +47,7 @@ ALIGN = 16
 
 
 def aligned(nbytes: int) -> int:
-    """`nbytes` rounded up, so that what follows is aligned."""
+    """Round `nbytes` up to the alignment."""
     return -(-nbytes // ALIGN) * ALIGN
 
 
@@ -62,7 +62,7 @@ def max_nbytes(sizes: Sequence[int]) -> int:
 
 
 class MessagePool:
-    """Memory for messages, lent for as long as they are on their way: as much as ever was in use at once.
+    """Memory for messages, lent while they are in transit; grows to the most ever in use at once.
 
     >>> pool = MessagePool()
     >>> first = pool.lend(100)
@@ -89,12 +89,12 @@ class MessagePool:
         return pin(nbytes, torch.uint8, device, "messages", "use smaller buckets").zero_()
 
     def take_back(self, blocks: Sequence[Tensor]) -> None:
-        """Nobody reads or writes these blocks any more."""
+        """Return blocks that are no longer read or written."""
         self._free += blocks
 
 
 class Writer:
-    """One message of payloads of at most these sizes, filled piece by piece, again and again.
+    """Writes a message piece by piece, from payloads of at most these sizes; reused every step.
 
     >>> writer = Writer([4, 4])
     >>> writer.begin(torch.zeros(writer.nbytes, dtype=torch.uint8))
@@ -119,11 +119,11 @@ class Writer:
         self._lengths = []
 
     def room(self) -> Tensor:
-        """Where the next payload goes: encode into it."""
+        """The memory to encode the next payload into."""
         return self._memory[self._at :]
 
     def add(self, payload: Tensor) -> None:
-        """The next piece: what was encoded into `room()`, or a payload from elsewhere, which is copied."""
+        """Append a piece: the payload that was encoded into `room()`, or a copy of another payload."""
         length = payload.numel()
         if payload.data_ptr() != self._memory.data_ptr() + self._at:
             self._memory[self._at : self._at + length] = payload
@@ -161,20 +161,20 @@ def unpack(data: Tensor, count: int) -> tuple[list[Tensor], int]:
 
 @dataclass
 class Channel:
-    """A float32 buffer, its codec, and what encodes by it."""
+    """A float32 buffer, its codec and its encoder."""
 
     buffer: Tensor
     codec: Codec
     encoder: Encoder = PLAIN
 
     def carry(self) -> None:
-        """Add to the buffer what a former schedule, world or codec left to be sent."""
+        """Add the residual of a former schedule, world or codec to the buffer."""
         self.encoder.carry(self.buffer)
 
     def encode(self, values: Tensor, site: Site, draws: int, room: Tensor, copies: int = 1) -> Tensor:
-        """The payload of `values`, a part of the buffer, in `room`; poison where they hold NaN or infinity.
+        """Encode `values`, a part of the buffer, into `room`; poison if they hold NaN or infinity.
 
-        A residual of `site` is added, and keeps what the codec leaves out; `copies` ranks encode the same values.
+        The residual of `site` is added, then updated; `copies` ranks encode the same values.
         """
         codec = for_values(self.codec, values)
         try:
@@ -193,7 +193,7 @@ def for_values(coder: Codec, values: Tensor) -> Codec:
 
 
 def decode(coder: Codec, payload: Tensor, values: Tensor, *, add: bool, divisor: int = 1) -> None:
-    """Add a payload to `values`, or put it, divided, in their place; poison makes them NaN."""
+    """Add a payload to `values`, or overwrite them with it, divided; poison makes them NaN."""
     coder = for_values(coder, values)
     if poisons(payload, values):
         return
@@ -215,7 +215,7 @@ class Exchange(Protocol):
 
 @dataclass(frozen=True)
 class Route:
-    """How the messages of one exchange go: the algorithm that was asked for, and the step."""
+    """The algorithm asked for and the step of one exchange."""
 
     transport: Transport
     algorithm: str = "auto"
@@ -225,12 +225,12 @@ class Route:
 
 
 def sizes(channels: Sequence[Channel]) -> list[tuple[Codec, int]]:
-    """What the cost of exchanging these channels depends on."""
+    """The codec and length of each channel, for the cost model."""
     return [(channel.codec, channel.buffer.numel()) for channel in channels]
 
 
 def detail(channels: Sequence[Channel]) -> str:
-    """What ranks compare of the channels they exchange."""
+    """The text by which ranks compare the channels they exchange."""
     return " and ".join(f"{channel.buffer.numel()} through {channel.codec}" for channel in channels)
 
 
@@ -270,7 +270,7 @@ class CodedExchange:
     """A compressed all-reduce or reduce-scatter of these channels, whose plan is kept from step to step.
 
     Args:
-        channels: what is summed; their buffers may be replaced by others of the same length before every `run`.
+        channels: to be summed; their buffers may be replaced by others of the same length before every `run`.
         algorithm: gather, or any algorithm of the collective.
         hosts: the host of each rank, to leave messages inside a host in float32; None compresses all.
         divisor: what the sums are divided by, for means.
@@ -312,13 +312,13 @@ class CodedExchange:
         return finish(self.steps(step))
 
     def steps(self, step: int = 0) -> Steps:
-        """As `run`, pausing whenever there is nothing to do but wait."""
+        """As `run`, pausing wherever it can only wait."""
         with self.transport.call(*self._claim) as call:
             yield from self.steps_in(call, step)
         return call.timings
 
     def steps_in(self, call: Call, step: int, first: int = 0) -> Pausing[None]:
-        """As `steps`, as rounds `first` and following of a call that does more than this.
+        """As `steps`, as rounds `first` onwards of a call that also does other work.
 
         An exchange has one call, however many sums it takes: calls are numbered when they begin, and where several
         exchanges are under way only their beginnings come in the same order on all ranks.
@@ -347,7 +347,7 @@ class CodedExchange:
                 channel.buffer.div_(self.divisor)
 
     def _borrow(self, round_: _Round, blocks: Sequence[Tensor]) -> list[Incoming]:
-        """Let a round's messages be in these blocks; returns its receives."""
+        """Assign these blocks to a round's messages; returns its receives."""
         for writer, block in zip(round_.writers, blocks, strict=False):
             writer.begin(block)
         pairs = zip(round_.recvs, blocks[len(round_.writers) :], strict=True)
@@ -382,11 +382,11 @@ class CodedExchange:
         return payload
 
     def _divisor(self, part: Part) -> int:
-        """What a slice is divided by where it is decoded."""
+        """The divisor of a slice at decoding."""
         return 1 if part.channel in self._divided else self._last_divisor
 
     def _take(self, round_: _Round, number: int, recvs: Sequence[Incoming], index: int, data: Tensor) -> int:
-        """Decode what came into its slices; payloads that a later round may pass on are kept."""
+        """Decode a message into its slices; keep payloads that a later round may forward."""
         incoming, parts = recvs[index], round_.planned.recvs[index][1]
         payloads, nbytes = unpack(data, len(parts))
         for part, payload in zip(parts, payloads, strict=True):
@@ -401,7 +401,7 @@ class CodedExchange:
         return nbytes
 
     def _add_whole(self, call: Call, number: int, round_: _Round) -> None:
-        """Average what everyone sent of the whole channels, in order of rank: the same bits everywhere."""
+        """Average all ranks' payloads of the whole channels, in order of rank: the same bits everywhere."""
         begun = time.perf_counter()
         for part in round_.whole:
             index, came = part.channel, self._gathered[part.channel]
@@ -417,7 +417,7 @@ class CodedExchange:
         call.timings.decode_s += time.perf_counter() - begun
 
     def _average(self, coder: Codec, payloads: Sequence[Tensor], values: Tensor) -> None:
-        """Let `values` be the mean of all ranks' payloads; only what was selected is touched."""
+        """Set `values` to the mean of all ranks' payloads; only selected values are touched."""
         if any(poisons(payload, values) for payload in payloads):
             return
         if not isinstance(coder, Sparse):

@@ -1,4 +1,4 @@
-"""Which slices of a schedule are encoded where, and what each message holds: the plan of a compressed collective.
+"""Plan a compressed collective: which rank encodes which slice, and what each message holds.
 
 Caller: `coded.py`, which plans once and runs every step. In the adding half of a schedule every send encodes what the
 sender holds. In the copying half a slice is encoded once, by its owner, and then travels as the same bytes: a rank that
@@ -8,11 +8,11 @@ same bits.
 Sums that several ranks have computed alike (after a butterfly) cannot be encoded by one of them alone; they are passed
 on in float32.
 
-A *piece* is a slice with one payload. Pieces are worked out for all ranks at once from the message table, so that
-sender and receiver agree on them without a word.
+A *piece* is a slice with one payload. Every rank computes the pieces of all ranks from the message table, so that
+sender and receiver agree without communication.
 
-Whole channels are the one exchange that is no schedule: their payloads are added in the order of ranks once all are
-there, and a schedule says what is added as it arrives.
+Whole channels are the one exchange without a schedule: their payloads are added in the order of ranks once all have
+arrived, whereas a schedule adds each on arrival.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Slice = tuple[int, int]
 
 
 class Piece(NamedTuple):
-    """A slice that travels as one payload; exact where it stays inside a host or is already everyone's."""
+    """A slice that travels as one payload; exact if it stays inside a host or all ranks have it already."""
 
     start: int
     stop: int
@@ -111,7 +111,7 @@ def _moved(step: CodedStep, by: int) -> CodedStep:
 
 
 def held_after(rounds: Sequence[Sequence[CodedStep]]) -> set[int]:
-    """The rounds, each a step of every channel, after which a payload is still to be passed on."""
+    """The rounds after which a payload must still be forwarded; each round is a step of every channel."""
     known: dict[tuple[int, Piece], int] = {}  # the round that a payload is from
     held: set[int] = set()
     for number, steps in enumerate(rounds):
@@ -222,7 +222,7 @@ class Part:
 
 @dataclass(frozen=True)
 class PlannedRound:
-    """The messages of one round of this rank: what peers are sent (the same bytes where it is the same), what comes."""
+    """The messages that this rank sends and receives in one round; equal messages are sent as the same bytes."""
 
     sends: tuple[tuple[tuple[int, ...], tuple[Part, ...]], ...]
     recvs: tuple[tuple[int, tuple[Part, ...]], ...]
@@ -233,7 +233,7 @@ class CodedPlan:
     """One rank's rounds.
 
     Attributes:
-        held: the rounds after which a payload is still to be passed on.
+        held: the rounds after which a payload must still be forwarded.
         whole: the channels that go whole to everyone, in the first round of each of their segments.
     """
 
@@ -284,7 +284,7 @@ def _whole_channels(numels: Sequence[int], coders: Sequence[Codec], algorithm: s
 
 
 def _segments(coder: Codec, numel: int) -> int:
-    """In how many segments a channel goes; a selection is among all of its values, and small."""
+    """The number of segments of a channel; a selector needs all values at once, and its payload is small."""
     return 1 if isinstance(coder, Sparse) else max(1, -(-coder.max_nbytes(numel) // SEGMENT_NBYTES))
 
 

@@ -248,7 +248,7 @@ def _rooted(collective: str, tensor: Tensor, root: int, op: str, algorithm: str,
 def _run(
     collective: str, algorithm: str, world: World, flat: Tensor, op: str = "sum", **parameters: Any
 ) -> None:
-    """Run a schedule on `flat`, in place; where nothing is to be sent, ranks still make sure that all are here."""
+    """Run a schedule on `flat`, in place; with nothing to send, still check that all ranks take part."""
     if world.world_size == 1:
         return
     if flat.numel() == 0:

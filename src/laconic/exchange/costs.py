@@ -1,8 +1,8 @@
-"""What an exchange takes on a link, in seconds: the one cost model, by closed forms in P, the values and the link.
+"""The cost model of an exchange: seconds on a link, by closed forms in P, the values and the link.
 
 Callers: algorithm="auto" (buckets, collectives, elastic jobs), codec="auto" (`chooser.py`, `late_hook.py`), sparse sums
-(`sparse.py`) and the planner. Pure numbers, but for `speed_of`, which measures: equal arguments give equal choices on
-all ranks. What was measured on a link beats this where there is such (`transports/profile.py`).
+(`sparse.py`) and the planner. Pure but for `speed_of`, which measures: equal arguments give equal choices on all ranks.
+Measurements of a link, where they exist, take precedence (`transports/profile.py`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def candidates(world: World) -> list[str]:
 
 
 def profile_of(world: World) -> Profile:
-    """The world's profile; measured now, by all ranks together, when there is none yet."""
+    """The world's profile; if there is none, all ranks measure it now."""
     if world.profile is None:
         from laconic.transports.probe import probe
 
@@ -77,15 +77,15 @@ def pick(world: World, nbytes: int) -> str:
 
 
 def coded_names() -> set[str]:
-    """What `algorithm` may be for a compressed all-reduce."""
+    """The names that `algorithm` may have for a compressed all-reduce."""
     return {"auto", GATHER, *SPARSE, *registry.names("all_reduce")}
 
 
 def message_nbytes(link: Link) -> int:
-    """What a message should carry on this link: twice the bytes that pass in the time a message costs by itself.
+    """The target size of a message on this link: twice the bytes sent in one message's overhead.
 
     That is 2·(L + MESSAGE_S)/G, as the nearest power of two, so that links that are measured a little differently give
-    the same buckets. Less costs mostly latency; more is later there, for nothing.
+    the same buckets. Smaller messages cost mostly latency; larger ones only arrive later.
 
     >>> [message_nbytes(Link.parse(text)) >> 10 for text in ("10gbit,1ms", "1gbit,1ms", "100mbit,1ms", "10mbit,1ms")]
     [4096, 256, 64, 64]
@@ -107,7 +107,7 @@ def raw_nbytes(chosen: Codec, nbytes: int) -> int:
 
 @dataclass(frozen=True)
 class ExchangeCost:
-    """What an exchange through a codec takes: seconds, and the bytes and messages that one rank sends."""
+    """The cost of an exchange: seconds, and the bytes and messages that one rank sends."""
 
     codec: str
     form: str  # the algorithm
@@ -170,9 +170,9 @@ def matrix_rank(chosen: Codec) -> int:
 
 
 def spared_s(waiting_s: float, plain_wire_s: float, wire_s: float, kernels_s: float) -> float:
-    """What a codec would spare of the time that backward waits for DDP, in seconds.
+    """Seconds that a codec would save of backward's wait for DDP.
 
-    Of the waiting, as much stays as stays of the time on the wire; the codec's kernels come on top.
+    The wait shrinks in proportion to the time on the wire; the codec's kernels are added.
 
     >>> spared_s(waiting_s=0.8, plain_wire_s=1.0, wire_s=0.25, kernels_s=0.05)
     0.55
@@ -264,7 +264,7 @@ def sparse_seconds(
         ring, native             the closed form of ring for 4n bytes + n/2 values
 
     Work per pair and value is that of one free core, times what `link` says adding takes here beyond that
-    (reduce_s_per_byte), so that crowded machines are reckoned with.
+    (reduce_s_per_byte), which accounts for busy machines.
     """
     from laconic.exchange.sparse_stream import HEAD_NBYTES, ISIZE
     from laconic.exchange.sparse_stream import message_nbytes as stream_nbytes
@@ -355,7 +355,7 @@ def speed_of(chosen: Codec, now: Callable[[], float] = time.perf_counter) -> tup
 
 
 def _settle(values: Tensor) -> None:
-    """Wait for what their device was given so far."""
+    """Wait until the values' device is idle."""
     if not values.is_cpu:
         from laconic.codecs.device.streams import wait
 

@@ -2,13 +2,13 @@
 
 Caller: DDP, once `hook` is registered; `compress` does so (`hook.py`). DDP hands a bucket over when its last gradient
 is made, and nearly all of a model of a few million weights lies in the last bucket. So a hook on every parameter takes
-its gradient: small ones are copied into buffers of ours, a large one is exchanged where autograd made it, as a bucket
-of its own. What no hook has brought when DDP hands a bucket over (a parameter that was not used, a rank that has
-joined) is taken from DDP's bucket. Its future is set when the means of all its parameters have come, and been copied
-into it. Where that cannot be, DDP's buckets are exchanged as they come.
+its gradient: small ones are copied into our buffers, a large one is exchanged where autograd made it, as a bucket of
+its own. Gradients that no hook has seen when DDP hands over a bucket (unused parameters, ranks that have joined) are
+taken from DDP's bucket. Its future is set when the means of all its parameters have been copied into it. Where hooks
+cannot be used, DDP's buckets are exchanged as they come.
 
-Invariant: our buckets go in one order, the same on all ranks, each once a step; the last at the latest with DDP's last
-bucket. So every future that DDP is given is set, as the stream sets those of our buckets.
+Invariant: our buckets are sent in the same order on all ranks, each once per step, and the last no later than DDP's
+last bucket. So every future that DDP gets is set.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
 class Hooked(Protocol):
-    """What the hook is registered with: a `CompressionState`."""
+    """The state that the hook is registered with: a `CompressionState`."""
 
     buckets: BucketExchange
     stream: GradientStream
@@ -131,13 +131,13 @@ class DdpGradients:
             self._place(bucket, parameter, parameter.grad)
 
     def _end_step(self) -> None:
-        """Tell the stream, with the first gradient of the next step, that all ranks have ended the last."""
+        """At the first gradient of a step, tell the stream that all ranks have ended the last step."""
         if self._step_ended:
             self._step_ended = False
             self._stream.end_step()
 
     def _place(self, bucket: Bucket, parameter: Tensor, gradient: Tensor) -> None:
-        """Take a gradient, which has the parameter's shape: a copy where it is small."""
+        """Take a gradient, in the parameter's shape; copy it if it is small."""
         if bucket.sent:
             raise BadInput("a gradient was made again after it was sent: wrap the model with static_graph=True")
         if bucket.buffer is not None:
@@ -147,7 +147,7 @@ class DdpGradients:
         self._stream.made(bucket, parameter)
 
     def take(self, bucket: dist.GradBucket) -> Any:
-        """DDP's bucket is there; returns a future of it with the means."""
+        """Take over DDP's bucket; returns a future of it with the means."""
         buffer, parameters = bucket.buffer(), bucket.parameters()
         parts = torch.split(buffer, [parameter.numel() for parameter in parameters])
         if bucket.index() == 0 and not self._live:  # a rank that has joined has no forward
@@ -166,7 +166,7 @@ class DdpGradients:
         return means.then(lambda done: self._copied(done, buffer, known))
 
     def _copied(self, done: Any, buffer: Tensor, known: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """The means in DDP's bucket."""
+        """Copy the means into DDP's bucket."""
         for mean in done.value():
             mean.value()  # raises what went wrong
         for parameter, part in known:
@@ -183,7 +183,7 @@ class DdpGradients:
         return values.as_strided(parameter.shape, self._strides[id(parameter)])
 
     def close(self) -> None:
-        """Take the hooks off the model; from now on DDP's buckets are exchanged as they are."""
+        """Remove the hooks; from now on exchange DDP's buckets as they come."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -1,8 +1,8 @@
-"""Deep Gradient Compression: momentum applied by each rank before it selects, so that what is sent late is sent whole.
+"""Deep Gradient Compression: each rank applies momentum before it selects, so that delayed values keep it.
 
-Callers: the DDP hook, for `laconic.compress(ddp, "topk(0.001)", momentum=0.9)`. A rank that keeps values back and an
-optimiser with momentum do not go together: the optimiser sees a value once, when it arrives, and gives it none of the
-momentum it would have gathered meanwhile. So each rank k keeps a velocity u beside the residual v of its feedback:
+Callers: the DDP hook, for `laconic.compress(ddp, "topk(0.001)", momentum=0.9)`. An optimiser with
+momentum does not work with ranks that hold values back: it sees a value once, when it arrives, without the momentum
+that it would have gathered meanwhile. So each rank k keeps a velocity u beside the residual v of its feedback:
 
     clip          g ← g · min(1, √P · clip_norm / ‖g‖)        for each parameter
     correct       u ← m·u + g ;   v ← v + u                   Nesterov: v ← v + g + m·u
@@ -113,15 +113,15 @@ class MomentumCorrection:
         self.loss_scale = 1.0  # that gradients are multiplied by, and velocities with them
 
     def rescale(self, factor: float, loss_scale: float) -> None:
-        """Gradients, and with them velocities, are multiplied by another scale from now on, `factor` of the last."""
+        """Multiply velocities by `factor`, as the gradients' scale changed."""
         self.loss_scale = loss_scale
         for velocity in self.velocities.values():
             velocity.mul_(factor)
 
     def before(self, entries: Sequence[Entry], values: Tensor, world_size: int, *, exact: bool = False) -> None:
-        """Replace each parameter's gradient in `values`, contiguous float32, by what momentum makes of it.
+        """Apply momentum to each parameter's gradient in `values`, contiguous float32, in place.
 
-        A gradient with NaN or infinity goes on as it is, and the parameter's velocity begins anew.
+        A gradient with NaN or infinity is left as it is, and resets the parameter's velocity.
         """
         for entry in entries:
             gradient = values[entry.start : entry.stop]
@@ -149,14 +149,14 @@ class MomentumCorrection:
         return most / norm if norm > most else 1.0
 
     def wrap(self, inner: Encoder, codec: Codec, members: Sequence[Entry]) -> Encoder:
-        """What a selector sends loses its momentum, unless it feeds nothing back."""
+        """Mask the momentum of values that a selector sends, unless it feeds nothing back."""
         wanted = self.settings.masking and self.settings.momentum > 0
         if wanted and inner is not PLAIN and isinstance(_selecting(codec), Sparse) and mode_for(codec) != "off":
             return Masking(inner, self, members)
         return inner
 
     def mask(self, entries: Sequence[Entry], indices: Array) -> None:
-        """Stop what was sent: `indices`, sorted, count through the parameters of `entries` side by side."""
+        """Zero the velocity of sent values: `indices`, sorted, count through the parameters of `entries`."""
         start = 0
         for entry in entries:
             stop = start + entry.stop - entry.start
@@ -172,13 +172,13 @@ class MomentumCorrection:
         check_named(state, numels, self.key)
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, resumed: bool = False) -> None:
-        """Go on with these velocities; parameters that are not named begin anew."""
+        """Load velocities; reset those of other parameters."""
         self.velocities = {name: own_copy(velocity).reshape(-1).float() for name, velocity in state.items()}
 
 
 @dataclass(frozen=True)
 class Masking:
-    """An encoder that also stops the momentum of what was sent, of the parameters `entries` of a gathered channel."""
+    """An encoder that also zeroes the momentum of sent values, for the parameters `entries` of a gathered channel."""
 
     inner: Encoder
     correction: MomentumCorrection
@@ -212,7 +212,7 @@ def _sent(codec: Codec, payload: Tensor, numel: int) -> Array:
 def correction_for(
     momentum: float | DeepGradientCompression, algorithm: str, feedback: bool | None, *, named: bool
 ) -> MomentumCorrection:
-    """What a user's `momentum` asks for; BadInput where the other options do not go with it."""
+    """Build the wrapper for a user's `momentum`; BadInput if other options conflict with it."""
     settings = momentum if isinstance(momentum, DeepGradientCompression) else DeepGradientCompression(momentum)
     if settings.masking and algorithm not in ("auto", "gather"):
         raise BadInput(

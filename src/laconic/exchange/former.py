@@ -1,10 +1,9 @@
-"""The first step after a checkpoint was loaded, in the buckets that the checkpoint was saved with.
+"""Exchange the first step after a checkpoint is loaded in the buckets that the checkpoint was saved with.
 
-Caller: `stream.py`. In its first step DDP cuts gradients into other buckets than in all later ones. What becomes of a
-gradient depends on the bucket: where a codec's blocks begin, which random number a value gets, beside what it is
-selected, in which order an engine adds. So that a resumed job goes on to the bit, whatever the codec, all gradients of
-its first step are copied into buckets as they were, exchanged, and copied back. From the second step on DDP's own
-buckets are the same as before, and nothing is copied.
+Caller: `stream.py`. In its first step DDP uses different buckets than in all later ones. The bucket affects the bits:
+where a codec's blocks begin, which random number a value gets, which values compete for selection, in which order an
+engine adds. So that a job resumes to the bit with any codec, all gradients of its first step are copied into the former
+buckets, exchanged, and copied back. From the second step on DDP's own buckets match, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class FormerBuckets:
         self._names = names
 
     def arranged(self, given: Sequence[Gradients]) -> Sequence[Gradients]:
-        """A whole step's buckets as they were; the given ones where they are so already, or hold other parameters.
+        """Arrange a step's gradients in the former buckets; return `given` if these match, or hold other parameters.
 
         The futures of `given` are set when those of the others are.
         """
@@ -67,7 +66,7 @@ class FormerBuckets:
 
 
 def check_buckets(buckets: Any, known: Collection[str] | None) -> None:
-    """Refuse what is not names of known parameters by bucket."""
+    """Refuse a state that is not lists of known parameter names."""
     if not isinstance(buckets, list) or not all(isinstance(b, list) and b for b in buckets):
         raise BadInput(f"the state does not fit: 'buckets' is {type(buckets).__name__}, not lists of names")
     for name in (name for bucket in buckets for name in bucket):

@@ -97,7 +97,7 @@ class _Rows:
 
 
 class CompressedReduceScatter:
-    """What `set_custom_reduce_scatter` installs for group `index` of parameters, DTensors in the group's order.
+    """The reduce-scatter of parameter group `index`, DTensors in order, for `set_custom_reduce_scatter`.
 
     torch calls it in backward.
     """
@@ -113,7 +113,7 @@ class CompressedReduceScatter:
         self._copies, self._twins = HostCopies(), list[Tensor]()
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for the input and the output, as torch asks for it."""
+        """Allocate input and output memory for torch."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -162,7 +162,7 @@ class CompressedReduceScatter:
         self.step += 1
 
     def _on_host(self, given: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
-        """Input and output in the processor's memory: those of a device in pinned memory, which is used again."""
+        """Input and output in host memory; for a device, reused pinned memory."""
         if given.is_cpu:
             return given, result
         self._copies.settle()
@@ -172,7 +172,7 @@ class CompressedReduceScatter:
         return self._twins[0], self._twins[1]
 
     def _use(self, chosen: Codec, world_size: int) -> None:
-        """Let `chosen` be the codec from now on; residuals are carried over."""
+        """Switch to the codec `chosen`; residuals are carried over."""
         coded = tuple(shard for shard in self.shards if not shard.exempt)
         if chosen != self.codec and coded:
             self.encoder = self.state.buckets.residuals.lay_out(_Rows(coded, world_size), chosen) or PLAIN
@@ -211,7 +211,7 @@ class ShardedCompression(Job):
             self.groups.append(CompressedReduceScatter(self, len(self.groups), own))
 
     def install(self) -> None:
-        """Take the model's reduce-scatters over."""
+        """Install the compressed reduce-scatter on all groups of the model."""
         for module, group in zip(self._modules, self.groups, strict=True):
             module.set_custom_reduce_scatter(group)
 

@@ -61,7 +61,7 @@ def compress(
             step, or "auto": per bucket what is quickest here, within quality="8bit" (default), "exact" or "aggressive".
         quality, algorithm, exempt, feedback, feedback_decay, momentum, hosts, message_nbytes, scaler, world: as for
             `Options`; with fully_shard only exempt, feedback, scaler and world.
-        unknown: nothing; a name that there is not is refused, with the one that was probably meant.
+        unknown: always empty; an unknown name is refused, and the error suggests the nearest one.
 
     Raises:
         UnknownName: no such codec, option or algorithm.
@@ -140,7 +140,7 @@ def is_compressed(model: nn.Module) -> bool:
 
 
 def _check_alike(model: nn.Module, codec: CodecPlan | None, options: Options, world: World) -> None:
-    """Make sure that all ranks compress the same model in the same way."""
+    """Check that all ranks compress the same model in the same way."""
     terms = terms_of(model.named_parameters(), DEFAULT_CODEC if codec is None else codec, options)
     check_alike("compress", terms, world.transport)
 

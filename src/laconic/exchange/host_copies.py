@@ -1,8 +1,8 @@
 """Tensors of devices and their twins in pinned memory: many are copied at once, on a copy stream, by events.
 
-Callers: `fsdp.py`, `consistency/master_weights.py`, `consistency/modes/robust.py`. What `staging.py` does for buckets
-that are exchanged on a thread, this does for whoever has the tensors in its hands: `fetch` returns when the twins are
-there, after `send` the device's own stream waits, and the processor does not.
+Callers: `fsdp.py`, `consistency/master_weights.py`, `consistency/modes/robust.py`. The synchronous counterpart of
+`staging.py`: `fetch` returns when the twins are filled; after `send` the device's own stream waits, and the host does
+not.
 """
 
 from __future__ import annotations

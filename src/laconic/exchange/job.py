@@ -44,7 +44,7 @@ class BucketRecord:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one `step()` cost and met on this worker."""
+    """The cost and staleness of one `step()` on this worker."""
 
     step: int  # from 0
     seconds: float  # spent in agreeing, of the whole step()
@@ -204,13 +204,13 @@ _SUMMED = {"sent_nbytes": "sent_nbytes", "encode_s": "encode_s", "wait_s": "wait
 
 
 class Job(ABC):
-    """A training together with others, on this worker. Use it in `with`, or call `close()` at the end.
+    """One worker's handle of a joint training. Use it in `with`, or call `close()` at the end.
 
     Attributes:
         records: what the last steps sent, and where their time went: a BucketRecord for each bucket, or a StepRecord
             for each step where workers agree in `step()`.
         own_weights: this worker's model may differ from the others' between two agreements.
-        liveness: who takes part and who is lost, where the training goes on without a worker; else None.
+        liveness: present and lost workers, if the training can go on without one; else None.
 
     >>> import torch, laconic
     >>> model = torch.nn.Linear(8, 2)
@@ -236,7 +236,7 @@ class Job(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another job left off; between steps. All is loaded, or nothing.
+        """Resume from another job's state, between steps. All is loaded, or nothing.
 
         Raises:
             BadInput: not such a state, or one of another rank, world size or model.
@@ -247,15 +247,15 @@ class Job(ABC):
         """End threads, sockets and hooks; the model trains alone again. Safe to call twice."""
 
     def finish(self) -> None:  # noqa: B027 - most trainings leave everything in the model at every step
-        """Called by all workers after the last step: leave in the model what was trained, the same on all."""
+        """Leave the trained model, the same on all workers; all call it after the last step."""
 
     @property
     def lost_ranks(self) -> list[int]:
-        """Ranks that were lost before they had finished, and without which this one went on; in the order noticed."""
+        """Ranks lost before they finished, without which this one went on; in the order noticed."""
         return [] if self.liveness is None else list(self.liveness.lost)
 
     def explain(self) -> str:
-        """What was chosen, what is sent, where the time goes and who was lost, as text."""
+        """Explain as text the choices, the bytes sent, the time spent and the lost ranks."""
         table = step_table([record for record in self.records if isinstance(record, StepRecord)])
         return f"{table}\nwent on without ranks {self.lost_ranks}, which were lost" if self.lost_ranks else table
 

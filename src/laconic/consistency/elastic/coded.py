@@ -50,7 +50,7 @@ class CodedVector:
         return aligned(self._exact_nbytes)
 
     def encode(self, x: Tensor, residuals: Residuals, draw: int) -> Tensor:
-        """The body of x, with what was left out of the one before."""
+        """Encode x plus the residual of the previous call."""
         begin = self._begin
         body = torch.empty(self.max_nbytes, dtype=torch.uint8)
         body[:begin] = 0
@@ -90,7 +90,7 @@ class CodedVector:
 
 
 def load_kernels(codec: Codec, numel: int) -> None:
-    """Let a codec compile now, before this worker joins: not in its first step, for which all others wait."""
+    """Compile the codec before this worker joins, so that the others do not wait for it in its first step."""
     numel = min(numel, 1024)
     if numel:
         small, x = CodedVector(codec, numel, numel), torch.zeros(numel)
@@ -134,7 +134,7 @@ class Coded(Collected):
         return self._vector.encode(x, residuals, occasion.step * (MAX_MEMBERS + 1) + sender)
 
     def _settle(self, residuals: Residuals, x: Tensor) -> None:
-        """Add to x, which is not sent but used, what was left out before."""
+        """Add the residual to x, which is used here and not sent."""
         residuals.settle(NAME, x[: self._vector.coded_numel])
 
     def combine(self, offers: Sequence[Offer], occasion: Occasion, listeners: int) -> tuple[Tensor | None, Tensor]:
@@ -170,7 +170,7 @@ class Coded(Collected):
             self._sum.mul_(occasion.samples / there)
 
     def _row(self, offer: Offer) -> Tensor:
-        """A member's vector for the rule; NaN where it cannot be read."""
+        """Decode a member's vector for the rule; NaN if it cannot be read."""
         if offer.body is None:
             self._settle(self._mine, self.values)
             return self.values
@@ -193,8 +193,8 @@ class Coded(Collected):
         self._ours.commit()
 
     def resume(self, step: int, included: bool) -> None:
-        """As after `committed` where this worker offered something for the last step; else it is not known what was
-        used of what it sent, and it begins with no residual."""
+        """Act as after `committed` if this worker offered a vector for the last step. Otherwise start without a
+        residual: nobody knows which of its values were used."""
         if self._offered != step - 1:
             self._mine.forget()
         elif included:
@@ -218,7 +218,7 @@ class Coded(Collected):
 
 
 def merged(states: Iterable[Mapping[str, Tensor]], *, summed: bool) -> dict[str, Tensor]:
-    """The residuals of all workers, for one that stands for all.
+    """Merge the residuals of all workers into one.
 
     Args:
         summed: they are parts of a sum, as Coded's without a rule, so that one worker can send them for all; else they

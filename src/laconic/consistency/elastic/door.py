@@ -40,7 +40,7 @@ OWN = "async, stale, and easgd and gossip with asynchronous=true, outlive the lo
 
 
 def way_for(consistency: str | Mode, workers: int | None = None) -> Way:
-    """The mode of this spec; BadInput where an elastic training has it not, or not among so few `workers`."""
+    """Build the mode of this spec; BadInput if elastic training does not support it, or needs more `workers`."""
     mode = build(consistency) if isinstance(consistency, str) else consistency
     if not isinstance(mode, Way):
         text = f"elastic trains by sync, robust, local, block_momentum or diloco, not by '{mode}'"
@@ -64,7 +64,7 @@ def way_for(consistency: str | Mode, workers: int | None = None) -> Way:
 def parts_of(
     way: Way, codec: Codec, replica: Replica, options: ElasticOptions
 ) -> tuple[StepWork, Collected | Exchanged]:
-    """What a worker does between two agreements, and how what it offers travels."""
+    """Build what a worker does between two agreements, and the wire for its vectors."""
     work: StepWork = (
         BlockWork(replica, way, relative=not codec.exact) if isinstance(way, BlockMode) else StepWork(replica)
     )
@@ -77,14 +77,14 @@ def parts_of(
 
 
 def terms_of(way: Way, codec: Codec, options: ElasticOptions) -> str:
-    """What all members must have in common beside model, optimiser and data; nothing for what is usual."""
+    """List what all members must share besides model, optimiser and data; defaults are left out."""
     terms = ("" if way == Sync() else f", by {way}") + ("" if codec.exact else f", through {codec}")
     terms += f", without the {options.drop_slowest} slowest" if options.drop_slowest else ""
     return terms + (f", exchanged by {options.algorithm}" if options.algorithm != "auto" else "")
 
 
 def meeting_of(given: str | Path | None) -> str | Path:
-    """The meeting place that was given, or that the environment names."""
+    """Return the given meeting place, or the one that LACONIC_MEETING names."""
     found = given or os.environ.get(MEETING_VARIABLE)
     if not found:
         cure = f"give meeting=, a folder or an address, or start the script by `laconic join` ({MEETING_VARIABLE})"
@@ -93,7 +93,7 @@ def meeting_of(given: str | Path | None) -> str | Path:
 
 
 def ruled(way: Robust) -> Rule:
-    """A robust rule over all members that have samples; the samples of each count alike."""
+    """Apply a robust rule to all members that have samples, each with equal weight."""
 
     def combine(parts: Sequence[tuple[int, Tensor]], out: Tensor) -> None:
         out.copy_(way.combine(torch.stack([values for samples, values in parts if samples])))
@@ -143,15 +143,15 @@ def elastic(
             "block_momentum(8)" or "diloco(100)", the weights after a block of steps that each worker makes alone, which
             is then what is committed, or made again.
         workers, drop_slowest, patience_s, silence_s, outage_s, algorithm: see `ElasticOptions`.
-        unknown: nothing; a name that there is not is refused, with the one that was probably meant.
+        unknown: always empty; an unknown name is refused, and the error suggests the nearest one.
 
     Raises:
-        UnknownName: an option that there is not.
+        UnknownName: an option does not exist.
         BadInput: a value out of range, a codec or a mode that elastic does not have, or the job in `meeting` trains
             something else.
         PayloadError: from `step`: what the coordinator sent cannot be read.
         Mismatch: from `step`: a member is in another exchange than this one; a fault of the program, not of a worker.
-        PeerLost: everyone who had the model is gone.
+        PeerLost: every worker that had the model is gone.
         StorageError: a change of members could not be written to `meeting` for `outage_s`, and the model is in memory;
             or a newcomer could not read there for so long.
 

@@ -1,8 +1,8 @@
 """Vectors that members sum among themselves: by any schedule, through any codec, with error feedback on every leg.
 
-Caller: `group.py`. The exchange is that of `compress` and `distribute` (`exchange/coded.py`). What is different here is
-that a step may fail: what a codec left out counts only when the step is committed, and goes on to the next view, where
-members are fewer or more and every slice is another.
+Caller: `group.py`. The exchange is that of `compress` and `distribute` (`exchange/coded.py`), but here a step may fail.
+So residuals are updated only when the step is committed, and they carry over to the next view, where the number of
+members and every slice are different.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Exchanged(Wire):
         load_kernels(_EXACT, numel - coded_numel)
 
     def share(self, samples: int, occasion: Occasion, transport: Transport, hosts: tuple[int, ...]) -> Tensor:
-        """Sum everybody's `values`, each with its share of the samples, in place; to be committed, or made again.
+        """Sum all members' `values` in place, weighted by samples; the caller then commits the step or repeats it.
 
         Args:
             transport: among the members of the view, and of no other.
@@ -77,7 +77,7 @@ class Exchanged(Wire):
         return self.values
 
     def _planned(self, transport: Transport, hosts: tuple[int, ...]) -> Exchange:
-        """The exchange among the members of a view; what is left from the last one is sent in the first step."""
+        """Build the exchange among the members of a view; the first step sends the residual of the last view."""
         coded, exact = self.values[: self._coded_numel], self.values[self._coded_numel :]
         channels = []
         if coded.numel():
@@ -99,8 +99,9 @@ class Exchanged(Wire):
         self._residuals.commit()
 
     def resume(self, step: int, included: bool) -> None:
-        """A step is committed when all have its sum: what this worker left out in the last one is what it still has to
-        send. In any other it had no part, and it begins with no residual."""
+        """Keep the residual if this worker had a part in the last committed step, else drop it.
+
+        A step is committed when all have its sum."""
         if self._offered == step - 1 and included:
             self._residuals.commit()
         else:

@@ -1,12 +1,12 @@
-"""How members' vectors become one: a step that all or none have made.
+"""Combine the members' vectors, and commit a step on all members or on none.
 
-Caller: `job.py`. What the vectors are (gradients, weights) and how they travel is not known here: `vectors.py`.
+Caller: `job.py`. This file does not know what the vectors are (gradients, weights) or how they travel: `vectors.py`.
 
 A step of a view: members sum their vectors among themselves, and tell the coordinator when they have the sum. When all
 have it, the coordinator tells all to apply it. Where vectors are `Collected` instead, members send theirs to the
 coordinator, which combines them in the members' order and sends all the same result. Either way members say that they
-hold the step once it is applied; the coordinator goes on once one does, so that an update that anybody has seen is on
-two workers. When the view changes the step is done again, unless somebody had made it.
+hold the step once it is applied. The coordinator goes on once one member does, so that two workers hold every update
+that a user has seen. When the view changes, the step is repeated unless a member had applied it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WORD_S = 0.1  # how often a member that waits in an exchange says so: who says n
 
 
 class Group:
-    """One worker's part in every step of a group, whose member it is."""
+    """One member's part in every step of its group."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
@@ -67,7 +67,7 @@ class Group:
         return self._membership.pending is not None
 
     def settle(self) -> None:
-        """Enter the newest view, with the model that is right in it, between steps; Fenced when not in it."""
+        """Enter the newest view between steps, and take over its model; Fenced if the view excludes this worker."""
         self._membership.settle()
 
     def rejoin(self) -> None:
@@ -75,12 +75,12 @@ class Group:
         self._membership.rejoin()
 
     def leave(self) -> None:
-        """Go, and say so."""
+        """Leave the group, and announce it."""
         self.line.close()
 
     @contextlib.contextmanager
     def _in_view(self) -> Iterator[None]:
-        """What is done here ends when the view does, which `changed` then tells."""
+        """End the block when the view changes; `changed` is then True."""
         try:
             yield
         except NewView as news:
@@ -89,9 +89,9 @@ class Group:
     # steps
 
     def agree(self, samples: int, of_all: int) -> Mean | None:
-        """The mean of all members' `wire.values` at this step, or None when the view changes: do the step again.
+        """Return the mean of all members' `wire.values`; None if the view changes: repeat the step.
 
-        This worker's are the mean over `samples` samples (0: they count for nothing) of the step's `of_all`.
+        This worker's values are a mean over `samples` (0: they have no weight) of the step's `of_all` samples.
         """
         occasion = Occasion(self.standing.step, self.watch.place, of_all)
         with self._in_view():
@@ -103,9 +103,9 @@ class Group:
         return None
 
     def missed(self) -> Mean | None:
-        """The mean of the present step if the others have made it without this worker; nothing is waited for.
+        """Return the mean of the present step if the others made it without this worker; does not wait.
 
-        In the middle of a block of steps it is also seen whether the view has changed, or has to.
+        Inside a block of steps, also check whether the view has changed, or has to.
         """
         with self._in_view():
             if self.watch.is_coordinator:
@@ -133,7 +133,7 @@ class Group:
     # vectors that members sum among themselves
 
     def _share(self, wire: Exchanged, samples: int, occasion: Occasion) -> Mean:
-        """The sum is made by all, and applied once all have it."""
+        """Sum with all members; return the sum once the coordinator has committed it."""
         watch, step = self.watch, self.standing.step
         self._spoken_at = time.monotonic()
         if self._transport is None or self._transport.view is not self.view:
@@ -164,7 +164,7 @@ class Group:
                 heard = watch.heard(2 * watch.limit_s)
 
     def _judge(self, since: float) -> None:
-        """The coordinator: go on without those who are gone, say nothing, or are not to be understood or reached."""
+        """As coordinator, propose a view without members that are gone, silent, unreadable or unreachable."""
         watch, progress, limit_s = self.watch, self.line.progress, self.watch.limit_s
         if progress.unreadable:
             watch.propose(progress.unreadable.values())
@@ -175,14 +175,14 @@ class Group:
             watch.propose(apart)
 
     def _say_waiting(self) -> None:
-        """Tell the coordinator, or as the coordinator all, that this worker lives, and whom it cannot reach."""
+        """Send a sign of life, and the members out of reach, to the coordinator; the coordinator sends it to all."""
         if time.monotonic() - self._spoken_at >= WORD_S:
             self._spoken_at = time.monotonic()
             missed = [member for member in self.watch.others if not self.line.reaches(member)]
             self.watch.say(MemberKind.WAITING, self.watch.bits(missed))
 
     def _refuse(self, error: PayloadError) -> NoReturn:
-        """Go on without the member whose piece cannot be read."""
+        """Have the member whose piece cannot be read removed from the view."""
         assert error.peer is not None
         watch, member = self.watch, self.view.ids[error.peer]
         if member == self.view.coordinator:
@@ -232,9 +232,9 @@ class Group:
     # the end of a step
 
     def commit(self) -> bool:
-        """The mean has been applied here; the coordinator waits until somebody else has it too.
+        """Record that this worker applied the mean; the coordinator waits until another member has it too.
 
-        Returns whether two workers hold the step, or there is only one. If not, settle: it stands unless Fenced.
+        Returns whether two workers hold the step, or there is only one. If not, settle: the step stands unless Fenced.
         """
         watch, standing = self.watch, self.standing
         standing.step, standing.at_stake = standing.step + 1, 0
@@ -256,7 +256,7 @@ class Group:
     # the end
 
     def finish(self) -> bool:
-        """Wait until everyone has made the last step; False when the view changes: settle, and finish again."""
+        """Wait until all members have made the last step; False if the view changes: settle, then call it again."""
         watch, finishing = self.watch, self.line.finishing
         self.standing.ending = True
         with self._in_view():

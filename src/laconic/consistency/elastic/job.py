@@ -1,4 +1,4 @@
-"""One worker's part in an elastic training: `laconic.elastic` makes it, users loop over its batches."""
+"""One worker's part in an elastic training: `laconic.elastic` returns it, and users loop over its batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RECENT = 20  # steps that a status is taken from
 
 
 class NoMember(NamedTuple):
-    """What a worker is that comes when the training is over."""
+    """Stands in for the group of a worker that joins after the training has ended."""
 
     id: int = 0
     view: View = View(0, (), "", 0.0)
@@ -79,8 +79,8 @@ class ElasticJob(Job):
     def batches(self) -> Iterator[Tensor]:
         """Sample numbers for this worker, one batch a step, until all epochs are done.
 
-        After each, run backward on the batch's mean loss and call `step()`. When a worker was lost in between, the
-        same samples, of the step or of the whole block, come again, divided anew.
+        After each, run backward on the batch's mean loss and call `step()`. If a worker is lost
+        in between, the samples of the step, or of the whole block, are divided again and come again.
         """
         work = self._work
         while self._group is not None and not self.finished:
@@ -164,7 +164,7 @@ class ElasticJob(Job):
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
-        """While something else than a step goes on here (an evaluation), the others wait for as long as this lives."""
+        """Tell the others to wait while this worker does anything but steps, such as an evaluation."""
         group = self._group
         if group is not None:
             group.watch.say_busy(True)
@@ -175,7 +175,7 @@ class ElasticJob(Job):
                 group.watch.say_busy(False)
 
     def _commit(self, mean: Mean) -> bool:
-        """Apply what was agreed on; False when it is not known whether anybody else has."""
+        """Apply the agreed values; False if it is unknown whether another member has."""
         group, ids = self._present(), self._present().view.ids
         self._work.apply(mean.values, len(ids), mean.included)
         if self._replica.coded_numel:
@@ -184,14 +184,14 @@ class ElasticJob(Job):
         return group.commit()
 
     def _abandon(self) -> None:
-        """The group has changed: back to the last agreement."""
+        """Go back to the last agreement, because the group has changed."""
         self._work.abandon()
         self._present().standing.at_stake = 0
         self._unsettled.clear()
         self._wire.renew()  # what was offered may still be on its way
 
     def _settle(self) -> bool:
-        """Be in the newest view, as a new worker if need be; False when the training is over without this one."""
+        """Enter the newest view, as a new worker if necessary; False if the training ended without this one."""
         group = self._present()
         while True:
             try:
@@ -207,7 +207,7 @@ class ElasticJob(Job):
                     return False
 
     def _end_without(self, stacklevel: int) -> None:
-        """The training is over without this worker: say so, and have no batches for it."""
+        """Warn that the training ended without this worker, and yield no batches."""
         self._group, self.is_over = None, True
         self._meeting.close()
         over = f"the job in {self._meeting.where} has finished: nothing is left to train, and this model is not its"
@@ -273,7 +273,7 @@ class ElasticJob(Job):
         self._meeting.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the job is in its data, what its mode keeps and what this worker is still to send, between two steps.
+        """The position in the data, the mode's state and this worker's residual, between two steps.
 
         Model and optimiser have the rest.
         """
@@ -291,7 +291,7 @@ class ElasticJob(Job):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another job left off, before the first batch; who does not come first gets it from who does."""
+        """Resume from another job's state, before the first batch. Later members receive the state from the first."""
         if self.is_over:
             return
         group, replica = self._present(), self._replica

@@ -1,7 +1,7 @@
 """A member's line to the others: its number, its connections, and the messages of the present view only.
 
-Caller: `group.py`. Whatever comes from an older view is dropped here, a newer view ends every wait by NewView, and
-newcomers that ask to join are noted.
+Caller: `group.py`. It drops messages of older views, ends every wait with NewView when a newer view appears, and notes
+newcomers that ask to join.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Line:
         self.address = self.transport.address
 
     def _ask_relay(self, key: bytes | None, host: str) -> RelayedPort | None:
-        """Where LACONIC_RELAY names a relay, be known at a port of it; else None."""
+        """Return this worker's address at the relay that LACONIC_RELAY names; None if there is none."""
         named = os.environ.get(RELAY_VARIABLE)
         if not named:
             return None
@@ -100,10 +100,10 @@ class Line:
     # joining
 
     def ask(self, view: View) -> bool:
-        """Ask the coordinator of a view that this worker is not in to take it into the next; whether it was asked.
+        """Ask the coordinator of a view to admit this worker to the next; return whether the request was sent.
 
-        First all members must be met, for they exchange with each other: that takes them no time from their training,
-        and who reaches some of them only would be of no use.
+        First connect to all members, because they exchange with each other; this does not slow down their training. A
+        worker that reaches only some of them could not take part.
         """
         again = time.monotonic() - self._tried_at > RECONNECT_S
         for member, address in view.members:
@@ -131,7 +131,7 @@ class Line:
     # views
 
     def turn_to(self, view: View) -> None:
-        """Hear only this view from now on; connect to its members, and forget who is not in it."""
+        """Receive only messages of this view from now on; connect to its members, and drop all others."""
         waiting = {m: place for m, place in self.newcomers.items() if m not in view.ids and self.reaches(m)}
         if view.coordinator != self.id:
             waiting = {}  # they will ask its coordinator
@@ -149,7 +149,7 @@ class Line:
         self.busy &= set(view.ids)  # an evaluation goes on whoever comes or goes
 
     def has_newcomers(self) -> bool:
-        """Whether somebody who can be reached has asked to join; the others are forgotten."""
+        """Whether a reachable newcomer has asked to join; unreachable ones are dropped."""
         for member in [m for m in self.newcomers if not self.reaches(m)]:
             del self.newcomers[member]
             self._forget(member)
@@ -160,9 +160,9 @@ class Line:
         self._met.pop(member, None)
 
     def propose(self, lost: Mapping[int, LostPeer], step: int, redo: int) -> View:
-        """Publish the view after this one, without the `lost` and with newcomers; returns what is valid then.
+        """Publish the next view, without the `lost` and with newcomers; return the view that is then valid.
 
-        Of the `step` steps made here so far `redo` at most may have to be made again.
+        At most `redo` of the `step` steps made so far may have to be repeated.
         """
         staying = [(member, place) for member, place in self.view.members if member not in lost]
         coming = [(m, place) for m, place in self.newcomers.items() if self.reaches(m)][: MAX_MEMBERS - len(staying)]
@@ -245,7 +245,7 @@ class Line:
         }
 
     def _note(self, message: MemberMessage) -> None:
-        """Keep what may be wanted after the wait in which it came."""
+        """Store a message that may be needed after the present wait."""
         self.progress.note(message)
         if message.kind is MemberKind.START:
             getting = {m for place, m in enumerate(self.view.ids) if message.detail >> place & 1}

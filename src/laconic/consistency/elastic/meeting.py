@@ -1,4 +1,4 @@
-"""Where workers meet: numbers for newcomers, the list of views, what happened, and how far everyone is.
+"""The meeting place of a job: numbers for newcomers, the list of views, events, and every worker's progress.
 
 Callers: `membership.py` and `line.py`; `laconic status` and the laboratory read it. The place (`places/`) must be one
 that all workers reach; it is the only thing that has to survive every worker. It holds
@@ -116,18 +116,18 @@ class Meeting:
             raise PayloadError(f"{_view_name(number)} in {self.where} is {error}") from error
 
     def seen(self, known: int) -> View | None:
-        """As `newest`, without waiting: at a place that is far away, what a thread has read a moment ago."""
+        """As `newest`, without waiting: for a remote place, return what a thread read a moment ago."""
         if self._place.is_quick:
             return self.newest(known)
         view = self._background().view
         return view if view is not None and view.number > known else None
 
     def report(self, worker: int, status: dict[str, Any]) -> None:
-        """Say how far a worker is, without waiting; what cannot be written is left out."""
+        """Publish a worker's progress without waiting; skip it if it cannot be written."""
         self._background().status = (worker, status)
 
     def statuses(self) -> list[dict[str, Any]]:
-        """What the members of the newest view have reported last; nothing for those who have not."""
+        """The last reports of the newest view's members; members that have not reported are left out."""
         view = self.newest()
         texts = (self._place.read(_status_name(member)) for member in (view.ids if view else ()))
         return [status for text in texts if text is not None for status in parse_lines(text, unseal)]
@@ -182,7 +182,7 @@ class Meeting:
         return False
 
     def _highest(self, prefix: str, pattern: re.Pattern[str]) -> int:
-        """The highest number of texts that are called so, 0 where there are none."""
+        """The highest number among the texts with this prefix, 0 if there are none."""
         return max((int(name[1]) for name in map(pattern.fullmatch, self._place.names(prefix)) if name), default=0)
 
     def _background(self) -> _Background:
@@ -192,7 +192,7 @@ class Meeting:
         return self._reader
 
     def write_status(self, worker: int, status: dict[str, Any]) -> None:
-        """Write what `report` was told."""
+        """Write the status that `report` was given."""
         self._place.replace(_status_name(worker), seal({**status, "at": time.time()}) + "\n")
 
     @property
@@ -202,7 +202,7 @@ class Meeting:
 
 
 class _Background(threading.Thread):
-    """Reads views and writes one worker's status, so that its training waits for no place that is far away."""
+    """Reads views and writes one worker's status on a thread, so that training never waits for a remote place."""
 
     def __init__(self, meeting: Meeting) -> None:
         super().__init__(name="laconic-meeting", daemon=True)

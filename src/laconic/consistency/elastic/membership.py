@@ -1,11 +1,11 @@
-"""Who trains together: numbered views, failover, and one state for all.
+"""Membership of a group: numbered views, failover, and one state for all.
 
 Caller: `group.py`. A view is a numbered list of members; its first member is the coordinator. When
-somebody joins, leaves or is lost, the first living member publishes the next view (`meeting.py`: only one can). In the
-new view members report how many steps they have applied; the most advanced is right, everyone behind it gets its state,
-and the step under way is done again if nobody had made it. Whatever is said in an older view is ignored.
+a member joins, leaves or is lost, the first living member publishes the next view (`meeting.py`: only one can). In the
+new view members report how many steps they have applied. Members that are behind receive the state of the most advanced
+one, and the step under way is repeated if no member had applied it. Messages of older views are ignored.
 
-Invariant: members of one view that have applied as many steps hold the same bits.
+Invariant: members of one view that have applied the same number of steps hold the same bits.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class TrainingOver(Exception):
 
 
 class Fenced(Exception):
-    """The others have gone on without this worker: it is out, and may come back as a newcomer."""
+    """The others went on without this worker; it may come back as a newcomer."""
 
 
 def found(line: Line, job: str, outage_s: float) -> View | None:
-    """The first view, with this worker alone, if nobody has made one yet."""
+    """Publish the first view, with this worker alone, unless a view exists."""
     meeting = line.meeting
     alone = View(1, ((line.id, line.address),), job, time.time())
     if outlast(meeting.newest, meeting.where, outage_s) is not None:
@@ -46,7 +46,7 @@ def found(line: Line, job: str, outage_s: float) -> View | None:
 
 
 def join(line: Line, job: str, patience_s: float, outage_s: float) -> View:
-    """Wait until a view holds this worker, who would train `job`.
+    """Wait until a view holds this worker; `job` describes what it would train.
 
     Raises:
         PeerLost: nobody is reached in `patience_s`.
@@ -78,10 +78,10 @@ def join(line: Line, job: str, patience_s: float, outage_s: float) -> View:
 
 
 class Membership:
-    """One worker's place in a group: under a number of its own each time that it comes in.
+    """One worker's membership in a group; it gets a new number each time it joins.
 
     Attributes:
-        watch: its eyes on the others, since it came in last.
+        watch: watches the other members since this worker last joined.
         pending: a view that is newer than the one it is in.
     """
 
@@ -104,9 +104,9 @@ class Membership:
     # coming and going
 
     def begin(self, patience_s: float | None = None) -> None:
-        """Come in as a newcomer, under a number of its own; blocks until a view holds this worker.
+        """Join as a newcomer, under a new number; blocks until a view holds this worker.
 
-        Somebody must be reached within `patience_s`; None: the deadline's patience.
+        A member must be reached within `patience_s`; None: the deadline's patience.
         """
         self.wire.forget()
         job, number, outage_s = self.replica.signature, self._number(), self.options.outage_s
@@ -124,7 +124,7 @@ class Membership:
             raise
 
     def _number(self) -> int:
-        """A number for this worker; waits for a meeting place that has the job, but cannot be written to."""
+        """Get a number for this worker; waits while the meeting place has the job but cannot be written to."""
         where, outage_s = self.meeting.where, self.options.outage_s
         outage = Outage(f"a number in {where}", outage_s, "the model is with the members")
         while True:
@@ -149,7 +149,7 @@ class Membership:
     # views
 
     def settle(self) -> None:
-        """Enter the newest view, with the model that is right in it, between steps; Fenced when not in it."""
+        """Enter the newest view between steps, and take over its model; Fenced if the view excludes this worker."""
         watch = self.watch
         while True:
             try:
@@ -178,7 +178,7 @@ class Membership:
         watch.trust()
 
     def _gather_reports(self) -> None:
-        """The coordinator's part: find out who is behind, and send them the state."""
+        """The coordinator's part: find the members that are behind, and have the state sent to them."""
         watch, standing = self.watch, self.watch.standing
         reports = {watch.id: standing.step}
         since = time.monotonic()
@@ -205,7 +205,7 @@ class Membership:
             watch.say(MemberKind.STATE, to=behind, body=self.replica.save())
 
     def _catch_up(self, holder: int) -> None:
-        """Fetch the state of a member that is further on; the others are not to think this one lost meanwhile."""
+        """Fetch the state of a more advanced member; meanwhile tell the others that this one is busy."""
         watch = self.watch
         watch.say_busy(True)
         try:
@@ -220,7 +220,7 @@ class Membership:
             watch.say_busy(False)
 
     def _report(self) -> None:
-        """A member's part: say how far it is; give or take the state."""
+        """A member's part: report its steps, then send or receive the state."""
         watch, standing = self.watch, self.watch.standing
         watch.say(MemberKind.REPORT, flag=standing.begun)
         waits: float | None = 2 * watch.limit_s

@@ -1,6 +1,6 @@
 """What members of an elastic group say to each other.
 
-Callers: `line.py` receives, and whoever speaks packs. Every message belongs to a view.
+Callers: `line.py` unpacks; senders pack. Every message belongs to a view.
 """
 
 from __future__ import annotations

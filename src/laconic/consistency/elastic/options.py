@@ -1,4 +1,4 @@
-"""What a user says about an elastic job, beside model and optimiser."""
+"""The user's options of an elastic job, besides model and optimiser."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class ElasticOptions:
     """How members of an elastic job wait for each other.
 
     Args:
-        workers: the first step waits for this many, 64 at most: there are no more at a time.
-        drop_slowest: steps do not wait for this many workers; samples of the dropped are used later.
+        workers: the first step waits for this many; a job never has more than 64.
+        drop_slowest: steps do not wait for this many workers; the samples of dropped workers are used later.
         patience_s: how long to wait for a worker before the deadline is learned from past steps, and at least for a
             newcomer's first gradient; longer than a step takes, or a block of steps where workers agree on blocks.
-        silence_s: after so long without a heartbeat a connection counts as broken, whatever steps take.
-        algorithm: how members sum what they have among themselves, see `laconic.compress`.
-        outage_s: how long what surrounds the job may fail: for so long a worker that was shut out tries to come back,
-            and a change of members that cannot be written at the meeting place is tried again.
+        silence_s: a connection without a heartbeat for this long counts as broken, however long steps take.
+        algorithm: of the all-reduce among members, see `laconic.compress`.
+        outage_s: how long to tolerate failures around the job: an excluded worker tries to come back, and a change of
+            members that cannot be written to the meeting place is retried.
     """
 
     workers: int = 1
@@ -113,7 +113,7 @@ class Deadline:
         self._steps: deque[float] = deque(maxlen=self.kept)
 
     def observe(self, seconds: float) -> None:
-        """A step that nobody was missing from took so long."""
+        """Record the duration of a complete step."""
         self._steps.append(seconds)
         if len(self._steps) >= self.enough:
             ordered = sorted(self._steps)

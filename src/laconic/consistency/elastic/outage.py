@@ -1,7 +1,7 @@
-"""A meeting place that cannot be written or read for a while: full, read-only, without inodes, out of reach.
+"""Retry while a meeting place cannot be written or read: full, read-only, without inodes, out of reach.
 
-Callers: `watch.py` (the next view) and `membership.py` (what a newcomer needs), which try again until it works.
-Training that needs no change of members goes on meanwhile, and the model stays in every member's memory.
+Callers: `watch.py` (the next view) and `membership.py` (what a newcomer reads). Meanwhile training goes on as long as
+the members do not change, and every member keeps the model in memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RETRY_S = 0.5  # from one try to the next
 
 
 class Outage:
-    """One attempt that is made again and again; warns when it first fails.
+    """One operation that is retried; warns at its first failure.
 
     Args:
         what: what cannot be written or read, and by whom, as the beginning of a sentence.
@@ -37,7 +37,7 @@ class Outage:
         return self._since is not None
 
     def failed(self, error: StorageError) -> None:
-        """It has failed once more.
+        """Note one more failure.
 
         Raises:
             StorageError: patience is over.
@@ -52,7 +52,7 @@ class Outage:
 
 
 def outlast(read: Callable[[], T], where: str, patience_s: float) -> T:
-    """What `read` finds at a meeting place, as soon as that can be read.
+    """Call `read` until the meeting place can be read, and return its result.
 
     Raises:
         StorageError: it could not for `patience_s`.

@@ -1,4 +1,4 @@
-"""How far the others are in the exchange of a step, by what they have said in the present view.
+"""The other members' progress in the exchange of a step, from their messages in the present view.
 
 Callers: `line.py` notes messages, `group.py` waits by it, `view_transport.py` takes the pieces.
 """
@@ -16,13 +16,13 @@ from laconic.transports.liveness import LostPeer
 
 
 class ExchangeProgress:
-    """What was heard in one view.
+    """The messages of one view.
 
     Attributes:
         pieces: of exchanges, by sender, in order: the code and the data.
-        ready: of which step a member has the sum.
+        ready: the step whose sum a member has, by member.
         committed: the step that is to be applied, −1 before the first.
-        unreadable: whose pieces cannot be read.
+        unreadable: members whose pieces cannot be read.
     """
 
     def __init__(self, view: View) -> None:
@@ -35,7 +35,7 @@ class ExchangeProgress:
         self._cut: dict[tuple[int, int], float] = {}  # (by whom, who) cannot be reached, since when
 
     def note(self, message: MemberMessage) -> None:
-        """A message of this view has come."""
+        """Record a message of this view."""
         sender, now = message.sender, time.monotonic()
         self._said_at[sender] = now
         if message.kind is MemberKind.PIECE:
@@ -58,7 +58,7 @@ class ExchangeProgress:
         return max(since, self._said_at.get(member, 0.0))
 
     def apart(self, patience_s: float) -> list[LostPeer]:
-        """Members that another has not reached for so long: of two, the one that came later."""
+        """Of each two members that could not reach each other for that long, the one that joined later."""
         now = time.monotonic()
         pairs = [sorted(pair, key=self._ids.index) for pair, at in self._cut.items() if now - at > patience_s]
         return [LostPeer(late, early, f"worker {early} and it cannot reach each other") for early, late in pairs]

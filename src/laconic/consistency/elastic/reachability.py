@@ -1,9 +1,9 @@
 """Which side of a broken network a worker is on: one that cannot reach most of the others may itself be cut off.
 
-Caller: `watch.py`, before it publishes a view without the lost. A majority that is out of reach has lost us, too: it
-makes the next view first if we hesitate, and we find at the meeting place that we are out. The others' hosts are asked
-for a TCP connection, which they accept or refuse by themselves, whatever the process does: who is merely slow, stopped
-or dead is not out of reach.
+Caller: `watch.py`, before it publishes a view without the lost. If a majority is out of reach, it cannot reach this
+worker either. So this worker waits: the majority publishes the next view first, and this worker finds at the meeting
+place that it is excluded. To test reachability, open a TCP connection to each host. The kernel accepts or refuses it
+whatever the process does, so a member that is slow, stopped or dead still counts as within reach.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UNDER_WAY = (0, errno.EINPROGRESS)
 
 
 class CutOffCheck:
-    """One worker's, while it waits for the others of one view."""
+    """One worker's check while it waits for the other members of a view."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -32,9 +32,9 @@ class CutOffCheck:
         self._is_cut_off = False
 
     def suspects(self, view: View, own: int, patience_s: float) -> bool:
-        """Whether most of those who may live are out of reach; for `patience_s` from the first time at most.
+        """Whether most members that may be alive are out of reach; True for `patience_s` at most.
 
-        With two members, or two halves, nobody has a majority: whoever is first goes on.
+        With two members, or two halves, there is no majority: the first to publish goes on.
         """
         others = {member: address for member, address in view.members if member != own}
         if len(others) < 2:
@@ -51,7 +51,7 @@ class CutOffCheck:
 
 
 def ask(addresses: Mapping[int, str]) -> dict[int, bool]:
-    """Whose host answers within ANSWER_S: True where somebody listens at the address, False where nobody does."""
+    """The members whose host answers within ANSWER_S: True if a process listens at the address, else False."""
     answers: dict[int, bool] = {}
     begun = {made: member for member, address in addresses.items() if (made := _begin(address)) is not None}
     with selectors.DefaultSelector() as waiting:  # select.select refuses files of a number above 1023
@@ -72,7 +72,7 @@ def ask(addresses: Mapping[int, str]) -> dict[int, bool]:
 
 
 def _begin(address: str) -> socket.socket | None:
-    """A connection in the making; None where it cannot even be tried."""
+    """Start a connection; None if it cannot be attempted."""
     try:
         place = Address.parse(address)
     except PayloadError:

@@ -75,18 +75,18 @@ class Replica:
 
     @property
     def included(self) -> tuple[int, ...]:
-        """The numbers of the workers whose vectors are in the last step; only kept where there is a codec."""
+        """The workers whose vectors are in the last step; only kept with a codec."""
         return tuple(self.extra.get("included", ()))
 
     def step(self) -> None:
-        """The optimiser steps by the gradients that are there, and the scheduler after it."""
+        """Step the optimiser by the present gradients, then the scheduler."""
         self.optimizer.step()
         self.forget_gradients()
         if self.scheduler is not None:
             self.scheduler.step()
 
     def forget_gradients(self) -> None:
-        """No gradients, so that the next backward begins anew."""
+        """Clear the gradients before the next backward."""
         for parameter in self.weights.parameters:
             parameter.grad = None
 
@@ -109,7 +109,7 @@ class Replica:
         return torch.frombuffer(block, dtype=torch.uint8)
 
     def load(self, block: Tensor) -> None:
-        """The reverse of `save`; PayloadError when it is not a block of this model's, and nothing was loaded."""
+        """Load what `save` returned; PayloadError, with nothing loaded, if it is not of this model."""
         state = tree.loads(block.numpy().data)
         frozen = [p for p in self.model.parameters() if not self._is_trained(p)]
         buffers = list(self.model.buffers())
@@ -149,7 +149,7 @@ def digest(values: Tensor) -> int:
 
 
 class StepWork:
-    """One step, by what all workers' gradients give."""
+    """Work that agrees on the gradient at every step."""
 
     period = 1  # the most steps from one agreement to the next
 
@@ -159,7 +159,7 @@ class StepWork:
 
     @property
     def made(self) -> int:
-        """Steps made here that are not agreed on yet: they are lost when somebody else is."""
+        """Steps made here but not agreed on yet: they are lost if a member is lost."""
         return 0
 
     @property
@@ -175,15 +175,15 @@ class StepWork:
         return shares[place]
 
     def step(self) -> bool:
-        """Make what can be made alone of the gradients that are there; whether it is time to agree."""
+        """Do this worker's own part of the step; return whether it is time to agree."""
         return True
 
     def write(self, out: Tensor) -> None:
-        """Write what this worker offers."""
+        """Write this worker's vector."""
         self._replica.weights.gradients(out)
 
     def apply(self, result: Tensor, parts: int, included: tuple[int, ...]) -> None:
-        """Go on with what was agreed on, in which the members at the places `included` have a part."""
+        """Apply the agreed vector, to which the members at the places `included` contributed."""
         self._replica.weights.set_gradients(result)
         self._replica.step()
         self._replica.ledger.commit(parts, included)
@@ -194,7 +194,7 @@ class StepWork:
 
 
 class BlockWork(StepWork):
-    """A block of `period` steps, or fewer at the end of an epoch; then what `mode.merge` makes of the mean weights.
+    """Work that trains `period` steps, or fewer at the end of an epoch, then applies `mode.merge` to the mean weights.
 
     The mean counts each member by its samples: w̄ = Σᵢ nᵢ·wᵢ / N, with nᵢ of the block's N samples at member i.
 
@@ -227,7 +227,7 @@ class BlockWork(StepWork):
         return self._shares[self.made][place]
 
     def _begin(self, parts: int, place: int) -> None:
-        """Divide the next block's samples, and keep what is there to go back to."""
+        """Divide the next block's samples, and save the present state to go back to."""
         replica = self._replica
         self._shares, self._place = replica.ledger.block(parts, self.period), place
         self.samples = sum(len(shares[place]) for shares in self._shares)
@@ -247,7 +247,7 @@ class BlockWork(StepWork):
         return self.made == len(self._shares)
 
     def _skip(self, steps: int) -> None:
-        """Steps without samples, or made without this worker: the learning rate goes on as for all."""
+        """Skip steps without samples, or made without this worker: only the learning rate advances."""
         for _ in range(steps if self._replica.scheduler is not None else 0):
             self._replica.scheduler.step()
 

@@ -1,9 +1,9 @@
 """How the vectors that members agree on travel.
 
 Callers: `group.py` sends and receives, `job.py` writes the vector and says what was committed. Members sum their
-vectors among themselves (`exchanged.py`). Where it is not known before who is in the sum, or a rule wants every single
-vector, the coordinator collects them: `Exact` as float32, `coded.py` through a codec. Invariant: what all members end
-with has the same bits.
+vectors among themselves (`exchanged.py`). If the members in the sum are not known in advance, or a rule needs every
+single vector, the coordinator collects them: `Exact` as float32, `coded.py` through a codec. Invariant: all members end
+with the same bits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Rule = Callable[[Sequence[tuple[int, Tensor]], Tensor], None]  # one vector of (
 
 
 class Mean(NamedTuple):
-    """What a step applies: the mean gradient, and the places of those in it; who has no samples is not."""
+    """The mean that a step applies, and the places of the members in it; members without samples are not."""
 
     values: Tensor
     included: tuple[int, ...]
@@ -43,7 +43,7 @@ def weighted_mean(parts: Sequence[tuple[int, Tensor]], out: Tensor) -> None:
 
 
 class Offer(NamedTuple):
-    """What a member offered: over how many samples, and the body of its message, which is None for one's own."""
+    """A member's offer: its number of samples, and its message's body (None for this worker's own)."""
 
     member: int
     samples: int
@@ -72,38 +72,38 @@ class Wire(Protocol):
     values: Tensor  # where the vector that is offered next is written
 
     def renew(self) -> None:
-        """What was offered last may still be on its way: do not write to it again."""
+        """Use a new buffer: the last one offered may still be in transit."""
         return
 
     def committed(self, included: bool) -> None:
-        """The agreement was applied here, with this worker's offer in it or not."""
+        """Note that the agreement was applied, with or without this worker's offer."""
         return
 
     def resume(self, step: int, included: bool) -> None:
-        """A state after `step` steps came from a peer; `included`: this worker's offer is in the last of them."""
+        """Go on from a peer's state after `step` steps; `included`: the last of them contains this worker's offer."""
         return
 
     def forget(self) -> None:
-        """This worker begins as a newcomer."""
+        """Begin as a newcomer, without residual."""
         return
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What this worker is still to send, between two steps; nothing where nothing is left out."""
+        """This worker's residual, between two steps; empty if the codec leaves nothing out."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on with what another left, before the first step."""
+        """Load a residual, before the first step."""
         return
 
 
 class Collected(Wire, Protocol):
-    """Vectors that the coordinator collects: a star, in which it sends and receives those of all."""
+    """Vectors that the coordinator collects: a star, with the coordinator at its centre."""
 
     def offer(self, samples: int, occasion: Occasion) -> Tensor:
         """The body in which `values` goes to the coordinator."""
 
     def combine(self, offers: Sequence[Offer], occasion: Occasion, listeners: int) -> tuple[Tensor | None, Tensor]:
-        """The body that tells `listeners` others the result, and the result; or Unreadable."""
+        """Combine the offers; return the body for `listeners` members, and the result; or raise Unreadable."""
 
     def read(self, body: Tensor) -> Tensor:
         """The result from its body; PayloadError when it cannot be read."""
@@ -115,13 +115,13 @@ def collect(
     came: Callable[[], Mapping[int, Offer]],
     wait_for: Callable[[Callable[[], list[int]]], None],
 ) -> list[Offer]:
-    """The offers of at least `needed` members, in the members' order: of all that have come when the last needed does.
+    """Wait for `needed` offers; return all that have arrived by then, in the members' order.
 
-    Those without samples are left out, so that what a codec left out of their earlier offers stays to be sent.
+    Offers without samples are left out, so that their members keep their residuals.
 
     Args:
         came: the offers for this step so far, one's own included.
-        wait_for: takes in messages until nobody is missing any more; raises when the deadline is over.
+        wait_for: receives messages until no member is missing; raises at the deadline.
     """
 
     def missing() -> list[int]:

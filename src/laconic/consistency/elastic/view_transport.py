@@ -1,7 +1,7 @@
 """The members of one view as the ranks of a transport, so that every schedule and codec serves them.
 
 Caller: `group.py`, which makes one for each view. Ranks are the members' places. Pieces travel from member to member
-over the line that they have anyway, with its keys. A wait is the group's: when the view ends it does, by NewView.
+over their existing line, with its keys. The group does the waiting: when the view ends, waits raise NewView.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ViewTransport(Transport):
     """One member's end in one view.
 
     Args:
-        until: waits until something is true, or raises NewView.
+        until: waits until a condition is true, or raises NewView.
 
     Attributes:
         hosts: the host of each rank, by the addresses in the view.

@@ -1,6 +1,6 @@
-"""Who is still there: what a member hears, whom it takes for lost, and the next view that follows.
+"""Detect lost members, and publish the next view without them.
 
-Callers: `membership.py` makes one for each time that a worker comes in; `group.py` waits by it. All runs on the
+Callers: `membership.py` makes one each time a worker joins; `group.py` waits through it. Everything runs on the
 worker's own thread; ZeroMQ's threads only move bytes and answer heartbeats.
 """
 
@@ -34,22 +34,22 @@ SILENT = "nothing came from it for {:.3g} s"
 
 
 def model_lost(worker: int) -> PeerLost:
-    """Nobody is left to get the model from."""
+    """The error when no living member has the model."""
     return PeerLost(f"[worker {worker}] everyone who had the model is gone", rank=worker)
 
 
 @dataclass
 class Standing:
-    """How far one worker is since it came in.
+    """One worker's progress since it joined.
 
     Attributes:
         step: agreements applied to the replica so far; NO_MODEL before the first state has come.
         at_stake: steps made since the last agreement, which are lost when the view changes.
-        begun: somebody was told to train.
+        begun: a member has been told to train.
         held: the first step waits for more workers.
         fresh: no step was made in this view yet.
         ending: this worker has made its last step.
-        new: members that have not made a step with us yet.
+        new: members that have not made a step with this worker yet.
     """
 
     step: int = NO_MODEL
@@ -62,7 +62,7 @@ class Standing:
 
 
 class MemberWatch:
-    """One worker's eyes on the others of its view, as Liveness; `period` is the most steps between two agreements."""
+    """Watches the other members of a view, as Liveness; `period` is the most steps between two agreements."""
 
     def __init__(self, line: Line, replica: Replica, deadline: Deadline, options: ElasticOptions, period: int) -> None:
         self.line, self.standing = line, Standing()
@@ -79,7 +79,7 @@ class MemberWatch:
         self.trust()
 
     def trust(self) -> None:
-        """A view was entered, or a step made: nobody is cut off."""
+        """Clear the suspicion of being cut off, after a new view or a complete step."""
         self._cut_off = CutOffCheck()
 
     @property
@@ -99,12 +99,12 @@ class MemberWatch:
 
     @property
     def here(self) -> list[int]:
-        """The members that nothing was heard against, in their order."""
+        """The members that are not suspected, in their order."""
         return self._suspects.here
 
     @property
     def lost(self) -> Mapping[int, LostPeer]:
-        """The members that this worker goes on without, as soon as a view says so."""
+        """The suspected members, which the next view will leave out."""
         return self._suspects.lost
 
     @property
@@ -140,7 +140,7 @@ class MemberWatch:
         body: Tensor = NOTHING,
         text: str = "",
     ) -> None:
-        """Tell the coordinator something about the present step, or as the coordinator all; or those named."""
+        """Send a message about the present step: to the coordinator (from the coordinator: to all), or to `to`."""
         if to is None:
             to = self.others if self.is_coordinator else [self.view.coordinator]
         message = pack(kind, self.view.number, self.standing.step, detail, flag, body=body, text=text)
@@ -148,7 +148,7 @@ class MemberWatch:
             self.line.tell(member, message)
 
     def say_busy(self, busy: bool) -> None:
-        """Tell all members that no step comes from here for a while, or that it does again."""
+        """Tell all members that this worker makes no steps for a while, or makes them again."""
         self.say(MemberKind.BUSY, flag=busy, to=self.others)
 
     def bits(self, members: Iterable[int]) -> int:
@@ -156,14 +156,14 @@ class MemberWatch:
         return sum(1 << self.view.ids.index(member) for member in members)
 
     def hear(self, waits_s: float | None) -> MemberMessage:
-        """The next message from the coordinator; when that is lost, the next in line takes over.
+        """Wait for the coordinator's next message; if the coordinator is lost, the next member takes over.
 
         It may be silent for `waits_s`; None: as long as its connection stands.
         """
         return next(message for message in self.heard(waits_s) if message is not None)
 
     def heard(self, waits_s: float | None) -> Iterator[MemberMessage | None]:
-        """As `hear`, with pieces of any member, and with None after every moment in which nothing came."""
+        """As `hear`, but also yield pieces of any member, and None after every tick without a message."""
         since, watched = time.monotonic(), self.view.coordinator
         self._suspects = LossLedger(self.view.ids)
         while True:
@@ -196,7 +196,7 @@ class MemberWatch:
     # what the coordinator does about it
 
     def look_around(self) -> None:
-        """Between steps: change the view when somebody has come or gone; wait for enough to begin."""
+        """Between steps: change the view if members have joined or gone; wait until there are enough to begin."""
         while True:
             self.look_after()
             if self.line.has_newcomers() and len(self.view.ids) < MAX_MEMBERS and time.monotonic() > self._admits_at:
@@ -206,20 +206,20 @@ class MemberWatch:
             self.line.next(TICK_S)
 
     def look_after(self) -> None:
-        """At any time: take in what has come, and change the view when somebody has gone."""
+        """At any time: receive pending messages, and change the view if a member has gone."""
         while self.line.next(0.0) is not None:
             pass
         self.replace(self.others)
 
     def wait_for(self, missing: Callable[[], list[int]], limit_s: float) -> None:
-        """Wait until nobody is `missing`; go on without those who are gone, or silent for `limit_s`."""
+        """Wait until no member is `missing`; drop members that are gone, or silent for `limit_s`."""
         since = time.monotonic()
         while absent := missing():
             if self.line.next(TICK_S) is None:
                 self.replace(absent, since, limit_s)
 
     def replace(self, missing: list[int], since: float = 0.0, limit_s: float | None = None) -> None:
-        """Go on without those of the `missing` who cannot be reached, or are silent for `limit_s`."""
+        """Propose a view without the `missing` members that cannot be reached, or are silent for `limit_s`."""
         self._suspects = LossLedger(self.view.ids)
         silent = limit_s is not None and self.line.waited_s(since) > limit_s
         for member in missing:
@@ -231,11 +231,11 @@ class MemberWatch:
             self.propose(self.lost.values())
 
     def hesitates(self) -> bool:
-        """Whether to wait for a view that the others may make: long enough for them to miss this worker's heartbeat."""
+        """Whether to wait for a view from the others, long enough for them to miss this worker's heartbeat."""
         return self._cut_off.suspects(self.view, self.id, 2 * self._options.silence_s + self._deadline.seconds)
 
     def propose(self, losses: Iterable[LostPeer]) -> NoReturn:
-        """Publish the next view, without the lost and with the newcomers; raises NewView with whichever is valid."""
+        """Declare members lost: publish the next view, without them; raises NewView with the valid view."""
         lost = {loss.peer: loss for loss in losses}
         for member, loss in lost.items():
             LOGGER.warning("worker %d goes on without worker %d: %s", self.id, member, loss.why)
@@ -258,7 +258,7 @@ class MemberWatch:
                 self.say_busy(False)
 
     def _admit(self) -> None:
-        """Take newcomers into the next view, by NewView; where that cannot be written they wait, and members go on."""
+        """Admit newcomers by raising NewView; if the view cannot be written, they wait and members go on."""
         try:
             raise NewView(self.line.propose({}, max(0, self.steps), 0))
         except StorageError as error:

@@ -1,4 +1,4 @@
-"""What workers that gossip know of each other: one copy an edge, alike at both ends.
+"""Copies that gossiping workers keep of each other: one per edge, identical at both ends.
 
 Callers: `gossip` and `pairs.py`.
 """
@@ -22,15 +22,15 @@ _SAMPLE = 4096  # values that a codec's error is measured with
 
 
 class Edges:
-    """One worker's copies: of itself as each neighbour knows it, and of each neighbour; all begin with `start`.
+    """One worker's copies: of itself as each neighbour sees it, and of each neighbour; all begin with `start`.
 
-    Both ends of an edge i → j keep the same copy x̂ᵢⱼ of what j knows of i. To tell j where it is, i sends C(xᵢ − x̂ᵢⱼ),
+    Both ends of an edge i → j keep the same copy x̂ᵢⱼ of what j knows of i. To update j, i sends C(xᵢ − x̂ᵢⱼ),
     and both add what that decodes to: what a codec leaves out stays in the difference and goes with the next message,
     so nothing else has to be remembered. Without a codec x itself is sent and nothing is kept.
 
     Attributes:
-        tells: how often each neighbour was told. Copies of one edge are alike only where both ends count the same.
-        hears: how often each neighbour was heard.
+        tells: messages sent to each neighbour. Copies of one edge are identical only if both ends count the same.
+        hears: messages received from each neighbour.
     """
 
     def __init__(self, start: Tensor) -> None:
@@ -41,7 +41,7 @@ class Edges:
         self.hears: dict[int, int] = {}
 
     def tell(self, key: int, x: Tensor, coder: Codec, draws: int) -> tuple[Tensor, Tensor]:
-        """The message that tells `key` of x, and what it then knows. Without a codec that is x, not a copy."""
+        """Encode x for neighbour `key`; return the message and the neighbour's new copy (without a codec, x itself)."""
         if coder.exact:
             return pack([x.view(torch.uint8)]), x
         self.tells[key] = self.tells.get(key, 0) + 1
@@ -54,7 +54,7 @@ class Edges:
         return pack([payload]), known
 
     def hear(self, peer: int, message: Tensor, coder: Codec) -> Tensor:
-        """What `peer` is known to be at, after its message; PayloadError when that is not one of `tell`."""
+        """Apply a message of `peer` and return the copy of its weights; PayloadError if `tell` did not make it."""
         (payload,), _ = unpack(message, 1)
         if coder.exact:
             return payload.view(torch.float32)
@@ -64,12 +64,12 @@ class Edges:
         return known
 
     def forget_told(self, key: int) -> None:
-        """Begin anew with what `key` knows."""
+        """Reset the copy that `key` keeps of this worker."""
         self.told.pop(key, None)
         self.tells.pop(key, None)
 
     def forget_heard(self, peer: int) -> None:
-        """Begin anew with what is known of `peer`."""
+        """Reset this worker's copy of `peer`."""
         self.heard.pop(peer, None)
         self.hears.pop(peer, None)
 
@@ -104,7 +104,7 @@ def message_nbytes(coder: Codec, numel: int) -> int:
 
 
 def _add(known: Tensor, payload: Tensor, coder: Codec) -> None:
-    """Both ends do this, with the same bits; NaN travels as it would without a codec."""
+    """Add at both ends, to the same bits; NaN travels as it would without a codec."""
     if poisons(payload, known):
         return
     if coder.unbiased:

@@ -1,4 +1,4 @@
-"""Who speaks to whom in gossip: mixing matrices as data. Pure: no process, no random state of its own.
+"""Gossip graphs: mixing matrices as data. Pure: no process, no random state of its own.
 
 Callers: `gossip`, and tests, which build whole matrices by `mixing_matrix`.
 
@@ -31,7 +31,7 @@ names = _GRAPHS.names
 
 
 def neighbours(graph: str, world_size: int, rank: int, step: int, seed: int = 0) -> Neighbours:
-    """Whom `rank` hears and tells at `step`, and with which weights; every rank works out its own.
+    """The neighbours of `rank` at `step`, and their weights; every rank computes its own.
 
     >>> neighbours("ring", 4, 0, step=0).hears
     {1: 0.3333333333333333, 3: 0.3333333333333333}
@@ -80,7 +80,7 @@ def contraction(graph: str, world_size: int) -> float:
 
 
 def acquaintances(graph: str, ranks: Sequence[int], rank: int) -> list[int]:
-    """All of `ranks` that `rank` may ever average with, symmetric: whom an asynchronous worker chooses from.
+    """The `ranks` that `rank` may ever average with, symmetric: an asynchronous worker chooses from them.
 
     >>> acquaintances("ring", range(4), 0), acquaintances("ring", [0, 2, 3], 0)
     ([1, 3], [2, 3])

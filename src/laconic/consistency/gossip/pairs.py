@@ -1,10 +1,10 @@
-"""Asynchronous gossip: workers average in pairs, each in its own time, and nobody waits for a slow one.
+"""Asynchronous gossip: workers average in pairs, each at its own pace, and nobody waits for a slow one.
 
 Caller: `gossip(asynchronous=true)`. A worker's thread owns a mesh beside the world. After a step it asks one
 acquaintance, which answers at once with where it was and moves by ½γ(x̂ᵢ − x̂ⱼ); with the answer the asker moves by as
 much the other way. So the sum over all workers never changes, whatever happened to both meanwhile. A thread never waits
-for an answer: it goes on answering others, so no circle of askers can lock up. When a worker is lost, the others draw
-their acquaintances anew from the same graph, and whatever the lost one says later is passed over.
+for an answer: it goes on answering others, so a cycle of askers cannot deadlock. When a worker is lost, the others
+redraw their acquaintances from the same graph, and ignore later messages of the lost one.
 
 The thread works on a published copy of the weights; what it adds up reaches the model between steps, so a gradient is
 always that of one set of weights.
@@ -97,7 +97,7 @@ class PairsAgreement(OwnWeights):
         self.settle(staleness=self._met)
 
     def finish(self) -> None:
-        """The exact mean of the weights and buffers of all who are left, once they have come to the end."""
+        """Leave the exact mean of the weights and buffers of all remaining workers, once they have finished."""
         pairs = self.pairs
         if pairs is None:
             return
@@ -123,13 +123,13 @@ class PairsAgreement(OwnWeights):
 
 @dataclass(frozen=True)
 class PartnerChoice:
-    """Whom a worker asks."""
+    """Chooses which acquaintance a worker asks."""
 
     friends: Callable[[Sequence[int]], list[int]]
     draw: np.random.Generator
 
     def one(self, left: Sequence[int], present: Sequence[int]) -> int | None:
-        """One of the acquaintances among those who are left, if any of them can be reached."""
+        """Choose one of the remaining acquaintances, if any can be reached."""
         able = [friend for friend in self.friends(left) if friend in present]
         return able[int(self.draw.integers(len(able)))] if able else None
 
@@ -171,7 +171,7 @@ class _Pairs:
             raise self._failure
 
     def merge(self, values: Tensor) -> int:
-        """Put what pairs have added into the model and publish it; returns how many pairs these were."""
+        """Apply the pairs' additions to the model and publish it; returns the number of pairs."""
         if self._failure is not None:
             raise self._failure
         with self._lock:
@@ -226,7 +226,7 @@ class _Pairs:
             self._failure = error
 
     def _look_around(self) -> None:
-        """Go on without those who are gone."""
+        """Give up ranks that are gone."""
         live = {self.mesh.rank, *self.mesh.peers}
         for rank in [] if self.ended else self.losses.here:
             if rank not in live:
@@ -237,7 +237,7 @@ class _Pairs:
                 self._asked = None  # what it was told is lost with it
 
     def serve(self, timeout_s: float) -> bool:
-        """Take in one message and answer it; False when none came, or nobody is left who could send one."""
+        """Receive one message and answer it; False if none came, or no sender is left."""
         if not self._known:  # a checkpoint may have changed the model since it was installed
             self._stop.wait(0.001)
             return False
@@ -281,7 +281,7 @@ class _Pairs:
             self._send(peer, answer, PairKind.ANSWER)
 
     def _begin_anew(self, peer: int) -> None:
-        """What the peer knows of this worker is not what this worker believes: the checkpoints did not fit."""
+        """Reset an edge whose two copies differ, because the two checkpoints did not fit together."""
         with self._lock:
             self.edges.forget_told(peer)
         if self._asked is not None and self._asked[0] == peer:
@@ -297,18 +297,18 @@ class _Pairs:
             self._send(peer, message, PairKind.ASK)
 
     def _tell(self, peer: int) -> tuple[Tensor, Tensor]:
-        """The message that tells a peer where this worker is now, and a copy of what it then knows."""
+        """Encode this worker's weights for a peer; return the message and a copy of the peer's copy after it."""
         self._draws += self.mesh.world_size
         message, mine = self.edges.tell(peer, self._published + self._gained, self.coder, self._draws)
         return message, mine.clone()
 
     def _gain(self, theirs: Tensor, mine: Tensor) -> None:
-        """Move towards the other by what it moves, or has moved, towards us."""
+        """Move towards the peer by as much as it moves towards this worker."""
         self._gained.add_(theirs, alpha=self.pull).sub_(mine, alpha=self.pull)
         self._met += 1
 
     def send_note(self, peer: int, note: ServerMessage) -> None:
-        """Send what belongs to the end of training."""
+        """Send a message about the end of training."""
         self._send_frame(peer, note.frame)
 
     def _send(self, peer: int, message: Tensor, kind: PairKind) -> None:

@@ -1,1 +1,1 @@
-"""The consistency modes, by family: a mode is known as soon as its file is here."""
+"""The consistency modes, by family: every file here is registered automatically."""

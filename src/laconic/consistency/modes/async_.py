@@ -136,7 +136,7 @@ class AsyncAgreement(ServedAgreement):
         self.staleness = client.staleness if pushed else None
 
     def _push(self, client: Client, *, wants_weights: bool) -> bool:
-        """Push what has accrued, when that is due."""
+        """Push the accumulated gradients, if a push is due."""
         gradients = self.weights.gradients()
         if self._accrues:
             gradients += self.accrued

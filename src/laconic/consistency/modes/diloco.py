@@ -1,4 +1,4 @@
-"""DiLoCo: workers train apart for many steps, and an outer optimiser steps the model by how far they went together."""
+"""DiLoCo: workers train apart for many steps, and an outer optimiser steps the model by their mean movement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from laconic.errors import BadInput
 @register("diloco")
 @dataclass(frozen=True)
 class Diloco(BlockMode):
-    """Every worker trains alone for `period` steps; what all moved by on average is a gradient for an outer optimiser.
+    """Every worker trains alone for `period` steps; their mean movement is the gradient of an outer optimiser.
 
     With θ the model of all, wᵢ the weights of worker i of m, H = `period`, η = `learning_rate`, μ = `momentum`, after
     every H steps:
@@ -28,8 +28,8 @@ class Diloco(BlockMode):
 
     With P = `fragments` the parameters are cut, in the model's order, into P runs of whole parameters of about equal
     size. Run p is due at steps s with (s − ⌊p·H/P⌋) mod H = 0. With `delay` d, Δᵢ is sent at step s while training goes
-    on, and at step s + d its mean steps θ, and wᵢ ← (1 − α)·θ + α·wᵢ with α = `mix`. With α = 0 what was trained in
-    these d steps is dropped. `eager` keeps some of it: the worker goes on from the θ that g − Δᵢ(s)/m + Δᵢ(s + d)/m
+    on, and at step s + d its mean steps θ, and wᵢ ← (1 − α)·θ + α·wᵢ with α = `mix`. With α = 0 the training
+    of these d steps is lost. `eager` keeps some of it: the worker goes on from the θ that g − Δᵢ(s)/m + Δᵢ(s + d)/m
     would give, while θ itself is that of g, the same on all workers.
 
     Cost: one all-reduce of the weights every `period` steps, at most 1/`fragments` of it at once; three vectors as long

@@ -24,7 +24,7 @@ from laconic.transports.world import World
 @register("easgd")
 @dataclass(frozen=True)
 class Easgd(Mode):
-    """Workers explore on their own, tied by a spring to a centre w̃, which is what is trained in the end.
+    """Workers explore on their own, tied by a spring to a centre w̃, which is the trained model.
 
     Every `period` steps, from the weights before the step, for worker i of m:
     wᵢ ← wᵢ − η∇f(wᵢ) − α(wᵢ − w̃),  w̃ ← (1−β)w̃ + (β/m) Σⱼ wⱼ; in between, wᵢ ← wᵢ − η∇f(wᵢ).
@@ -150,7 +150,7 @@ class EasgdAgreement(OwnWeights):
             values.add_(self.velocity, alpha=self.mode.momentum)
 
     def finish(self) -> None:
-        """The centre in every model, and the mean of the buffers."""
+        """Leave the centre, and the mean of the buffers, in every model."""
         if self.alone:
             return
         with self.agreeing(), self.weights.current() as values:
@@ -177,7 +177,7 @@ class EasgdAgreement(OwnWeights):
 
 
 class _Meeting:
-    """A centre that all workers hold, the same bits, and move together."""
+    """A centre that every worker holds, with the same bits, and that all move together."""
 
     sent_nbytes = 0  # the world counts what it sends
 
@@ -186,7 +186,7 @@ class _Meeting:
         self.values = start.clone()
 
     def meet(self, values: Tensor, step: int) -> tuple[Tensor, float, int]:
-        """w − w̃, and move w̃; the seconds waited, and the staleness."""
+        """Return w − w̃, the seconds waited and the staleness; moves w̃."""
         pull = values - self.values
         mean = pull.clone()
         wait_s = self.averager.mean(mean)
@@ -206,7 +206,7 @@ class _Meeting:
         self.values.copy_(state["values"])
 
     def close(self) -> None:
-        """It has nothing to give back."""
+        """Do nothing: there is nothing to close."""
 
 
 class Centre:

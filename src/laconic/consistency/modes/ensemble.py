@@ -45,13 +45,13 @@ class Ensemble(nn.Module):
 
 
 class Ensembling(Mode):
-    """A mode whose workers have members of their own, `keep` of which stays in the model."""
+    """A mode whose workers train members of their own; member `keep` stays in the model."""
 
     alike: bool
     keep: int
 
     def shared(self, model: nn.Module) -> list[nn.Module]:
-        """What begins with rank 0's weights although members do not begin alike."""
+        """The modules that start from rank 0's weights even if members start differently."""
         return []
 
 

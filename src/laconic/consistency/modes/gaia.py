@@ -50,8 +50,8 @@ class Gaia(Mode):
 
     Source: Hsieh et al., Gaia: Geo-Distributed Machine Learning Approaching LAN Speeds, NSDI 2017, §3.3 to 3.4.
     Differs: a site's workers hold equal replicas instead of asking a server; its first rank speaks for it. Each site's
-    update counts 1/S, so that the learning rate is the one of synchronous training. `finish` leaves what all sites
-    would hold if everything had been told; so does the first step after a checkpoint was loaded.
+    update counts 1/S, so that the learning rate is the one of synchronous training. `finish` leaves the
+    weights with all updates of all sites; so does the first step after a checkpoint is loaded.
     """
 
     threshold: float = 0.01
@@ -83,8 +83,8 @@ class GaiaAgreement(OwnWeights):
 
     Attributes:
         links: to each other site, on the site's first rank; empty on the others.
-        share: on a site's first rank, the start over S and all updates of this site. Σ of the sites' is the model
-            that all would hold if everything had been told, whatever was under way when each of them was saved.
+        share: on a site's first rank, the start over S plus all updates of this site. The sum over the sites is the
+            model with all updates, whatever was under way when each of them was saved.
     """
 
     def __init__(self, mode: Gaia, setup: Setup) -> None:
@@ -164,7 +164,7 @@ class GaiaAgreement(OwnWeights):
     # the link
 
     def _tell(self, site: int) -> None:
-        """Send a site what it should know after this step, as far as the link is free."""
+        """Send a site the significant updates of this step, as far as the link is free."""
         codec = self.plan.at(self.step)
         for message in self.links[site].outgoing(self.weights.values, self.clock, codec):
             self._send(site, message)
@@ -194,7 +194,7 @@ class GaiaAgreement(OwnWeights):
         return True
 
     def _wait(self, done: Callable[[], bool], why: str) -> None:
-        """Take in messages until `done()`; `why` is what the other site has not done when it takes too long."""
+        """Receive messages until `done()`; on a time-out, `why` says what the other site failed to do."""
         mesh = self._mesh
         assert mesh is not None
 
@@ -216,9 +216,9 @@ class GaiaAgreement(OwnWeights):
     # the end
 
     def finish(self) -> None:
-        """Leave the weights that all sites would hold had everything been told.
+        """Leave the weights with all updates of all sites.
 
-        Site j lacks what the others have not told it, so w = w_j + Σᵢ a(i→j) for every j, and so for their mean:
+        Site j lacks the updates that others have not sent it, so w = w_j + Σᵢ a(i→j) for every j, and for their mean:
         each leader gives (w_j + Σₖ a(j→k)) / S.
         """
         if self.alone:
@@ -246,7 +246,7 @@ class GaiaAgreement(OwnWeights):
             self._wait(lambda: all(link.ended for link in self.links.values()), "does not finish")
 
     def _begin_anew(self, share: Tensor) -> None:
-        """Leave the sum of all ranks' shares in every model, with nothing left to tell; after `_flush`."""
+        """Leave the sum of all ranks' shares in every model, with nothing left to send; after `_flush`."""
         self.weights.values.copy_(all_reduce(share, "sum", algorithm="ring", group=self.world))
         for link in self.links.values():
             link.restart(self.clock)
@@ -254,10 +254,10 @@ class GaiaAgreement(OwnWeights):
             torch.div(self.weights.values, self.site.count, out=self.share)
 
     def _tell_all_restored(self) -> None:
-        """After a checkpoint was loaded: all sites go on from what all of them together had learnt.
+        """After loading a checkpoint, restart all sites from the updates of all sites.
 
-        The files of two sites are of the same step, not of the same time: one may lack what the other had told it, or
-        hold what the other tells after its own was written. The shares are right in either case.
+        Two sites save the same step at different times: one file may lack updates that the other site had sent, or hold
+        updates that the other site sent after its own file. The shares are right in either case.
         """
         if self._restored and self.site.count > 1:
             self._flush()
@@ -283,7 +283,7 @@ class GaiaAgreement(OwnWeights):
             raise BadInput(f"gaia: the state is of {state['sites']} sites, this job has {self.site.count}")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The reverse, on all ranks; the next step, or `finish`, begins by telling all sites everything."""
+        """Load the state, on all ranks; the next step, or `finish`, first sends all sites everything."""
         super().load_state_dict(state)
         self.clock = int(state["clock"])
         self.share.copy_(state["share"])

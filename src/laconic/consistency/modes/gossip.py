@@ -1,4 +1,4 @@
-"""Gossip: every worker averages with a few neighbours, and no value travels through all of them."""
+"""Gossip: every worker averages with a few neighbours instead of all."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Gossip(Mode):
     Args:
         graph: ring; exponential (one peer a step, 1, 2, 4, … ranks away); random (pairs drawn anew at every step).
         asynchronous: average in pairs, each worker in its own time.
-        gamma: γ, how far copies are trusted; none for what `edges.trust` finds.
+        gamma: γ, how far to trust copies; None: computed by `edges.trust`.
         seed: of random pairs.
         rma: asynchronous and under mpiexec, weights lie in MPI windows, and a worker moves both ends of a pair (see
             `one_sided.py`).
@@ -136,7 +136,7 @@ class GossipAgreement(OwnWeights):
         values.add_(change, alpha=trust(coder) if mode.gamma is None else mode.gamma)
 
     def _swap(self, messages: dict[int, Tensor], hears: list[int], coder: Codec) -> dict[int, Tensor]:
-        """Send each its message, and receive one of each."""
+        """Send each neighbour its message, and receive one from each."""
         transport, numel = self.world.transport, self.weights.values.numel()
         most, cpu, begun = message_nbytes(coder, numel), torch.device("cpu"), time.perf_counter()
         recvs = [

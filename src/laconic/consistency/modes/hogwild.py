@@ -72,7 +72,7 @@ class SharedMemory:
         self.bytes: Tensor = torch.frombuffer(self._map, dtype=torch.uint8, offset=TOKEN_NBYTES)
 
     def close(self) -> None:
-        """Give the memory up; nobody may hold a tensor made of `bytes` any more."""
+        """Release the memory; no tensor made of `bytes` may be in use."""
         self.bytes = torch.empty(0, dtype=torch.uint8)
         held, self._map = self._map, None
         if held is not None:
@@ -114,7 +114,7 @@ def _open(path: str, nbytes: int, token: bytes) -> mmap.mmap | None:
 @register("hogwild")
 @dataclass(frozen=True)
 class Hogwild(Mode):
-    """Every worker's parameters are views of one shared memory, and its optimiser steps on them, whoever else does.
+    """Every worker's parameters are views of one shared memory, and all optimisers step on them at once.
 
     w ← w − η∇f(w′), where w′ is what w was when this worker read it. Nothing is locked: two workers that add to the
     same value within the same few nanoseconds may lose one of the two additions. With sparse gradients
@@ -206,7 +206,7 @@ class HogwildAgreement(OwnWeights):
         return {**super().state_dict(), "updates": self.updates}
 
     def _give_up(self) -> None:
-        """Leave the shared memory; the model keeps a copy of the weights, of its own."""
+        """Leave the shared memory; the model keeps its own copy of the weights."""
         self.weights.lay(self.weights.values.clone())
         self._counts = self._counts.clone()
         self.memory.close()

@@ -1,5 +1,5 @@
-"""Model averaging: workers train apart and meet for the mean of their weights, now and then (local), with a momentum of
-its own (block_momentum), or at the end (once)."""
+"""Model averaging: workers train apart and average their weights periodically (local), with momentum on the mean
+(block_momentum), or at the end (once)."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class BlockMomentum(BlockMode):
             raise BadInput(f"the block learning rate is above zero, got {self.learning_rate}")
 
     def momentum_among(self, workers: int) -> float:
-        """μ as it is used among so many workers."""
+        """The effective μ for so many workers."""
         return 1 - 1 / workers if self.momentum is None or workers == 1 else self.momentum
 
     def held(self, start: Tensor) -> dict[str, Tensor]:

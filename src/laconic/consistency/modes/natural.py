@@ -43,7 +43,7 @@ class FisherFactor:
         self._ridge = 0.0  # ρ + α·tr(F)/D, which every step asks for, and only `update` changes
 
     def update(self, rows: Tensor) -> None:
-        """Take in the rows (n, D) of one batch; what holds NaN or infinity is passed by."""
+        """Add the rows (n, D) of one batch; rows with NaN or infinity are skipped."""
         rows = rows[:MOST_ROWS]
         if len(rows) == 0 or not bool(torch.isfinite(rows).all()):
             return
@@ -100,7 +100,7 @@ class NaturalMode(BlockMode):
         rank: of each Fisher factor.
         smoothing: α: factors are F + α·tr(F)/D·I.
         forget: the share of the newest batch in the factors.
-        every: batches between two that are looked at.
+        every: batches between two that update the factors.
 
     >>> str(NaturalMode(16))
     'natural(16)'
@@ -188,7 +188,7 @@ class _Layer:
         self.handle = module.register_forward_hook(self._look)
 
     def _look(self, module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
-        """Take in this batch's inputs, and the gradients of its outputs once they are there."""
+        """Record this batch's inputs, and the gradients of its outputs once they exist."""
         if not self.watching or not output.requires_grad:
             return
         rows = given[0].detach().reshape(-1, self.module.in_features).float()

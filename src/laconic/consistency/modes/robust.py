@@ -1,4 +1,4 @@
-"""Synchronous training among workers of whom some may send anything: all gradients are gathered, a rule makes one.
+"""Synchronous training with Byzantine workers: gather all gradients, and let a robust rule combine them.
 
 Every worker gets every worker's gradient and applies the same rule to the same bits, so nobody has to be trusted with
 the result. What is tolerated: up to f workers whose gradients are wrong, on purpose or not: NaN, infinite, huge,
@@ -35,7 +35,7 @@ from laconic.storage.form import check_like
 @register("robust")
 @dataclass(frozen=True)
 class Robust(Mode):
-    """Every step takes what `rule` makes of all workers' gradients, up to f of which may be anything.
+    """Every step applies `rule` to all workers' gradients, up to f of which may be arbitrary.
 
     A worker whose gradient is not finite, or whose payload cannot be decoded, is left out of the step; when more than f
     are, the step's gradient is zero. The f in force among n workers is min(f, the most the rule tolerates among n).
@@ -72,18 +72,18 @@ class Robust(Mode):
         return 1
 
     def f_among(self, n: int) -> int | None:
-        """The f in force among n workers; None where the rule has nothing to say about so few."""
+        """The f in force among n workers; None if the rule is undefined for so few."""
         chosen = rules.get(self.rule)
         if n < chosen.base:
             return None
         return chosen.most(n) if self.f is None else min(self.f, chosen.most(n))
 
     def combine(self, rows: Tensor) -> Tensor:
-        """What the rule makes of all workers' vectors, one a row."""
+        """Apply the rule to all workers' vectors, one per row."""
         return torch.from_numpy(rules.aggregate(self.rule, rows.numpy(), self.f_among(len(rows))))
 
     def check_workers(self, workers: int) -> None:
-        """Refuse so few workers that the rule cannot stand f among them."""
+        """Refuse too few workers for the rule to tolerate f."""
         if self.f is not None:
             rules.check(rules.get(self.rule), workers, self.f)
 
@@ -133,7 +133,7 @@ class RobustAgreement(Agreement):
         self.settle(staleness=0)
 
     def _gather(self, buffer: Tensor) -> Tensor:
-        """Every worker's gradient, one a row; NaN where there is none that can be read."""
+        """Gather every worker's gradient, one per row; NaN where it cannot be read."""
         codec = self.plan.at(self.step)
         if codec.exact:
             self.residuals.settle(NAME, buffer[: self.vector.coded_numel])
@@ -182,7 +182,7 @@ class GradientVector:
         self._same = same
 
     def fetch(self) -> Tensor:
-        """The vector, with the gradients that are there now."""
+        """Return the vector of the present gradients."""
         if not self._same:
             self._copies.settle()
             self._copies.fetch(self._pairs)
@@ -190,7 +190,7 @@ class GradientVector:
         return self._values
 
     def send(self, values: Tensor) -> None:
-        """Let `values` be the gradients."""
+        """Set the gradients to `values`."""
         if self._same:
             self._values.copy_(values)
             return
@@ -200,7 +200,7 @@ class GradientVector:
 
 
 def _read(message: Tensor, coded: CodedVector) -> Tensor:
-    """A worker's gradient from its message; NaN where the message is not what it should be."""
+    """Decode a worker's gradient; NaN if the message is invalid."""
     row = torch.empty(coded.numel)
     try:
         (body,), _ = unpack(message, 1)

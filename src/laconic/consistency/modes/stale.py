@@ -1,4 +1,4 @@
-"""Stale-synchronous training: workers may be some steps apart, and never more; the bound is checked at every read."""
+"""Stale-synchronous training: workers are at most `bound` steps apart; every read checks the bound."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class Stale(Mode):
 
     Args:
         bound: steps that the slowest may be behind.
-        central: clocks and weights on servers; else workers tell each other.
+        central: keep clocks and weights on servers; else workers send gradients to each other.
         servers, replicas: of the centralised form, as for `async`.
 
     >>> str(Stale(2, central=False))
     'stale(2, central=false)'
 
     Source: Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, NeurIPS 2013.
-    Differs: a worker that is lost holds nobody up any more. The centralised form takes P small steps of the optimiser
+    Differs: nobody waits for a lost worker. The centralised form takes P small steps of the optimiser
     where sync takes one of their mean: for SGD the same up to staleness, for Adam and its like P steps.
     """
 
@@ -101,7 +101,7 @@ class StaleAgreement(ServedAgreement):
 
 
 class StalePeersAgreement(OwnWeights):
-    """Stale at work, decentralised: every worker has a whole model, so that one which dies takes nothing along.
+    """Stale at work, decentralised: every worker has a whole model, so nothing is lost with a worker.
 
     A checkpoint of one worker may hold gradients of another's later steps, which that one computes again after a
     restart. So it holds the clocks too, and a gradient is counted only when its clock is new.
@@ -211,13 +211,13 @@ class StalePeersAgreement(OwnWeights):
             self._closing.take(message)
 
     def _look_around(self) -> None:
-        """Go on without those who are gone; those who have finished may go."""
+        """Give up ranks that are gone, unless they have finished."""
         self._closing.drop_gone({worker for worker in self.clocks.clocks if not self.clocks.is_away(worker)})
         for worker in self.losses.lost:
             self.clocks.leave(worker)
 
     def _wait(self, done: Callable[[], bool]) -> None:
-        """Take in messages until `done()`; CollectiveTimeout names the slowest when none comes for too long."""
+        """Receive messages until `done()`; CollectiveTimeout names the slowest if none comes for too long."""
         mesh = self._mesh
         assert mesh is not None
 
@@ -238,7 +238,7 @@ class StalePeersAgreement(OwnWeights):
     # the end
 
     def finish(self) -> None:
-        """Wait for all who are left and leave the mean of their weights and buffers.
+        """Wait for all remaining workers and leave the mean of their weights and buffers.
 
         Gradients that come after a worker's last step are in their senders' weights only.
         """
@@ -253,7 +253,7 @@ class StalePeersAgreement(OwnWeights):
         self.settle_finish()
 
     def _ended(self) -> Tensor:
-        """All that was sent before has come; what comes from now on belongs to training that goes on."""
+        """Note that all earlier messages have arrived; later ones belong to further training."""
         for worker in self.losses.lost:
             self.clocks.leave(worker)
         for message in self._early:  # of one who took more steps: all go on from the fastest clock

@@ -1,11 +1,11 @@
 """Synchronous training: every step applies the mean of all workers' gradients, through any codec.
 
 Callers: `distribute(consistency="sync")`. All workers see the same weights in every forward. With overlap=False
-communication happens in `optimizer.step()`. Else as much of it as can be goes on under backward and the next forward,
-to the same bits: `StepSink` brings gradients to the stream as backward makes them (`exchange/stream.py`). `step()` puts
-down the optimiser's settings and returns. The first touch of a weight waits for its bucket's mean and takes the
-bucket's part of the step (`late_updates.py`). What cannot be hidden is recognised by the loop's habits. A step that is
-unlike those before is refused where its gradients were under way already, before it has changed any weight.
+communication happens in `optimizer.step()`. Otherwise it overlaps with backward and the next forward where it can, to
+the same bits: `StepSink` brings gradients to the stream as backward makes them (`exchange/stream.py`). `step()`
+saves the optimiser's settings and returns. The first touch of a weight waits for its bucket's mean and takes the
+bucket's part of the step (`late_updates.py`). The first steps show what the loop allows to overlap. A later step that
+breaks this pattern raises an error if its gradients were already under way, before any weight has changed.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class SyncAgreement(ExchangedGradients):
             self._newcomers = named
 
     def _settle_in(self) -> None:
-        """From the next step on newcomers have places among the others, and go through the codec."""
+        """From the next step on, put newly trained parameters into buckets and through the codec."""
         if self._newcomers:
             if self.sink is not None:
                 self.sink.close()
@@ -209,11 +209,11 @@ class SyncAgreement(ExchangedGradients):
             self._newcomers = {}
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """All backwards of a step but the last may run in this, as in DDP's; the last is then sent as it is made."""
+        """Accumulate gradients, as DDP's `no_sync`: run all backwards of a step but the last inside."""
         return nullcontext() if self.sink is None else self.sink.no_sync()
 
     def settle_weights(self) -> None:
-        """Bring all weights up to date, whoever asks for them."""
+        """Bring all weights up to date."""
         if self.sink is not None:
             self.sink.settle()
 
@@ -314,7 +314,7 @@ class StepSink:
                 self._stream.send_ready()
 
     def _fill(self, bucket: Bucket) -> None:
-        """Copy the gradients into the bucket's buffer; zeros where this rank has made none: another may have."""
+        """Copy the gradients into the bucket's buffer; zeros for gradients that only other ranks have made."""
         assert bucket.buffer is not None  # as all of these have
         bucket.buffer.check()
         for parameter, view in zip(bucket.parameters, bucket.buffer.views, strict=True):
@@ -331,7 +331,7 @@ class StepSink:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients that are made inside are not the last of their step; one may lie in another."""
+        """Accumulate the gradients made inside; may be nested."""
         self._habits.holding += 1
         try:
             yield
@@ -341,7 +341,7 @@ class StepSink:
     # step
 
     def before_step(self) -> None:
-        """Send what backward has not sent, and leave to the optimiser only what must not wait."""
+        """Send the gradients that backward has not sent; leave to the optimiser only the updates that cannot wait."""
         begun = time.perf_counter()
         self.settle()
         for bucket in self._buckets:
@@ -365,20 +365,20 @@ class StepSink:
         return bool(self._habits.why_not) or bucket.number in self._habits.apart
 
     def evaluated(self) -> None:
-        """The optimiser has evaluated its closure, and wants the means now: an exchange of its own."""
+        """Average now, in an exchange of its own: the optimiser has evaluated its closure."""
         self._habits.note_closure()
         self._evaluated = True
         self.before_step()
         self._exchanged()
 
     def after_step(self) -> None:
-        """The optimiser has stepped what must not wait."""
+        """Finish the step, after the optimiser has made the updates that cannot wait."""
         if not self._evaluated:  # else each evaluation was
             self._exchanged()
         self._evaluated = False
 
     def _exchanged(self) -> None:
-        """Leave the updates to whoever touches the weights next, which another thread may do meanwhile."""
+        """Leave the updates to the next access of the weights, which may come from another thread."""
         with self._lock:
             begun, stream = time.perf_counter(), self._stream
             self._trainer = threading.get_ident()
@@ -410,7 +410,7 @@ class StepSink:
     # the next forward
 
     def _touch(self, parameter: Tensor) -> None:
-        """Somebody takes this parameter from its module: it is to be up to date."""
+        """Bring this parameter up to date: it is being read from its module."""
         bucket = self._bucket_of.get(id(parameter))
         if bucket is None or bucket.number in self._touched or self._stream.on_thread():
             return
@@ -450,19 +450,19 @@ class StepSink:
                 self._apply(bucket)
 
     def check_between(self) -> None:
-        """Refuse what makes sense between two steps only: backward has sent gradients that no step has applied."""
+        """Refuse a call that is valid only between two steps: backward has sent gradients that no step has applied."""
         if any(bucket.sent and bucket not in self._unapplied for bucket in self._buckets):
             text = "backward has sent gradients of it already; save before backward, or after step()"
             raise BadInput(f"step {self._stream.step} is under way: {text}")
 
     def _note_kept(self) -> None:
-        """A gradient was not None when backward began to make it."""
+        """Note a gradient that was not None when backward began."""
         self._habits.kept = True
         if not self._habits.why_not:
             self._refuse("gradients were not set to None since the last step, whose means they should be by now")
 
     def _note_apart(self, bucket: Bucket) -> None:
-        """A gradient came of weights that nobody took from their module in this step."""
+        """Note a gradient of weights that were not read from their module in this step."""
         if not self._habits.why_not:
             self._refuse(f"weights of bucket {bucket.number} were used otherwise than through their modules")
         self._habits.apart.add(bucket.number)  # no harm: nothing was put off
@@ -473,7 +473,7 @@ class StepSink:
         self._ended(self._stream.step - 1, seconds, waited_s)
 
     def _before_call(self) -> None:
-        """Somebody is about to use the transport, which the exchange thread has to itself until then."""
+        """Wait until the exchange thread is idle: another caller is about to use the transport."""
         if not self._stream.on_thread():
             self._habits.called = self._habits.called or bool(self._habits.made)
             self._stream.wait_all()
@@ -484,11 +484,11 @@ class StepSink:
         raise error
 
     def explain(self) -> str:
-        """What is hidden, and why the rest is not."""
+        """Say what overlaps, and why the rest does not."""
         return f"{self._habits.explain()}\nsections are sent in the order {', '.join(map(str, self._stream.order))}"
 
     def close(self) -> None:
-        """Bring all weights up to date and take the hooks off; what went wrong is raised after that."""
+        """Bring all weights up to date and remove the hooks; raise a pending error after that."""
         try:
             self.settle()
             self._stream.wait_all()

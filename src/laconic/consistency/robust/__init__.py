@@ -1,1 +1,1 @@
-"""Robust aggregation: rules that make one vector of n, up to f of which may be anything. Pure functions."""
+"""Robust aggregation: rules that combine n vectors, up to f of them arbitrary. Pure functions."""

@@ -1,4 +1,4 @@
-"""Rules that make one vector of n workers' vectors although up to f of them may be anything: pure functions.
+"""Robust aggregation rules: combine n workers' vectors although up to f of them are arbitrary. Pure functions.
 
 Callers: `modes/robust.py`, and simulations in one process. `aggregate(name, vectors, f)` is the door: it leaves
 out every worker whose vector is not finite, adjusts f to the workers that are left, and applies the rule.
@@ -49,7 +49,7 @@ RULES: dict[str, Rule] = {}
 def rule(
     name: str, per_fault: int, base: int, summary: str, source: str, *, believes: bool = False
 ) -> Callable[[Combine], Combine]:
-    """Decorator: make a function known as a rule."""
+    """Decorator: register a function as a rule."""
 
     def add(combine: Combine) -> Combine:
         RULES[name] = Rule(name, combine, per_fault, base, summary, source, believes)
@@ -66,7 +66,7 @@ def get(name: str) -> Rule:
 
 
 def aggregate(name: str, vectors: Array, f: int | None = None) -> Array:
-    """One vector of the rows of `vectors`, up to f of which may be anything.
+    """Combine the rows of `vectors`, up to f of which may be arbitrary.
 
     A row with NaN or infinity anywhere is left out. With k rows left out the rule runs on the other n − k with
     f' = min(f, most(n − k)), the largest f that so few workers allow and never more than was asked; f' ≥ f − k, so what
@@ -112,7 +112,7 @@ def check(chosen: Rule, n: int, f: int) -> None:
 
 @rule("mean", 2, 1, "the mean of all finite vectors: no defence against lies", "", believes=True)
 def mean(x: Array, f: int) -> Array:
-    """The mean of the rows: what one liar can move anywhere; here to compare with, and against broken workers."""
+    """The mean of the rows. One Byzantine worker can move it anywhere; use it as a baseline."""
     total = np.empty(x.shape[1], dtype=np.float64)
     kernels.weighted_sum(x, np.ones(len(x)), total)
     total /= len(x)

@@ -1,1 +1,1 @@
-"""Parameter servers: weights in shards, on threads or ranks that workers push to and pull from when they like."""
+"""Parameter servers: weights in shards, on threads or ranks that workers push to and pull from at any time."""

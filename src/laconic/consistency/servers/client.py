@@ -1,8 +1,8 @@
 """A worker's end of the servers: push, pull, finish, and what happens when a server dies.
 
-Callers: `served.py`. Every request is kept until it is answered; when the server of a shard is lost, the next holder of
-a copy gets all that was not, in order, once all agree that it is lost. Waits end within the time-out after the last
-progress, and name who is missing.
+Callers: `served.py`. Every request is kept until it is answered. When all agree that a shard's server is lost, the
+client resends the unanswered requests, in order, to the next holder of a copy. Waits end within the time-out after the
+last progress, and name the missing rank.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Client:
     """One worker's requests to all servers.
 
     Args:
-        losses: who was given up.
+        losses: the ranks that were given up.
         values: the flat weights, which pulls overwrite.
-        server_failure: what ended the server beside this worker, if anything did.
+        server_failure: the error that ended this rank's server, if any.
 
     Attributes:
         versions: of each shard's weights, as last pulled.
@@ -71,7 +71,7 @@ class Client:
 
     @property
     def staleness(self) -> int:
-        """The most that any shard's server counted for the last answered push."""
+        """The largest staleness that a shard's server counted for the last answered push."""
         return max(self._staleness)
 
     @property
@@ -81,7 +81,7 @@ class Client:
 
     @property
     def trainers(self) -> int:
-        """How many workers train, those that were given up left out."""
+        """How many workers train, without those that were given up."""
         return len(set(self.layout.trainers) - set(self.losses.lost))
 
     def push(
@@ -131,7 +131,7 @@ class Client:
         return max(self._slowest)
 
     def wait(self, most: int = 0) -> None:
-        """Take in answers until at most `most` requests a shard have none; PeerLost when no holder of one is left."""
+        """Receive answers until at most `most` requests per shard are open; PeerLost if a shard has no holder left."""
         self.wait_s += wait(
             self.mesh, lambda: not any(len(asked) > most for asked in self._unanswered), self._progress,
             lambda: self._late(most),
@@ -144,7 +144,7 @@ class Client:
         return rank, f"{self._where()}: {text}"
 
     def drain(self) -> None:
-        """Take in the answers that are there."""
+        """Receive the answers that have arrived."""
         while any(self._unanswered) and self._progress(0.0):
             pass
 
@@ -176,7 +176,7 @@ class Client:
             self.sent_nbytes += frame.payload.nbytes
 
     def _progress(self, timeout_s: float) -> bool:
-        """Take in one message; whether it brought anything on. Who is gone matters only once all that came is read."""
+        """Receive one message; return whether it made progress. Look for losses only once all messages are read."""
         came = receive(self.mesh, timeout_s)
         if came is None:
             self._look_at_routes()
@@ -204,7 +204,7 @@ class Client:
         return True
 
     def _look_at_routes(self) -> None:
-        """Turn to the next holder of a shard whose server is lost, and ask again where that is due."""
+        """Switch to the next holder of a shard whose server is lost, and resend requests where due."""
         self.losses.look()
         if (failure := self._server_failure()) is not None:
             raise failure
@@ -228,7 +228,7 @@ class Client:
                     self._send(shard, asked[sequence])
 
     def _next_holder(self, shard: int, live: list[int]) -> int | None:
-        """The next that lives; None while there is none and answers may still be on their way."""
+        """The next living holder; None while there is none and answers may still arrive."""
         ring, gone = self.layout.ring(shard), self._route[shard]
         left = [member for member in ring[ring.index(gone) + 1 :] if member in live and self.layout.replicas]
         now = time.monotonic()

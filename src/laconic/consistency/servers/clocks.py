@@ -1,4 +1,4 @@
-"""Who is how far, and who may go on: the clock table of stale-synchronous training, without any communication.
+"""The clock table of stale-synchronous training: steps taken by each worker, and who may go on. No communication.
 
 Callers: `server.py` (the centralised mode), `stale.py` (the decentralised one) and the simulation in the tests.
 """
@@ -31,14 +31,14 @@ class Clocks:
         self._away: set[int] = set()
 
     def hear(self, worker: int, clock: int) -> None:
-        """Word has come that `worker` has taken `clock` steps; what allowed it to may not have come here yet."""
+        """Note that `worker` has taken `clock` steps; the messages that allowed it may not have arrived yet."""
         before = self.clocks.get(worker, clock)
         if clock < before:
             raise StalenessError(f"worker {worker} was at clock {before} and now says {clock}")
         self.clocks[worker] = clock
 
     def tick(self, worker: int, clock: int) -> None:
-        """`worker` has taken `clock` steps; StalenessError when not each was allowed, or its clock goes back."""
+        """Set `worker` to `clock` steps; StalenessError if one was not allowed, or the clock goes back."""
         if self.bound is not None and clock - 1 - self.slowest > self.bound:
             raise StalenessError(
                 f"worker {worker} computed step {clock} while the slowest has taken {self.slowest}: the bound is "
@@ -48,7 +48,7 @@ class Clocks:
 
     @property
     def slowest(self) -> int:
-        """The clock of the slowest that still takes part; of the fastest when none does."""
+        """The clock of the slowest active worker; of the fastest if none is active."""
         present = [clock for worker, clock in self.clocks.items() if worker not in self._away]
         return min(present) if present else max(self.clocks.values(), default=0)
 
@@ -57,16 +57,16 @@ class Clocks:
         return self.bound is None or self.clocks.get(worker, 0) - self.slowest <= self.bound
 
     def leave(self, worker: int) -> None:
-        """The worker is gone for good and holds nobody up any more."""
+        """Remove a worker for good: nobody waits for it any more."""
         self.clocks.pop(worker, None)
         self._away.discard(worker)
 
     def pause(self, worker: int) -> None:
-        """The worker takes no steps for now, and holds nobody up, until `resume`."""
+        """Pause a worker: nobody waits for it until `resume`."""
         self._away.add(worker)
 
     def is_away(self, worker: int) -> bool:
-        """Whether `pause` was its last word."""
+        """Whether the worker is paused."""
         return worker in self._away
 
     def state_dict(self) -> dict[str, Any]:
@@ -76,14 +76,14 @@ class Clocks:
         self.clocks, self._away = dict(state["clocks"]), set(state["away"])
 
     def resume(self) -> None:
-        """All go on together; clocks that differ by then become the fastest one's."""
+        """Resume all workers at the fastest one's clock."""
         self._away.clear()
         if self.clocks:
             self.clocks = dict.fromkeys(self.clocks, max(self.clocks.values()))
 
 
 def check_read(who: str, clock: int, slowest: int, bound: int) -> None:
-    """The reader's own assertion, whatever the server believed: StalenessError where slowest < clock − bound.
+    """Check the bound again at the reader: StalenessError if slowest < clock − bound.
 
     Args:
         who: the worker, as in "[rank 1/4]"; it has taken `clock` steps.

@@ -1,7 +1,7 @@
 """What workers and servers say to each other: frames with a short JSON text and a codec's payload.
 
-Callers: `server.py` and `client.py`; sites and peers, who have no server, say the same things. Every request has a
-number of its own, by worker and shard, so that a request sent again after a failure is recognised.
+Callers: `server.py` and `client.py`; sites and peers, which have no server, use the same messages. Requests are
+numbered by worker and shard, so that a request resent after a failure is recognised.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ServerMessage:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """What tells a request from all others."""
+        """The unique key of a request."""
         return self.shard, self.worker, self.sequence
 
     @property
@@ -102,7 +102,7 @@ def unpack(frame: Frame) -> ServerMessage:
 
 
 def settings(text: str) -> dict[str, Any]:
-    """The text of a message as a dictionary; PayloadError when it is none."""
+    """The text of a message as a dictionary; PayloadError if it is not one."""
     try:
         found = parse(text) if text else {}
     except PayloadError:
@@ -113,7 +113,7 @@ def settings(text: str) -> dict[str, Any]:
 
 
 def weights_in(message: ServerMessage, numel: int, more: bool = False) -> Tensor:
-    """The float32 weights a REPLY holds; PayloadError when they are not `numel`, or with `more` not even that."""
+    """The float32 weights in a REPLY; PayloadError unless they are `numel`, or with `more` at least that."""
     payload, came = message.payload, message.payload.numel()
     if came < 4 * numel or (came > 4 * numel and not more):
         raise PayloadError(f"shard {message.shard} has {4 * numel} bytes of weights, the answer holds {came}")
@@ -121,10 +121,10 @@ def weights_in(message: ServerMessage, numel: int, more: bool = False) -> Tensor
 
 
 class Coder:
-    """Encodes the same parts again and again; what a codec leaves out of one message is in the next.
+    """Encodes the same parts repeatedly, with error feedback: the residual of one message is in the next.
 
     Args:
-        world: so that random codecs draw apart.
+        world: gives random codecs a different seed per rank.
         feedback: False: what a codec leaves out is not kept for the next message.
     """
 

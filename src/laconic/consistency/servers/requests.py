@@ -1,10 +1,10 @@
-"""What a server does with the messages it gets, without threads or sockets: it applies, passes on, and answers.
+"""Handle a server's messages, without threads or sockets: apply, forward to copies, and answer.
 
 Callers: `server.py`. With replicas a request is applied by the first living server of its shard, passed on to the
 copies in the same order, and answered only when they have it. Each applies it by the same arithmetic, so copies are the
-same bits. When a server is lost the next one serves: workers send it what was not answered, requests it knows are not
-applied again, and with the first of them it gives a copy to the next. A copy refuses requests as long as it counts its
-shard's server among the living, and ignores that server once it serves itself.
+same bits. When a server is lost, the next one serves: workers resend unanswered requests, it skips those it has
+applied, and with the first of them it sends a copy to the next server. A copy refuses requests while it considers its
+shard's server alive, and ignores that server once it serves itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REQUESTS = (ServerKind.PUSH, ServerKind.PULL, ServerKind.FINISH)
 
 @dataclass(frozen=True)
 class Serving:
-    """What servers do.
+    """How servers handle requests.
 
     Attributes:
         mode: its name, for messages.
@@ -52,7 +52,7 @@ class Serving:
 
 @dataclass
 class _Held:
-    """A request that is applied here and not answered yet."""
+    """A request that is applied but not answered yet."""
 
     request: ServerMessage
     staleness: int
@@ -65,7 +65,7 @@ class RequestHandler:
     Args:
         me: this server's number in the mesh.
         shards: those it holds, by number.
-        send: (member, message) → sends it, or not if that member is gone.
+        send: (member, message) → sends it, unless that member is gone.
 
     Attributes:
         live: the other members that still take part.
@@ -93,12 +93,12 @@ class RequestHandler:
 
     @property
     def unanswered(self) -> bool:
-        """Whether a worker that finished may yet ask for its answer here, should another server be lost."""
+        """Whether a finished worker may still ask here for its answer, if another server is lost."""
         ended = {worker for shard in self.shards.values() for worker in shard.idle}
         return bool((ended & self.live) - self._answered)
 
     def take(self, peer: int, message: ServerMessage) -> None:
-        """Do what a message asks for."""
+        """Handle one message."""
         if message.kind in REQUESTS:
             self._answered.discard(message.worker)
             self._request(message)
@@ -114,7 +114,7 @@ class RequestHandler:
                     held.unstored.discard(peer)
 
     def leave(self, member: int) -> None:
-        """Go on without a member: its copies are not waited for, nor its clock."""
+        """Remove a member: do not wait for its copies or its clock."""
         self.live.discard(member)
         for held in self._held:
             held.unstored.discard(member)
@@ -124,7 +124,7 @@ class RequestHandler:
         self._held = [held for held in self._held if held.request.worker != member]
 
     def is_idle(self, worker: int) -> bool:
-        """Whether a worker has asked for nothing since all finished, so that it may go."""
+        """Whether a worker has sent no request since all finished, so that it may leave."""
         self._close()
         return all(worker in shard.idle for shard in self.shards.values())
 
@@ -161,7 +161,7 @@ class RequestHandler:
             shard.note(message, kind, staleness)
 
     def _store(self, peer: int, message: ServerMessage) -> None:
-        """A copy applies what its shard's server applied."""
+        """Apply to a copy what its shard's server applied."""
         shard = self.shards.get(message.shard)
         if shard is None or self.serves(message.shard):
             return  # from one that this server has given up as lost
@@ -172,12 +172,12 @@ class RequestHandler:
     # copies
 
     def renew_copies(self) -> None:
-        """Shards came from a checkpoint, which each server wrote at another moment: copies are given out anew."""
+        """Send new copies after loading a checkpoint, which each server wrote at a different time."""
         for number in filter(self.serves, self.shards):
             self._copies[number].clear()
 
     def _top_up(self, number: int) -> None:
-        """Give the servers that come next a copy, where losses left fewer than there should be."""
+        """Send copies to the next servers, if losses left too few."""
         ring, copies = self.layout.ring(number), self._copies[number]
         for member in ring[ring.index(self.me) + 1 :]:
             if len(copies) >= self.layout.replicas:
@@ -207,7 +207,7 @@ class RequestHandler:
     # answers
 
     def answer(self) -> None:
-        """Answer all that may be answered now."""
+        """Answer all requests that can be answered now."""
         self._close()
         if not self._held:
             return
@@ -227,7 +227,7 @@ class RequestHandler:
         self._held = waiting
 
     def _close(self) -> None:
-        """Let those who finished go where all have."""
+        """Release finished workers once all have finished."""
         workers = [member for member in range(self.layout.world_size) if member in self.live]
         for shard in self.shards.values():
             if shard.finished and shard.finished.issuperset(workers):
@@ -242,7 +242,7 @@ class RequestHandler:
         return not request.wants_weights or (shard.clocks.may_begin(request.worker) and not self._is_ahead(held))
 
     def _is_ahead(self, held: _Held) -> bool:
-        """Whether what lets this worker go on has yet to reach the copies: its next push could pass others' answers."""
+        """Whether the copies still lack the updates that let this worker go on: its next push could overtake them."""
         shard, bound = held.request.shard, self.serving.bound
         return bound is not None and any(
             other.unstored and other.request.shard == shard and other.request.clock <= held.request.clock - bound

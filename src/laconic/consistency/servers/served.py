@@ -106,7 +106,7 @@ class Served:
             self.server.load_state_dict(state["shards"])
 
     def close(self) -> None:
-        """End the server and leave the mesh; safe to call twice, and done for whoever forgets it."""
+        """End the server and leave the mesh; safe to call twice, and done by a finaliser otherwise."""
         self._end()
 
     def _server_failure(self) -> Exception | None:
@@ -169,7 +169,7 @@ class ServedAgreement(OwnWeights):
 
     @abstractmethod
     def exchange(self, client: Client) -> None:
-        """Push and pull as this step has to, and set `staleness`."""
+        """Push and pull as this step requires, and set `staleness`."""
 
     def after_step(self) -> None:
         self.show_gradients()
@@ -186,7 +186,7 @@ class ServedAgreement(OwnWeights):
         self.served.push(gradients, self.clock, self.step, groups=changed, wants_weights=wants_weights)
 
     def take_pulled(self) -> None:
-        """Give the model the servers' weights, which have stepped: the inner optimiser passes all parameters by.
+        """Write the servers' weights to the model; hide the gradients, so that the inner optimiser does nothing.
 
         `show_gradients` brings the gradients back.
         """

@@ -1,8 +1,8 @@
-"""A parameter server: a thread that holds shards of the weights, and notices who is gone.
+"""A parameter server: a thread that holds shards of the weights, and detects lost members.
 
 Callers: `async_`, `stale`, `centre` through `served.py`. One thread owns its transport; the worker beside it speaks to
-it by messages as all others do, and only `lock` is shared, for checkpoints. `requests.py` says what becomes of a
-message.
+it by messages as all others do, and only `lock` is shared, for checkpoints. `requests.py` handles the
+messages.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Server:
     """One server of the mesh, whose member `mesh` it closes.
 
     Args:
-        losses: who was given up, as the worker beside it knows too.
+        losses: the ranks that were given up, shared with this rank's worker.
         shards: those it holds, by number.
 
     Attributes:
-        failure: what ended it, if anything did.
+        failure: the error that ended it, if any.
         sent_nbytes: payload bytes sent to other ranks.
     """
 
@@ -78,7 +78,7 @@ class Server:
             return {str(number): shard.state_dict() for number, shard in self.shards.items()}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a state without all of this server's shards; after a loss it has others' too, which they have."""
+        """Refuse a state that lacks one of this server's shards; extra shards, held after a loss, are ignored."""
         if not set(state).issuperset(map(str, self.shards)):
             raise BadInput(f"the state holds shards {sorted(state)}, this server {sorted(map(str, self.shards))}")
         for number, shard in self.shards.items():
@@ -112,7 +112,7 @@ class Server:
             self._handler.answer()
 
     def _look_around(self) -> None:
-        """Go on without those who are gone, once all agree that they are; who has finished may go."""
+        """Remove members that are gone, once all agree that they are; finished ones may leave."""
         handler = self._handler
         if handler.held:
             self.losses.look()

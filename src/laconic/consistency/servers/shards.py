@@ -30,7 +30,7 @@ Options = Mapping[str, Any]
 
 
 def cut(numel: int, servers: int) -> list[tuple[int, int]]:
-    """Where each shard begins and ends; as many as servers, but none is empty.
+    """Where each shard begins and ends; one per server, none empty.
 
     >>> cut(10, 3), cut(1, 3)
     ([(0, 3), (3, 6), (6, 10)], [(0, 1)])
@@ -40,7 +40,7 @@ def cut(numel: int, servers: int) -> list[tuple[int, int]]:
 
 
 def copies(servers: int | None, replicas: int | None) -> int:
-    """How many copies of each shard there are: unless the user says, one where a lost worker takes its server along."""
+    """Copies of each shard; by default 1 if servers run beside workers, since both are lost together."""
     if replicas is not None:
         return replicas
     return 1 if servers is None else 0
@@ -52,7 +52,7 @@ def outlives(rank: int, world_size: int, servers: int | None, replicas: int | No
 
 
 class WeightShard:
-    """One stretch of the weights with what is known about it: who holds it decides what happens to it."""
+    """One slice of the weights, with its optimiser and the requests applied to it."""
 
     def __init__(self, values: Tensor, optimizer: ShardOptimizer | None, clocks: Clocks) -> None:
         self.values = values
@@ -72,9 +72,9 @@ class WeightShard:
         return message.sequence - self.last.get(message.worker, (-1, 0))[0] - 1
 
     def apply(self, message: ServerMessage, staleness: int, rate: float) -> None:
-        """Apply one push: a step of the optimiser with learning rate · `rate`, or without one values += payload.
+        """Apply one push: step the optimiser with learning rate · `rate`; without an optimiser, values += payload.
 
-        Nothing is applied by a PayloadError: the payload is not what its codec makes of this many values.
+        PayloadError, with nothing applied, if the payload is not its codec's for this many values.
         """
         told = settings(message.text)
         _codec(str(told.get("codec", "none"))).decode(message.payload, self._sum.numel(), out=self._sum)
@@ -99,12 +99,12 @@ class WeightShard:
                 self.buffers[message.worker] = message.payload
 
     def leave(self, worker: int) -> None:
-        """Wait for this worker no more; the buffers of one that finished stay."""
+        """Stop waiting for this worker; keep its buffers if it finished."""
         self.clocks.leave(worker)
         self.finished.discard(worker)
 
     def close(self, merge: Callable[[list[Tensor]], Tensor]) -> None:
-        """All workers have finished: `merge` their buffers, and begin anew."""
+        """`merge` all workers' buffers once they have finished, and reset."""
         self.idle |= self.finished
         self.finished.clear()
         self.clocks.resume()
@@ -112,7 +112,7 @@ class WeightShard:
         self.buffers.clear()
 
     def handed_over(self) -> dict[str, Any]:
-        """All there is to know about it, for a copy on another server."""
+        """The shard's whole state, for a copy on another server."""
         return {
             **self.state_dict(), "last": dict(self.last), "clocks": self.clocks.state_dict(), "idle": sorted(self.idle),
             "finished": sorted(self.finished), "buffers": dict(self.buffers), "mean": self.mean,
@@ -145,7 +145,7 @@ class WeightShard:
             self.optimizer.check_state(state["optimizer"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The reverse; the version never goes back, for workers hold weights of later ones."""
+        """Load the state; the version never decreases, since workers may hold later weights."""
         self.check_state(state)
         self.values.copy_(state["values"])
         self.version = max(self.version, int(state["version"]))
@@ -231,7 +231,7 @@ def plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed_options(groups: Sequence[Mapping[str, Any]], initial: Sequence[Options]) -> dict[str, dict[str, Any]]:
-    """What has changed in the groups since `initial`, by group and name: what schedulers do."""
+    """The options that schedulers changed since `initial`, by group and name."""
     found = {}
     for number, (group, before) in enumerate(zip(groups, initial, strict=True)):
         now = plain_options(group)
@@ -278,7 +278,7 @@ _codec = functools.lru_cache(maxsize=64)(codec)
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """Who serves what: workers are members 0 … P−1 of the mesh, one a rank; servers are members P, P+1, …
+    """Maps shards to servers: workers are members 0 … P−1 of the mesh, one per rank; servers are P, P+1, …
 
     >>> layout = ShardLayout(4, servers=None, replicas=1, numel=10)
     >>> layout.homes, layout.chain(3)

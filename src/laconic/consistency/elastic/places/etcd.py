@@ -1,11 +1,11 @@
-"""etcd, the store that clusters keep such things in: `etcd://host:2379/job`, with TLS `etcds://…`.
+"""A meeting place in an etcd cluster: `etcd://host:2379/job`, with TLS `etcds://…`.
 
 Several members are named with commas (`etcd://a:2379,b:2379/job`); one that is away is skipped. A user and a password
 stand before the hosts (`etcd://user:password@a:2379/job`). Files for TLS are named by LACONIC_ETCD_CA, and for a
 client's own certificate by LACONIC_ETCD_CERT and LACONIC_ETCD_KEY.
 
-`create` is a transaction that puts a key that is not there. Lines that are appended are keys of their own. The client
-would write text in Latin-1, so it is given bytes.
+`create` is a transaction that puts a key only if it does not exist. Each appended line is a key of its own. The client
+would write text in Latin-1, so it gets bytes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class EtcdPlace:
                 member.session.close()
 
     def _ask(self, what: Callable[[Any], T]) -> T:
-        """The first answer of a member, in their order; the one that answered is asked first the next time."""
+        """Ask the members in order until one answers; ask that one first the next time."""
         from etcd3gw.exceptions import Etcd3Exception
 
         failures: list[str] = []
@@ -97,7 +97,7 @@ class EtcdPlace:
         raise StorageError(f"the meeting place {self.where} does not answer: {'; '.join(failures)}")
 
     def _with_login(self, member: Any, what: Callable[[Any], T]) -> T:
-        """Ask; where the token is missing or too old, after logging in."""
+        """Send a request; log in first if the token is missing or expired."""
         from etcd3gw.exceptions import Etcd3Exception
 
         if not self._user:

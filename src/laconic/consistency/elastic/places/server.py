@@ -1,10 +1,10 @@
 """`laconic meet`: one small process that keeps a meeting place for workers that share nothing but its address.
 
-Callers: the command, and `tcp.py` for what is said on the wire. The server keeps every job in a folder of its own disk,
-each text whole or not at all, so it may be stopped and started again at any time: while it is away, members train on.
+Callers: the command, and `tcp.py` for the messages. The server keeps every job in a folder on its own disk and writes
+each text atomically, so it may be restarted at any time; members train on while it is away.
 
-A request is one frame whose text is JSON, and so is the answer. Traffic is encrypted by CURVE with the job's key, and
-who does not hold that key is kept out by the gate that ranks have, too.
+A request is one frame whose text is JSON, and so is the answer. Traffic is encrypted by CURVE with the job's key; the
+same gate as between ranks refuses clients without that key.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _log = logging.getLogger("laconic.consistency")
 
 @family
 class PlaceKind(MessageKind):
-    """What is said to and by a meeting place."""
+    """The kinds of messages to and from a meeting place."""
 
     ASK = 128  # text: a Request
     ANSWER = 129  # text: an Answer; sequence: that of the request
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a worker wants of one job's place: an operation of `MeetingPlace`.
+    """A worker's request to one job's place: an operation of `MeetingPlace`.
 
     Attributes:
-        name: of a text; for "names", how those begin that are wanted.
+        name: of a text; for "names", the prefix of the wanted names.
     """
 
     job: str
@@ -53,7 +53,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What came of it; `error` where it failed: the sentence of a StorageError, with its number."""
+    """The result of a request; if it failed, `error` is the StorageError's message, with its number."""
 
     made: bool = False
     text: str | None = None
@@ -63,7 +63,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def meeting_secret(key: bytes | None, host: str) -> Secret:
-    """What server and workers prove themselves by: the job's key, or on loopback the user's own.
+    """The secret that authenticates server and workers: the job's key, or on loopback the user's own.
 
     Raises:
         BadInput: there is neither.
