@@ -68,12 +68,14 @@ def train_all(specs: list[str], steps: int) -> dict[str, Any]:
         return {spec: train(spec, steps) for spec in specs}
 
 
-def train_rows(specs: list[str], steps: int) -> dict[str, list[list[list[float]]]]:
+def train_rows(
+    specs: list[str], steps: int, sites: list[int] | None = None, codec: str = "none"
+) -> dict[str, list[list[list[float]]]]:
     """As `train_all` on any engine: by mode, all ranks' weights before and after `finish`, in plain numbers."""
     with laconic.init(timeout_s=60) as world:
         found = {}
         for spec in specs:
-            ended = train(spec, steps)
+            ended = train(spec, steps, sites=sites, codec=codec)
             rows = [laconic.all_gather(ended[name], group=world).view(-1, SIZE) for name in ("own", "end")]
             found[spec] = [each.tolist() for each in rows]
         return found

@@ -17,7 +17,8 @@ from laconic.consistency.base import Agreement, Setup
 from laconic.consistency.master_weights import FlatWeights
 from laconic.errors import BadInput, PayloadError
 from laconic.exchange.collectives import all_reduce, broadcast
-from laconic.exchange.layout import neighbours
+from laconic.exchange.job import BucketRecord
+from laconic.exchange.layout import FlatGradients, neighbours
 from laconic.exchange.likeness import have_equal
 from laconic.exchange.options import refuse_unsized
 from laconic.exchange.state import CompressionState
@@ -150,6 +151,20 @@ def exchange_of(setup: Setup) -> CompressionState:
     return state
 
 
+def lay_out(state: CompressionState, parameters: Sequence[nn.Parameter], *, follow: bool = True) -> FlatGradients:
+    """Flat buffers for the gradients of these parameters, of the size that their exchange likes."""
+    buckets = state.buckets
+    return FlatGradients(parameters, buckets.buffer_nbytes, buckets.parameters.covers, follow=follow)
+
+
+def average_gradients(state: CompressionState, gradients: FlatGradients) -> list[BucketRecord]:
+    """Let all gradients be their means over the exchange's ranks, now; returns the records of this step."""
+    step, buckets = state.step, state.buckets
+    gradients.complete()
+    buckets.exchange([(b.values, b.parameters) for b in gradients.buffers], buckets.section_nbytes)
+    return [record for record in list(state.records) if record.step == step]
+
+
 class Averager:
     """The mean over all workers of vectors laid out as `parameters`, all or some of the model's.
 
@@ -186,6 +201,7 @@ class OwnWeights(Agreement):
         self.weights = FlatWeights(trained)
         super().__init__(setup)
         self._averagers: list[Averager] = []
+        self._exact_nbytes = 0  # what the engine's own all-reduce sent for exact means
         if self.weights.keeps_masters:
             self.parts["masters"] = self.weights
 
@@ -205,7 +221,7 @@ class OwnWeights(Agreement):
         return averager
 
     def sent_nbytes(self) -> int:
-        return super().sent_nbytes() + sum(averager.native_nbytes for averager in self._averagers)
+        return super().sent_nbytes() + self._exact_nbytes + sum(averager.native_nbytes for averager in self._averagers)
 
     @contextmanager
     def agreeing(self) -> Iterator[None]:
@@ -222,10 +238,16 @@ class OwnWeights(Agreement):
                 average_buffers(self.model, self.world)
             self.settle_finish()
 
-    def exact_mean(self, values: Tensor) -> Tensor:
-        """The mean of `values` over all workers, in float32 whatever the codec; in place."""
-        exact = Averager(Setup(self.model, self.optimizer, self.world), self.weights.parameters)
+    def exact_mean(
+        self, values: Tensor, world: World | None = None, parameters: list[nn.Parameter] | None = None
+    ) -> Tensor:
+        """The mean of `values` over all workers, or those of `world`, in float32 whatever the codec; in place.
+
+        `parameters`: those that `values` are laid out as; all without it.
+        """
+        parameters = self.weights.parameters if parameters is None else parameters
+        exact = Averager(Setup(self.model, self.optimizer, world or self.world), parameters)
         self.waited(exact.mean(values))
-        self._collective_nbytes += exact.native_nbytes
+        self._exact_nbytes += exact.native_nbytes
         exact.state.close()
         return values

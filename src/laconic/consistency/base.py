@@ -13,7 +13,7 @@ import statistics
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -30,6 +30,7 @@ from laconic.exchange.options import Options
 from laconic.exchange.ownership import check_owner, owned
 from laconic.registry import Registry
 from laconic.storage.form import check_like
+from laconic.transports.base import Transport
 from laconic.transports.world import World
 
 REGISTRY: Registry[type[Mode]] = Registry("consistency", "laconic.consistency.modes")
@@ -214,11 +215,18 @@ class Agreement(Job):
     @contextmanager
     def agreeing(self) -> Iterator[None]:
         """Charge the block's time and bytes to this step."""
-        counters = self.world.transport.counters
-        begun, before = time.perf_counter(), counters.total_sent_nbytes
+        begun, before = time.perf_counter(), self._on_the_wire_nbytes()
         yield
-        self._collective_nbytes += counters.total_sent_nbytes - before
+        self._collective_nbytes += self._on_the_wire_nbytes() - before
         self._seconds += time.perf_counter() - begun
+
+    @property
+    def transports(self) -> Sequence[Transport]:
+        """Those on which workers agree."""
+        return [self.world.transport]
+
+    def _on_the_wire_nbytes(self) -> int:
+        return sum(transport.counters.total_sent_nbytes for transport in self.transports)
 
     def sent_nbytes(self) -> int:
         """Bytes that this worker has sent for this mode so far; modes with sending threads add theirs."""

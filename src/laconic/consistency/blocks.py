@@ -6,27 +6,28 @@ over members that come and go. So `local`, `block_momentum` and `diloco` are wri
 
 Over fixed ranks the weights may be cut into `fragments` with blocks of their own, each starting a share of the period
 later than the one before. A fragment's mean may be awaited `delay` steps after it was sent, while training goes on
-(`fragments.py`). delay < period/fragments, so that at most one fragment is under way.
+(`fragments.py`). delay < period/fragments, so that at most one fragment is under way. A worker is a
+rank, or a site of several ranks that average their gradients at every step (`site_levels.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from laconic.consistency.averaging import WEIGHT_OPTIONS, OwnWeights, average_buffers
+from laconic.consistency.averaging import WEIGHT_OPTIONS, OwnWeights
 from laconic.consistency.base import Mode, Setup, check_whole
 from laconic.consistency.fragments import WHOLE, Fragment, UnderWay, fragments_of
 from laconic.consistency.master_weights import FlatWeights
+from laconic.consistency.site_levels import SiteGradients, SiteLevels, SiteShares
 from laconic.errors import BadInput, UnknownName
-from laconic.exchange.collectives import all_reduce
 from laconic.specs import spec_of
 from laconic.storage.form import check_like
-from laconic.transports.world import World
+from laconic.transports.base import Transport
 
 STATES = ("keep", "average", "forget")
 
@@ -35,6 +36,7 @@ class BlockMode(Mode):
     """A mode that agrees on weights every `period` steps."""
 
     options = WEIGHT_OPTIONS
+    own_options: ClassVar[tuple[str, ...]] = ("sites", "site_codec")
     same_weights = False
 
     @property
@@ -197,30 +199,49 @@ class Blocks:
 
 
 class BlockAgreement(OwnWeights):
-    """A BlockMode at work on the fixed ranks of a world.
+    """A BlockMode at work on the fixed ranks of a world, of which each, or each site of several, has blocks of its own.
 
     Attributes:
+        levels: who agrees with whom.
         moved: steps made since each fragment's block began.
     """
 
     def __init__(self, mode: BlockMode, setup: Setup) -> None:
+        if "sites" in setup.own and setup.options.hosts is not None:
+            raise BadInput("sites= says which ranks are near to each other: leave hosts= out")
+        self.levels = levels = SiteLevels(setup.world, setup.own.get("sites"))
         super().__init__(setup)
+        self.resources.callback(levels.close)
         self.mode = mode
+        self.site_gradients: SiteGradients | None = None
+        self.site_codec = str(setup.own.get("site_codec", "none"))
+        if levels.size > 1:
+            near = self.site_gradients = SiteGradients(setup, levels, setup.own.get("site_codec", "none"))
+            self.parts["site"] = near.state
+            self.resources.callback(near.close)
+        self._crossed_before_nbytes = levels.across.transport.counters.total_sent_nbytes
         decay = setup.options.feedback_decay
         self.sent_by = f"codec {setup.codec}" + ("" if decay is None else f", feedback_decay={decay:g}")
-        self.plain = self.alone and not mode.alone  # nothing but the optimiser
+        self.apart = levels.count > 1  # blocks are made by several
+        self.plain = not self.apart and not mode.alone  # nothing but the optimiser
         self.fragments = fragments_of(self.weights.parameters, mode.fragments, mode.period)
-        whole = mode.fragments == 1
-        self.averagers = [self.make_averager(setup, None if whole else each.parameters) for each in self.fragments]
-        if not whole and (matrix := self.averagers[0].state.buckets.choice.matrix_codec()):
+        self.shares = [SiteShares(levels, each.parameters) for each in self.fragments]
+        far = replace(setup, world=levels.across)
+        self.averagers = [self.make_averager(far, each.parameters) for each in self.shares]
+        if mode.fragments > 1 and (matrix := self.averagers[0].state.buckets.choice.matrix_codec()):
             raise BadInput(f"fragments are flat vectors, and codec '{matrix}' is for matrices: leave fragments out")
-        relative = not self.averagers[0].exact and not self.alone
+        relative = not self.averagers[0].exact and self.apart
         self.blocks = self.parts["blocks"] = Blocks(mode, self.weights.values, relative=relative)
         self.moved = [0 for _ in self.fragments]
-        self.under_way = UnderWay(self.world.transport, self.fragments, keeps=mode.eager)
+        self.under_way = UnderWay(levels.across.transport, self.fragments, keeps=mode.eager)
         self.resources.callback(self.under_way.close)
         if mode.delay:
             self.parts["under_way"] = self.under_way
+
+    def before_step(self) -> None:
+        if self.site_gradients is not None:
+            with self.agreeing():
+                self.waited(self.site_gradients.mean())
 
     def after_step(self) -> None:
         self.blocks.made += 1
@@ -239,17 +260,19 @@ class BlockAgreement(OwnWeights):
 
     def _send(self, fragment: Fragment) -> None:
         """End a fragment's block: average it now, or in the background of the next steps."""
-        averager, self.moved[fragment.number] = self.averagers[fragment.number], 0
+        averager, shares = self.averagers[fragment.number], self.shares[fragment.number]
+        self.moved[fragment.number] = 0
         with self.agreeing(), self.weights.current():
             offer = self.blocks.offer(part=fragment.part)
             if not self.mode.delay:
-                if not self.alone:
-                    self.waited(averager.mean(offer))  # when it fails, the weights are as they were
+                if self.apart:  # when it fails, the weights are as they were
+                    self.waited(averager.mean(shares.own(offer)))
+                    shares.gather(offer)
                 self._merge(fragment, offer)
                 return
         self.under_way.start(fragment.number, offer, self.mode.delay)
-        if not self.alone:
-            self.under_way.send(averager.mean)
+        if self.apart:
+            self.under_way.send(lambda values: averager.mean(shares.own(values)))
 
     def _land(self) -> None:
         """Continue from the mean that was under way; if it failed, the weights are unchanged."""
@@ -257,6 +280,8 @@ class BlockAgreement(OwnWeights):
         self.waited(seconds := under_way.wait())
         self._seconds += seconds
         with self.agreeing(), self.weights.current():
+            if self.apart:
+                self.shares[under_way.number].gather(under_way.mean)
             offered = under_way.offered if self.mode.eager else None
             self._merge(self.fragments[under_way.number], under_way.mean, offered)
         if not self.mode.eager and not self.mode.mix:
@@ -264,41 +289,72 @@ class BlockAgreement(OwnWeights):
         under_way.forget()
 
     def _merge(self, fragment: Fragment, mean: Tensor, offered: Tensor | None = None) -> None:
-        self.blocks.merge(mean, self.world.world_size, fragment.part, offered)
-        consolidate_state(
-            self.mode.state, self.optimizer, self.weights, None if self.alone else self.world, fragment.parameters
-        )
+        self.blocks.merge(mean, self.levels.count, fragment.part, offered)
+        average = self.levels.mean if self.apart else None
+        consolidate_state(self.mode.state, self.optimizer, self.weights, average, fragment.parameters)
+
+    @property
+    def transports(self) -> Sequence[Transport]:
+        return [*super().transports, *self.levels.transports]
+
+    @property
+    def crossed_nbytes(self) -> int:
+        """Payload bytes that this rank has sent to its counterparts in other sites."""
+        counted = self.levels.across.transport.counters.total_sent_nbytes - self._crossed_before_nbytes
+        return counted + self._exact_nbytes + sum(averager.native_nbytes for averager in self._averagers)
 
     def sent_nbytes(self) -> int:
-        return super().sent_nbytes() + self.under_way.sent_nbytes
+        inside = 0 if self.site_gradients is None else self.site_gradients.native_nbytes
+        return super().sent_nbytes() + inside + self.under_way.sent_nbytes
 
     def finish(self) -> None:
         """Leave the trained model, with the exact mean of the blocks under way and of buffers."""
-        if self.plain:
+        if self.alone and self.plain:
             return
         if self.under_way.number != UnderWay.NONE:
             self._land()
         with self.agreeing(), self.weights.current():
-            if any(self.moved):
+            if any(self.moved) and not self.plain:
                 offer = self.blocks.offer()
-                if not self.alone:
-                    self.exact_mean(offer)
+                if self.apart:
+                    shares = SiteShares(self.levels, self.weights.parameters)
+                    self.exact_mean(shares.own(offer), self.levels.across, shares.parameters)
+                    shares.gather(offer)
                 for fragment in self.fragments:
                     if self.moved[fragment.number]:
-                        self.blocks.merge(offer[fragment.part], self.world.world_size, fragment.part)
-            self.blocks.end(self.world.world_size)
+                        self.blocks.merge(offer[fragment.part], self.levels.count, fragment.part)
+            if not self.plain:
+                self.blocks.end(self.levels.count)
             self.moved = [0 for _ in self.fragments]
-            average_buffers(self.model, self.world)
+            self.levels.average_buffers(self.model)
         self.settle_finish()
 
     def explain(self) -> str:
-        return f"{self.mode.spelled_out(self.sent_by)}\n\n{super().explain()}"
+        levels = f"\n{self._levels_in_words()}" if self.levels.size > 1 else ""
+        return f"{self.mode.spelled_out(self.sent_by)}{levels}\n\n{super().explain()}"
+
+    def _levels_in_words(self) -> str:
+        """Who exchanges what with whom, and what has crossed between sites."""
+        levels = self.levels
+        near = f"site {levels.numbers[self.world.rank]} of {levels.count} has ranks {_listed(levels.ranks)}"
+        every = f"{near}, which average gradients at every step with codec {self.site_codec}"
+        if not self.apart:
+            return f"{every}; there is no other site"
+        own, numel = sum(shares.numel for shares in self.shares), self.weights.values.numel()
+        others = [rank for rank in levels.counterparts if rank != self.world.rank]
+        period = "at the end" if self.mode.period is None else f"every {self.mode.period} steps"
+        far = f"{period} this rank exchanges its share, {own:,} of {numel:,} values, with ranks {_listed(others)}"
+        return f"{every}\n{far} of other sites; it has sent them {self.crossed_nbytes:,} B so far"
 
     def state_dict(self) -> dict[str, Any]:
         self.under_way.wait()  # before its residuals are saved
-        return {**super().state_dict(), "moved": list(self.moved)}
+        sites = {"sites": list(self.levels.numbers)} if self.levels.size > 1 else {}
+        return {**super().state_dict(), "moved": list(self.moved), **sites}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
+        sites = state.get("sites", list(range(self.world.world_size))) if isinstance(state, Mapping) else None
+        if sites is not None and sites != list(self.levels.numbers):
+            raise BadInput(f"the state is of a job with sites {sites}, this one's are {list(self.levels.numbers)}")
         super().check_state(state)
         check_like(state, {"moved": self.moved}, "the state of the fragments")
 
@@ -308,20 +364,24 @@ class BlockAgreement(OwnWeights):
         self.moved = [int(moved) for moved in state["moved"]]
 
 
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
 def consolidate_state(
     rule: str,
     optimizer: torch.optim.Optimizer,
     weights: FlatWeights,
-    world: World | None = None,
+    average: Callable[[Tensor], Tensor] | None = None,
     parameters: Sequence[Tensor] | None = None,
 ) -> None:
-    """After weights were averaged: keep what the optimiser remembers, forget it, or average over `world` all tensors
-    shaped like their parameter (momentum, Adam's moments), which all workers must have; of `parameters`, or of all."""
+    """After weights were averaged: keep what the optimiser remembers, forget it, or `average` over all workers all
+    tensors shaped like their parameter (momentum, Adam's moments), which all must have; of `parameters`, or of all."""
     parameters = weights.parameters if parameters is None else parameters
     if rule == "forget":
         for parameter in parameters:
             optimizer.state.pop(parameter, None)
-    elif rule == "average" and world is not None:
+    elif rule == "average" and average is not None:
         kept = [
             held
             for parameter in parameters
@@ -332,6 +392,6 @@ def consolidate_state(
             with weights.copies.on_host(kept) as here:
                 flat = torch.cat([held.reshape(-1) for held in here])
                 flat = flat.float() if flat.itemsize < 4 else flat
-                mean = all_reduce(flat, "mean", algorithm="ring", group=world)
+                mean = average(flat)
                 for held, part in zip(here, torch.split(mean, [held.numel() for held in here]), strict=True):
                     held.copy_(part.view_as(held))

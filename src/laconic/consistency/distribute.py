@@ -50,7 +50,8 @@ def distribute(
     hosts: tuple[int, ...] | None = None,
     message_nbytes: int | None = None,
     overlap: bool | None = None,
-    sites: Sequence[int] | None = None,
+    sites: int | Sequence[int] | None = None,
+    site_codec: CodecPlan | None = None,
     **unknown: Never,
 ) -> Agreement:
     """Let `optimizer` train `model` together with all other workers; use both as before.
@@ -69,7 +70,10 @@ def distribute(
         plan: what `laconic.plan` chose, in place of codec and consistency.
         quality, algorithm, exempt, feedback, feedback_decay, momentum, hosts, message_nbytes, overlap: of the exchange,
             as the mode has them; see `Options`.
-        sites: the site of each rank, for the modes that know of sites: gaia and async(hierarchical=true).
+        sites: the site of each rank, or how many sites of neighbouring ranks, for the modes that know of sites: those
+            of blocks (diloco, local, block_momentum, …), gaia and async(hierarchical=true).
+        site_codec: of the modes of blocks: through which the ranks of a site average gradients at every step; None
+            sends them as they are.
         unknown: options of a mode of your own; any other name is refused, and the error suggests the nearest one.
 
     Returns:
@@ -105,9 +109,8 @@ def distribute(
         "feedback_decay": mode.feedback_decay if feedback_decay is None else feedback_decay, "momentum": momentum,
         "hosts": hosts, "message_nbytes": message_nbytes, "overlap": overlap, **unknown,
     }  # fmt: skip
-    if sites is not None:
-        options["sites"] = sites
     own = {name: options.pop(name) for name in mode.own_options if name in options}
+    own |= _of_sites(mode, sites, site_codec)
     given = Options.of({**options, "world": world or current()}, "distribute")
     given.refuse(f"consistency '{mode.name}'", (*mode.options, *mode.own_options))
     sent = "none" if mode.no_codec else (mode.codec or DEFAULT_CODEC) if codec is None else codec
@@ -119,6 +122,19 @@ def distribute(
     silenced = SilencedModels(model, getattr(job, "no_sync", nullcontext), buffers=mode.shares_buffers)
     job.resources.callback(silenced.close)
     return job
+
+
+def _of_sites(mode: Mode, sites: int | Sequence[int] | None, site_codec: CodecPlan | None) -> dict[str, Any]:
+    """What is given of these two options, which the mode must have."""
+    given = {name: value for name, value in (("sites", sites), ("site_codec", site_codec)) if value is not None}
+    for name in given:
+        if name not in mode.own_options:
+            others = ", gaia and async(hierarchical=true)" if name == "sites" else ""
+            those = f"modes of blocks, such as diloco and local{others}"
+            raise BadInput(f"consistency '{mode.name}' has no option {name}; it goes with {those}")
+    if list(given) == ["site_codec"]:
+        raise BadInput("site_codec is for what the ranks of a site send each other: give sites=…, too, or leave it out")
+    return given
 
 
 def _unwrapped(optimizer: Any) -> Any:

@@ -47,6 +47,11 @@ class Diloco(BlockMode):
         state: the inner optimiser's state after a block: keep, average or forget it; see `local`.
         alone: take outer steps with one worker, too; without, one worker is the plain optimiser.
 
+    Options of `distribute`, which all modes of blocks have:
+        sites: the site of each rank, such as [0, 0, 1, 1]: a site is one worker i of the above. Its ranks average
+            their gradients at every step, and each exchanges a share of Δᵢ with its counterparts in other sites.
+        site_codec: through which the ranks of a site send gradients; without, they are sent as they are.
+
     >>> str(Diloco(50, fragments=4, delay=5))
     'diloco(50, fragments=4, delay=5)'
 

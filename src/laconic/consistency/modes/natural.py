@@ -155,6 +155,7 @@ class NaturalAgreement(BlockAgreement):
             for layer in self.layers.values():
                 layer.make_natural()
             self._watch((self.step + 1) % self.natural.every == 0)
+        super().before_step()
 
     def _watch(self, watching: bool) -> None:
         for layer in self.layers.values():

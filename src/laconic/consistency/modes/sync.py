@@ -21,7 +21,14 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch import Tensor, nn
 
-from laconic.consistency.averaging import exchange_of, send_buffers, start_alike, trained_parameters
+from laconic.consistency.averaging import (
+    average_gradients,
+    exchange_of,
+    lay_out,
+    send_buffers,
+    start_alike,
+    trained_parameters,
+)
 from laconic.consistency.backup_workers import BackupAgreement
 from laconic.consistency.base import EXCHANGE_OPTIONS, Agreement, Mode, Setup, register
 from laconic.consistency.late_updates import BucketSteps, Habits, Made, Touches, are_still
@@ -54,8 +61,7 @@ class ExchangedGradients(Agreement):
 
     def lay_out(self, parameters: list[nn.Parameter]) -> FlatGradients:
         """Flat buffers for the gradients of these parameters."""
-        buckets = self.state.buckets
-        return FlatGradients(parameters, buckets.buffer_nbytes, buckets.parameters.covers, follow=self._follow)
+        return lay_out(self.state, parameters, follow=self._follow)
 
     def overlaps(self, setup: Setup) -> bool:
         """Whether the exchange goes on beside backward and forward."""
@@ -67,10 +73,7 @@ class ExchangedGradients(Agreement):
 
     def before_step(self) -> None:
         begun, step = time.perf_counter(), self.state.step
-        self.gradients.complete()
-        buckets = self.state.buckets
-        buckets.exchange([(b.values, b.parameters) for b in self.gradients.buffers], buckets.section_nbytes)
-        wait_s = sum(record.wait_s for record in self.state.records if record.step == step)
+        wait_s = sum(record.wait_s for record in average_gradients(self.state, self.gradients))
         self.exchanged_step(step, time.perf_counter() - begun, wait_s)
 
     def exchanged_step(self, step: int, seconds: float, wait_s: float) -> None:
