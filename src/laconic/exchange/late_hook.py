@@ -1,11 +1,10 @@
 """`compress(ddp, "auto")` before a codec pays: DDP is left alone and watched, so that auto is never slower than DDP.
 
 Caller: `hook.py`. torch takes a communication hook after training has begun, but only once, and never gives it back. So
-DDP trains as it is, and what could be gained is measured: how long backward still waits for DDP after the last gradient
-was made. Only where a codec would spare a good part of that, by the link and the codecs' speed here, is the hook
-registered; then `chooser.py` picks a codec for each bucket and looks back. Where nothing pays, only the time from step
-to step is looked at, and DDP is watched again when that has clearly changed. All ranks use the mean of all ranks'
-figures at the same step, so all decide alike.
+DDP trains unchanged while the possible gain is measured: how long backward still waits for DDP after the last gradient.
+The hook is registered only if a codec would save a good part of that, given the link and the codecs' speed here; then
+`chooser.py` picks a codec for each bucket and checks the choice. Otherwise only the step time is observed, and DDP is
+watched again if it clearly changes. All ranks use the mean of all ranks' figures at the same step, so all decide alike.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class LateHook:
         self._last = 0.0
 
     def _before_forward(self, *_: object) -> None:
-        """DDP has nothing under way, and all ranks have ended as many backwards when they next come here to train."""
+        """Decide between steps, when DDP is idle and all ranks have ended the same number of backwards."""
         if not torch.is_grad_enabled() or not self._of_all_ranks:
             return  # an evaluation may be one rank's alone, for which the others wait
         if self._watching and len(self._ended) >= WATCHED:
@@ -116,12 +115,12 @@ class LateHook:
             self._say(f"DDP is left alone: {figures}, and no codec would spare {PAYS:.0%} of a step")
 
     def _look_again(self) -> None:
-        """Watch anew where a step takes clearly more or less time than when it was decided."""
+        """Watch again if the step time has clearly changed since the decision."""
         (step_s,) = mean_of_ranks([self._step_s()], self._world)
         self._begin(watching=not self._decided_s / CLEARLY < step_s < self._decided_s * CLEARLY)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

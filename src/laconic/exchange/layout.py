@@ -52,7 +52,7 @@ class Exemptions:
                 raise BadInput(f"exempt: '{pattern}' is not a regular expression: {error}") from error
 
     def check(self, parameters: Iterable[str]) -> None:
-        """Refuse a pattern that finds none of these names: a slip of the pen would compress what was to be exact."""
+        """Refuse a pattern that matches no name: with a typo, exempt parameters would be compressed."""
         known = list(parameters)
         for pattern in self.names:
             if not any(re.search(pattern, name) for name in known):
@@ -78,7 +78,7 @@ def exemptions(exempt: Exemptions | Sequence[str] | None) -> Exemptions:
 
 
 class PartName(str):
-    """What values `start` to `stop` of parameter `whole`, which has `numel` of them, are called.
+    """The name of values `start` to `stop` of parameter `whole`, which has `numel` values.
 
     >>> PartName.of("fc.weight", 0, 512, 1024)
     'fc.weight[0:512]'
@@ -111,7 +111,7 @@ def joined(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def cut_off(values: dict[str, Tensor], name: str) -> bool:
-    """Let a part have a place of its own among `values`, where its parameter has one; zeros stay behind."""
+    """Move a part out of its parameter's entry in `values`, into its own; zeros stay behind."""
     if not isinstance(name, PartName) or name in values or name.whole not in values:
         return False
     rest = values[name.whole][name.start : name.stop]
@@ -148,7 +148,7 @@ class BucketInfo:
 
 @dataclass(eq=False)
 class Gradients:
-    """A bucket's gradients on their way: the buffer, the bucket's number, whose they are, and of which step.
+    """A bucket's gradients in transit: the buffer, the bucket's number, the parameters and the step.
 
     The buffer may begin inside the parameters, after `start` of their values, and end before they do.
     """
@@ -175,7 +175,7 @@ class Gradients:
 
     @property
     def layout(self) -> tuple[int, tuple[int, ...]]:
-        """What lies in the buffer; it changes on all ranks at once."""
+        """The buffer's layout; it changes on all ranks at once."""
         return self.buffer.numel(), (self.start, *map(id, self.parameters))
 
 
@@ -201,7 +201,7 @@ class Parameters:
         self._former: list[list[str]] = []
 
     def add(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Know these parameters too."""
+        """Add these parameters."""
         for name, parameter in named:
             self.names[id(parameter)] = name
             self.known = {**(self.known or {}), name: parameter.numel()}
@@ -210,7 +210,7 @@ class Parameters:
         return self.exempt.covers(self.names[id(parameter)], parameter)
 
     def info(self, gradients: Gradients) -> BucketInfo:
-        """What lies in this bucket; worked out anew only when it is another than at the last step."""
+        """The layout of this bucket; recomputed only if the bucket changed since the last step."""
         layout = gradients.layout
         found = self._infos.get(gradients.index)
         if found is None or found[0] != layout:
@@ -222,7 +222,7 @@ class Parameters:
         return [entry.name for entry in self._infos[index][1].entries] if index in self._infos else []
 
     def note_last(self, index: int) -> None:
-        """DDP's last bucket of a step is the one of this number."""
+        """Note the number of DDP's last bucket of a step."""
         self._count = index + 1
 
     @property
@@ -233,7 +233,7 @@ class Parameters:
         return [[entry.name for entry in self._infos[index][1].entries] for index in range(self._count)]
 
     def restore(self, buckets: list[list[str]]) -> None:
-        """Forget what was exchanged so far; another job's last step had these buckets."""
+        """Start over with the buckets of another job's last step."""
         self._infos.clear()
         self._count, self._former = 0, buckets
 
@@ -261,7 +261,7 @@ class FlatBuffer:
     views: tuple[Tensor, ...]
 
     def check(self) -> None:
-        """Refuse to go on where the views lie elsewhere now: converting a model moves its gradients, too."""
+        """Refuse to go on if the gradients were moved, as by converting the model."""
         at = self.values.data_ptr()
         for view in self.views:
             if view.numel() and view.data_ptr() != at:
@@ -317,7 +317,7 @@ class FlatGradients:
         return id(parameter) in self._places
 
     def complete(self) -> None:
-        """Zeros where this rank has made no gradient: another may have."""
+        """Fill in zeros where this rank has made no gradient: another may have."""
         for buffer in self.buffers:
             buffer.check()
             for parameter, view in zip(buffer.parameters, buffer.views, strict=True):
@@ -328,7 +328,7 @@ class FlatGradients:
                     self._place(parameter)
 
     def close(self) -> None:
-        """Take the hooks off the parameters."""
+        """Remove the hooks from the parameters."""
         for handle in self._handles:
             handle.remove()
 
@@ -339,7 +339,7 @@ def places_in(buffers: Iterable[FlatBuffer]) -> dict[int, Tensor]:
 
 
 class SetAside:
-    """The gradients of parameters, which have none until `restore`: an optimiser passes them by."""
+    """Hides the gradients of parameters until `restore`, so that an optimiser skips them."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self._kept = [(parameter, parameter.grad) for parameter in parameters]
@@ -347,7 +347,7 @@ class SetAside:
             parameter.grad = None
 
     def restore(self) -> None:
-        """Put the gradients back, in place of any that the parameters have by now."""
+        """Restore the gradients, replacing any made since."""
         for parameter, gradient in self._kept:
             parameter.grad = gradient
 
@@ -355,7 +355,7 @@ class SetAside:
 def divides_first(gradients: Tensor) -> bool:
     """Whether ranks divide these gradients before they add them, in their own type, as DDP does.
 
-    Half floats, of which a sum may overflow where the mean does not; all others are added first.
+    True for half floats, whose sum may overflow where the mean does not; others are added first.
     """
     return gradients.itemsize < 4
 

@@ -1,7 +1,7 @@
-"""Whether all ranks ask for the same, before anything is trained: other models of the same size would train nonsense.
+"""Check before training that all ranks ask for the same: different models of equal size would train nonsense.
 
-Callers: `compress` and `distribute`. Ranks exchange a digest of what they must have in common, in one small collective.
-Only where digests differ do they exchange all of it, to name the first difference.
+Callers: `compress` and `distribute`. Ranks exchange a digest of their terms in one small collective. Only if digests
+differ do they exchange the terms, to name the first difference.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Terms = list[tuple[str, str]]  # what must be the same, and what it is here
 def terms_of(
     named: Iterable[tuple[str, Tensor]], codec: CodecPlan, options: Options, **others: object
 ) -> Terms:
-    """What ranks must have in common: codec, options and `others` by name, then the parameters in order.
+    """List the terms that ranks must share: codec, options and `others` by name, then the parameters in order.
 
     Raises:
         BadInput: a parameter is complex.
@@ -95,7 +95,7 @@ def have_equal(tensors: Iterable[Tensor], transport: Transport) -> bool:
 
 
 def _first_difference(everyone: Sequence[Sequence[Any]], rank: int) -> tuple[str, int]:
-    """In words, and the first rank that differs from this one."""
+    """Describe the first difference; also return the first rank that differs from this one."""
     for number in range(max(map(len, everyone))):
         found = [tuple(terms[number]) if number < len(terms) else None for terms in everyone]
         if len(set(found)) > 1:

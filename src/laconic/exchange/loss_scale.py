@@ -1,8 +1,7 @@
 """The scale of the loss under torch.amp.GradScaler: residuals and velocities are in its units, and follow its changes.
 
-Callers: `stream.py` and `fsdp.py` note the scale with a step's first gradients, which it scaled; `buckets.py` asks by
-how much it has changed, before they are exchanged. `distribute` needs none of this: it takes the scale out of gradients
-before it exchanges them.
+Callers: `stream.py` and `fsdp.py` note the scale with a step's first gradients; `buckets.py` asks for its change before
+the exchange. `distribute` does not need it: it unscales gradients before it exchanges them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from laconic.codecs.device.streams import mark
 
 
 class LossScale:
-    """The present scale of one GradScaler; a device that it lies on is not waited for until the gradients are.
+    """The present scale of one GradScaler; reading it does not wait for its device before the gradients do.
 
     Attributes:
         value: the scale that residuals are in; 1 before the first step.
@@ -38,7 +37,7 @@ class LossScale:
         self._event: Any = None  # when it has come
 
     def note(self, gradients: Tensor) -> None:
-        """These gradients were scaled by the present scale: begin to read it."""
+        """Start reading the present scale, which these gradients were scaled by."""
         scale = self._scaler.scale(torch.ones((), device=gradients.device))
         self._event = mark(scale)
         if self._event is None:
@@ -50,7 +49,7 @@ class LossScale:
         self._event = mark(scale)
 
     def change(self) -> float:
-        """What residuals are to be multiplied by, to be in units of the scale that was noted last."""
+        """The factor that brings residuals to the last noted scale."""
         if self._event is not None:
             self._event.synchronize()
         before, self.value = self.value, float(self._coming)

@@ -1,8 +1,8 @@
-"""Parameters that come to need gradients while a model is trained: layers that are unfrozen, or added.
+"""Parameters that start to need gradients during training: unfrozen or added layers.
 
 Callers: `compress`, whose DDP knows only the parameters it was made with, and synchronous `distribute`, until its next
-step. Invariant: newcomers are announced to all ranks, which compare them and take over rank 0's values, before anyone
-steps by their gradients; these are exact means in float32.
+step. Invariant: before any rank steps by newcomers' gradients, all ranks compare the newcomers and take rank 0's
+values. Their gradients are exact means in float32.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from laconic.transports.world import World
 
 
 def announce(newcomers: Mapping[str, nn.Parameter], world: World) -> None:
-    """Agree on parameters that are trained from now on, by name; all ranks call it, and get rank 0's values.
+    """Agree on newly trained parameters, by name; all ranks call it, and get rank 0's values.
 
     Raises:
         Mismatch: other ranks have other newcomers.
@@ -36,7 +36,7 @@ def announce(newcomers: Mapping[str, nn.Parameter], world: World) -> None:
 
 
 def average(newcomers: Sequence[nn.Parameter], world: World) -> None:
-    """Let the gradients of these parameters be their means over all ranks; zeros count where a rank has none."""
+    """Average these parameters' gradients over all ranks; a missing one counts as zeros."""
     for group in in_groups(newcomers, NBYTES, lambda _: False):
         buffer = flat(group)
         for parameter, view in zip(buffer.parameters, buffer.views, strict=True):
@@ -56,7 +56,7 @@ class NewcomersToDDP:
     """Watches a DDP model for parameters that it was made without, and averages their gradients beside it.
 
     Raises:
-        BadInput: there are such already; which ones, nobody knows.
+        BadInput: there are such parameters already, and it is unknown which.
     """
 
     def __init__(self, ddp: DistributedDataParallel, world: World) -> None:
@@ -97,7 +97,7 @@ class NewcomersToDDP:
                 self._handles.append(handle)
 
     def _made(self, _: Tensor) -> None:
-        """A hook: any gradient was made. At the end of backward, after DDP's own exchanges, comes ours."""
+        """A hook on any gradient: queue our exchange for the end of backward, after DDP's own."""
         if not self._queued:
             self._queued = True
             engine = torch.autograd.Variable._execution_engine

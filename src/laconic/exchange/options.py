@@ -37,10 +37,10 @@ class Options:
         momentum: momentum of the gradients, for Deep Gradient Compression: a number or DeepGradientCompression(…). The
             optimiser is then plain SGD.
         hosts: the host of each rank: float32 inside, the codec between.
-        overlap: None hides what can be hidden under backward and the next forward, to the same bits; False does all in
-            `step()`.
-        message_nbytes: what a message should carry: gradients are held until their payloads make this much together, or
-            the step's last has come. None takes it from the world's link profile, or from that of an ordinary network.
+        overlap: None overlaps as much as possible with backward and the next forward, to the same bits; False does all
+            in `step()`.
+        message_nbytes: the target size of a message: gradients are held until their payloads reach it together, or the
+            step's last has come. None takes it from the world's link profile, or from that of an ordinary network.
         scaler: the loop's GradScaler, of `compress`: residuals are kept in units of its scale, and follow its changes.
         world: where to communicate; when None the default world, joined at the first exchange.
 
@@ -101,11 +101,11 @@ algorithm, exempt, feedback, feedback_decay, hosts, message_nbytes, momentum, ov
 
     @property
     def exemptions(self) -> Exemptions:
-        """What `exempt` stands for."""
+        """The Exemptions that `exempt` stands for."""
         return exemptions(self.exempt)
 
     def refuse(self, subject: str, known: Sequence[str] = ()) -> None:
-        """Raise BadInput where an option is given that `subject` does not have; `world` may always be given.
+        """Raise BadInput for a given option that `subject` does not have; `world` is always allowed.
 
         >>> Options(hosts=(0, 1)).refuse("consistency 'robust'", ("exempt",))
         Traceback (most recent call last):
@@ -125,7 +125,7 @@ algorithm, exempt, feedback, feedback_decay, hosts, message_nbytes, momentum, ov
 
 
 def refuse_unsized(choice: CodecChoice, algorithm: str, transport: Transport) -> None:
-    """Raise BadInput where messages would vary in length, and the engine sends none that do."""
+    """Raise BadInput if messages would vary in length, and the engine cannot send such."""
     if not transport.sized:
         return
     text = f"and {transport.engine} sends only messages whose length both sides know: use engine gloo or zmq"

@@ -1,11 +1,10 @@
-"""In which order the buckets of a step are sent, so that the next forward waits least.
+"""Find the order of sending a step's buckets by which the next forward waits least.
 
 Caller: `stream.py`. Backward makes the last layers' gradients first, and the next forward needs the first layers'
-weights first. What can be sent while backward still computes goes in the order it is made. What would not get through
-in that time goes in the order it is needed. Where to change from one to the other is found by trying places on a model
-of the step; so is sending, whenever the wire is free, what is needed first of all that is made by then. All ranks use
-rank 0's order: messages have to match. One step's times say little on a machine that does other things too, so orders
-are tried on the last few.
+weights first. Buckets that can be sent during backward go in the order they are made; the rest go in the order they are
+needed. A model of the step tries every place to switch between the two, and also a greedy order: whenever the wire is
+free, send the ready bucket that is needed first. All ranks use rank 0's order, because messages have to match. Times of
+one step are noisy, so orders are tried on the last few steps.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Timeline:
 
 
 def best_order(steps: Sequence[Timeline]) -> list[int]:
-    """Of the orders that suit the median step, the one by which these steps wait least in all.
+    """Among the good orders for the median step, return the one by which these steps wait least in total.
 
     >>> best_order([Timeline(ready=[1.0, 2.0, 3.0], wire=[2.0, 2.0, 2.0], needed=[9.0, 1.0, 0.0])])
     [0, 2, 1]

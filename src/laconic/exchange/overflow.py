@@ -1,4 +1,4 @@
-"""Steps under torch.amp.GradScaler that all workers take, or none.
+"""Under torch.amp.GradScaler, let all workers take a step, or none.
 
 Callers: the hooks of `distribute` and the optimisers of `laconic.optim`, to which GradScaler leaves unscaling.
 """
@@ -14,7 +14,7 @@ from laconic.transports.world import World
 
 
 def overflowed(optimizer: Any, world: World) -> bool:
-    """Whether GradScaler has found NaN or infinity on any worker; else its scale is taken out of the gradients."""
+    """Whether GradScaler found NaN or infinity on any worker; if not, unscale the gradients."""
     found = vars(optimizer).get("found_inf")
     if found is None:
         return False

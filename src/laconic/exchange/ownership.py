@@ -1,8 +1,7 @@
-"""Whose state is whose: what one rank has not sent yet is its own, and must come back to it.
+"""Mark whose state is whose: a rank's residuals are its own, and must be restored to it.
 
-Callers: every job's `state_dict` and `load_state_dict`. A saved state says of which rank of how many it is, and how
-many tensors it holds. So a checkpoint that keeps one rank's state for all, or drops what its template lacks, is
-noticed when it is loaded.
+Callers: every job's `state_dict` and `load_state_dict`. A saved state records its rank, the world size and the number
+of its tensors. So loading detects a checkpoint that kept one rank's state for all, or dropped tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _ADVICE = "save laconic.SharedState(job) in checkpoints that ranks share"
 
 
 def owned(state: dict[str, Any], rank: int, world_size: int, *, whole: bool = True) -> dict[str, Any]:
-    """The state with the note whose it is and, where it is whole and nothing is added to it, of how many tensors."""
+    """Add the owner to a state and, if it is whole, the number of its tensors."""
     tensors = {"tensors": _tensors(state)} if whole else {}
     return {**state, OWNER: {"rank": rank, "world_size": world_size, **tensors}}
 
@@ -33,7 +32,7 @@ def check_owner(state: Mapping[str, Any], world: World) -> None:
     """Refuse a state of another rank or world size; one without tensors is the same on all ranks, and may be loaded.
 
     Raises:
-        BadInput: it is another's, is not noted whose it is, or has lost tensors on its way.
+        BadInput: it is another rank's, has no owner, or lacks tensors.
     """
     if not isinstance(state, Mapping):
         raise BadInput(f"this is no job's state: a job's state_dict() is a mapping, got {type(state).__name__}")
@@ -52,7 +51,7 @@ def check_owner(state: Mapping[str, Any], world: World) -> None:
 
 
 def check_scale(state: Mapping[str, Any], *, scaled: bool) -> None:
-    """Refuse a state whose residuals are in units of a loss's scale, where the job was `scaled` by none."""
+    """Refuse a state whose residuals are in units of a loss scale, if the job is not `scaled`."""
     check_like({"scale": state.get("scale", 1.0)}, {"scale": 1.0}, "the state of the exchange")
     if not scaled and state.get("scale", 1.0) != 1.0:
         raise BadInput("the residuals of this state are in units of a GradScaler's scale: give compress scaler=…, too")
@@ -77,7 +76,7 @@ def mean_by_name(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def merge_state_dicts(states: Sequence[Mapping[str, Any]], world_size: int) -> list[dict[str, Any]]:
-    """State dicts of all old ranks as those of `world_size` new ranks: nothing that is still to be sent is dropped.
+    """Convert the state dicts of all old ranks to those of `world_size` new ranks; no residual is dropped.
 
     A mean over P ranks weighs each rank's residual with 1/P, so every new rank gets the mean of the old residuals, and
     of the old velocities where there is momentum.

@@ -1,11 +1,11 @@
 """Wrappers around a channel's codec, and the one that nearly every channel has: feedback, with residuals by name.
 
 A channel's values go through wrappers, the outermost first: each may change a bucket's gradients before they are cut
-into channels, and what encodes a channel. They compose, and know nothing of each other: `Residuals` feeds back what
-codecs left out of one message, `dgc.MomentumCorrection` accelerates. A warm-up is a plan of codecs
-(`options.sparsity_warm_up`); which parameters no codec touches, `buckets.ExemptSplit` says.
+into channels, and may wrap a channel's encoder. They compose, and know nothing of each other: `Residuals` feeds back
+what codecs left out of one message, `dgc.MomentumCorrection` adds momentum. A warm-up is a plan of codecs
+(`options.sparsity_warm_up`); `buckets.ExemptSplit` decides which parameters are exempt.
 
-Callers: everything that sends through a codec again and again: buckets, FSDP's shards, matrix codecs, servers, elastic
+Callers: everything that sends through a codec repeatedly: buckets, FSDP's shards, matrix codecs, servers, elastic
 jobs. A `Residual` belongs to one vector on its way through a codec; `Residuals` owns all of an exchange and knows which
 names (parameters, shards of a server) lie in which vector, so that they follow a name to another codec, bucket, world
 size or checkpoint.
@@ -41,9 +41,9 @@ Mode = Literal["off", "selection", "full"]
 
 
 class Encoder(Protocol):
-    """What makes a channel's payloads: its codec alone (PLAIN), a `Residual`, or what wraps one.
+    """Makes a channel's payloads: its codec alone (PLAIN), a `Residual`, or a wrapper of one.
 
-    `gathers`: it has to see all that a rank sends, so that payloads go whole to everyone.
+    `gathers`: it has to see all that a rank sends, so payloads go whole to all ranks.
     """
 
     @property
@@ -53,9 +53,9 @@ class Encoder(Protocol):
 
 
 class Wrapper(Protocol):
-    """What a rank does with gradients around a codec; its state is kept by parameter name, under `key`.
+    """Changes gradients around a codec; its state is kept by parameter name, under `key`.
 
-    `dense`: it wants whole, dense gradients as float32 in the processor's memory.
+    `dense`: it needs whole, dense gradients as float32 in host memory.
     """
 
     key: str
@@ -65,7 +65,7 @@ class Wrapper(Protocol):
         """Change a bucket's gradients in place before they are sent; `exact`: as they are, past all encoders."""
 
     def wrap(self, inner: Encoder, codec: Codec, members: Sequence[Entry]) -> Encoder:
-        """The encoder of a channel of these parameters from now on; of exempt ones among them, nothing is sent."""
+        """Return the encoder of a channel of these parameters; exempt ones among them are not sent."""
 
     def rescale(self, factor: float, loss_scale: float) -> None:
         """Gradients are multiplied by another scale from now on, `factor` of the last."""
@@ -156,12 +156,12 @@ def _fitting(value: Tensor | None, name: str | None, numel: int) -> Tensor:
 
 
 class Residual:
-    """The residual of one vector, site by site: the second leg of an all-reduce has one as well as the first.
+    """The residual of one vector, by site: each leg of an all-reduce has its own.
 
     Args:
         numel: the vector's length.
         mode: "full" feeds everything back, "selection" only what a selector left out, "off" nothing.
-        blanks: slices of the vector that are always zero; whatever a codec makes of them is of no use.
+        blanks: slices of the vector that are always zero; they get no residual.
         decay: β, by which what is left is multiplied before it is fed back.
         tentative: what `encode`, `carry` and `settle` change counts only once `commit` is called; costs one copy of
             the residual a step, and its memory a second time.
@@ -193,9 +193,9 @@ class Residual:
         self._drafted: set[Site] = set()
 
     def encode(self, codec: Codec, x: Tensor, site: Site, *, step: int, out: Tensor, copies: int = 1) -> Tensor:
-        """Encode x and its site's residual; keep what is left out now. A NonFiniteError clears the site.
+        """Encode x plus its site's residual; keep the new residual. A NonFiniteError clears the site.
 
-        `copies` ranks have the same residual at this site, for they encode the same sum: each counts for its share.
+        `copies` ranks encode the same sum and have the same residual at this site: each counts for its share.
         """
         if self.mode == "off":
             return codec.encode(x, step=step, out=out)
@@ -210,7 +210,7 @@ class Residual:
         return self._encode(codec, x, residual, site, step, out)
 
     def _encode_there(self, codec: Codec, x: Tensor, residual: Tensor, site: Site, step: int, out: Tensor) -> Tensor:
-        """As `encode`, on the current stream of a device; whoever needs the residual elsewhere waits for an event."""
+        """As `encode`, on the current stream of a device; an event marks when the residual may be read elsewhere."""
         self._let_wait()
         try:
             return self._encode(codec, x, residual, site, step, out)
@@ -234,7 +234,7 @@ class Residual:
             raise
 
     def _let_wait(self) -> None:
-        """Let the current stream wait for the sites."""
+        """Make the current stream wait for the sites."""
         if self._event is not None:
             torch.accelerator.current_stream(self._event.device).wait_event(self._event)
 
@@ -273,10 +273,10 @@ class Residual:
         return self._carried is not None
 
     def carry(self, x: Tensor) -> Tensor:
-        """Add to x what a former codec, layout or checkpoint left; x is changed in place.
+        """Add the residual of a former codec, layout or checkpoint to x, in place.
 
-        In the first exchange of a resumed job each site takes its part instead: added to x, what belongs to a second
-        leg would be rounded elsewhere. What no site has taken is added in the next.
+        In the first exchange of a resumed job each site takes its part instead: added to x, the second leg's residual
+        would be rounded elsewhere. The next exchange adds what no site has taken.
         """
         self._resumed, self._resuming = self._resuming, False
         if self._carried is not None and not self._resumed:
@@ -296,7 +296,7 @@ class Residual:
         return x
 
     def commit(self) -> None:
-        """What was encoded, carried and settled since the last commit has been used."""
+        """Make all changes since the last commit permanent: the step was applied."""
         if self._settling:
             self._sites.clear()
         for site in self._drafted:
@@ -306,12 +306,12 @@ class Residual:
         self.roll_back()
 
     def roll_back(self) -> None:
-        """What was encoded, carried and settled since the last commit was in vain."""
+        """Undo all changes since the last commit: the step failed."""
         self._drafted.clear()
         self._carrying = self._settling = False
 
     def total(self) -> Tensor:
-        """All that is left, as one vector, in memory of its own."""
+        """The whole residual, as a new vector."""
         total = torch.zeros(self.numel) if self._carried is None else self._carried.clone()
         for site, residual in self._here().items():
             self._add_site(total, site, residual)
@@ -322,7 +322,7 @@ class Residual:
         total[site[1] : site[2]] += residual if copies == 1 else residual / copies
 
     def release(self) -> Tensor:
-        """All that is left, as one vector, and nothing from then on; a site's memory is given back once it is added."""
+        """Return the whole residual as one vector and reset it; each site's memory is freed once it is added."""
         whole = (0, 0, self.numel)
         self._sites, self._event = self._here(), None
         if self._carried is None and self._sites.keys() == {whole} and self._copies[whole] == 1:
@@ -335,7 +335,7 @@ class Residual:
         return total
 
     def restart(self, left: Tensor | None = None, *, resumed: bool = False) -> None:
-        """Begin anew with `left`, which is then the residual's own, still to be sent: `carry` adds it to the input.
+        """Restart with `left`, which it then owns; `carry` adds it to the input.
 
         `resumed`: it is of the same vector on the same way in another job, so that its sites are as they were.
         """
@@ -348,7 +348,7 @@ class Residual:
         self._resuming, self._resumed = resumed and self.mode != "off", False
 
     def rescale(self, factor: float) -> None:
-        """What is left is in other units from now on; between two exchanges."""
+        """Multiply the residual by `factor`, as its unit changed; between two exchanges."""
         self._let_wait()
         for left in (*self._sites.values(), *(() if self._carried is None else (self._carried,))):
             left.mul_(factor)
@@ -395,7 +395,7 @@ class Residuals:
         self._resumed: set[str] = set()  # of these, those that another job left as it would have gone on
 
     def before(self, entries: Sequence[Entry], values: Tensor, world_size: int, *, exact: bool) -> None:
-        """Where gradients are sent as they are, add what earlier codecs left, all at once."""
+        """If gradients are sent exactly, add all residuals of earlier codecs at once."""
         if exact and self:
             for entry in entries:
                 self.settle(entry.name, values[entry.start : entry.stop])
@@ -405,9 +405,9 @@ class Residuals:
         return self.lay_out(SideBySide(parts), codec) or inner
 
     def lay_out(self, layout: ResidualLayout, codec: Codec) -> Residual | None:
-        """The residual of a vector that goes through `codec` from now on, with what its names had before.
+        """Return the residual of a vector that now goes through `codec`, with what its names had before.
 
-        None where nothing is fed back, and nothing is left.
+        None if nothing is fed back, and nothing is left.
         """
         return self._laid_out(layout, mode_for(codec, self.feedback))
 
@@ -454,7 +454,7 @@ class Residuals:
         return x if left is None else x.add_(left.to(x.device))
 
     def take(self, name: str) -> Tensor | None:
-        """What is left of `name`, which has none from then on; None where it has none already."""
+        """Remove and return the residual of `name`; None if it has none."""
         if name in self._vectors:
             layout, residual = self._vectors[name]
             for each, value in layout.cut(residual.release()).items():
@@ -466,7 +466,7 @@ class Residuals:
         return self._waiting.pop(name, None)
 
     def rescale(self, factor: float, loss_scale: float = 1.0) -> None:
-        """What is left is in other units from now on; between two exchanges."""
+        """Multiply the residual by `factor`, as its unit changed; between two exchanges."""
         if factor == 1.0:
             return
         for residual in {id(residual): residual for _, residual in self._vectors.values()}.values():
@@ -475,7 +475,7 @@ class Residuals:
             value.mul_(factor)
 
     def __bool__(self) -> bool:
-        """Whether there may be something left."""
+        """Whether there may be a residual."""
         return bool(self._vectors or self._waiting)
 
     def commit(self) -> None:
@@ -498,14 +498,14 @@ class Residuals:
         check_named(state, numels, "residuals")
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, resumed: bool = False) -> None:
-        """Go on with what another left; vectors must be laid out anew, where they are `resumed` as they were there."""
+        """Load residuals by name; vectors must be laid out again, `resumed`: exactly as they were."""
         self._vectors.clear()
         self._codecs.clear()
         self._waiting = {name: own_copy(value).reshape(-1) for name, value in state.items()}
         self._resumed = set(self._waiting) if resumed else set()
 
     def forget(self) -> None:
-        """Have nothing left."""
+        """Drop all residuals."""
         self.load_state_dict({})
 
 

@@ -1,4 +1,4 @@
-"""Sparse all-reduce: every rank contributes a few values of a long vector, at places of its own, and all get the sum.
+"""Sparse all-reduce: every rank contributes a few values of a long vector, at its own indices, and all get the sum.
 
 Callers: exchanges of selected gradients, and users. Three algorithms after SparCML and the dense ones, chosen by
 `auto` (`costs.py`):
@@ -8,10 +8,10 @@ Callers: exchanges of selected gradients, and users. Three algorithms after Spar
     dsar                     the same with dense chunks, which a codec may shrink on the way back
     native, ring             as if it were dense
 
-They are no schedules: how long a message is, and what a round adds, follows from where the ranks' values lie.
+They are not schedules: message lengths, and what a round adds, depend on the ranks' indices.
 
 Invariants: all ranks end with the same bits; every float32 sum is made once per index and in the order that the
-algorithm states; a rank that cannot read a message says so in its next ones, so that nobody waits for it.
+algorithm states; a rank that cannot read a message reports that in its next ones, so that no rank waits for it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Gradients of a device in the processor's memory, and back: the one place on the road that says where they are.
+"""Move a device's gradients to host memory and back: the one file on the road that knows where they are.
 
-Callers: `layout.Gradients` marks when they are made, `buckets.py` and `fsdp.py` bring them here and give means back,
-`stream.py` lets whoever needs a mean wait for it. A gradient is there when the stream that makes it has come so far,
-not when a hook is called: an event marks the place. A copy stream of the exchange's own waits for the event. Where a
-codec encodes on the device, all that is done with gradients goes to that stream, and only payloads come here. Else it
-copies gradients into pinned memory, whole and once, which is used again and again, and means go back the same way. The
-consumer's stream waits for another event. The processor waits for what it is about to encode or send, for nothing else,
-and without holding a core. A device without streams of its own (MPS) has one order of work for all threads, and copies
-are waited for.
+Callers: `layout.Gradients` marks when they are made, `buckets.py` and `fsdp.py` fetch them and return means,
+`stream.py` makes consumers wait for a mean. A gradient is ready when the stream that makes it gets there, not when a
+hook is called: an event marks the place, and the exchange's own copy stream waits for it. If a codec encodes on the
+device, all work on gradients goes to that stream, and only payloads reach the host. Otherwise the copy stream copies
+gradients once into reused pinned memory, and means go back the same way. The consumer's stream waits for another event.
+The host waits only for data that it is about to encode or send, without holding a core. On a device without streams
+(MPS), all threads share one order of work, and the host waits for copies.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Staging:
         self._lock = threading.Lock()
 
     def start(self, gradients: Gradients) -> Pause:
-        """Copy a device's gradients into pinned memory once they are made; returns what waits for that, if anything."""
+        """Copy a device's gradients into pinned memory once they are made; returns a function that waits, or None."""
         buffer = gradients.buffer
         if gradients.event is None or buffer.is_sparse:
             return None
@@ -75,7 +74,7 @@ class Staging:
             return buffer.to(dtype)
 
     def running(self, steps: Pausing[T], device: torch.device) -> Pausing[T]:
-        """The same work, whose every part goes to the copy stream of the device."""
+        """Run the work with every part on the device's copy stream."""
         while True:
             with self.copying(device):
                 try:
@@ -110,21 +109,21 @@ class Staging:
         self._memory.give(pinned, gradients.returned)
 
     def bring_sparse(self, gradients: Gradients) -> Tensor:
-        """A sparse gradient in the processor's memory, which waits for it."""
+        """Copy a sparse gradient to host memory, and wait for it."""
         with self.copying(gradients.buffer.device) as stream:
             if stream is not None:
                 stream.wait_event(gradients.event)
             return gradients.buffer.cpu()
 
     def give_back_sparse(self, gradients: Gradients, mean: Tensor) -> None:
-        """Put the mean in the place of a sparse gradient."""
+        """Replace a sparse gradient by its mean."""
         with self.copying(gradients.buffer.device):
             gradients.buffer.copy_(mean.to(gradients.buffer.device))
             gradients.returned = mark(gradients.buffer)
 
     @contextlib.contextmanager
     def copying(self, device: torch.device) -> Iterator[Any]:
-        """What this device is given inside goes to the copy stream."""
+        """Queue this device's work inside the block on the copy stream."""
         if not has_streams(device):
             yield None
             return
@@ -136,7 +135,7 @@ class Staging:
             yield stream
 
     def spoil(self, gradients: Gradients) -> None:
-        """Let the gradients be NaN, once they are made."""
+        """Set the gradients to NaN, once they are made."""
         buffer = gradients.buffer
         with self.copying(buffer.device) as stream:
             if stream is not None:

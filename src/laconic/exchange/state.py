@@ -1,4 +1,4 @@
-"""What a compressed exchange of gradients keeps from step to step, and the job that `compress` returns for DDP.
+"""The lasting state of a compressed exchange of gradients, and the job that `compress` returns for DDP.
 
 Callers: `compress`, the DDP hook and `consistency`. Everything is kept by parameter name, since DDP rebuilds its
 buckets after the first step, codecs change mid-run, and checkpoints are restored into other world sizes.
@@ -38,8 +38,8 @@ class CompressionState(Job):
         named_parameters: the model's, so that state is kept by name through DDP's rebuilding of buckets.
 
     Attributes:
-        buckets: what averages a step's buckets: codec, exemptions, residuals, momentum.
-        stream: how they get there beside the training.
+        buckets: averages a step's buckets: codec, exemptions, residuals, momentum.
+        stream: brings them there during training.
 
     >>> model = nn.Linear(64, 64)
     >>> state = CompressionState("topk(0.01)", model.named_parameters())
@@ -94,7 +94,7 @@ class CompressionState(Job):
 
     @property
     def auto(self) -> AutoCodec | None:
-        """What chooses, where the codec is "auto"."""
+        """The chooser, if the codec is "auto"."""
         return self.buckets.auto
 
     @property
@@ -103,7 +103,7 @@ class CompressionState(Job):
         return self.buckets.layers
 
     def observe(self, model: nn.Module) -> None:
-        """Let the matrix codecs that are planned look at this model, where gradients are not enough for them.
+        """Let the planned matrix codecs watch this model, if they need more than gradients.
 
         Raises:
             BadInput: a layer's gradients are sparse, and there is momentum, which is kept for dense ones.
@@ -115,7 +115,7 @@ class CompressionState(Job):
             self.buckets.matrices.of(name).observe(model, self.buckets.parameters.names)
 
     def stream_from(self, ddp: DistributedDataParallel) -> None:
-        """Send gradients as backward makes them from now on, where that can be; else in DDP's buckets."""
+        """Send gradients as backward makes them, if possible; else in DDP's buckets."""
         self._why_whole = why_whole(ddp, self.buckets.choice)
         if not self._why_whole:
             self.sink = DdpGradients(ddp, self.buckets, self.stream)
@@ -124,7 +124,7 @@ class CompressionState(Job):
     def explain(self, hidden: str = "") -> str:
         """How the gradients travel, by bucket, why where the codec is "auto", and by layer for matrix codecs.
 
-        `hidden`: what whoever drives the exchange hides of it.
+        `hidden`: the driver's text about what overlaps.
         """
         total = last_step_beside_ddp(list(self.records), self.world.world_size)
         choice = "" if self.auto is None else self.auto.table()
@@ -161,7 +161,7 @@ class CompressionState(Job):
         self.stream.restart(FormerBuckets(former, self.buckets.parameters.names) if former else None)
 
     def finish(self) -> None:
-        """Raise what went wrong in the last exchange, if anything did; the model is the same on all ranks anyway."""
+        """Raise the last exchange's error, if any; the model is the same on all ranks anyway."""
         self.stream.raise_first()
 
     def close(self) -> None:

@@ -1,20 +1,20 @@
-"""Gradients on their way: buckets in an order that all ranks share, averaged on the exchange thread.
+"""Send gradients: buckets in the same order on all ranks, averaged on the exchange thread.
 
 A sink says when a gradient is made, and when its mean is needed. There are three: DDP's hook (`ddp.py`), FSDP's
 reduce-scatter (`fsdp.py`) and the optimiser's step (`consistency/modes/sync.py`). The stream owns the rest: the
 buckets and their sections, the order in which they are sent, what shares a message, this job's share of the exchange
 thread, and the first error.
 
-A bucket whose gradients are all there is sent when those before it in the order have been: ranks whose gradients come
-in different orders still match. Where payloads are small, a bucket is held until it makes a message together with the
-next ones, or the step's last has come. A bucket that no codec touches goes by the engine's own future, without the
+A complete bucket is sent once those before it in the order have been sent, so ranks match even if their gradients come
+in different orders. If payloads are small, a bucket is held until it fills a message together with the next ones, or
+the step's last has come. A bucket that no codec touches goes by the engine's own future, without the
 exchange thread: the float32 shortcut. gloo matches its own all-reduces by their order, so they must all come from one
 thread: the shortcut is open for a step only when all its buckets are exact, as in a step before, and nobody else uses
 the transport.
 
-Invariant: every future that was given is set. What is under way ends by the transport's time-out, in data or an error,
-and a bucket that is held for one that does not come is given up after as long, by the exchange thread when idle. After
-an error the other ranks are told, and gradients become NaN: no step goes unnoticed.
+Invariant: every future is set. Every exchange ends within the transport's time-out, in data or an error. If a bucket is
+held for one that never comes, the idle exchange thread gives it up after the same time. After an error the other ranks
+are told, and gradients become NaN, so that no bad step goes unnoticed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _log = logging.getLogger("laconic.exchange")
 
 
 class Bucket:
-    """Gradients that are handed over together, and where they are on their way.
+    """Gradients that are handed over together, and their progress.
 
     Args:
         buffer: where the gradients are copied to; None leaves the one gradient where autograd made it.
@@ -56,11 +56,11 @@ class Bucket:
     Attributes:
         values: the gradients of this step, flat.
         missing: ids of the parameters whose gradients of this step are not there yet.
-        sent: some of it is under way, or has come.
+        sent: a part of it is under way, or has arrived.
         means: a future of each section, which holds nothing.
-        ended: set when the futures of the sections that were sent are, well or not.
-        events: on a device, how far each stream has come that made one of its gradients in this step.
-        returned: on a device, when the means of its sections are there.
+        ended: set when the futures of all sent sections are set, successfully or not.
+        events: on a device, one per stream that made one of its gradients in this step.
+        returned: on a device, the events after which its sections' means are ready.
         ready_s: when its last gradient was made, from the start of backward.
         needed_s: when the next forward first needed its weights, from the start of that forward.
     """
@@ -81,22 +81,22 @@ class Bucket:
         self.forget()
 
     def begin(self) -> None:
-        """Wait for the gradients of the next step; what was sent of the last stays until `forget`."""
+        """Start waiting for the next step's gradients; the last step's futures stay until `forget`."""
         self.missing = {id(parameter) for parameter in self.parameters}
 
     def let_go(self) -> None:
-        """Hold the gradients of this step no longer, where they lie in somebody else's memory."""
+        """Release this step's gradients, if they are in memory that others own."""
         if self.buffer is None:
             self.values = _NOTHING
 
     def forget(self) -> None:
-        """Let go of what was sent."""
+        """Drop the futures of what was sent."""
         self.sent = False
         self.means: list[Any] = [torch.futures.Future() for _ in self.sections]
         self.ended: list[threading.Event] = []
 
     def note_stream(self) -> None:
-        """Remember the stream that has just made a gradient, and how far it has come; another may make the next."""
+        """Record an event on the stream that has just made a gradient; another stream may make the next."""
         if (first := self.parameters[0]).is_cpu:
             return
         from laconic.codecs.device.streams import mark
@@ -105,18 +105,18 @@ class Bucket:
             self.events[torch.accelerator.current_stream(first.device)] = event
 
     def let_wait(self) -> None:
-        """Let the current stream wait for all that others have to do for this bucket."""
+        """Make the current stream wait for the other streams' work on this bucket."""
         for event in (*self.events.values(), *self.returned):
             torch.accelerator.current_stream(event.device).wait_event(event)
 
 
 class GradientStream:
-    """The gradients of one model on their way.
+    """Sends the gradients of one model.
 
     Attributes:
         buckets: the stream's own; none where the sink submits DDP's.
         order: numbers of the sections, as they are sent; the same on all ranks.
-        failure: what went wrong first.
+        failure: the first error.
         step: the step under way.
         waited_s: how long the training has waited for means, and `waits` from when to when, the last times.
     """
@@ -147,7 +147,7 @@ class GradientStream:
     ) -> None:
         """Send these buckets from now on; `fill` puts a bucket's gradients into its values before it is sent.
 
-        Buckets that share messages keep their order: in another, others would travel together.
+        Buckets that share messages keep their order, so that the same ones always travel together.
         """
         self.buckets = list(buckets)
         self._fill = fill
@@ -172,19 +172,19 @@ class GradientStream:
             bucket.begin()
 
     def made(self, bucket: Bucket, parameter: Tensor) -> None:
-        """A parameter's gradient is there: send its bucket if it was the last, as far as the order allows."""
+        """Note a parameter's gradient; if its bucket is complete, send it as far as the order allows."""
         bucket.missing.discard(id(parameter))
         if not bucket.missing:
             self.send_ready()
 
     def note_time(self, bucket: Bucket, now: float) -> None:
-        """Backward has just made a gradient of this bucket."""
+        """Note the time of a bucket's latest gradient."""
         self._begun = self._begun or now
         bucket.ready_s = now - self._begun
         bucket.note_stream()
 
     def send_ready(self) -> None:
-        """Send the buckets whose gradients are all there, as far as the order allows."""
+        """Send complete buckets, as far as the order allows."""
         with self._sending:  # autograd has a thread for each device
             if self._next == 0:
                 self._take_order()
@@ -294,7 +294,7 @@ class GradientStream:
         return gradients.future
 
     def _take(self, gradients: Gradients) -> None:
-        """Let a bucket go, with those that are held or alone, or hold it."""
+        """Send a bucket, with the held ones or alone, or hold it."""
         if self._held and not self._alike(gradients):
             self._let_go()
         self._held.append(gradients)
@@ -304,7 +304,7 @@ class GradientStream:
             self._hold()
 
     def _take_as_before(self, gradients: Gradients, former: FormerBuckets) -> None:
-        """Hold all buckets of a step, and let them go in the former order."""
+        """Hold all buckets of a step, then send them in the former order."""
         self._held.append(gradients)
         if len(self._held) == 1:
             self._hold()
@@ -347,7 +347,7 @@ class GradientStream:
         self._overdue = overdue
 
     def _look(self) -> None:
-        """Give up buckets that were held for too long; the step fails if backward goes on after all."""
+        """Give up buckets held for too long; if backward still goes on, the step fails."""
         with self._lock:
             if self._held and (error := self._overdue()) is not None:
                 _log.error("%s", error)
@@ -362,7 +362,7 @@ class GradientStream:
         done.add_done_callback(lambda future: self._answer(held, future))
 
     def _bring_here(self, held: list[Gradients]) -> Pause:
-        """Let gradients of a device be copied; returns what waits for the last of them, if anything."""
+        """Start copying a device's gradients; returns a function that waits for the last, or None."""
         try:
             waits = [self.exchange.start(each) for each in held if not each.buffer.is_cpu]
         except Exception as error:
@@ -382,7 +382,7 @@ class GradientStream:
     # on the exchange thread
 
     def _attempt(self, held: list[Gradients]) -> Pausing[None]:
-        """Exchange buckets that travel together, unless something has gone wrong before."""
+        """Exchange buckets that travel together, unless there was an error before."""
         try:
             if self.failure is None:
                 plain = yield from self.exchange.steps(held)
@@ -415,7 +415,7 @@ class GradientStream:
             gradients.future.set_result(None if self.buckets else buffer)
 
     def on_thread(self) -> bool:
-        """Whether the exchange thread is asking."""
+        """Whether the caller is the exchange thread."""
         return threading.current_thread().name == EXCHANGE_THREAD
 
     # errors and waits
@@ -431,12 +431,12 @@ class GradientStream:
             self.exchange.world.transport.abandon(f"{type(error).__name__}: {error}", expected=expected)
 
     def raise_first(self) -> None:
-        """Raise what went wrong first, if anything did."""
+        """Raise the first error, if any."""
         if self.failure is not None:
             raise self.failure
 
     def wait(self, bucket: Bucket) -> None:
-        """Wait until a bucket that was sent holds the mean; raises what went wrong in any."""
+        """Wait until a sent bucket holds the mean; raises the first error of any bucket."""
         for ended in bucket.ended:
             if not ended.is_set():
                 self._wait(ended, f"the mean of bucket {bucket.number}")
@@ -451,7 +451,7 @@ class GradientStream:
             self.wait(bucket)
 
     def _wait(self, event: threading.Event, what: str) -> None:
-        """Every exchange ahead of this one ends within the time-out by itself; so must this."""
+        """Wait for a future; each exchange ahead of it may take one time-out."""
         begun, transport = time.perf_counter(), self.exchange.world.transport
         patience_s = transport.timeout_s * (len(self.order) + 2)
         if not event.wait(patience_s):
@@ -464,7 +464,7 @@ class GradientStream:
     # the order
 
     def end_step(self) -> None:
-        """Keep the times of a step; now and then let all ranks use rank 0's best order from the next step on.
+        """Record a step's times; periodically switch all ranks to rank 0's best order from the next step on.
 
         All ranks call it in the same step. Of exchanges that are still under way the times are those of the step
         before.
@@ -488,7 +488,7 @@ class GradientStream:
         yield None
 
     def _take_order(self) -> None:
-        """Go over to an order that was agreed on meanwhile."""
+        """Switch to the newly agreed order."""
         if self._ordering is not None:
             self._wait(self._ordering[0], "the order of buckets")
             order, self._ordering = self._ordering[1].tolist(), None
@@ -503,7 +503,7 @@ class GradientStream:
     # the job's life
 
     def restart(self, former: FormerBuckets | None = None) -> None:
-        """Forget what earlier steps were like; exchange the next one in `former` buckets of DDP's."""
+        """Forget earlier steps; exchange the next one in DDP's `former` buckets."""
         self._plain.clear()
         self._former = None if self.buckets else former
 

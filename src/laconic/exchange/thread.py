@@ -1,10 +1,9 @@
-"""The exchange thread, one per transport, whoever uses it: jobs run in order while the training goes on.
+"""The exchange thread, one per transport, shared by all its users: jobs run in order while training goes on.
 
-Caller: `stream.py`. A job pauses (yields) where it has nothing to do but wait for its
-messages. The next one, if it is there, is begun meanwhile, so that it is encoded while the first is on the wire. A job
-that comes while the thread waits is begun at once, too: the thread has a second one wait in its place. A third one
-waits for what comes from a device. Jobs are begun,
-and ended, in the order they came. After an error, jobs fail with the same error at once.
+Caller: `stream.py`. A job pauses (yields) where it can only wait for its messages. Meanwhile the thread begins the next
+job, so that it is encoded while the first is on the wire. A second thread does the waiting, so that a job submitted
+meanwhile is also begun at once. A third thread waits for data from a device. Jobs begin and end in the order of
+submission. After an error, all later jobs fail with the same error at once.
 """
 
 from __future__ import annotations
@@ -121,7 +120,7 @@ class ExchangeThread:
         self._arrivals.close()
 
     def _wait(self, oldest: _Job | None) -> None:
-        """Nothing is to be begun."""
+        """Wait while there is no job to begin."""
         if oldest is None:
             self._idle()
         elif oldest.pause is None:
@@ -161,7 +160,7 @@ class ExchangeThread:
 
 
 class _Watcher:
-    """A thread that waits for one thing after the other, and says when it has come; started when first needed."""
+    """A thread that runs waits one after the other, and reports each end; started at first use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -196,7 +195,7 @@ class _Shared:
     thread: ExchangeThread | None = None
 
     def look(self) -> None:
-        """Let every user look at what it holds."""
+        """Call every user's `look`."""
         for method in list(self.users.values()):
             if method is not None and (look := method()) is not None:
                 look()
@@ -225,7 +224,7 @@ class ThreadShare:
         return self.started().submit(job, ready)
 
     def started(self) -> ExchangeThread:
-        """The thread, which runs from now on."""
+        """Return the thread, started if necessary."""
         if self._shared.thread is None:
             self._shared.thread = ExchangeThread(depth=self._depth, idle=self._shared.look)
         return self._shared.thread

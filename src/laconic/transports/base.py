@@ -1,9 +1,9 @@
-"""What an engine must do to run a schedule, and the one driver that runs rounds on every engine.
+"""The interface of engines, and the one driver that runs rounds on every engine.
 
 Callers: `executor.run` for schedules, and every exchange of payloads. An engine posts the messages of a round; `drive`
-alone waits for them, counts them, and takes what comes in order. A round is a generator that pauses once, where it can
-only wait, so that a thread can keep several exchanges under way: one is encoded while another is on the wire. Where an
-engine lets another thread wait, the round yields what to wait for. `finish` runs one without pauses.
+alone waits for them, counts them, and handles arrivals in order. A round is a generator that pauses once, where it can
+only wait, so that a thread can keep several exchanges under way: one is encoded while another is on the wire. If an
+engine lets another thread wait, the round yields a function that waits. `finish` runs a round without pauses.
 
 Invariants: a posted slice is not copied by us; every wait ends within `timeout_s` in data or a TransportError that
 names rank, round and peer; bytes and messages are counted per peer; one thread uses one transport.
@@ -79,7 +79,7 @@ class Counters:
 
 @dataclass
 class Timings:
-    """Where the time of an exchange went, in seconds, and what was sent."""
+    """The seconds that an exchange spent by activity, and the bytes it sent."""
 
     encode_s: float = 0.0
     wait_s: float = 0.0
@@ -98,7 +98,7 @@ class Call:
         sequence: counts the calls on one transport, so that two in a row cannot be taken for each other.
         signature: what ranks compare: everything but the sequence number.
         code: 31 bits of signature and sequence, which every message carries.
-        failed: it was left by an exception, and the other ranks may still wait for this one.
+        failed: an exception left it, and the other ranks may still wait for this one.
     """
 
     transport: Transport
@@ -150,7 +150,7 @@ class Posted(ABC):
         """Wait until every outgoing slice of the round may be written to again."""
 
     def waiter(self) -> Callable[[], None] | None:
-        """What waits for all incoming messages, on any thread; None where only the one that posted them may."""
+        """Return a function that waits for all incoming messages on any thread; None if only the posting thread may."""
         return None
 
 
@@ -181,7 +181,7 @@ class Transport(ABC):
         self.guards: list[weakref.WeakMethod[Callable[[], None]]] = []  # of jobs that have exchanges under way
 
     def call(self, collective: str, algorithm: str, numel: int, dtype: str, detail: str = "", rounds: int = 0) -> Call:
-        """Enter a collective, to be left by `with`; its messages carry its code, so that only equal calls match."""
+        """Enter a collective, for use in `with`; its messages carry its code, so that only equal calls match."""
         await_jobs(self)
         self._sequence += 1
         return self.enter(Call(self, self._sequence, collective, algorithm, numel, dtype, detail, rounds))
@@ -202,25 +202,25 @@ class Transport(ABC):
         raise NotImplementedError(f"{self.engine} cannot be split")
 
     def adopt(self, part: Transport, members: Sequence[int]) -> None:
-        """Let `part` be a part of this transport, among these of its ranks: its errors number ranks as the job does."""
+        """Register `part`, among these of this transport's ranks: its errors use job-wide rank numbers."""
         part.members, part.job_size = [self.named(member) for member in members], self.job_size
         part.whole = self.whole
         self.parts.append(weakref.ref(part))
 
     def named(self, rank: int) -> int:
-        """The number in the whole job of one of this transport's ranks."""
+        """The job-wide number of one of this transport's ranks."""
         return rank if self.members is None else self.members[rank]
 
     def tell_cause(self) -> None:
-        """Let ranks that wait here, and in parts of this, know why this one is about to leave, if it is for a loss."""
+        """Before leaving because of a loss, tell the ranks that wait here, and in this transport's parts, the cause."""
         for part in (each() for each in self.parts):
             if part is not None:
                 part.tell_cause()
 
     def close_parts(self) -> None:
-        """Close what this transport was split into, so that ranks that wait there learn that this one has left.
+        """Close the parts of this transport, so that ranks that wait there learn that this one has left.
 
-        All are told why before one is closed: to take leave of a rank that does not answer takes a while.
+        All are told the cause before any is closed, because closing waits a while for ranks that do not answer.
         """
         self.tell_cause()
         for part in (each() for each in self.parts):
@@ -229,12 +229,12 @@ class Transport(ABC):
                 part.close()
 
     def enter(self, call: Call) -> Call:
-        """Let a call be under way, and return it; one that failed before it is forgotten."""
+        """Register a call as under way, and return it; an earlier failed one is dropped."""
         self.calls = (*(each for each in self.calls if not each.failed), call)
         return call
 
     def leave(self, call: Call) -> None:
-        """Let a call be over."""
+        """Mark a call as ended."""
         self.calls = tuple(each for each in self.calls if each is not call)
 
     @property
@@ -260,19 +260,19 @@ class Transport(ABC):
             self.close()
 
     def give_up(self, failure: TransportError) -> None:
-        """Let every later call raise `failure`; other parts of the job are told of it when this rank closes them."""
+        """Make every later call raise `failure`; this rank's other parts learn of it when it closes them."""
         self.broken = failure
         self.whole.cause = self.whole.cause or failure
 
     def break_off(self, failure: TransportError) -> None:
-        """Let every later call raise `failure`; other threads may call this."""
+        """Make every later call raise `failure`; may be called from other threads."""
         self.broken = self.broken or failure
         for part in (each() for each in self.parts):
             if part is not None:
                 part.break_off(failure)
 
     def check_usable(self) -> None:
-        """Raise again what broke this transport, if anything did."""
+        """Raise the error that broke this transport, if any."""
         if (old := self.broken) is not None:
             raise type(old)(str(old), rank=old.rank, peer=old.peer, round=old.round) from old
 
@@ -292,7 +292,7 @@ class Transport(ABC):
         return False
 
     def start_native(self, tensor: Tensor) -> Callable[[], None]:
-        """Begin to sum 1-D `tensor` by the engine's own all-reduce; returns what waits for the end of it.
+        """Start to sum 1-D `tensor` by the engine's own all-reduce; returns a function that waits for its end.
 
         Every rank must be in the same call, with tensors of the same size and dtype: see `executor.agree`.
         """
@@ -331,7 +331,7 @@ class Transport(ABC):
 
 
 def await_jobs(transport: Transport) -> None:
-    """Wait for what jobs have under way on this transport, unless one of their threads calls."""
+    """Wait for the jobs' exchanges on this transport, unless the caller is one of their threads."""
     for guard in transport.guards:
         if (wait := guard()) is not None:
             wait()
@@ -384,11 +384,11 @@ def drive(
     take: Take,
     later: Iterable[Sequence[Outgoing]] | None = None,
 ) -> Pausing[None]:
-    """Run round `number` of a call; what happens here counts in the transport's counters and the call's timings.
+    """Run round `number` of a call; updates the transport's counters and the call's timings.
 
     Args:
         sends: messages that are ready.
-        recvs: what comes, in the order in which it is taken.
+        recvs: the messages to receive, in the order in which they are handled.
         take: called with an index of `recvs` and its data. Returns how many bytes the message took, where the receive
             had room for more (`at_most`), or None for all of them.
         later: batches of further messages, encoded as they are asked for. On engines that interleave, a batch leaves
@@ -396,7 +396,7 @@ def drive(
 
     Raises:
         PayloadError: `take` could not read a message; names rank, round and peer.
-        PeerLost, Mismatch, CollectiveTimeout: as the engine has it.
+        PeerLost, Mismatch, CollectiveTimeout: from the engine.
     """
     timings, counters = call.timings, call.transport.counters
     posts = _post(call, number, sends, recvs, later)

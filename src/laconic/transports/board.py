@@ -1,8 +1,8 @@
 """A notice board on the store: every rank's beat and what it is doing, so that a failure can be explained.
 
-Callers: `torchdist.py`, whose engine tells neither who stopped nor who called something else. Liveness is kept outside
-the collective: one small thread per transport beats on a connection of its own. Only that thread touches the store,
-because a store whose host is frozen answers never, whatever its time-out; others ask the thread and wait a little.
+Callers: `torchdist.py`, whose engine does not report which rank stopped or made a different call. Liveness is kept
+outside the collective: one small thread per transport beats on its own connection. Only that thread uses the store,
+because a store on a frozen host never answers, whatever its time-out; others ask the thread and wait a little.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StoreGone(RuntimeError):
 
 @dataclass(frozen=True)
 class Notice:
-    """What a rank last said: how often it has beaten, its call (sequence, signature), and why it left, if it did."""
+    """A rank's last notice: its count of beats, its call (sequence, signature), and why it left, if it did."""
 
     beats: int
     sequence: int
@@ -48,12 +48,12 @@ class Notice:
 
 
 class Board(LossLedger):
-    """This rank's notice, kept fresh, and everyone's notices, on demand; Liveness by what was read so far.
+    """Keeps this rank's notice fresh, and reads all notices on demand; Liveness from the notices read so far.
 
-    A rank is lost that has left, that one who left blames, or that was silent for too long.
+    A rank is lost if it has left, was blamed by a rank that left, or was silent for too long.
 
     Args:
-        rank: this rank's number in the job, as are all here: who left a part may blame one that is in another.
+        rank: this rank's job-wide number, as all here: a rank that left one part may blame a rank of another.
         ranks: everyone who has a notice here.
         doing: called on the beating thread; returns (sequence, signature) of the present call.
     """
@@ -81,7 +81,7 @@ class Board(LossLedger):
             self.publish()
 
     def _beat(self) -> None:
-        """The only code that uses the store: beats, and in between does what it is asked."""
+        """Beat, and serve requests in between; the only code that uses the store."""
         while True:
             try:
                 task = self._tasks.get(timeout=BEAT_S)
@@ -140,7 +140,7 @@ class Board(LossLedger):
         self._ask(self._write)
 
     def notices(self) -> dict[int, Notice]:
-        """Everyone's last notice; who has left, and whom they blame, is lost from then on. Raises StoreGone."""
+        """Read all ranks' last notices; note ranks that left, and those they blame, as lost. Raises StoreGone."""
         found = self._ask(self._read)
         gone = {rank: f"has left: {notice.left}" for rank, notice in found.items() if notice.left}
         for rank in gone:
@@ -151,7 +151,7 @@ class Board(LossLedger):
         return found
 
     def leave(self, why: str, blames: int = -1) -> None:
-        """Say that this rank leaves, why, and which rank it holds responsible (−1: none)."""
+        """Announce that this rank leaves, why, and which rank it blames (−1: none)."""
         if not self._left:
             self._left, self._blames = why, blames
             with contextlib.suppress(StoreGone):

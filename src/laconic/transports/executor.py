@@ -122,7 +122,7 @@ def _detail(schedule: Schedule, op: str) -> str:
 
 
 def agree(transport: Transport, collective: str, algorithm: str, values: Tensor, op: str = "sum") -> None:
-    """One byte round the butterfly, under the name of another call: a barrier that notices when calls differ.
+    """Send one byte round the butterfly under another call's name: a barrier that detects different calls.
 
     For calls whose own messages cannot tell: an empty tensor has none, and gloo's all-reduce aborts on unequal sizes.
     """
@@ -148,7 +148,7 @@ def gather_texts(
 
 
 def run_native(buffer: Tensor, transport: Transport, op: str = "sum") -> None:
-    """Reduce `buffer` by the engine's own all-reduce, after making sure that every rank is in the same call.
+    """Reduce `buffer` by the engine's own all-reduce, after checking that every rank is in the same call.
 
     Where the engine has none for this dtype, the ring does it.
     """

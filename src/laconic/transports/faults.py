@@ -1,7 +1,7 @@
 """Faults on purpose: a transport that corrupts, drops or delays what one rank sends, or dies while sending it.
 
-Callers: tests, and users who want to see what their job does when the network misbehaves. Wraps any engine; what is
-not chosen passes unchanged.
+Callers: tests, and users who want to see how their job behaves on a faulty network. Wraps any engine; messages that are
+not chosen pass unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DAMAGED_NBYTES = 17
 
 @dataclass(frozen=True)
 class WireMessage:
-    """A message about to be sent: what a fault is chosen by.
+    """A message about to be sent; faults are chosen by its fields.
 
     Attributes:
         sequence: the number of the collective call on this transport, from 1.

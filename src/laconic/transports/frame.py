@@ -48,7 +48,7 @@ NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 class MessageKind(IntEnum):
-    """What a message is for. A family of kinds is a subclass with `@family` and numbers that no other family has."""
+    """The kind of a message. A family of kinds is a subclass with `@family` and numbers that no other family has."""
 
 
 _KINDS: dict[int, MessageKind] = {}
@@ -66,7 +66,7 @@ def family(kinds: Family) -> Family:
 
 @family
 class EngineKind(MessageKind):
-    """What the engine itself says, and tensors that are sent by themselves."""
+    """The engine's own messages, and tensors that are sent by themselves."""
 
     HELLO = 1  # text: the sender's address
     DATA = 2  # a slice of a collective's round, `step`; text, in the first of a call to a peer: the call's signature
@@ -117,7 +117,7 @@ class Header(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A message, or one chunk of it, taken in and not yet asked for."""
+    """A message, or one chunk of it, that was received but not yet consumed."""
 
     header: Header
     text: str

@@ -46,7 +46,7 @@ class RankFailed(LaconicError):
 
 
 def ending(exitcode: int | None) -> str:
-    """How a process ended that said nothing.
+    """Describe how a process ended without a result.
 
     >>> ending(-9), ending(3)
     ('was killed by SIGKILL', 'ended with exit code 3')
@@ -73,7 +73,7 @@ def _failure(outcome: Outcome[Any]) -> LaconicError:
 
 @dataclass(frozen=True)
 class Outcome(Generic[T]):
-    """What became of one rank: its value, or the error text, or the exit code of a process that said nothing."""
+    """The outcome of one rank: its value, its error text, or the exit code of a process that left neither."""
 
     rank: int
     value: T | None = None
@@ -152,7 +152,7 @@ def _end_with_parent() -> None:
 
 
 def start_fork_server(*modules: str) -> None:
-    """Start now what ranks are forked from, and let it import `modules` too; one that runs already stays as it is."""
+    """Start the fork server of ranks now, and let it import `modules` too; a running one is left as it is."""
     if process_context(*modules).get_start_method() == "forkserver":
         forkserver.ensure_running()
 
@@ -218,7 +218,7 @@ class LocalJob(Generic[T]):
     def results(self, timeout_s: float) -> list[T]:
         """Every rank's value; RankFailed with the first traceback as soon as one fails, the rest being stopped.
 
-        A rank that could not write a file gives a StorageError, for the caller's own files may lie on the same disk.
+        A rank that could not write a file gives a StorageError, because the caller's files may be on the same disk.
         """
         waiting = set(range(len(self.pipes)))
         values: dict[int, T] = {}
@@ -235,13 +235,13 @@ class LocalJob(Generic[T]):
         return [values[rank] for rank in range(len(self.processes))]
 
     def _cause(self, first: Outcome[T], others: Collection[int]) -> Outcome[T]:
-        """The failure that explains the others: of a rank that died without a word, or else the first."""
+        """The failure that explains the others: of a rank that died without an error, or else the first."""
         if first.error is None:
             return first
         return next((each for each in self._answers(others, GRACE_S) if each.exitcode is not None), first)
 
     def _answers(self, ranks: Collection[int], timeout_s: float) -> Iterator[Outcome[T]]:
-        """What becomes of `ranks`, one after the other as they end, for as long as `timeout_s`."""
+        """Yield the outcomes of `ranks` as they end, for at most `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         pipes = {self.pipes[rank]: rank for rank in ranks}
         while pipes and (ready := wait(list(pipes), timeout=max(0.0, deadline - time.monotonic()))):

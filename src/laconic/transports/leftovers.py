@@ -1,7 +1,7 @@
-"""Removes what jobs that were killed have left behind: dead sockets of fork servers, and MPI's shared memory.
+"""Remove leftovers of killed jobs: dead sockets of fork servers, and MPI's shared memory.
 
-Callers: the launchers, and ranks under mpiexec, when they start. Only what belongs to this user, is older than a minute
-and is used by nobody goes; whatever cannot be judged stays.
+Callers: the launchers, and ranks under mpiexec, when they start. Remove only files of this user that are older than a
+minute and unused; keep a file in doubt.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _is_dead_socket(path: Path) -> bool:
 
 
 def _mapped_files() -> set[str] | None:
-    """Every file that a process of this user has mapped; None where that cannot be known."""
+    """Every file that a process of this user has mapped; None if that cannot be determined."""
     used: set[str] = set()
     try:
         processes = [each for each in Path("/proc").iterdir() if each.name.isdigit()]

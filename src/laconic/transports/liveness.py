@@ -1,4 +1,4 @@
-"""Who takes part and who is lost, since when and by whose word: one protocol for engines, modes and elastic jobs.
+"""Present and lost peers, since when and reported by whom: one protocol for engines, modes and elastic jobs.
 
 Implemented over the notice board on a store (`board.py`), notices between MPI ranks (`mpi_notices.py`), a word of the
 job's store (`consistency/agreed_losses.py`) and the heartbeats of an elastic view (`consistency/elastic/watch.py`).
@@ -14,13 +14,13 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class LostPeer:
-    """A peer that takes part no more.
+    """A peer that no longer takes part.
 
     Attributes:
         peer: its rank, or a member's number.
-        by: who said so: the peer itself where it has left, else who missed it.
+        by: who reported it: the peer itself if it left, else the one that missed it.
         why: the rest of a sentence that begins with the peer.
-        since: when that became known, in seconds since 1970.
+        since: when it became known, in seconds since 1970.
     """
 
     peer: int
@@ -30,24 +30,24 @@ class LostPeer:
 
     @property
     def has_left(self) -> bool:
-        """Whether it went by its own word."""
+        """Whether it announced its own departure."""
         return self.by == self.peer
 
 
 class Liveness(Protocol):
-    """What one rank or member knows of all; who is lost never comes back under its number."""
+    """What one rank or member knows of all peers; a lost peer never returns under its number."""
 
     @property
     def here(self) -> list[int]:
-        """Who takes part, as far as known, itself included."""
+        """The peers known to take part, itself included."""
 
     @property
     def lost(self) -> Mapping[int, LostPeer]:
-        """Who is lost, in the order in which that became known."""
+        """The lost peers, in the order in which their loss became known."""
 
 
 class LossLedger:
-    """Liveness by what is noted of `everyone`: who was not noted as lost is here. The first word about one stands."""
+    """Liveness of `everyone` from noted losses: all others are here. The first note about a peer stands."""
 
     def __init__(self, everyone: Iterable[int]) -> None:
         self._everyone = list(everyone)
@@ -62,7 +62,7 @@ class LossLedger:
         return self._lost
 
     def note(self, loss: LostPeer) -> bool:
-        """Write a loss down; whether that is news.
+        """Note a loss; return whether it is new.
 
         >>> ledger = LossLedger([4, 5, 6])
         >>> ledger.note(LostPeer(5, by=4, why="was silent")), ledger.note(LostPeer(5, by=5, why="has left"))

@@ -1,12 +1,12 @@
 """MPI ranks: a schedule's rounds as Isend and Irecv on a duplicated communicator.
 
-Callers: `laconic.init` under mpiexec, the executor. Two communicators of our own: one for data, one for what ranks
-say about each other (stalled in this call, failed, left), because in MPI nobody else reports that a peer is elsewhere.
+Callers: `laconic.init` under mpiexec, the executor. Two communicators of our own: one for data, one for notices
+(stalled in this call, failed, left), because MPI itself does not report that a peer is in another call.
 
 Invariants: a slice is sent from, and received into, its own memory; every wait polls and ends within `timeout_s`; MPI's
 errors come back as ours and never abort; after a failure every later call raises that failure at once.
 
-Differs from the other engines: what becomes of the job when a rank dies is up to the MPI launcher, and most end it.
+Differs from the other engines: when a rank dies, the MPI launcher decides what happens to the job; most end it.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class MpiTransport(Transport):
         return dtype in _TORCH_TO_MPI
 
     def close(self) -> None:
-        """Say that we leave, wait a little for the others to say so too, and only then free the communicators.
+        """Announce leaving, wait a little for the others to do so too, and only then free the communicators.
 
         Freeing is collective: after a failure, or when a peer does not leave, they stay until MPI is finalised.
         """
@@ -190,7 +190,7 @@ class MpiTransport(Transport):
                 self.fail(PeerLost(f"rank {name} has given up: {reason}", rank=name, peer=name))
 
     def _poll(self, ready: Callable[[], bool], whom: str, peer: int | None, round: int | None) -> None:
-        """Wait until `ready`, backing off; compare notes with the other ranks when it takes long."""
+        """Wait until `ready`, backing off; exchange notices with the other ranks when it takes long."""
         try:
             if ready():
                 return
@@ -245,7 +245,7 @@ class MpiTransport(Transport):
             self.fail(self.failure(PeerLost, f"peer {name} {loss.why}", name, round))
 
     def _listen(self, round: int | None) -> None:
-        """Read what the others have said, and raise what follows from it."""
+        """Read the others' notices, and raise the error that follows from them."""
         for source, notice in self._notices.arrived():
             if notice["kind"] == "failed":
                 self._heard_failure(source, notice, round)
@@ -264,7 +264,7 @@ class MpiTransport(Transport):
         self.fail(self.failure(Mismatch, text, name, round), sequence)
 
     def _heard_failure(self, source: int, notice: dict[str, Any], round: int | None) -> NoReturn:
-        """A peer has failed: so do we, blaming whom it blames unless that is ourselves."""
+        """Fail because a peer has failed; blame the rank it blames, unless that is this one."""
         name = self.named(source)
         peer = name if notice["peer"] in (None, self.named(self.rank)) else notice["peer"]
         kind: type[TransportError] = PeerLost
@@ -355,7 +355,7 @@ class _MpiRound(Posted):
 
 
 def _remember(table: dict[int, T], sequence: int, fact: T) -> None:
-    """Keep what was first known of a call, of the latest calls only: messages between two ranks count by leaps."""
+    """Keep the first notice of each call, for the latest calls only: point-to-point calls are numbered with gaps."""
     table.setdefault(sequence, fact)
     if len(table) > _CALLS_KEPT:
         del table[next(iter(table))]

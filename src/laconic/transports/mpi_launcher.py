@@ -49,7 +49,7 @@ def run_mpi(world_size: int, function: Callable[..., Any], args: tuple[Any, ...]
 
 
 def _end(job: subprocess.Popen[str]) -> None:
-    """Stop a job that still runs, kindly first: mpiexec then removes its ranks and their shared memory."""
+    """Stop a running job, first by SIGTERM, so that mpiexec removes its ranks and their shared memory."""
     if job.poll() is None:
         job.terminate()
         try:

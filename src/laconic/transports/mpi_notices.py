@@ -1,7 +1,7 @@
-"""What MPI ranks know about each other: what each says on a communicator of its own, and which have stopped or died.
+"""Notices between MPI ranks on a communicator of their own, and the ranks that have stopped or died.
 
-Caller: `mpi.py`. MPI itself never says that a rank has stopped. Ranks tell each other their machine and process number
-when they open a transport; of ranks on other machines nothing more is known.
+Caller: `mpi.py`. MPI itself never reports that a rank has stopped. Ranks exchange their machine and process number when
+they open a transport; the state of ranks on other machines cannot be seen.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _STOPPED = "TtZX"  # by a signal, by a debugger, and two ways to be dead
 
 
 class Notices(LossLedger):
-    """Short messages between all ranks, and Liveness by them: lost is who closed, failed, or was found stopped.
+    """Short messages between all ranks, and Liveness from them: ranks that closed, failed or stopped are lost.
 
     Attributes:
-        comm: the communicator they go by; without one, nothing is said or heard.
+        comm: the communicator for notices; without one, none are sent or received.
         cards: of all ranks, as `own_card`.
     """
 
@@ -36,7 +36,7 @@ class Notices(LossLedger):
         self._sending: list[tuple[Any, bytes]] = []
 
     def find_stopped(self, own: int) -> list[int]:
-        """Note the ranks of this machine that are stopped or dead, as rank `own` sees it; who they are."""
+        """Note, as rank `own`, the ranks of this machine that are stopped or dead; return them."""
         found = stopped(self.cards)
         for rank in found:
             self.note(LostPeer(rank, own, "was lost: it is stopped"))
@@ -52,7 +52,7 @@ class Notices(LossLedger):
             self._sending.append((self.comm.Isend([buffer, self.mpi.BYTE], peer, 0), buffer))
 
     def announce(self, call: Call) -> None:
-        """Tell everyone, once per call, which call we wait in."""
+        """Tell all ranks, once per call, which call this one waits in."""
         if self._announced != call.sequence:
             self._announced = call.sequence
             self.tell(kind="stalled", sequence=call.sequence, signature=call.signature)
@@ -69,7 +69,7 @@ class Notices(LossLedger):
             yield source, notice
 
     def all_sent(self) -> bool:
-        """Whether our notices have gone out."""
+        """Whether all notices have been sent."""
         self._sending = [(request, buffer) for request, buffer in self._sending if not request.Test()]
         return not self._sending
 

@@ -28,7 +28,7 @@ class Window:
     """Float32 values on every rank, and a counter. All ranks must make it in the same place, and close it.
 
     Args:
-        values: what this rank's values are at first; ranks may have different numbers of them.
+        values: this rank's initial values; ranks may have different numbers of them.
         mode: who asks, for the error.
 
     Raises:
@@ -88,7 +88,7 @@ class Window:
         )  # fmt: skip
 
     def count(self, ranks: Sequence[int], by: int) -> list[int]:
-        """Add to the counters of several ranks; what each was before."""
+        """Add to the counters of several ranks; return their previous values."""
         mpi, more = self._mpi, torch.tensor([by])
         parts = [(rank, 0, torch.zeros(1, dtype=torch.int64)) for rank in ranks]
         whole = mpi.INT64_T
@@ -108,7 +108,7 @@ class Window:
                 self.moved_nbytes += data.nbytes
 
     def close(self) -> None:
-        """Give the memory back when all ranks do, which is waited for a little; else it stays until MPI ends."""
+        """Free the memory once all ranks close, after a short wait for them; otherwise it stays until MPI ends."""
         if self._closed or self._mpi.Is_finalized():
             return
         self._closed = True

@@ -1,6 +1,6 @@
 """Measures the link between the ranks of a transport, and fits L, o, g, G and γ to it.
 
-Callers: `laconic probe`, and whoever wants `auto` to know the link. Collective: every rank takes part and gets the same
+Callers: `laconic probe`, and `algorithm="auto"` without a profile. Collective: every rank takes part and gets the same
 profile. The steps, all ranks being busy at once as in a collective:
 
     exchange   each rank swaps one message with its partner, 8 B … 4 MB     → L + 2o, G

@@ -1,4 +1,4 @@
-"""A link profile: what the network between these ranks costs, as measured, saved as JSON.
+"""A link profile: the measured cost of the network between these ranks, saved as JSON.
 
 Callers: `probe` makes one; `auto`, the simulator and the planner read it. Immutable; the same on every rank.
 """
@@ -151,7 +151,7 @@ class Profile:
             raise ProfileError(str(error)) from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to `path`: whoever reads it sees the old file or the new one, never a part."""
+        """Write to `path` atomically: readers see the old file or the new one."""
         replace(path, self.to_json())
 
     @classmethod

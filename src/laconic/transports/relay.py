@@ -1,4 +1,4 @@
-"""A relay for members that nobody can reach: TCP streams joined at one address that everybody can.
+"""A relay for members behind routers: joins TCP streams at one address that all members can reach.
 
 Callers: `laconic meet --relay` runs a `RelayServer`; a member behind a router holds a `RelayedPort`
 (`elastic/line.py`). What passes is encrypted between the members (CURVE), and the relay reads none of it.

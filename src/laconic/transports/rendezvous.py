@@ -1,4 +1,4 @@
-"""Who am I, and where is the store: torchrun, mpiexec, srun, our own launcher, or alone; does the launcher live.
+"""Find this process's rank and store: under torchrun, mpiexec, srun, our own launcher, or alone; watch the launcher.
 
 Callers: `laconic.init`. The store (a torch.distributed Store) is where ranks first meet: it carries addresses, beats
 and failure notes, never gradients.
@@ -75,7 +75,7 @@ def find_place(timeout_s: float, engine: str | None = None) -> Place:
 
 
 def _refuse_ranks_apart() -> None:
-    """Refuse a process group of one under mpiexec: every rank would train a model of its own without a word."""
+    """Refuse a process group of one under mpiexec: every rank would silently train a model of its own."""
     if dist.get_world_size() > 1 or "RANK" in os.environ:
         return
     size = next((os.environ[name] for name in _MPI_SIZE if name in os.environ), "1")
@@ -100,7 +100,7 @@ def _from_torchrun(timeout_s: float) -> Place:
 def _from_slurm(timeout_s: float) -> Place:
     """A task of `srun`: rank 0 holds the store, on the first host of the step.
 
-    torch's own variables are set too, where nobody has set them, so that `init_process_group()` works as under
+    torch's own variables are set too, unless they are set already, so that `init_process_group()` works as under
     torchrun; it gets the port before ours.
     """
     missing = [name for name in _SLURM if name not in os.environ]
@@ -206,7 +206,7 @@ def _from_mpi() -> Place:
 
 
 class LauncherWatch:
-    """A thread that looks whether the store still answers, and ends a rank whose launcher was killed.
+    """A thread that checks that the store still answers, and ends a rank whose launcher was killed.
 
     When the store is gone every later call on the world raises; an orphan that makes none, as in asynchronous modes,
     gets the SIGTERM that torchrun's agent would have sent.

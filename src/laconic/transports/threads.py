@@ -31,10 +31,10 @@ class _Letter:
 
 
 class Hub:
-    """What the ranks of one thread world share: a mailbox for every ordered pair, and who has left.
+    """Shared by the ranks of a thread world: a mailbox for every ordered pair, and the ranks that have left.
 
     Attributes:
-        blames: by rank, whom it has given up waiting for; parts of a job share it, and number ranks as the job does.
+        blames: by rank, the peer it has given up on; shared by all parts of a job, with job-wide numbers.
     """
 
     def __init__(self, world_size: int, blames: dict[int, int] | None = None) -> None:
@@ -46,7 +46,7 @@ class Hub:
         self._parts: dict[tuple[int, int], Hub] = {}
 
     def culprit(self, rank: int) -> int:
-        """Whose loss made this rank leave: its own, or that of whom it waited for in vain."""
+        """The rank whose loss made this rank leave: itself, or the peer it waited for in vain."""
         passed = {rank}
         while (other := self.blames.get(rank, rank)) not in passed:
             passed.add(rank := other)

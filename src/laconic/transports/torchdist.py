@@ -4,9 +4,9 @@ A group that takes tensors of one kind of device only, as NCCL's does, is given 
 way of the device that was current when the transport was made: handshakes, probes and payloads. A round is one batch
 of sends and receives, as NCCL's own all_to_all is. Such messages have the length of their receive.
 
-gloo aborts the process when a message is longer than its receive, and takes messages of the wrong call without a
-word. So every message carries a tag made from the call (see `Call.code`) and the round: messages of different calls
-never match, the wait runs out instead, and the notice board then says who called what, who stopped, or who left.
+gloo aborts the process when a message is longer than its receive, and silently accepts messages of the wrong call. So
+every message carries a tag made from the call (see `Call.code`) and the round. Messages of different calls never match;
+the wait times out instead, and the notice board shows which rank made another call, stopped or left.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class TorchTransport(Transport):
             self.device = _device_of(group)
 
     def _doing(self) -> tuple[int, str]:
-        """The oldest call under way, which is the one that is waited for, or the last there was."""
+        """The oldest call under way, which is the one being waited for, or else the last call."""
         if calls := self.calls:
             self._last = (calls[0].sequence, calls[0].signature)
         return self._last
@@ -174,7 +174,7 @@ class TorchTransport(Transport):
     def explain(
         self, error: Exception, peer: int | None = None, round: int | None = None, call: Call | None = None
     ) -> TransportError:
-        """Turn gloo's words into ours: who is to blame, by the notice board. The transport is broken afterwards."""
+        """Turn gloo's error into ours; the notice board names the rank to blame. The transport is broken afterwards."""
         call, peer = call or self.current, None if peer is None else self.named(peer)
         try:
             kind, text, culprit = self._verdict(error, peer, call)
@@ -322,7 +322,7 @@ class _TorchRound(Posted):
 
 
 def _ended(work: Any) -> RuntimeError | None:
-    """Wait for a message; how it failed, if it did."""
+    """Wait for a message; return its error, if any."""
     try:
         work.wait()
     except RuntimeError as error:

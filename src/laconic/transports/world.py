@@ -89,7 +89,7 @@ class World:
         return part
 
     def new_store(self, name: str) -> dist.Store | None:
-        """The store, on a connection and under a prefix that nobody else uses; all ranks must ask in the same order."""
+        """A new connection to the store, under an unused prefix; all ranks must call it in the same order."""
         self._stores += 1
         if self.store is None:
             return None
@@ -218,7 +218,7 @@ def current() -> World:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What `init` was asked for, for the engine's opener."""
+    """The options of `init`, for the engine's opener."""
 
     engine: str
     timeout_s: float

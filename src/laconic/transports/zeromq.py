@@ -1,9 +1,9 @@
-"""Ranks over ZeroMQ: TCP between processes or hosts, deaths noticed outside the collective, keys, join and leave.
+"""Ranks over ZeroMQ: TCP between processes or hosts, deaths detected outside the collective, keys, join and leave.
 
 Callers: `executor.run` through the Transport interface; asynchronous modes through `send_to` and `recv_any`.
 
-ZeroMQ's I/O thread moves the bytes and answers heartbeats even while Python computes; whatever waits here also takes in
-what other peers send, so no order of sends and receives can lock up. Messages of one peer keep their order, so the next
+ZeroMQ's I/O thread moves the bytes and answers heartbeats even while Python computes. Every wait here also
+receives what other peers send, so no order of sends and receives can deadlock. Messages of one peer keep their order, so the next
 one must be what the schedule expects: anything else is a Mismatch. A rank that fails tells the others why, so that
 all name the same culprit. Used by one thread at a time.
 """
@@ -135,7 +135,7 @@ class ZmqTransport(Transport):
         return self.mesh.listens_at
 
     def advertise(self, host: str, port: int) -> None:
-        """Be known at another address than the one this rank listens at, as by a relay; before anybody is met."""
+        """Advertise another address than the one this rank listens at, as of a relay; before meeting any peer."""
         self.mesh.advertise(host, port)
         self.address = str(self.mesh.address)
 
@@ -148,7 +148,7 @@ class ZmqTransport(Transport):
         self.mesh.add(rank, Address.parse(address))
 
     def has_met(self, rank: int) -> bool:
-        """Whether this peer has said hello, so that messages flow; takes in what has come, and waits a moment for that.
+        """Whether this peer has said hello, so that messages flow; receives messages, waiting a moment for them.
 
         Raises:
             PeerLost, NotAuthorised: it never will.
@@ -166,7 +166,7 @@ class ZmqTransport(Transport):
         return peer is not None and not peer.left and peer.established
 
     def drop_peer(self, rank: int) -> None:
-        """Say goodbye to a rank and forget it; what it sent and nobody asked for is dropped."""
+        """Say goodbye to a rank and forget it; its unread messages are dropped."""
         self.mesh.drop(rank)
 
     # collectives
@@ -263,7 +263,7 @@ class ZmqTransport(Transport):
     def progress(
         self, peer: Peer, round: int | None, deadline: float, *, block: bool = True, sending: bool = False
     ) -> None:
-        """Take in a message or wait a tick for one; raise when there is no hope for `peer`, or no time left.
+        """Receive a message, waiting a tick at most; raise if nothing can come from `peer`, or the time is up.
 
         What has come from the peer ends a wait for its messages, but not one that is `sending`.
         """
@@ -280,7 +280,7 @@ class ZmqTransport(Transport):
             self.fail(CollectiveTimeout, reason, name, round)
 
     def _check_hope(self, peer: Peer, round: int | None, *, sending: bool = False) -> None:
-        """Raise when nothing more can come from `peer`: it left, died or refuses us, and all it sent is taken in.
+        """Raise if nothing more can come from `peer`: it left, died or refuses us, and all it sent has been received.
 
         A peer that left may have taken what we are `sending`, and ZeroMQ is yet to say that the memory is free.
         """
@@ -305,7 +305,7 @@ class ZmqTransport(Transport):
     def fail(
         self, error: type[TransportError], reason: str, culprit: int, round: int | None, *, tell: bool = True
     ) -> NoReturn:
-        """Raise; in a collective also break this transport and tell the others why; `culprit`: as the job counts."""
+        """Raise; in a collective also break this transport and tell the others why; `culprit` is a job-wide number."""
         failure = self.failure(error, reason, culprit, round)
         _log.warning("%s", failure)
         if self.calls:
@@ -320,7 +320,7 @@ class ZmqTransport(Transport):
         self.fail(PeerLost, peer.why_gone(name), name, round)
 
     def _tell(self, error: type[TransportError], reason: str, culprit: int | None) -> None:
-        """Let the peers know why this rank fails."""
+        """Tell the peers why this rank fails."""
         subject = self.named(self.rank) if culprit is None else culprit
         header = Header(EngineKind.FAULT, code=FAULTS.get(error, FAULTS[PeerLost]), subject=subject)
         for peer in self.mesh.peers.values():

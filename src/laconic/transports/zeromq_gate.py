@@ -1,9 +1,9 @@
-"""Who is let in: what a rank derives from the job's key, and the gate that keeps strangers from its ROUTER.
+"""Authentication: a rank's secrets, derived from the job's key, and the gate that keeps strangers from its ROUTER.
 
-Callers: `zeromq_mesh.py` and `zeromq_peer.py`. ZeroMQ limits a frame, not a message of many frames, so whoever gets
-through the handshake can fill our memory; nobody does without the password of this address, or with CURVE the key.
-What strangers can make us hold is thus one frame a connection (1 MiB), for as long as a handshake may take (30 s), and
-at most MAX_STRANGERS of them are connected at a time.
+Callers: `zeromq_mesh.py` and `zeromq_peer.py`. ZeroMQ limits a frame, not a message of many frames, so a peer that gets
+through the handshake can fill our memory. The handshake needs the password of this address, or with CURVE the key. So
+strangers can make us hold one frame per connection (1 MiB), for as long as a handshake may take (30 s), and at most
+MAX_STRANGERS of them are connected at a time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _log = logging.getLogger("laconic.transports")
 
 @dataclass(frozen=True)
 class Secret:
-    """What a rank proves itself by, and what it asks of others; derived from the job's key.
+    """A rank's credentials, and those it demands of others; derived from the job's key.
 
     With CURVE one can neither read, nor speak, nor finish a handshake without the key. Otherwise whoever connects gives
     a password, which fits one address only and so is of no use to whoever may listen there by now. Every address
@@ -86,7 +86,7 @@ class Secret:
             sock.setsockopt(zmq.PLAIN_PASSWORD, self._password(address))
 
     def admits(self, address: Address, mechanism: bytes, credentials: list[bytes]) -> bool:
-        """Whether somebody with these credentials (see ZeroMQ's RFC 27) may speak to the rank at `address`."""
+        """Whether a peer with these credentials (see ZeroMQ's RFC 27) may speak to the rank at `address`."""
         if self.encrypts:
             expected = z85.decode(zmq.curve_public(self._curve_secret()))
             return mechanism == b"CURVE" and hmac.compare_digest(b"".join(credentials), expected)
@@ -121,7 +121,7 @@ def monitor(context: Context, watched: Socket, place: str, events: int) -> Socke
 
 
 class Gate:
-    """A thread that answers ZeroMQ when somebody knocks at a ROUTER (by ZAP, RFC 27), and cuts strangers that loiter.
+    """A thread that authenticates connections to a ROUTER (by ZAP, RFC 27), and cuts strangers that loiter.
 
     Args:
         router: bound, and made a server by `secret`.
@@ -176,7 +176,7 @@ class Gate:
         self._zap.send_multipart([version, request, code, text, b"", b""])
 
     def _note(self, event: int, descriptor: int) -> None:
-        """Keep the list of who is connected; when too many are strangers, cut the oldest."""
+        """Update the list of connections; if too many are strangers, cut the oldest."""
         if event == zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
             self._refuse("somebody", "it does not speak as holders of the job's key do")
             return
@@ -203,7 +203,7 @@ class Gate:
 
 
 class _Visitor(NamedTuple):
-    """The other end of a connection, and what it was sent."""
+    """The other end of a connection, and the bytes it was sent."""
 
     name: Any
     sent_nbytes: int

@@ -1,4 +1,4 @@
-"""The job's key: who may take part in a ZeroMQ job, and how its traffic is encrypted.
+"""The job's key: it admits ranks to a ZeroMQ job, and encrypts its traffic.
 
 Callers: launchers and `zeromq_gate.py`. All ranks of a job hold the same key. One given by the user also encrypts. On
 loopback a job without one takes the user's own, which lies in a private file: other users are kept out, and nothing
@@ -78,7 +78,7 @@ def _private_folders() -> Iterator[Path]:
 
 
 def _kept_key(path: Path) -> bytes:
-    """The key in `path`; whoever comes first puts it there, whole. OSError or BadInput when others might know it."""
+    """The key in `path`; the first caller writes it, atomically. OSError or BadInput if other users might know it."""
     if path.parent.lstat().st_uid != os.getuid():
         raise BadInput(f"{path.parent} is not this user's")
     if not path.exists():

@@ -1,9 +1,9 @@
-"""A rank's sockets and peers: who is there, what they send, and whether they still live. Knows nothing of collectives.
+"""A rank's sockets and peers: their messages, and whether they are alive. Knows nothing of collectives.
 
 Caller: `zeromq.py`, which hands in where checked messages go.
 
-One ROUTER takes what all peers send; one DEALER a peer carries what we send. Anything that is malformed, or not from a
-rank of the job, is dropped and counted.
+One ROUTER receives from all peers; one DEALER per peer sends. Messages that are malformed, or not from a rank of the
+job, are dropped and counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GRACE_S = 1.0
 
 @dataclass(frozen=True)
 class Patience:
-    """How long peers are waited for.
+    """How long to wait for peers.
 
     Attributes:
         heartbeat_s: how often a connection is asked for a sign of life.
@@ -106,7 +106,7 @@ class Mesh:
         return self._secret.sealed(host.strip("[]"), int(port))
 
     def advertise(self, host: str, port: int) -> None:
-        """Be known at another address than the one this rank listens at, as by a relay; before anybody is met."""
+        """Advertise another address than the one this rank listens at, as of a relay; before meeting any peer."""
         self.address = self._secret.sealed(host, port)
         self._gate.address = self.address
 
@@ -168,7 +168,7 @@ class Mesh:
     # sending
 
     def say(self, peer: Peer, header: Header, text: str = "") -> bool:
-        """Tell a peer something if that is possible at once; False when it is not."""
+        """Send a short message to a peer if that is possible at once; else return False."""
         if peer.dealer is None:
             return False
         try:
@@ -192,7 +192,7 @@ class Mesh:
     # receiving
 
     def take_in(self, *, block: bool = True) -> bool:
-        """Take in one message, waiting a tick at most; False when none came. Looks at the monitors in passing."""
+        """Receive one message, waiting a tick at most; False if none came. Also reads the monitors."""
         router = self._router
         try:
             name = router.recv(0 if block else zmq.NOBLOCK)
@@ -216,7 +216,7 @@ class Mesh:
         return True
 
     def _file(self, name: bytes, head: bytes, body: zmq.Frame | None) -> None:
-        """Check one message and pass it on; PayloadError for what no rank of this job would send."""
+        """Check one message and pass it on; PayloadError if no rank of this job would send it."""
         rank = speaker(name, self.address.token)
         if rank is None or rank == self.rank:
             raise PayloadError("from a stranger")
@@ -251,7 +251,7 @@ class Mesh:
             peer.watch()
 
     def is_over(self, peer: Peer, *, sending: bool = False) -> bool:
-        """Whether nothing can come from a peer any more, once what has come is taken in; nor a word of what we sent."""
+        """Whether nothing more can come from a peer beyond what has arrived, not even an acknowledgement."""
         if peer.left:
             return not sending or time.monotonic() - peer.heard_at > _GRACE_S
         if peer.cut_at is None:

@@ -41,10 +41,10 @@ class Peer:
         queue: chunks of collectives, in the order sent.
         growing: the message outside collectives that is coming.
         greeted: its hello has come.
-        refuses: it will not have our key.
+        refuses: it rejects our key.
         cut_at: when our connection to it broke, or None.
         left: it said goodbye.
-        thanked: it has taken in our goodbye.
+        thanked: it has acknowledged our goodbye.
         signature: the last collective it was known to be in.
         signed: the last of our calls whose signature it was sent.
     """
@@ -84,7 +84,7 @@ class Peer:
             each.connect(self.address, secret)
 
     def watch(self) -> None:
-        """Read what the monitors have seen; when an established connection broke, both are given up at once."""
+        """Read the monitors' events; if an established connection broke, give up both at once."""
         for line in self._lines:
             for event in line.events():
                 if event & _REFUSALS:
@@ -121,7 +121,7 @@ class Peer:
                 self._farewell = None
 
     def is_taking_leave(self, *, thanks: bool) -> bool:
-        """Whether the farewell is on its way to a peer that may take it, or has not been thanked for."""
+        """Whether the farewell is still in transit to a living peer, or not acknowledged."""
         if self._farewell is None or self.dealer is None or self.left:
             return False
         if self.refuses or self._tried_since is not None:
@@ -129,7 +129,7 @@ class Peer:
         return not self._farewell.done or (thanks and not self.thanked)
 
     def why_gone(self, name: int) -> str:
-        """Why nothing more can be had from it; `name` is its number in the whole job."""
+        """Why nothing more can come from it; `name` is its job-wide number."""
         if self.left:
             return f"peer {name} has left: it closed its transport"
         if self.unreachable:
@@ -158,7 +158,7 @@ class _Line:
         self.socket.connect(address.endpoint)
 
     def events(self) -> Iterator[int]:
-        """What was seen since the last look."""
+        """The events since the last call."""
         while True:
             try:
                 event, _ = self._monitor.recv_multipart(zmq.NOBLOCK)

@@ -1,4 +1,4 @@
-"""Messages under way: what `ZmqTransport.post` and `send_to` return, and where what comes is put."""
+"""Messages under way: the results of `ZmqTransport.post` and `send_to`, and the inbox."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class ZmqRound(Posted):
 
 
 class Inbox:
-    """Puts each checked message where it is waited for: in its peer's queue, among the parcels, or as bad news.
+    """Files each checked message: in its peer's queue, among the parcels, or as bad news.
 
     Attributes:
         parcels: (peer, frame) of whole messages outside collectives.
@@ -137,7 +137,7 @@ class Inbox:
             self.bad_news = (error, text, culprit, False)
 
     def compare(self, peer: Peer, arrival: Arrival) -> None:
-        """Notice at once that a peer is in another call than we are with the same sequence number."""
+        """Detect at once that a peer is in a different call with the same sequence number."""
         header, call = arrival.header, self.owner.current
         if call is not None and header.sequence == call.sequence and header.code != call.code:
             culprit = self.owner.named(peer.rank)
@@ -145,7 +145,7 @@ class Inbox:
 
 
 def _difference(peer: Peer, arrival: Arrival, call: Call) -> str:
-    """In what a peer is, and in what we are."""
+    """Describe the peer's call and ours."""
     theirs = arrival.text or peer.signature or "another call"
     if arrival.header.sequence != call.sequence:
         theirs += f" (its call {arrival.header.sequence}, not {call.sequence})"

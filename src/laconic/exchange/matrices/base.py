@@ -1,7 +1,7 @@
-"""What a matrix codec must do, and the registry of those that do.
+"""The interface of matrix codecs, and their registry.
 
-Callers: `buckets.py`. DDP rebuilds its buckets after the first step, so what must last is kept by parameter name in a
-MatrixMethod, one a model and codec, which makes the buckets.
+Callers: `buckets.py`. DDP rebuilds its buckets after the first step, so lasting state is kept by parameter name in a
+MatrixMethod, one per model and codec, which makes the buckets.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MatrixBucket(ABC):
 
     @abstractmethod
     def use(self, chosen: Codec) -> None:
-        """Let `chosen` be the codec from now on. Raises BadInput for a codec of another name."""
+        """Switch to the codec `chosen`. Raises BadInput for a codec of another name."""
 
     @abstractmethod
     def steps(self, buffer: Tensor, route: Route) -> Pausing[tuple[Timings, str]]:
@@ -71,27 +71,27 @@ class MatrixBucket(ABC):
 
 
 class MatrixMethod(ABC):
-    """What a matrix codec keeps of one model, and the buckets it makes."""
+    """A matrix codec's state for one model, and the maker of its buckets."""
 
     @abstractmethod
     def bucket(self, info: BucketInfo, residuals: Residuals) -> MatrixBucket:
         """A new bucket of these parameters."""
 
     def observe(self, model: nn.Module, names: Mapping[int, str]) -> None:  # noqa: B027
-        """Look at the model, whose parameters have these names by id, where gradients are not enough."""
+        """Watch the model, if gradients are not enough; `names` maps parameter ids to names."""
 
     def end_of_step(self) -> None:  # noqa: B027
-        """Let go of what is of one step."""
+        """Release the data of one step."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What must last, by parameter name; the same on every rank."""
+        """The lasting state, by parameter name; the same on every rank."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Go on with what another kept. In place, since buckets share it."""
+        """Load a state in place, since buckets share it."""
 
     def close(self) -> None:  # noqa: B027
-        """Let go of the model."""
+        """Release the model."""
 
 
 _METHODS: Registry[type[MatrixMethod]] = Registry("matrix codec", "laconic.exchange.matrices")
@@ -124,18 +124,18 @@ class Matrices:
             method.end_of_step()
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """What each codec keeps, by its name."""
+        """Each codec's state, by its name."""
         return {name: kept for name, method in self.methods.items() if (kept := method.state_dict())}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse what is not kept by codecs that are known, matrices by parameter name."""
+        """Refuse a state that is not of known codecs, with matrices by parameter name."""
         check_like(state, {}, "the state of the matrix codecs")
         for name, kept in state.items():
             _METHODS.get(name)
             check_named(kept, None, f"warm.{name}")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with what another kept; codecs that it says nothing of begin anew."""
+        """Load a state; reset codecs that it does not name."""
         for name in {*state, *self.methods}:
             self.of(name).load_state_dict(state.get(name, {}))
 

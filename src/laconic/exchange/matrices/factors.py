@@ -3,9 +3,9 @@
 Callers: the DDP hook, for codec "factors". Every rank sends the factors of all ranks' layers to all others, one message
 a peer, and computes W's gradient as one product over all ranks' rows, (1/P)·Σ δᵀ o, and the bias's as the mean of Σ δ.
 
-Which layers go that way is agreed, without a message of its own: at every step each rank says how many rows it could
-send for each layer, and the sum decides the next step by `Factors.pays`. Before sending, a rank makes sure that its
-factors give the gradient that DDP holds: both are multiplied by a random vector of signs (Freivalds). They do not when
+Ranks agree on these layers without extra messages: at every step each rank reports how many rows it could send for
+each layer, and the sum decides the next step by `Factors.pays`. Before sending, a rank checks that its factors give the
+gradient that DDP holds: both are multiplied by a random vector of signs (Freivalds). They do not when
 the weight is also used elsewhere, has a penalty in the loss, or was not zeroed. Such a rank sends its gradient instead;
 so no condition on the model or the loop need be known here, and the result is that of DDP to rounding.
 """
@@ -56,7 +56,7 @@ class _Layer:
 
 @register("factors")
 class SufficientFactors(MatrixMethod):
-    """The weights that go by factors at the next step, the same on every rank, and what is caught of the layers."""
+    """The weights that go as factors at the next step, the same on every rank, and the captured factors."""
 
     def __init__(self) -> None:
         self.agreed: set[str] = set()
@@ -66,12 +66,12 @@ class SufficientFactors(MatrixMethod):
         return FactorsBucket(info, residuals, self.watch, self.agreed)
 
     def observe(self, model: nn.Module, names: Mapping[int, str]) -> None:
-        """Catch the factors of this model's fully connected layers from now on."""
+        """Capture the factors of this model's fully connected layers from now on."""
         self.close()
         self.watch = LinearWatch(model, names)
 
     def end_of_step(self) -> None:
-        """Let go of what was caught and not asked for."""
+        """Release factors that were captured but not used."""
         if self.watch is not None:
             self.watch.clear()
 
@@ -93,8 +93,8 @@ class FactorsBucket(MatrixBucket):
     """The state of one bucket whose fully connected layers may go by factors.
 
     Args:
-        residuals: what earlier codecs left; it is sent at the next step, exactly.
-        watch: what is caught of the model's layers; None sends all exactly.
+        residuals: of earlier codecs, sent exactly at the next step.
+        watch: captures the layers' factors; None sends all exactly.
         agreed: the layers that go by factors at the next step, shared by all buckets; the same on every rank.
     """
 
@@ -158,7 +158,7 @@ class FactorsBucket(MatrixBucket):
         return call.timings, "gather" if plan is None else plan.algorithm
 
     def _usable(self, layer: _Layer, buffer: Tensor) -> tuple[Tensor, Tensor] | None:
-        """What was caught of a layer, if it gives the gradients in the bucket: to rounding, tested by random signs."""
+        """A layer's captured factors, if they give the bucket's gradients up to rounding, tested by random signs."""
         pair = None if self.watch is None else self.watch.take(layer.weight.name)
         if pair is None:
             return None
@@ -223,7 +223,7 @@ class FactorsBucket(MatrixBucket):
                 self.agreed.discard(name)
 
     def _note(self, layers: list[_Layer], payloads: list[Tensor], rest: list[Entry], world_size: int) -> None:
-        """Keep what `layers()` tells."""
+        """Record what `layers()` returns."""
         self._forms = {e.name: ("exact", wire_nbytes(e.numel, world_size)) for e in rest}
         for layer, payload in zip(layers, payloads, strict=True):
             dense = payload.numel() == _EXACT.max_nbytes(layer.numel)

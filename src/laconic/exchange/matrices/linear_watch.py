@@ -1,4 +1,4 @@
-"""Catches (o, δ) of every nn.Linear as backward passes it: the layer's input and the gradient of its output.
+"""Captures (o, δ) of every nn.Linear in backward: the layer's input and the gradient of its output.
 
 Callers: `factors.py` takes what was caught when the layer's bucket is ready, which is after backward has passed the
 layer. Invariant: per layer no more than the memory of its weight is held, and nothing once it has been taken.
@@ -49,7 +49,7 @@ class LinearWatch:
                 self._handles.append(module.register_forward_hook(functools.partial(self._forward, layer)))
 
     def _forward(self, layer: Linear, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        """Ask for the gradient of this output. What is held hangs on the graph, and goes with it if there is none."""
+        """Hook the gradient of this output. The input is held by the autograd graph, and freed with it."""
         if args and isinstance(args[0], Tensor) and output.requires_grad:
             # With more than two dimensions the output is a view; when it is changed in place, say by a ReLU, autograd
             # goes round the view, so the product behind it is asked.
@@ -77,7 +77,7 @@ class LinearWatch:
         return held[0] if len(held) == 1 else (torch.cat([o for o, _ in held]), torch.cat([d for _, d in held]))
 
     def clear(self) -> None:
-        """Let go of everything caught."""
+        """Release everything captured."""
         self._caught.clear()
 
     def close(self) -> None:

@@ -72,7 +72,7 @@ class LowRankBucket(MatrixBucket):
         self._algorithms = ("direct", "direct")
 
     def use(self, chosen: Codec) -> None:
-        """Let `chosen` be the codec from now on; residuals stay, and the last Q where its shape still fits."""
+        """Switch to the codec `chosen`; keep residuals, and the last Q if its shape still fits."""
         if not isinstance(chosen, PowerSGD):
             raise BadInput(f"this bucket is exchanged by powersgd, not by {chosen}")
         if self.codec != chosen:
