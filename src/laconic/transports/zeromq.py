@@ -3,9 +3,9 @@
 Callers: `executor.run` through the Transport interface; asynchronous modes through `send_to` and `recv_any`.
 
 ZeroMQ's I/O thread moves the bytes and answers heartbeats even while Python computes. Every wait here also
-receives what other peers send, so no order of sends and receives can deadlock. Messages of one peer keep their order, so the next
-one must be what the schedule expects: anything else is a Mismatch. A rank that fails tells the others why, so that
-all name the same culprit. Used by one thread at a time.
+receives what other peers send, so no order of sends and receives can deadlock. Messages of one peer keep their order,
+so the next one must be what the schedule expects: anything else is a Mismatch. A rank that fails tells the others why,
+so that all name the same culprit. Used by one thread at a time.
 """
 
 from __future__ import annotations
