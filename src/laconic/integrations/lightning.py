@@ -25,7 +25,7 @@ except ImportError as error:
 class LaconicCallback(Callback):
     """Send gradients of a Lightning training through a codec.
 
-    Under a strategy other than DDP or FSDP2, as alone, it does nothing.
+    Alone it does nothing. A strategy other than DDP or FSDP2 is refused when the training starts.
 
     Args:
         codec: as for `laconic.compress`.
@@ -53,8 +53,9 @@ class LaconicCallback(Callback):
         if model is None:
             raise BadInput(f"the strategy {type(trainer.strategy).__name__} has no model to compress")
         self.job = open_door(self._door, model, optimizer, self.codec, self._options)
-        if self._loaded:
-            SharedState(self.job).load_state_dict(self._loaded)
+        loaded, self._loaded = self._loaded, None  # for this training, not for one that follows it
+        if loaded:
+            SharedState(self.job).load_state_dict(loaded)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Log what was sent and waited for."""

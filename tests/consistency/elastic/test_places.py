@@ -122,7 +122,11 @@ def test_events_statuses_key_and_the_end(where: Callable[[str], str]) -> None:
     assert not meeting.finished
     meeting.finish(3)
     assert meeting.finished
+    meeting.report(4, {"step": 8})
     meeting.close()
+    later = Meeting(where("life"))
+    assert later.statuses()[0]["step"] == 8, "where it ended"
+    later.close()
 
 
 def test_views_are_seen_without_waiting(where: Callable[[str], str]) -> None:

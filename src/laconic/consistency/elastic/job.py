@@ -95,6 +95,7 @@ class ElasticJob(Job):
                 continue
             if self._replica.ledger.epoch >= self._epochs:
                 self.finished = group.finish()
+                self._report(group, is_last=self.finished)
                 continue
             share = work.share(len(group.view.ids), group.watch.place)
             self._is_due = True
@@ -143,9 +144,9 @@ class ElasticJob(Job):
             self._report(group)
         return True
 
-    def _report(self, group: Group) -> None:
-        """Let `laconic status` know how far this worker is, every few seconds."""
-        if time.monotonic() - self._reported_at < STATUS_S:
+    def _report(self, group: Group, *, is_last: bool = False) -> None:
+        """Let `laconic status` know how far this worker is, every few seconds and at the end."""
+        if not self.records or (time.monotonic() - self._reported_at < STATUS_S and not is_last):
             return
         recent, self._reported_at = self.records[-RECENT:], time.monotonic()
         seconds = sum(record.seconds for record in recent)

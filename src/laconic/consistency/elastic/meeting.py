@@ -216,11 +216,16 @@ class _Background(threading.Thread):
             with contextlib.suppress(StorageError, PayloadError):  # it may be away: members talk to each other
                 if not self._meeting.is_quick:
                     self.view = self._meeting.newest(self.view.number if self.view else 0) or self.view
-            status, now = self.status, time.monotonic()
-            if status is not None and now - self._written_at > STATUS_S:
-                self.status, self._written_at = None, now
-                with contextlib.suppress(StorageError):
-                    self._meeting.write_status(*status)
+            if time.monotonic() - self._written_at > STATUS_S:
+                self._write()
+        self._write()  # where it ended
+
+    def _write(self) -> None:
+        status, self.status = self.status, None
+        if status is not None:
+            self._written_at = time.monotonic()
+            with contextlib.suppress(StorageError):
+                self._meeting.write_status(*status)
 
     def stop(self) -> None:
         self._is_over.set()
