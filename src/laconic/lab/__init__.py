@@ -1,1 +1,1 @@
-"""WHAT IT GAVE: what is measured, on what, and how it is reported."""
+"""WHAT IT GAVE: runs, benchmarks and emulated clusters, and their records and reports."""

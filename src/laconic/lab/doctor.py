@@ -1,7 +1,7 @@
-"""The checks of `laconic doctor`: is this installation sound, and what cures it where it is not?
+"""The checks of `laconic doctor`: whether this installation works, and how to fix it if not.
 
-Caller: the command. A check is a function that yields diagnoses; an error that it raises becomes one, too. Where
-something optional is missing (MPI, emulated links, a GPU) the diagnosis is a note, never a fault. Trainings run in two
+Caller: the command. A check is a function that yields diagnoses; an error that it raises becomes one, too. If
+an optional part is missing (MPI, emulated links, a GPU) the diagnosis is a note, never a fault. Trainings run in two
 processes over gloo, on the GPU where there is one, and over NCCL where there are two.
 """
 
@@ -52,7 +52,7 @@ Verdict = Literal["ok", "note", "wrong"]
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found of one thing; `figures` go into the record."""
+    """The result of one check; `figures` go into the record."""
 
     what: str
     verdict: Verdict
@@ -65,7 +65,7 @@ Check = Callable[[], Iterator[Diagnosis]]
 
 
 def examine(checks: dict[str, Check] | None = None) -> Iterator[Diagnosis]:
-    """Run all checks, or these; an error that one raises is its diagnosis."""
+    """Run all checks, or these; an error becomes the check's diagnosis."""
     if is_launched():
         raise BadInput("laconic doctor starts processes of its own: call it by itself, not by torchrun or mpiexec")
     for what, check in (CHECKS if checks is None else checks).items():
@@ -184,7 +184,7 @@ def _emulated_links() -> Iterator[Diagnosis]:
 
 
 def device() -> torch.device | None:
-    """The accelerator that trainings would use, if there is one."""
+    """The accelerator that trainings would use, if any."""
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 

@@ -1,7 +1,7 @@
 """HOW IT IS DIVIDED: a model's layers over ranks, with compressed activations between them.
 
-`laconic.divide(model, plan)` is the door (`divide.py`); `plan.py` is the division as data, `forms/` are the ways to
-divide a layer, `moves.py` the operators between ranks they are made of, `boundary.py` how a tensor crosses.
+`laconic.divide(model, plan)` is the entry point (`divide.py`); `plan.py` is the division as data, `forms/` are the ways
+to divide a layer, `moves.py` the operators between ranks they are made of, `boundary.py` how a tensor crosses.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ Spec = str | Codec
 
 @dataclass(frozen=True)
 class Boundary:
-    """The codecs of what crosses a cut: activations on the way forward, their gradients on the way back.
+    """The codecs of a cut: for activations in forward, and for their gradients in backward.
 
     >>> print(Boundary.of("dynamic8"), "|", Boundary.of("qsgd(4)"), "|", Boundary.of(("fp16", "none")))
     dynamic8 | qsgd → dynamic8 | fp16 → none
@@ -66,7 +66,7 @@ class Boundary:
 
     @property
     def exact(self) -> bool:
-        """Whether nothing is lost either way."""
+        """Whether both codecs are exact."""
         return self.forward.exact and self.backward.exact
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ def _fixed(spec: Spec) -> Codec:
 
 
 def bits(codec: Codec) -> float:
-    """What a codec spends on a value, its header apart, measured on a million.
+    """Bits per value of a codec without its header, measured on a million values.
 
     >>> bits(codec("fp16"))
     16.0
@@ -110,7 +110,7 @@ def predicted_nbytes(codec: Codec, numel: int, dtype: torch.dtype = torch.float3
 
 
 def pack(codec: Codec, tensor: Tensor, step: int = 0) -> Tensor:
-    """What is sent for `tensor`, 1-D and in the processor's memory: its values, or a payload.
+    """Pack `tensor` for sending, 1-D and in host memory: its values, or a payload.
 
     The tensor of a device is encoded there, if the codec can (`codecs/device`), and only the payload crosses. Values
     that the codec refuses (NaN, infinity) become a payload that unpacks to NaN, so that the other side goes on as one
@@ -128,7 +128,7 @@ def pack(codec: Codec, tensor: Tensor, step: int = 0) -> Tensor:
 
 
 def unpack(codec: Codec, data: Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device = _CPU) -> Tensor:
-    """The tensor that `pack` was given, as far as the codec keeps it, on a device. Raises PayloadError."""
+    """Decode what `pack` made, onto a device. Raises PayloadError."""
     if codec.exact:
         return data.view(tuple(shape)).to(device)
     numel = math.prod(shape)
@@ -146,7 +146,7 @@ def _codec_on(device: torch.device, codec: Codec) -> Codec:
 
 
 class Silent(Transport):
-    """A place among ranks where nothing is sent: tensors of the meta device cross it, and only their bytes count."""
+    """A world that sends nothing: meta tensors cross it, and only their bytes are counted."""
 
     engine = "silent"
 
@@ -158,7 +158,7 @@ class Silent(Transport):
         return Silent(members.index(self.rank), len(members), self.timeout_s)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
 
 @dataclass
@@ -166,7 +166,7 @@ class Traffic:
     """Bytes, values and messages that this rank has sent, by name of the cut and way ("forward" or "backward").
 
     Attributes:
-        packed: how often each cut has packed, which codecs that draw at random begin from.
+        packed: how often each cut has packed; seeds random codecs.
     """
 
     sent_nbytes: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -176,7 +176,7 @@ class Traffic:
     packed: Counter[str] = field(default_factory=Counter)
 
     def count(self, name: str, way: str, call: Call, numel: int) -> None:
-        """Add what a call has sent, `numel` values."""
+        """Count one message of `numel` values."""
         self.numel[name, way] += numel
         self.sent_nbytes[name, way] += call.timings.sent_nbytes
         self.messages[name, way] += call.timings.messages
@@ -224,7 +224,7 @@ class Cut:
     def swap(
         self, way: str, sends: Mapping[int, Tensor], shapes: Mapping[int, Sequence[int]], whole: int = 0
     ) -> dict[int, Tensor]:
-        """One round in which all ranks send tensors and receive some; what a rank sends itself goes through the codec.
+        """Run one round in which all ranks send and receive tensors; a rank's own piece goes through the codec, too.
 
         A tensor that goes to several ranks is encoded once.
 
@@ -246,7 +246,7 @@ class Cut:
         self, way: str, batches: Iterable[Mapping[int, Tensor]], shapes: Sequence[Mapping[int, Sequence[int]]],
         like: Tensor | None, whole: int, soon: bool = False,
     ) -> Callable[[], list[dict[int, Tensor]]]:  # fmt: skip
-        """Start several `swap`s in one call; what is returned waits for them and returns what came in each.
+        """Start several `swap`s in one call; returns a function that waits for them and returns their results.
 
         Where the engine can keep several calls under way, all receives are posted first, and a batch travels while the
         next is made; else they do when waited for.
@@ -320,7 +320,7 @@ class Cut:
         return {peer: torch.empty(tuple(shape), dtype=dtype, device="meta") for peer, shape in shapes.items()}
 
     def send(self, way: str, tensor: Tensor, peer: int) -> Crossing:
-        """Start to send a tensor to one rank, which calls `recv`; wait for what is returned before the program ends."""
+        """Start to send a tensor to one rank, which calls `recv`; wait for the result before the program ends."""
         data = self._pack_all(self.codec(way), {peer: tensor})[peer]
         outgoing = [Outgoing(peer, data)] if data.numel() else []
         crossing = Crossing(self, way, (self.rank, peer), tensor.shape, tensor.dtype)
@@ -395,7 +395,7 @@ class Crossing:
         self._value = unpack(self._cut.codec(self._way), data, self._shape, self._dtype, self._device)
 
     def arrives(self) -> Tensor:
-        """What the other rank will get of what was just sent."""
+        """What the other rank will decode from this message."""
         assert self.payload is not None
         return unpack(self._cut.codec(self._way), self.payload, self._shape, self._dtype)
 

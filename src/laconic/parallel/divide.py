@@ -1,4 +1,4 @@
-"""`laconic.divide(model, plan, codec=…)`: the door to every way a model can be divided."""
+"""`laconic.divide(model, plan, codec=…)`: the entry point to all ways to divide a model."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def divide(
 
 @contextmanager
 def exact(model: nn.Module) -> Iterator[None]:
-    """Let activations cross as they are, without the codec, as for an evaluation; all ranks alike.
+    """Send activations without the codec inside the block, as for an evaluation; all ranks must do so.
 
     Raises:
         BadInput: the model is not divided.
@@ -134,7 +134,7 @@ def exact(model: nn.Module) -> Iterator[None]:
 
 
 def _ask_layers(model: nn.Module) -> None:
-    """Let torch's own transformer call its dense layers in evaluation, too, instead of reading their weights."""
+    """Make torch's own transformer call its dense layers in evaluation, too, instead of reading their weights."""
     for module in model.modules():
         if any(isinstance(each, Layer) for each in module.modules()):
             if isinstance(module, nn.TransformerEncoderLayer):
@@ -154,7 +154,7 @@ def _shares(plan: Plan, ranks: int) -> tuple[int, ...] | None:
 
 
 def _terms(model: nn.Module, plan: Plan, boundary: Boundary) -> list[tuple[str, str]]:
-    """What ranks must have in common: the plan, the codecs, and the weights to the bit."""
+    """List the terms that ranks must share: the plan, the codecs, and the weights to the bit."""
     terms = [("plan", str(plan)), ("codec", str(boundary))]
     for name, tensor in model.state_dict().items():
         flat = tensor.detach().new_empty(0) if tensor.is_meta else tensor.detach().cpu().contiguous().view(-1)
@@ -164,7 +164,7 @@ def _terms(model: nn.Module, plan: Plan, boundary: Boundary) -> list[tuple[str, 
 
 
 def _refuse_tied(model: nn.Module, layers: Sequence[tuple[str, nn.Module, Form]]) -> None:
-    """Refuse to divide a parameter that another module has too: its parts would be trained apart from the whole."""
+    """Refuse to divide a parameter that another module shares: its parts would be trained apart from the whole."""
     holders: dict[int, list[str]] = {}
     for key, parameter in model.named_parameters(remove_duplicate=False):
         holders.setdefault(id(parameter), []).append(key)
@@ -231,7 +231,7 @@ def _between(home: nn.Module, before: str, after: str, layers: Sequence[tuple[st
 
 
 def _check_norms(layers: Sequence[tuple[str, nn.Module, Form]], lies: dict[str, list[str]], base: str) -> None:
-    """Refuse to share statistics where all ranks see the same."""
+    """Refuse shared statistics if all ranks see the same rows."""
     strips = any("area" in pair for pair in lies.values())
     for name, _, form in layers:
         if isinstance(form, Norm) and base == "whole" and not strips:
@@ -241,7 +241,7 @@ def _check_norms(layers: Sequence[tuple[str, nn.Module, Form]], lies: dict[str, 
 def _enter_turns(
     layers: Sequence[tuple[str, nn.Module, Form]], lies: dict[str, tuple[str, str]], context: Context
 ) -> None:
-    """Let the first layer of a module in turns take what the turn has gathered."""
+    """Make the first layer of a module in turns take the rows that the turn has gathered."""
     for name, module, form in layers:
         if not isinstance(form, Trick):
             continue
@@ -256,7 +256,7 @@ def _enter_turns(
 
 
 def _share_the_rest(model: nn.Module, plan: Plan, context: Context) -> None:
-    """Let what is not divided have the gradients of all ranks' rows, weighted by how many they are."""
+    """Average the gradients of undivided layers over the ranks, weighted by their rows."""
     assert context.shares is not None
     data = next(form for _, form in plan.entries if isinstance(form, Data))
     inside = {id(p) for layer in model.modules() if isinstance(layer, Layer) for p in layer.parameters()}
@@ -275,7 +275,7 @@ def _share_the_rest(model: nn.Module, plan: Plan, context: Context) -> None:
 
 
 class _Asking:
-    """Before a forward: how many rows each rank brings to it."""
+    """A hook before a forward: exchange how many rows each rank brings."""
 
     def __init__(self, context: Context) -> None:
         self.context, self.cut = context, context.exact("rows")

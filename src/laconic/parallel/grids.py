@@ -23,7 +23,7 @@ from laconic.parallel.moves import Copy, Gather, Scatter, Shift, Spread, even
 
 
 class GridLayer(Layer):
-    """What the three have in common: the grid, and whole values at the ends."""
+    """Base of the three: the grid, and whole values at both ends."""
 
     def __init__(self, name: str, context: Context, layer: nn.Module, takes: str, gives: str,
                  rows: int | None = None) -> None:  # fmt: skip

@@ -30,7 +30,7 @@ class Along:
 
 @dataclass
 class Context:
-    """What the divided layers of one model share.
+    """The context shared by the divided layers of one model.
 
     Attributes:
         shares: rows of a batch that each rank brings, in proportion; None where all ranks bring the whole batch.

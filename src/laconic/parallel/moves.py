@@ -1,4 +1,4 @@
-"""The moves that divided layers are made of: linear operators between ranks, each with its exact adjoint.
+"""Moves, the building blocks of divided layers: linear operators between ranks, each with its exact adjoint.
 
 Callers: the forms (`forms/`) and the pipeline. A move is a value that knows its cut; `move(x)` runs it under autograd,
 whose backward runs `adjoint`. Layers are plain torch between moves.
@@ -102,7 +102,7 @@ def add_up(cut: Cut, x: Tensor, way: str) -> Tensor:
 def begin_sums(
     cut: Cut, made: Iterable[Tensor], shapes: Sequence[Sequence[int]], like: Tensor, way: str, soon: bool = False
 ) -> Callable[[], list[Tensor]]:
-    """Start `add_up` of tensors that are made when asked for; what is returned waits for the sums. See `Cut.begin`."""
+    """Start `add_up` of lazily made tensors; returns a function that waits for the sums. See `Cut.begin`."""
     if cut.size == 1:
         alone = list(made)
         return lambda: alone
@@ -257,10 +257,10 @@ class Turn(Move):
 
 
 class Shift(Move):
-    """What the rank `by` places before holds, on a ring of ranks (all of them, unless `ring` lists some).
+    """The value of the rank `by` places before, on a ring of ranks (all of them, unless `ring` lists some).
 
     Args:
-        shapes: what each rank of the ring holds before; all alike the own when None.
+        shapes: of each rank's value before; None: all as this rank's.
     """
 
     def __init__(self, cut: Cut, by: int = 1, ring: Sequence[int] | None = None,
@@ -288,7 +288,7 @@ class Shift(Move):
 class Halo(Move):
     """The own piece along `dim`, widened or narrowed to what the rank needs of the whole: [start, stop) of it.
 
-    Neighbours lend what is missing; a rank may need more than its neighbours hold, or less than it holds itself.
+    Neighbours send the missing part; a rank may need more than its neighbours hold, or less than it holds itself.
 
     Args:
         sizes: of the pieces by rank.
@@ -337,7 +337,7 @@ class Halo(Move):
     ) -> dict[int, Tensor]:
         """Send parts, and receive those of these lengths; the own is not sent.
 
-        A rank that has nothing to send takes part, too: its dtype is the others'.
+        A rank with nothing to send takes part, too, with the others' dtype.
         """
         me, own = self.cut.rank, sends.pop(self.cut.rank, None)
         shapes = {peer: _with(x.shape, self.dim, stop - start) for peer, (start, stop) in spans.items() if peer != me}
@@ -346,7 +346,7 @@ class Halo(Move):
 
 
 class SendMove(Move):
-    """`target` gets what `source` holds, of this shape; what the other ranks bring counts for nothing.
+    """Send the value of `source`, of this shape, to `target`; the other ranks' values are ignored.
 
     Every rank calls it. The adjoint sends back: `source` gets what `target` holds, and the others zeros.
     """

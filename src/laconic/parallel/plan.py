@@ -1,4 +1,4 @@
-"""A division as data: which layer is divided how. Frozen, JSON both ways, checked when it is made.
+"""A division as data: how each layer is divided. Frozen, to and from JSON, checked when it is made.
 
 Callers: `laconic.divide`, the command line (`--divide SPEC`), the planner. A form is a frozen dataclass in a file of
 `forms/`, registered under its name; it says how one layer is divided, or (`Stages`) the whole model.
@@ -63,7 +63,7 @@ class DividedForm(Form):
 
     @property
     def pieces(self) -> object:
-        """What two forms must have in common for one to take the other's parts."""
+        """The properties that two forms must share for one to take the other's parts."""
         return None
 
     def divides(self, module: nn.Module) -> bool:
@@ -102,7 +102,7 @@ class SplitForm(DividedForm):
 
 @runtime_checkable
 class PlannedDivision(Protocol):
-    """What `laconic.plan` chose, which knows the spec of its division; None divides nothing."""
+    """The result of `laconic.plan`, with the spec of its division; None divides nothing."""
 
     @property
     def division(self) -> str | None: ...
@@ -266,7 +266,7 @@ def one_of(what: str, value: object, valid: tuple[str, ...]) -> None:
 
 
 def check_count(what: str, value: object) -> None:
-    """Refuse what is not a whole number from 1."""
+    """Refuse anything but a whole number from 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise BadInput(f"{what} is a whole number from 1, got {value!r}")
 

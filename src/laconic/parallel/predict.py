@@ -1,8 +1,8 @@
-"""What a division will send, before anything runs: layer → how → bytes a step.
+"""Predict what a division will send, before anything runs: layer → form → bytes per step.
 
 Callers: users, the planner, benchmarks. The model is divided on the meta device, where tensors have shapes and no
-values, in a world where bytes are counted and not sent; forward and backward run there once. Of stages, what crosses
-follows from the shapes. Fixed-size codecs make the prediction exact: what a rank counts afterwards is the same number.
+values, in a world that counts bytes and sends none; forward and backward run there once. For stages, the shapes give
+the values that cross. Fixed-size codecs make the prediction exact: a rank later counts the same number.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PredictedRow:
 
 @dataclass(frozen=True)
 class DivisionPrediction:
-    """What one rank sends in a step, by cut, in the model's order."""
+    """The bytes that one rank sends in a step, by cut, in the model's order."""
 
     rows: tuple[PredictedRow, ...]
 
@@ -67,7 +67,7 @@ def predict(
     codec: Spec | tuple[Spec, Spec] | Boundary | None = None,
     rank: int = 0,
 ) -> DivisionPrediction:
-    """What `rank` of `ranks` will send in a step of training on a batch like `example`; the model is left as it is.
+    """Predict what `rank` of `ranks` sends in a training step on a batch like `example`; leaves the model unchanged.
 
     Args:
         example: what this rank brings; only shape and dtype count.

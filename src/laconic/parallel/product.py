@@ -128,7 +128,7 @@ class Product(Layer):
         self._start_unmade(layer)
 
     def _start_unmade(self, layer: nn.Module) -> None:
-        """Give values to what was divided before it was made, on the meta device."""
+        """Initialise parameters that were divided on the meta device."""
         for name, parameter in list(self._parameters.items()):
             if parameter is not None and parameter.is_meta and not self.cut.silent:
                 if not isinstance(layer, nn.Linear):

@@ -179,7 +179,7 @@ class Strips(Layer):
 
 
 class DividedConvolution(Strips):
-    """A convolution in strips; its weight is alike on all ranks."""
+    """A convolution in strips; all ranks hold the same weight."""
 
     def __init__(
         self, name: str, context: Context, layer: Any, takes: str, gives: str, axes: Sequence[Axis]

@@ -1,7 +1,7 @@
-"""State of a divided model as the whole model's: the same keys and shapes, so that any division can go on from it.
+"""Save and load a divided model as the whole model: the same keys and shapes, so that any division can resume from it.
 
-Callers: whoever keeps checkpoints. All ranks call `whole_state` and get the same; `load_whole` takes a part.
-What an optimiser keeps of a parameter, in a tensor of its shape, is gathered as the parameter is.
+Callers: users who write checkpoints. All ranks call `whole_state` and get the same; `load_whole` takes a part.
+Optimiser state in the shape of a parameter is gathered as the parameter is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Owners = dict[str, tuple[Layer, str]]  # the divided layer and its parameter's n
 
 
 def owners(model: nn.Module) -> Owners:
-    """Of every parameter that is divided."""
+    """The owner of every divided parameter."""
     return {
         f"{path}.{name}" if path else name: (layer, name)
         for path, layer in model.named_modules()
@@ -44,7 +44,7 @@ def whole_state(model: nn.Module, optimizer: Optimizer | None = None) -> dict[st
     """The state_dict of the whole model; with an optimiser, {"model": …, "optimizer": …} of both. All ranks call it.
 
     Raises:
-        CheckpointError: the optimiser keeps something of a divided parameter that has not its shape.
+        CheckpointError: the optimiser's state of a divided parameter has another shape.
     """
     divided = owners(model)
     state = {
@@ -65,7 +65,7 @@ def load_whole(model: nn.Module, state: Mapping[str, Any], optimizer: Optimizer 
     """Load what `whole_state` gave, or a plain model's state_dict, into this division; each rank takes its part.
 
     Raises:
-        CheckpointError: keys or shapes are not this model's, or what the optimiser keeps cannot be divided.
+        CheckpointError: keys or shapes are not this model's, or the optimiser's state cannot be divided.
     """
     divided, given = owners(model), state["model"] if optimizer is not None else state
     wanted = model.state_dict()
@@ -91,9 +91,9 @@ def load_whole(model: nn.Module, state: Mapping[str, Any], optimizer: Optimizer 
 
 
 def _of_its_shape(key: str, name: str, value: object, shape: tuple[int, ...]) -> bool:
-    """Whether an optimiser keeps this for each value of a parameter, and not once for all; CheckpointError for others.
+    """Whether optimiser state is per value of a parameter, or a scalar; CheckpointError for other shapes.
 
-    What has neither shape, such as Adafactor's rows and columns, would be one rank's own, and nobody's whole.
+    Other shapes, such as Adafactor's rows and columns, cannot be joined from the ranks' parts.
     """
     if not isinstance(value, Tensor) or (value.numel() == 1 and tuple(value.shape) != shape):
         return False

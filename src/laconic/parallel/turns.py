@@ -1,8 +1,8 @@
-"""Dense layers behind data-parallel ones in turns: while a turn's rows are computed, the next turn's are on their way.
+"""Dense layers behind data-parallel ones, in turns: while one turn's rows are computed, the next turn's are in transit.
 
 Caller: the form `trick`. Every rank has rows of its own; in each turn some of them are gathered on all ranks, and go
-through the divided layers. On the way back a turn's gradients leave while the turn before it is computed; they are
-waited for where the rows were cut into turns. The dense layers may be updated once a step, as by any optimiser, or
+through the divided layers. In backward, a turn's gradients leave while the turn before it is computed; the wait for
+them is where the rows were cut into turns. The dense layers may be updated once a step, as by any optimiser, or
 after every turn (`train_in_passes`).
 """
 
@@ -44,7 +44,7 @@ class PassTurns:
         self.inner, self.cut, self.context, self.scheme = inner, cut, context, scheme
 
     def begin(self, x: Tensor) -> _Run:
-        """A pass of these rows, with nothing sent yet."""
+        """Start a pass of these rows, with nothing sent yet."""
         return _Run(self.cut, row_counts(self.scheme, self.context.rows(own=x.shape[0]).sizes), x.shape[1:])
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -117,14 +117,14 @@ class _Run:
         return sum(self.counts[turn])
 
     def gather(self, turn: int) -> None:
-        """Start to gather the rows of a turn, if there is such a turn and nobody has."""
+        """Start to gather the rows of a turn, if it exists and is not started."""
         if turn < len(self.counts) and turn not in self.there:
             shapes = {rank: (count, *self.shape) for rank, count in enumerate(self.counts[turn])}
             sends = dict.fromkeys(range(self.cut.size), self.own[turn])
             self.there[turn] = self.cut.begin("forward", [sends], [shapes], self.own[turn], self.numel(turn))
 
     def scatter(self, turn: int, gradient: Tensor) -> None:
-        """Start to bring a turn's gradients to those whose rows they are of."""
+        """Start to send a turn's gradients to the owners of the rows."""
         counts, me = self.counts[turn], self.cut.rank
         sends = {rank: piece(gradient, 0, counts, rank) for rank in range(self.cut.size) if rank != me}
         own = piece(gradient, 0, counts, me)
@@ -140,7 +140,7 @@ class _Run:
 
 
 class _Split(torch.autograd.Function):
-    """Own rows to turns; backward waits for what the turns have started."""
+    """Cut this rank's rows into turns; backward waits for the turns' transfers."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, run: _Run) -> tuple[Tensor, ...]:

@@ -1,7 +1,7 @@
-"""What other packages offer for the same tensor, timed beside the codecs by `codec_speed`.
+"""Codecs of other packages, timed on the same tensor by `codec_speed`.
 
 torch is always there; bitsandbytes (`pip install 'laconic[bench]'`) and pi-quant (`pip install pypiquant`) are
-measured when importable and named as absent when not. Each keeps to its own best door: preallocated where it can.
+measured if importable, else listed as absent. Each is called in its fastest way: preallocated where possible.
 """
 
 from __future__ import annotations

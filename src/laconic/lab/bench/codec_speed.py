@@ -136,7 +136,7 @@ class _Bench:
         self.buffer = torch.zeros(payload_nbytes, dtype=torch.uint8)
 
     def copy(self) -> None:
-        """What everything is compared with."""
+        """Copy the tensor: the baseline of all comparisons."""
         self.out.copy_(self.x)
 
     def operations(self, codec: Codec) -> dict[str, Operation]:

@@ -1,4 +1,4 @@
-"""How long a codec's own kernels take for a step's gradients, by themselves: a part of the least that a step can cost.
+"""The time of a codec's kernels alone for a step's gradients: a part of the lower bound of a step.
 
 Callers: `bench/step.py`, in the turn of the configuration, when nothing else runs.
 """
@@ -20,7 +20,7 @@ REPEATS = 5  # the quickest counts: what is slower was disturbed
 def kernel_seconds(exchanged: Sequence[tuple[str, str, int]], world_size: int) -> float:
     """Seconds of encoding and decoding on one rank, for exchanges of (codec, algorithm, numel), on N(0, 1) values.
 
-    Each value is encoded once, by whoever holds it or its sum. A rank decodes 2(P−1)/P of the values, or by gather P−1
+    Each value is encoded once, by the holder of it or its sum. A rank decodes 2(P−1)/P of the values, or by gather P−1
     times all. float32 costs nothing here, and what a matrix codec computes is left out.
     """
     numels: dict[tuple[str, str], int] = {}

@@ -1,7 +1,7 @@
-"""How much memory a rank needs at most, by DDP alone, by `compress` and by `distribute`, side by side.
+"""Peak memory of a rank with DDP alone, `compress` and `distribute`, side by side.
 
-Callers: `laconic bench memory`. Each way trains the same network in processes of its own. Counted is the most resident
-memory from before the model is built on, beyond what was resident by then, when imports and kernels were loaded.
+Callers: `laconic bench memory`. Each way trains the same network in processes of its own. The figure is the peak of
+resident memory beyond what was resident before the model was built, with imports and kernels loaded.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def measure(way: str, spec: str, width: int, layers: int, steps: int) -> dict[st
 
 
 def _load_kernels(spec: str) -> None:
-    """Use the codec once, so that what its kernels take is not counted."""
+    """Use the codec once, so that its kernels' memory is not counted."""
     chosen, x = codec(spec), torch.randn(1 << 12)
     payload = chosen.encode_feedback(x, torch.zeros_like(x))
     chosen.decode_add(payload, x)

@@ -1,4 +1,4 @@
-"""When a step makes each gradient and needs each weight, and the least time of a step that follows from it.
+"""When a step makes each gradient and needs each weight, and the lower bounds of a step's time that follow.
 
 Callers: `bench/step.py`, which watches a step without any exchange.
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Readiness:
-    """When gradients are there in a step without exchange, and weights are needed; times are shares of the step.
+    """When a step without exchange makes gradients and needs weights; times are shares of the step.
 
     Attributes:
         shares: (when a gradient came, what share of all values it has), in the order of time.

@@ -1,7 +1,6 @@
-"""How much memory a process has, and had at most since it last asked.
+"""A process's resident memory, and its peak since the last reset.
 
-Callers: the benchmarks of memory. `getrusage` will not do: a process that another one starts begins with the peak of
-that one.
+Callers: the memory benchmarks. `getrusage` is not enough: a child process inherits its parent's peak.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ STATUS, PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def begin_peak() -> int:
-    """Forget the peak; the bytes in memory now."""
+    """Reset the peak; return the bytes in memory now."""
     PEAK.write_text("5")
     return _bytes("VmRSS")
 

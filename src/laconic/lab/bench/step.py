@@ -1,4 +1,4 @@
-"""What a training step costs by several configurations, beside the least that it can cost, all in one run.
+"""The time of a training step in several configurations, beside its lower bounds, all in one run.
 
 Callers: `laconic bench step`. Every configuration has processes of its own, one a host, as it would have alone; so
 memory and threads are its own too. They take turns in short blocks, whose order rotates, so that a slow minute of the
@@ -90,14 +90,14 @@ class StepSpec:
                 raise BadInput(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
 
     def settled(self, chosen: Sequence[Configuration]) -> StepSpec:
-        """The same with a number of steps to warm up; the same for all configurations, for the losses' sake."""
+        """Fill in the number of warm-up steps; equal for all configurations, so that losses are comparable."""
         learns = any(each.codec == "auto" for each in chosen)
         return self if self.warm_up else replace(self, warm_up=AUTO_WARM_UP if learns else WARM_UP)
 
 
 @dataclass(frozen=True)
 class ProcessPlace:
-    """What the ranks of one configuration are told beside what is measured.
+    """A configuration's place in the run, as its ranks need it.
 
     Attributes:
         chosen: the configuration.
@@ -184,7 +184,7 @@ class Steps:
         return sum(self.trainee.payload(*named)[1] for named in self.trainee.module.named_parameters())
 
     def conclude(self) -> Measured:
-        """What is found after the last block, in a turn of its own: evaluating would disturb others' steps."""
+        """Measure what comes after the last block, in a turn of its own, so as not to disturb others' steps."""
         self._time_kernels()
         self.trainee.finish()
         found = self.measured
@@ -265,7 +265,7 @@ def measure(spec: StepSpec) -> dict[str, Any]:
 
 
 def _results(jobs: Sequence[LocalJob[Measured]]) -> list[list[Measured]]:
-    """Every job's results by rank; the first failure of any ends all, who would else wait for their turn."""
+    """Every job's results by rank; the first failure ends all jobs, which would otherwise wait for their turn."""
     with ThreadPoolExecutor(len(jobs)) as pool:
         waiting = [pool.submit(job.results, LONGEST.total_seconds()) for job in jobs]
         try:
@@ -280,7 +280,7 @@ def _results(jobs: Sequence[LocalJob[Measured]]) -> list[list[Measured]]:
 
 @dataclass(frozen=True)
 class Floor:
-    """What the least time of a step follows from: computing alone, the link, and when gradients are there."""
+    """The inputs of a step's lower bounds: computing alone, the link, and when gradients are ready."""
 
     compute_s: float
     rate_bps: float | None
@@ -328,7 +328,7 @@ def _row(name: str, kind: str, ranks: Sequence[Measured], floor: Floor) -> dict[
 
 
 def _by_thread(ranks: Sequence[Measured]) -> dict[str, float]:
-    """Processor seconds a step by thread, the mean of ranks and blocks; what is under 0.1 ms together as "other"."""
+    """Processor seconds per step by thread, the mean of ranks and blocks; those under 0.1 ms summed as "other"."""
     blocks = [block for rank in ranks for block in rank.processor_s]
     found: defaultdict[str, float] = defaultdict(float)
     for name in {name for block in blocks for name in block}:

@@ -1,4 +1,4 @@
-"""The one harness: several ways to do the same thing, measured in turns.
+"""The measuring harness: several ways to do the same thing, timed in turns.
 
 Callers: `laconic bench` and everything in `benchmarks/`. A slow minute of the machine must fall on all ways alike. So
 each way runs in short blocks, the ways take turns, and the order rotates from block to block:
@@ -45,7 +45,7 @@ class Way:
         call: does it once. Numbers that it returns by name are figures of the block, too.
         calls: how many of them a block counts.
         lead: calls before those that count, which bring the model back into the caches.
-        trail: calls after them, during which what was begun may end.
+        trail: calls after them, during which pending work may end.
         prepare: is called before a block, off the clock.
         settle: is called after it, off the clock.
         counters: totals so far; a figure is how far one moves during a block, for each call of it.
@@ -201,7 +201,7 @@ def host(pin: bool = True, timeout_s: float = 300.0, threads: int | None = 1) ->
 
 
 class TurnStore:
-    """Turns of ways that have processes of their own: whose turn it is stands in a store."""
+    """Turns of ways that have processes of their own; a store holds the number of the present turn."""
 
     def __init__(self, host: str, port: int) -> None:
         self._store = dist.TCPStore(host, port, is_master=False, timeout=LONGEST)

@@ -1,4 +1,4 @@
-"""Clusters you do not have: hosts are network namespaces of this machine, joined by links of a given speed.
+"""Emulated clusters: hosts are network namespaces of this machine, joined by links of a given speed.
 
 Callers: `train`, `compare` and the benchmarks with `--link`. Real processes, real TCP, real engines; only the wire is
 emulated, and all hosts share this machine's cores. Nothing is added to the machine's own network: hosts, links and
@@ -136,7 +136,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Stop what still runs on the cluster and let go of it; safe to call twice."""
+        """Stop the cluster's processes and release it; safe to call twice."""
         for job in self._jobs:
             job.kill()
         self._jobs.clear()
@@ -200,7 +200,7 @@ class Cluster:
         return self.start(function, args, ranks_per_host, environment).results(timeout_s)
 
     def plug(self, host: int, *, connected: bool) -> None:
-        """Cut the host's link, or bring it back: what is under way is lost, and nobody is told."""
+        """Cut the host's link, or restore it; packets under way are lost silently."""
         _batch("ip", self._switch, [f"link set port{host} {'up' if connected else 'down'}"])
 
     def join_sites(self, *, connected: bool) -> None:
@@ -268,7 +268,7 @@ class Cluster:
             self._delay(host, descriptor)
 
     def _delay(self, host: int, descriptor: int) -> None:
-        """Let what the host sends go through a process that delays it; the switch routes it on at the host's site."""
+        """Send the host's packets through a process that delays them; the switch routes them at the host's site."""
         name, table = f"{_DELAYED}{host}", 100 + self.site(host)
         try:
             ends = [namespace.inside(each, lambda: delay.open_tun(name)) for each in (descriptor, self._switch)]
@@ -346,7 +346,7 @@ def _check_machine() -> None:
 
 
 def _congestion_control() -> str:
-    """What decides how fast TCP sends: Linux's usual one, whatever this machine's is.
+    """The TCP congestion control: Linux's default, whatever this machine uses.
 
     With BBR, some machines' default, exchanges with pauses between them take up to 15 % longer, and vary more.
     """
@@ -355,7 +355,7 @@ def _congestion_control() -> str:
 
 
 def _limit(descriptor: int, interface: str, rate_bps: float | None) -> None:
-    """Limit what leaves through `interface`; None leaves it as it is."""
+    """Limit the outgoing rate of `interface`; None leaves it unlimited."""
     if rate_bps is None:
         return
     burst_nbytes = int(rate_bps / 8 * _BURST_S)

@@ -1,4 +1,4 @@
-"""Delays what an emulated host sends, in user space: few machines have the kernel's own netem.
+"""Delay an emulated host's packets in user space, because few machines have the kernel's netem.
 
 Callers: `cluster.py` starts one process a host. The host sends into a TUN device, whose kernel queue keeps the link's
 rate. This process reads the packets, keeps each for the link's latency, loses some if the link does, and hands them to
@@ -29,7 +29,7 @@ _DESTINATION = slice(16, 20)  # of an IPv4 header
 
 @dataclass(frozen=True)
 class Delay:
-    """How long packets are on their way, one way, by how much that varies, and which share of them is lost."""
+    """One-way latency, its jitter, and the share of packets lost."""
 
     latency_s: float = 0.0
     jitter_s: float = 0.0

@@ -1,7 +1,7 @@
-"""Becomes a program on an emulated host: `python enter.py PARENT NETWORK CORE PROGRAM ARGUMENTS…`
+"""Exec a program on an emulated host: `python enter.py PARENT NETWORK CORE PROGRAM ARGUMENTS…`
 
 Callers: `programs.py`, which starts this file as a process of its own. It enters the host's network, takes its core if
-there is one, asks the kernel to end it when its parent ends, however that ends, and then is the program.
+there is one, asks the kernel to end it when its parent ends, however that ends, and then executes the program.
 """
 
 from __future__ import annotations

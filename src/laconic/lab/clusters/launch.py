@@ -20,7 +20,7 @@ def is_launched() -> bool:
 
 
 def launched_rank() -> int | None:
-    """This process's rank by its launcher's variables; None when nobody launched it."""
+    """This process's rank from its launcher's variables; None without a launcher."""
     for name in ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"):
         if name in os.environ:
             return int(os.environ[name])

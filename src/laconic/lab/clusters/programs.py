@@ -45,7 +45,7 @@ class Failed:
 
 
 class Lines:
-    """Whole lines out of what a rank prints; of a line that was overwritten in place, what stood there last.
+    """Splits a rank's output into whole lines; of a line overwritten in place, keeps the last state.
 
     >>> Lines().taken(b"half a li")
     []
@@ -65,13 +65,13 @@ class Lines:
         return [_shown(line) for line in whole]
 
     def rest(self) -> list[str]:
-        """The last line, which had no end."""
+        """The unterminated last line."""
         held, self._held = self._held, b""
         return [_shown(held)] if held else []
 
 
 class Tracebacks:
-    """Leaves Python's tracebacks out of what a rank prints; `last` is the error that the last one ends with.
+    """Filters Python's tracebacks out of a rank's output; `last` is the error of the last one.
 
     >>> tracebacks = Tracebacks()
     >>> tracebacks.without(["saved", "Traceback (most recent call last):", "  File …", "KeyboardInterrupt", "bye"])
@@ -115,7 +115,7 @@ def _shown(line: bytes) -> str:
 
 
 class Programs:
-    """A program on every rank of an open cluster; a context manager, at whose end nothing of it is left.
+    """A program on every rank of an open cluster; a context manager that leaves no process behind.
 
     Args:
         cluster: where it runs.
@@ -165,7 +165,7 @@ class Programs:
             self._lines[stream.fileno()] = Lines()
 
     def wait(self, *, keep_going: bool = False) -> Failed | None:
-        """Print what ranks print until all have ended or one has failed; returns the one that failed.
+        """Print the ranks' output until all have ended or one has failed; returns the one that failed.
 
         With `keep_going` until all have ended; one that fails is named at once, and returned if no rank ended well.
         """
@@ -192,7 +192,7 @@ class Programs:
         self._serve_for(STOP_S, [])
 
     def close(self) -> None:
-        """Kill what still runs and print what was left to print; safe to call twice."""
+        """Kill running ranks and print the remaining output; safe to call twice."""
         self._signal(signal.SIGKILL)
         self._running.clear()
         for process in self.processes:
@@ -222,7 +222,7 @@ class Programs:
             failed += self._serve(left)
 
     def _serve(self, timeout_s: float | None) -> list[Failed]:
-        """Print what has come; returns the ranks that have failed meanwhile."""
+        """Print new output; returns the ranks that have failed meanwhile."""
         failed = []
         for key, _ in self._selector.select(timeout_s):
             rank, shown = key.data
@@ -237,7 +237,7 @@ class Programs:
         return failed
 
     def _print(self, rank: int, stream: Any, shown: IO[str], to_the_end: bool = False) -> None:
-        """Print what can be read now; at the end of the stream, or where there shall be no more, its last line too."""
+        """Print the readable output; at the end of the stream, or if it is the last call, the last line too."""
         lines, data = self._lines[stream.fileno()], stream.read()
         printed = lines.taken(data or b"")
         if to_the_end or data == b"":  # None: nothing yet
@@ -266,7 +266,7 @@ def _processes_on(networks: set[str]) -> list[int]:
 
 
 def _torchrun(own: dict[str, str]) -> dict[str, str]:
-    """What torchrun sets beyond the place of a rank: one role, no restarts."""
+    """torchrun's variables besides a rank's place: one role, no restarts."""
     return {
         "ROLE_NAME": "default",
         "ROLE_RANK": own["RANK"],

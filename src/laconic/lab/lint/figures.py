@@ -1,7 +1,7 @@
-"""Figures that no training can give, as checks: arithmetic over the record, whoever wrote it.
+"""Plausibility checks: arithmetic over the record that finds impossible figures.
 
-Each bound holds for every machine, so a record beyond it is wrong: a slip of a program or of a hand, or kernels that
-were compiled while the clock ran. What is merely unlikely passes.
+Each bound holds for every machine, so a record beyond it is wrong: a bug, a manual edit, or kernels that were compiled
+while the clock ran. Unlikely figures pass.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def warm_from_the_start(record: Record) -> Outcome:
 
 
 def _impossible_bytes(trial: TrialRecord, chosen: Configuration, parameters: int) -> str | None:
-    """What is wrong with a trial's bytes, as a clause after its name."""
+    """Describe what is wrong with a trial's bytes, as a clause after its name."""
     peers, dense, sent = chosen.workers - 1, 4.0 * parameters, trial.sent_nbytes_per_step
     raw = 2 * peers / chosen.workers * dense
     if not math.isclose(trial.raw_nbytes_per_step, raw, rel_tol=SLACK, abs_tol=1.0):

@@ -1,4 +1,4 @@
-"""What a rule is: a function of the record that says pass, fail or cannot know, and from what evidence.
+"""A rule is a function of the record that returns pass, fail or cannot know, with its evidence.
 
 A rule registers itself under the number it has in its list; adding one touches one file. Evidence is one sentence with
 the figures in it. "Cannot know" is for what the record does not hold, never for what would be unpleasant to say.

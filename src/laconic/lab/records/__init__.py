@@ -1,1 +1,1 @@
-"""What a run has to tell: its record, its metrics, its interruptions and what may be claimed of it."""
+"""A run's record, metrics and interruptions, and the claims that follow from them."""

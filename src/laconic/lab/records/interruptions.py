@@ -21,7 +21,7 @@ CUT_OFF = "cut off: the command ended without a word"
 
 
 def failure(error: Exception, reached: int, checkpoint: int) -> Interruption:
-    """A worker failed after about `reached` steps and took the run along, which goes on from `checkpoint`."""
+    """The entry for a worker's failure that ended the run after about `reached` steps; resume from `checkpoint`."""
     step = max(reached, checkpoint)
     peer = getattr(error, "peer", None)  # who was lost, where somebody else tells of it
     rank = peer if peer is not None else getattr(error, "rank", None)
@@ -29,7 +29,7 @@ def failure(error: Exception, reached: int, checkpoint: int) -> Interruption:
 
 
 def stopped(step: int, lost: int = 0) -> Interruption:
-    """Somebody asked for it."""
+    """The entry for a stop on request."""
     return Interruption(now(), step, None, "stopped on request", lost)
 
 
@@ -52,7 +52,7 @@ def note_resumption(record: Record, folder: Path, checkpoint: int, reached: int)
 
 
 def comparison_ended(record: Record, what: str, when: str | None = None) -> None:
-    """A comparison ended before its last trial: told in the record, by what and where."""
+    """Record that a comparison ended before its last trial, why and where."""
     done = f"{len(record.trials)} of {len(record.seeds) * len(record.configurations)} trials were done"
     record.interruptions.append(Interruption(when or now(), None, None, f"{what}; {done}"))
 
@@ -83,12 +83,12 @@ def marks(trial: TrialRecord, interruptions: Sequence[Interruption]) -> list[Eve
 
 
 def first_line(error: Exception) -> str:
-    """What went wrong, without the traceback."""
+    """The error without its traceback."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _last_sign(folder: Path) -> str:
-    """When a run that was cut off last wrote something down, UTC."""
+    """When an interrupted run last wrote a file, UTC."""
     written = [path.stat().st_mtime for path in (*folder.glob("*.jsonl"), *folder.glob(FILE))]
     return datetime.fromtimestamp(max(written), UTC).isoformat(timespec="seconds") if written else now()
 

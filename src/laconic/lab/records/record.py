@@ -1,4 +1,4 @@
-"""The record of a run: everything a reader needs to believe, repeat or refute it, as one JSON file.
+"""The record of a run: all that a reader needs to check, repeat or refute it, as one JSON file.
 
 `train` and `compare` fill it, `lint` judges it, `report` draws it. A run is a folder:
 
@@ -59,7 +59,7 @@ class Interruption:
     Attributes:
         when: the time, UTC.
         step: how many steps had been made, as far as that is known.
-        rank: who failed or was lost.
+        rank: that failed or was lost.
         lost: how many of the steps have to be made again.
         ended: the whole run ended here and had to be resumed; False when it went on by itself.
     """
@@ -145,7 +145,7 @@ class TimeSpan:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened in a trial: a worker lost, a codec switched, a checkpoint read."""
+    """An event in a trial: a worker lost, a codec switched, a checkpoint read."""
 
     seconds: float
     step: int
@@ -213,7 +213,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the lint says of one rule, and from what."""
+    """The lint's verdict on one rule, and its evidence."""
 
     rule: str
     title: str
@@ -266,7 +266,7 @@ class Record:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Record:
-        """Read what `to_json` wrote, or what somebody wrote by hand without a seal.
+        """Read a record from `to_json`, or one written by hand without a seal.
 
         Raises:
             RecordError: cut off, changed, of another format, or a field that is missing, unknown or wrong.

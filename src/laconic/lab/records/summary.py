@@ -1,4 +1,4 @@
-"""What the trials of a record say together: a row of figures per configuration, and what may be claimed of it.
+"""Summarise the trials of a record: a row of figures per configuration, and the claims that they support.
 
 Callers: `compare`, its `--json`, the lint and the report. Every figure is a median over the seeds with its interval by
 ranks; what a trial did not measure is None. A claim is about a cost that the user pays, the step's time or the time to
@@ -52,12 +52,12 @@ def make_claims(record: Record, baseline: str) -> list[Claim]:
 
 
 def _judged(record: Record, claim: Claim, verdict: Judgement) -> Judgement:
-    """What a claim is worth: who is quicker is better only if what was trained is as good."""
+    """Judge a claim: a faster configuration is better only if its model is as good."""
     return quality_lost(record, claim) or verdict if verdict == "better" else verdict
 
 
 def quality_lost(record: Record, claim: Claim) -> Judgement | None:
-    """Why a configuration that is quicker is not better; None where it is. The lint asks the same.
+    """Why a faster configuration is not better; None if it is. The lint uses it, too.
 
     It misses the workload's target with a seed, or lost more than `LOST` of the baseline's accuracy (or loss, by which
     some workloads are judged).
@@ -130,7 +130,7 @@ class SummaryRow:
 
 
 def main_claim(row: SummaryRow) -> Claim | None:
-    """The claim to speak of first: the time to the target, where there is one."""
+    """The main claim: the time to the target, if there is one."""
     return row.claims.get("time to target") or next(iter(row.claims.values()), None)
 
 
@@ -167,7 +167,7 @@ def known_loss(trial: TrialRecord) -> float | None:
 
 
 def _median(trials: list[TrialRecord], figure: Callable[[TrialRecord], float | None]) -> Median | None:
-    """Of all trials or of none: leaving out those that failed to measure it, or diverged, would flatter."""
+    """The median over all trials, or None: leaving out trials that diverged or lack it would flatter."""
     values = [value for trial in trials if (value := figure(trial)) is not None and not math.isnan(value)]
     return statistics.median(values) if values and len(values) == len(trials) else None
 

@@ -1,4 +1,4 @@
-"""From a record to its charts: which values, on which axes, with which words.
+"""Make the charts of a record: values, axes and captions.
 
 Callers: `run_page.py` and `export.py`. A figure that the record has no data for is None.
 """
@@ -184,7 +184,7 @@ def _highest(record: Record) -> float:
 
 
 def y_note(axis: ChartAxis) -> str:
-    """What a reader must know of an unusual vertical axis."""
+    """A note on an unusual vertical axis."""
     return "The vertical axis is logarithmic in the error, 100 % minus accuracy." if axis.scale == "error" else ""
 
 

@@ -73,7 +73,7 @@ def resume(folder: Path, workload: str | None = None, note: Note = lambda line: 
 
 
 def _run(run: Run, workers: Workers, note: Note, resumed: bool = False) -> tuple[Record, Path]:
-    """The trials that are not there yet, and what they say together."""
+    """Run the missing trials, and summarise all."""
     record, folder = run.record, run.folder
     turns = [(seed, each) for by, seed in enumerate(record.seeds) for each in _rotated(record.configurations, by)]
     with run.says_how_to_go_on(), only_one(folder), on_signal(_interrupt, signal.SIGTERM):
@@ -105,7 +105,7 @@ def _run(run: Run, workers: Workers, note: Note, resumed: bool = False) -> tuple
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """SIGTERM is what Ctrl-C is, once: it may come both to the command and to its group."""
+    """Treat SIGTERM as Ctrl-C, once: it may reach both the command and its group."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise KeyboardInterrupt
 
@@ -116,9 +116,9 @@ def _rotated(chosen: Sequence[Configuration], by: int) -> list[Configuration]:
 
 
 def _trial(run: Run, workers: Workers, chosen: Configuration, seed: int, position: str) -> TrialRecord:
-    """One training; one that breaks is a trial that failed, and the run goes on.
+    """Run one training; if it breaks, record a failed trial and go on.
 
-    A full disk is no trial that failed: it says nothing of the configuration, and the next one would meet it too.
+    A full disk does not count as a failed trial: it says nothing about the configuration, and would recur.
     """
     spec, folder, known = run.trial(chosen, seed), run.folder, len(list(metrics.read(run.folder)))
     shares_file(folder, spec.order).unlink(missing_ok=True)  # of a start that was cut off in this trial

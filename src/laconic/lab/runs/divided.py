@@ -42,7 +42,7 @@ def divided_trainee(chosen: Configuration, module: nn.Module, optimizer: Optimiz
 
 
 class DividedTrainee(Trainee):
-    """What layers and stages have in common: bytes by boundary."""
+    """Base of layers and stages: counts bytes by boundary."""
 
     _traffic: Traffic
 
@@ -81,7 +81,7 @@ class DividedTrainee(Trainee):
         return {"packed": dict(self._traffic.packed)}
 
     def _load_packed(self, state: dict[str, Any]) -> None:
-        """Let codecs that draw go on where they were."""
+        """Restore the counters that seed random codecs."""
         self._traffic.packed.clear()
         self._traffic.packed.update(state["packed"])
 
@@ -177,7 +177,7 @@ class PipelineTrainee(DividedTrainee):
 
 
 def _on_one_clock(model: Pipeline, world: World) -> list[TimeSpan]:
-    """What every stage did in the last step, from its beginning; the ranks' clocks are set by a barrier."""
+    """Every stage's timeline of the last step, from its beginning; a barrier aligns the ranks' clocks."""
     barrier(group=world)
     now = time.perf_counter()
     rows = [(WAYS.index(s.way), s.kind == "wait", s.begin_s - now, s.end_s - s.begin_s) for s in model.timeline]

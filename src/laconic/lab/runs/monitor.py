@@ -1,4 +1,4 @@
-"""What a worker shows while it trains: a line of metrics a few times a second, and the bytes its interface sent.
+"""Monitor a worker while it trains: a line of metrics a few times a second, and the bytes its interface sent.
 
 Callers: the trainer on rank 0, and the coordinator of an elastic training.
 """

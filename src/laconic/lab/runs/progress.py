@@ -1,4 +1,4 @@
-"""Shows how a training goes on: a bar on a terminal, a line an evaluation elsewhere.
+"""Show a training's progress: a bar on a terminal, otherwise one line per evaluation.
 
 Callers: `train` and `compare`. It reads what rank 0 appends to metrics.jsonl, so that nothing in the training waits for
 a terminal.

@@ -29,7 +29,7 @@ class RelayedCall:
 
 
 class Relay:
-    """Calls `answer` in a thread with what a rank asks, while the block lasts; the rank is given what it yields.
+    """Calls `answer` in a thread for each question of a rank, while the block lasts; the rank gets the result.
 
     After an error in `answer` every further answer is True, which asks to stop, and the error is raised at the end of
     the block.

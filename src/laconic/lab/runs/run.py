@@ -131,7 +131,7 @@ class Run:
         stopping.forget(self.folder)
 
     def try_to_conclude(self) -> str:
-        """Conclude a run that failed; where that cannot be written the record stays as it was, and a clause says so."""
+        """Conclude a failed run; if that cannot be written, keep the record, and return a clause that says so."""
         try:
             self.conclude()
             return ""
@@ -140,7 +140,7 @@ class Run:
 
     @contextlib.contextmanager
     def says_how_to_go_on(self) -> Iterator[None]:
-        """Let the sentence of a StorageError in the block end with the command that goes on with the run."""
+        """Append the command that resumes the run to a StorageError's message."""
         try:
             yield
         except StorageError as error:
@@ -157,7 +157,7 @@ class Run:
 
 
 def baseline(record: Record) -> str | None:
-    """What the others are compared with: the first peer that trained, or else the first configuration that did."""
+    """The baseline: the first peer that trained, or else the first configuration that did."""
     trained = [c for c in record.configurations if record.trials_of(c.name)]
     peers = [c.name for c in trained if c.kind == "peer"]
     return next(iter([*peers, *(c.name for c in trained)]), None)

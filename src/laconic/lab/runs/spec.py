@@ -1,4 +1,4 @@
-"""What is asked for: of a whole run by the user, of one trial by the run, and the ways of training by name.
+"""The specs of a run and of a trial, and the names of configurations.
 
     ddp  ddp-fp16  ddp-powersgd    the peers
     single                         one process with the whole batch
@@ -10,8 +10,8 @@
     elastic:dynamic8               laconic.elastic; for `laconic train`
     distribute:dynamic8,feedback=false,algorithm=ring    the same with options of the door
 
-A codec alone, `dynamic8`, is compressed on DDP, since the exchange then runs beside backward. With a mode, or on an
-engine that DDP does not have (MPI), it is distributed.
+A bare codec, `dynamic8`, means `compress:dynamic8`, since the exchange then overlaps with backward. With a mode, or on
+an engine that DDP does not have (MPI), it means `distribute:dynamic8`.
 
 Callers: the command line makes a RunSpec; `train` and `compare` make a TrialSpec of it for each training, which every
 worker is given.
@@ -90,7 +90,7 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """One training, as every worker of it is told.
+    """One training, as every worker gets it.
 
     Attributes:
         order: the trial's position in the run.

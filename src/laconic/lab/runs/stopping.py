@@ -1,4 +1,4 @@
-"""How a run's ranks agree to stop or to write a checkpoint, at the same step and without a message.
+"""Let a run's ranks stop or write a checkpoint at the same step, without a message.
 
 Callers: the trainer on every rank, and the command, which asks. Before each step s rank 0 looks for a request and
 writes into the run's folder what all ranks do before step s + `lead`. No rank can reach that step before the order is
@@ -46,7 +46,7 @@ class Stopping:
         self._decided = -1
 
     def order(self, step: int) -> Order | None:
-        """What is to be done before `step`, the same on all ranks; rank 0 also decides for a later step."""
+        """The order for `step`, the same on all ranks; rank 0 also decides for a later step."""
         if self._rank == 0 and self._decided < step:
             self._decide(step)
         try:
@@ -56,7 +56,7 @@ class Stopping:
         return "stop" if text == "stop" else "checkpoint"
 
     def saved(self) -> None:
-        """A checkpoint was written just now."""
+        """Note that a checkpoint has just been written."""
         self._last_s = time.monotonic()
 
     def _decide(self, now: int) -> None:
@@ -72,10 +72,10 @@ class Stopping:
 
 @contextlib.contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Keep everybody else from training into `folder`, until the block or this process ends.
+    """Lock `folder` against other trainings until the block or this process ends.
 
     Raises:
-        BadInput: somebody does already.
+        BadInput: another process trains into it.
     """
     marker = folder / ".running"
     descriptor = _locked(marker)
@@ -131,5 +131,5 @@ def is_stop_requested(folder: Path) -> bool:
 
 
 def forget(folder: Path) -> None:
-    """Remove what an earlier start of the run asked for; before any rank is started."""
+    """Remove the requests of an earlier start of the run; before any rank is started."""
     shutil.rmtree(folder / "control", ignore_errors=True)

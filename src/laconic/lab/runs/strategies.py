@@ -86,7 +86,7 @@ class PeerTrainee(Trainee):
         self.model = PEERS[chosen.name].wrap(module)
 
     def parts(self, times: Times) -> Parts:
-        """DDP's backward computes and communicates at once: what it takes cannot be told apart, and is left over."""
+        """DDP's backward computes and communicates at once: the two cannot be told apart, and count as other."""
         return Parts(times.forward - times.begun + times.ended - times.backward)
 
     def payload(self, name: str, parameter: nn.Parameter) -> tuple[str, float]:
@@ -156,7 +156,7 @@ class CompressTrainee(Trainee):
         self._job = job
 
     def parts(self, times: Times) -> Parts:
-        """The exchange runs beside backward, on a thread of its own: what backward takes longer is left over."""
+        """The exchange runs during backward, on its own thread: backward's extra time counts as other."""
         encode, wait, decode, sent = take_records(self._job, self.recent)
         span, busy = times.backward - times.forward, encode + wait + decode
         share = min(1.0, span / busy) if busy else 1.0  # exchanges that overlap count the same second twice
@@ -245,5 +245,5 @@ STRATEGIES: dict[str, Callable[[Configuration, nn.Module, Optimizer, World], Tra
 
 
 def make_trainee(chosen: Configuration, module: nn.Module, optimizer: Optimizer, world: World) -> Trainee:
-    """Let `module` and `optimizer` train as `chosen` says, together with all ranks of `world`."""
+    """Set up `module` and `optimizer` to train by `chosen`, together with all ranks of `world`."""
     return STRATEGIES[chosen.kind](chosen, module, optimizer, world)

@@ -58,11 +58,11 @@ class Ranks:
         self._known = 0  # lines of metrics that earlier starts wrote
 
     def saved(self) -> int:
-        """The newest step that can be gone on from; 0 without one."""
+        """The newest step to resume from; 0 without one."""
         return newest(self._run.folder / "checkpoints", self._run.record.configurations[0].workers) or 0
 
     def reached(self) -> int:
-        """The last step that is known of."""
+        """The last known step."""
         return metrics.last_step(self._run.folder, skip=self._known) or 0
 
     def train(self, trial: TrialSpec, progress: Progress) -> Ended:
@@ -133,7 +133,7 @@ def _trial(run: Run, step: int) -> TrialSpec:
 
 
 def _train(run: Run, workers: Workers, *, resumed: bool = False) -> Finished:
-    """Train from the newest checkpoint, if any; the record tells how it ended, whatever that is."""
+    """Train from the newest checkpoint, if any; record how it ended."""
     record, folder, (chosen,) = run.record, run.folder, run.record.configurations
     driver: Ranks | Elastic = Elastic(run, workers) if chosen.kind == "elastic" else Ranks(run, workers)
     with run.says_how_to_go_on(), stopping.only_one(folder):
@@ -172,7 +172,7 @@ def _explain_beginning_again(run: Run) -> None:
 
 
 def _trained(run: Run, driver: Ranks | Elastic, step: int, over: Callable[[], None]) -> Ended:
-    """How the training went; what ends it otherwise is in the record and its report before it is raised."""
+    """Train and return the outcome; an error is recorded and reported before it is raised."""
     record, folder, (chosen,) = run.record, run.folder, run.record.configurations
     label = f"{record.workload.name}, {chosen.name}, {words.count(chosen.workers, 'worker')}"
     try:

@@ -1,4 +1,4 @@
-"""A model made to train by a configuration: what every strategy has in common.
+"""The base of all strategies: a model set up to train by a configuration.
 
 Callers: the trainer, for each step, each checkpoint and the trial's figures; `strategies.py` and `divided.py` hold the
 subclasses, one for each kind of configuration.
@@ -34,7 +34,7 @@ class Times(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Where a step's seconds went, and what it sent, as far as that can be told."""
+    """A step's seconds by activity, and its bytes sent, as far as known."""
 
     compute: float
     encode: float = 0.0
@@ -110,13 +110,13 @@ class Trainee(ABC):
         """The reverse of `state_dict`."""
 
     def settle(self) -> None:  # noqa: B027 - most train the module itself
-        """Called by all workers before the module is tested, kept or compared: leave in it what was trained so far."""
+        """Bring the module up to date; all workers call it before it is tested, saved or compared."""
 
     def catch_up(self) -> None:  # noqa: B027 - most exchange within the step
-        """Called by all workers at the end of an epoch, by the clock: end the exchange that is still under way."""
+        """Finish the exchange under way; all workers call it at the end of an epoch, with the clock running."""
 
     def finish(self) -> None:  # noqa: B027 - most leave the same model on all workers at every step
-        """Called by all workers after the last step: leave in the module what was trained."""
+        """Leave the trained weights in the module; all workers call it after the last step."""
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
         """End threads and sockets."""

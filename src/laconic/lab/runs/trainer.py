@@ -107,7 +107,7 @@ class RankTraining(ABC):
         return make_trainee(self.trial.configuration, model, optimizer, self.world)
 
     def _warm_up(self, workload: Workload) -> None:
-        """Exchange random gradients of a model that is thrown away: kernels are compiled, connections opened."""
+        """Compile kernels and open connections by exchanging random gradients of a throw-away model."""
         if self.trial.configuration.kind == "single" or self.trial.configuration.algorithm == PIPELINE:
             return  # a pipeline has no gradients without data
         model = workload.build(self.trial.seed)
@@ -148,7 +148,7 @@ class RankTraining(ABC):
         self.charge(self.trainee.finish)
 
     def charge(self, work: Callable[[], None]) -> None:
-        """Do what is part of the last step, if there was one: its time, and the bytes that the interface sends."""
+        """Charge the block's time and bytes to the last step, if there was one."""
         begun = time.perf_counter()
         work()
         if self.rows:
@@ -172,7 +172,7 @@ class RankTraining(ABC):
 
     @property
     def _seconds(self) -> float:
-        """What the training has taken so far."""
+        """The training's seconds so far."""
         return self.loading_s + sum(row.seconds for row in self.rows)
 
     def show(self, **scores: float | None) -> None:
@@ -285,7 +285,7 @@ class LockstepTraining(RankTraining):
 
 
 def begin_with(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Copy the weights whose names and shapes the model has; all else stays as it is."""
+    """Copy the weights whose names and shapes match the model's; leave the others unchanged."""
     own = model.state_dict()
     fitting = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
     model.load_state_dict({**own, **fitting})

@@ -1,4 +1,4 @@
-"""What all ranks measured in a training, put together as one trial of the record.
+"""Assemble one trial of the record from all ranks' measurements.
 
 Callers: the trainer on rank 0. A step ends when the slowest rank has ended it, and where workers agree every few steps
 it takes the mean of so many; bytes are the mean over the ranks.
@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 
 
 class StepFigures(NamedTuple):
-    """What one rank measured of one step: seconds, where they went, bytes sent, and the training loss."""
+    """One rank's figures of one step: seconds, their parts, bytes sent, and the training loss."""
 
     seconds: float
     compute: float
@@ -35,7 +35,7 @@ class StepFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class Figures:
-    """What every rank measured of every step: `values` is rank × step × the fields of StepFigures."""
+    """All ranks' figures of all steps: `values` is rank × step × the fields of StepFigures."""
 
     values: Array
 
@@ -56,7 +56,7 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """What a training gave, beside its steps' figures.
+    """The results of a training besides its steps' figures.
 
     Attributes:
         loading_s: the slowest rank's reading of the data.

@@ -32,7 +32,7 @@ def shares_file(folder: Path, order: int) -> Path:
 
 
 class Shares:
-    """Shares 0, 1, … total − 1, each handed out once, by a number in a file that whoever comes first makes."""
+    """Shares 0, 1, … total − 1, each handed out once, by a counter in a file that the first worker creates."""
 
     def __init__(self, path: Path, total: int) -> None:
         self.path, self.total = path, total
@@ -53,7 +53,7 @@ class Shares:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Let go of the file, which stays until `remove`."""
+        """Close the file, which stays until `remove`."""
         os.close(self._file)
 
     def remove(self) -> None:

@@ -58,7 +58,7 @@ def run_rank(trial: TrialSpec, report: Report | None = None) -> Ended:
 
 
 def _training(trial: TrialSpec) -> type[RankTraining]:
-    """Workers that need not keep step run freely in a comparison; a training keeps step, for its checkpoints' sake."""
+    """In a comparison, workers of asynchronous modes run freely; a training is in lockstep, for its checkpoints."""
     chosen = trial.configuration
     if trial.keeps or trial.folder is None or chosen.workers == 1 or not chosen.is_ours:
         return LockstepTraining
@@ -66,7 +66,7 @@ def _training(trial: TrialSpec) -> type[RankTraining]:
 
 
 def _known_link(trial: TrialSpec, world: World) -> Profile | None:
-    """What is known of the link without measuring: a measurement could choose otherwise next time, with other bits.
+    """The link's known figures, unmeasured: a measurement could lead to another choice, and other bits, next time.
 
     Codec "auto" measures for itself.
     """
@@ -76,7 +76,7 @@ def _known_link(trial: TrialSpec, world: World) -> Profile | None:
 
 
 def _listen(trial: TrialSpec) -> None:
-    """What Ctrl-C, and a SIGTERM to every process of a job, do to this rank.
+    """Set what Ctrl-C, and a SIGTERM to every process of a job, do to this rank.
 
     In a training SIGTERM is a request to stop, on whichever rank, and under torchrun so is Ctrl-C. All else is left to
     the command that started the ranks, and with which they end.
@@ -173,7 +173,7 @@ class Workers:
             job.kill()
 
     def told(self, trial: TrialSpec) -> TrialSpec:
-        """Add to a trial what its workers must know of the network: link rate, who counts bytes, who launched them."""
+        """Add the network's facts to a trial: link rate, how bytes are counted, the launcher."""
         counted_by = self.counted_by(trial.configuration.workers)
         slowest_bps = None if self.cluster is None else self.cluster.slowest_bps
         return replace(trial, link_bps=slowest_bps, counted_by=counted_by, launched=self.launched)

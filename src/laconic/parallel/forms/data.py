@@ -18,7 +18,7 @@ class Data(Form):
 
     Args:
         shares: the rows that ranks bring, in proportion, such as (3, 1); equal by default.
-        codec: what gradients go through on their way; exact by default.
+        codec: of the gradients; exact by default.
         ask: ranks tell each other at every forward how many rows they bring, any number; 8 bytes a rank.
     """
 

@@ -1,7 +1,7 @@
 """The model in stages: a pipeline of micro-batches with compressed boundaries.
 
-`build` makes a `Pipeline` of a model (`build.py`). What is cut is in `cutting.py`, where in `balance.py`; who computes
-what when is data (`timetable.py`), and `runner.py` runs it.
+`build` makes a `Pipeline` of a model (`build.py`). `cutting.py` cuts it, `balance.py` chooses the cuts, `timetable.py`
+is the order of passes as data, and `runner.py` runs it.
 """
 
 from __future__ import annotations

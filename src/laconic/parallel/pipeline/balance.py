@@ -1,4 +1,4 @@
-"""Where to cut: the places that let the slowest stage, or the slowest link, be as fast as possible.
+"""Choose the cuts so that the slowest stage, or the slowest link, is as fast as possible.
 
 Caller: `build.py`, for `cuts="auto"`. The model is cut at every layer, and each piece measured on a sample. A dynamic
 programme then finds the cuts with the least bottleneck, and among those within 2 % of it the ones that send least.
@@ -161,7 +161,7 @@ def _timed(module: fx.GraphModule, args: Sequence[Any]) -> tuple[float, tuple[An
 
 
 def _settle(values: Sequence[Any]) -> None:
-    """Wait for an event of each device that these lie on: it has done by then what it was given."""
+    """Wait until the devices of these tensors have finished their queued work."""
     for each in {value.device: value for value in values if isinstance(value, Tensor)}.values():
         wait(each)
 

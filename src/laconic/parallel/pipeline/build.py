@@ -101,7 +101,7 @@ def _cuts(
 
 
 def _lags(stages: Stages, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How far backward passes stay behind, in micro-batches, and gradients, in batches; by stage."""
+    """By stage, the lag of backward passes in micro-batches, and of gradients in batches."""
     if stages.memory == "stash":
         delays = [size - 1 - stage for stage in range(size)]
         return tuple(delay * stages.micro for delay in delays), tuple(delays)
@@ -121,7 +121,7 @@ def _shared(
 
 
 def _adopt(model: nn.Module, first: nn.Module, keys: list[list[str]]) -> None:
-    """Let the first stage keep what no stage uses, so that the plain model's state stays whole."""
+    """Assign unused modules to the first stage, so that the plain model's state stays complete."""
     used = {key for stage in keys for key in stage}
     for key in model.state_dict():
         if key not in used:

@@ -2,8 +2,8 @@
 
 Callers: `build.py`, and `balance.py`, which chooses cuts. The model is traced by torch.fx into the list of what its
 forward calls; a cut is a place in this list, and a stage is the part between two cuts. A value that a later stage uses
-crosses to each stage that does: skip connections need nothing of their own. What torch.fx cannot trace inside a
-submodule makes that submodule one layer.
+crosses to each stage that does, so skip connections need no special case. A submodule that torch.fx cannot trace is one
+layer.
 
 What cannot be cut: a model that branches on values, such as `if x.sum() > 0`, or loops over its input in its own
 forward, not that of a submodule.
@@ -47,7 +47,7 @@ class _Tracer(fx.Tracer):
 
 
 def _trace(model: nn.Module) -> fx.Graph:
-    """What the model's forward calls, in order; arguments with a default keep it."""
+    """Trace the calls of the model's forward, in order; arguments keep their defaults."""
     defaults = {
         name: each.default
         for name, each in inspect.signature(model.forward).parameters.items()
@@ -75,7 +75,7 @@ def _trace(model: nn.Module) -> fx.Graph:
 
 @dataclass(frozen=True)
 class Value:
-    """What crosses from the stage that makes it to stages that use it, in order."""
+    """A value that crosses from the stage that makes it to the stages that use it, in order."""
 
     name: str
     source: int

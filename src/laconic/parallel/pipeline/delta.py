@@ -20,7 +20,7 @@ from torch import Tensor
 
 
 class Deltas:
-    """What has arrived of each sample, by value."""
+    """The remembered activation of each sample, by value."""
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[int, int]] = {}
@@ -39,9 +39,9 @@ class Deltas:
         return activations.detach() - self._memory_of(name, samples, activations)[self._index(name, samples)]
 
     def add(self, name: str, samples: Tensor, change: Tensor) -> Tensor:
-        """Let m take up a change; returns the new m[samples].
+        """Add a change to m; returns the new m[samples].
 
-        What is then NaN or infinite is returned so, and forgotten: m would never be rid of it.
+        NaN and infinity are returned, but reset in m, which would otherwise keep them forever.
         """
         memory, index = self._memory_of(name, samples, change), self._index(name, samples)
         now = memory[index] + change

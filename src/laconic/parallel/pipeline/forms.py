@@ -1,4 +1,4 @@
-"""What crosses the cuts for a batch of a given shape: sizes and kinds, found without computing or asking anyone.
+"""The shapes and dtypes that cross the cuts for a given batch shape, found without computing or communicating.
 
 Caller: `pipeline.py`, once for each shape of a micro-batch. Every rank runs the whole model on tensors that have a
 shape and no values (torch's fake tensors), so receives can be posted before anything is sent.
@@ -30,7 +30,7 @@ class TensorForm:
 
 @dataclass(frozen=True)
 class ConstantForm:
-    """Something else, such as a size, that follows from the shapes and need not be sent."""
+    """A value other than a tensor, such as a size, that follows from the shapes and is not sent."""
 
     value: Any
 
@@ -39,7 +39,7 @@ Forms = dict[str, TensorForm | ConstantForm]
 
 
 class Outline:
-    """A model without its values, which knows the forms of what it computes."""
+    """A model without values, for finding the forms of the values it computes."""
 
     def __init__(self, model: nn.Module, graph: fx.Graph) -> None:
         self._mode = FakeTensorMode()

@@ -244,7 +244,7 @@ class Pipeline(nn.Module):
 
     @property
     def memory_nbytes(self) -> int:
-        """What `delta=True` remembers on this rank."""
+        """Bytes that `delta=True` remembers on this rank."""
         return 0 if self._deltas is None else self._deltas.nbytes
 
     def whole_state_dict(self) -> dict[str, Tensor] | None:
@@ -271,7 +271,7 @@ class Pipeline(nn.Module):
 
 @contextmanager
 def answerable(transport: Transport) -> Iterator[None]:
-    """An error here is one that the other ranks are told of, instead of waiting for this one."""
+    """Tell the other ranks of an error inside the block, so that they do not wait for this one."""
     try:
         yield
     except BaseException as error:
@@ -288,7 +288,7 @@ def _tensors(inputs: Inputs) -> tuple[Tensor, ...]:
 
 
 def _joined(*pieces: Any) -> Any:
-    """A part of the model's output from those of the micro-batches; what is no tensor (None, a size) is the first's."""
+    """Join a part of the output over the micro-batches; a non-tensor (None, a size) is the first one's."""
     if not isinstance(pieces[0], Tensor):
         return pieces[0]
     return torch.cat(pieces) if pieces[0].dim() else torch.stack(pieces)

@@ -1,9 +1,9 @@
-"""One rank's stage while micro-batches pass through it.
+"""Run one rank's stage as micro-batches pass through it.
 
 Caller: `pipeline.py`, with a batch at a time. Receives are posted ahead, as far as the stage before may be ahead. A
-send is waited for only when it is known to have arrived: an activation's when its gradient has come back, a gradient's
-when a later activation has come that was sent after it was taken. What is left is waited for at the end of a flush. So
-nobody waits for the wire but who needs what is on it.
+send is waited for only once it is known to have arrived: an activation's when its gradient has come back, a gradient's
+when an activation that was sent after its receipt has come. The end of a flush waits for the rest. So only consumers
+wait for transfers.
 
 Invariants: passes of a kind run in the order of their micro-batches, whatever the schedule, so gradients are summed as
 one process sums them. A value's gradient travels back along its chain of users, and each adds its own part to what
@@ -33,7 +33,7 @@ Loss = Callable[[Any, int], Tensor]  # of the model's output for the index-th mi
 
 
 class Span(NamedTuple):
-    """What a stage did for a micro-batch on a way: "compute" or "wait", from when to when by this machine's clock."""
+    """One activity of a stage for a micro-batch, "compute" or "wait", from start to end on this machine's clock."""
 
     kind: str
     way: str
@@ -44,7 +44,7 @@ class Span(NamedTuple):
 
 @dataclass(eq=False)
 class MicroBatches:
-    """What a stage must know of a batch under way.
+    """A stage's data of a batch under way.
 
     Attributes:
         forms: of what crosses, for each micro-batch.
@@ -78,7 +78,7 @@ class MicroBatches:
 
 @dataclass(eq=False)
 class _Held:
-    """What a backward pass needs of its forward pass."""
+    """The values that a backward pass needs from its forward pass."""
 
     batch: MicroBatches
     taken: dict[str, Tensor]
@@ -148,7 +148,7 @@ class Runner:
             self._arrived(*key)
 
     def _post(self, batch: MicroBatches, micro: int) -> None:
-        """Post the receives of activations up to as many as the stage before may have sent."""
+        """Post receives for as many activations as the stage before may have sent."""
         last = batch.first + len(batch.inputs)
         if batch.loss is not None:
             last = min(last, max(micro + 1, self.ended + self.lags[max(0, self.stage - 1)] + 1))
@@ -207,7 +207,7 @@ class Runner:
             self._arrived("backward", micro - self.lags[0] - 1)
 
     def _take(self, batch: MicroBatches, micro: int) -> dict[str, Any]:
-        """What the stage's part of the model is given, by name."""
+        """Collect the inputs of the stage's module, by name."""
         if self.stage == 0:
             return dict(zip(batch.segment.takes, batch.inputs[micro - batch.first], strict=True))
         taken: dict[str, Any] = {}
@@ -223,7 +223,7 @@ class Runner:
         return taken
 
     def _compute(self, batch: MicroBatches, taken: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]:
-        """What the stage gives to others, by name, and the model's output on the last stage."""
+        """Compute the values for other stages, by name, and on the last stage the model's output."""
         segment = batch.segment
         args = [
             each.clone() if name in segment.changed and isinstance(each, Tensor) and each.requires_grad else each
@@ -262,7 +262,7 @@ class Runner:
                 self._coming["backward", micro, value.name] = coming
 
     def _deltas_of(self, batch: MicroBatches, micro: int, form: TensorForm) -> Deltas | None:
-        """The memory of what crosses, where it crosses as a change."""
+        """The memory of a value that is sent as a change, else None."""
         if self._deltas is None or batch.samples is None or self.exact or form.dtype != torch.float32:
             return None
         return self._deltas if form.shape[:1] == (len(batch.samples_of(micro)),) else None

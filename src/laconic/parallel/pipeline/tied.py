@@ -36,7 +36,7 @@ def tied_nbytes(weight: Tensor, stages: Sequence[int], stage: int) -> tuple[int,
 
 
 class Tied:
-    """What this stage shares.
+    """The weights that this stage shares.
 
     Args:
         shared: for each weight: where it crosses, this stage's copy (None where it has none), and the stages that have
@@ -47,15 +47,15 @@ class Tied:
         self._shared = [(cut, own, stages) for cut, own, stages in shared if own is not None]
 
     def begin(self) -> None:
-        """Let all copies be the first stage's."""
+        """Overwrite all copies with the first stage's."""
         for cut, own, stages in self._shared:
             self._from_first(cut, own.data, stages)
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """The gradients that are made inside are summed over the stages at the end, and added to those before.
+        """Sum the gradients made inside over the stages at the end, and add them to the previous ones.
 
-        After an error the gradients are those before.
+        After an error the previous gradients are restored.
         """
         after = before = [own.grad for _, own, _ in self._shared]
         for _, own, _ in self._shared:

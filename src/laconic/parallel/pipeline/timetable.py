@@ -1,4 +1,4 @@
-"""Which micro-batch a stage computes when: a pipeline's order as data, without a network.
+"""The order of passes in a pipeline, as data, without a network.
 
 Callers: `runner.py` runs what `passes` gives; `check` proves it; the benchmark takes its bound from `bound_s`.
 
@@ -74,7 +74,7 @@ def passes(begun: int, count: int, lag: int, ended: int | None = None) -> list[P
 
 
 def check(orders: Sequence[Sequence[Pass]]) -> int:
-    """Run the orders of all stages by hand, each pass as soon as its neighbours' are done; returns how many rounds.
+    """Simulate all stages, each pass as soon as its neighbours' are done; returns the number of rounds.
 
     Raises:
         ScheduleError: a stage waits for ever, or computes a pass twice, out of turn or not at all.

@@ -42,7 +42,7 @@ class Versions:
         return self._alive[-1]
 
     def end(self, drain: bool = False) -> None:
-        """A batch's passes are over: hand over the gradient that is due, and let the optimiser change other memory."""
+        """End a batch: hand over the gradient that is due, and point the optimiser to other memory."""
         if not self.delay:
             return
         due = self._alive.popleft() if drain or len(self._alive) > self.delay else {}

@@ -42,7 +42,7 @@ LEAST_PATIENCE = 3  # workers that may die in a row without a step in between
 class WorkerPool:
     """The processes of one start; a context manager.
 
-    `tick` is called about every LOOK_S; `note` is given a sentence when somebody was lost, or is waited for.
+    `tick` is called about every LOOK_S; `note` gets a sentence when a worker is lost or awaited.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class WorkerPool:
 
     @property
     def step(self) -> int:
-        """The newest step that somebody has written down in this start."""
+        """The newest step that a worker has recorded in this start."""
         last = self._journals.steps.last()
         return last.step if last is not None and last.start == self._trial.start else self._trial.resume
 
     def run(self) -> list[WorkerEnded]:
-        """Until the training is over, or stopped on request: how the workers' parts ended.
+        """Run until the training is over or stopped on request; return how each worker ended.
 
         Raises:
-            RankFailed: all who had the model died, or one after the other without a step in between.
+            RankFailed: all workers with the model died, or workers died repeatedly without a step in between.
         """
         done: list[WorkerEnded] = []
         ending_at: float | None = None
@@ -119,7 +119,7 @@ class WorkerPool:
         return [(index, self._jobs.pop(index)) for index in ended]
 
     def _lost(self, index: int, job: LocalJob[WorkerEnded], outcome: Outcome[WorkerEnded], needed: bool) -> None:
-        """Write down that a process has died, and start another if one is needed."""
+        """Record that a process has died, and start another if needed."""
         _log.info("worker process %s of %s was lost", job.processes[0].pid, self._journals.folder)
         step, pid = self.step, job.processes[0].pid or 0
         how = ending(outcome.exitcode) if outcome.error is None else f"failed: {outcome.error.splitlines()[0]}"
@@ -166,7 +166,7 @@ class WorkerPool:
         return [known[pid] for pid in pids if pid in known]
 
     def _tell_of_waiting(self) -> None:
-        """Say once how many workers the first step still waits for; a stopped one (SIGSTOP) is not replaced."""
+        """Report once how many workers the first step still waits for; a stopped one (SIGSTOP) is not replaced."""
         if self._tell_at is None or time.monotonic() < self._tell_at:
             return
         self._tell_at = None
@@ -189,11 +189,11 @@ class Elastic:
         self._told: set[object] = set()
 
     def saved(self) -> int:
-        """The newest step that can be gone on from: the end of an epoch."""
+        """The newest step to resume from: the end of an epoch."""
         return newest(self._run.folder / "checkpoints", 1) or 0
 
     def reached(self) -> int:
-        """The last step that a worker of this start has written down."""
+        """The last step that a worker of this start has recorded."""
         rows = self._journals.steps.read()
         return max((row.step for row in rows if row.start == self._run.record.starts), default=0)
 
@@ -213,9 +213,9 @@ class Elastic:
         return Ended(pool.step, elastic_trial(self._run.record, trial, workload, ended))
 
     def write_down(self, note: Callable[[str], None]) -> None:
-        """Put what has happened to the workers so far into the record, and save it if that is news.
+        """Add the workers' losses so far to the record, and save it if there are new ones.
 
-        Say whom the others gave up although its process did not end; how processes end is said by the pool.
+        Report workers that the others gave up although their process lives; the pool reports how processes end.
         """
         record, lost = self._run.record, losses(self._journals)
         for each in lost:

@@ -1,7 +1,7 @@
-"""What the workers of an elastic training, and the command that starts them, write down; it outlives each of them.
+"""Journals of an elastic training, written by its workers and the command that starts them; they outlive each of them.
 
     steps.jsonl          a row for each step from each worker that made it
-    evaluations.jsonl    a row for each evaluation, from whoever was coordinator
+    evaluations.jsonl    a row for each evaluation, from the coordinator at that time
     workers.jsonl        who has joined, under which number and process
     starts.jsonl         the starts of the run
     exits.jsonl          processes that ended too early
@@ -42,7 +42,7 @@ class Journal(Generic[Row]):
         self.path, self._kind = path, kind
 
     def add(self, row: Row) -> None:
-        """Append a row; whoever reads afterwards sees it, also when this process is killed."""
+        """Append a row; later readers see it, even if this process is killed."""
         append(self.path, [seal(to_plain(row))])
 
     def read(self) -> list[Row]:
@@ -104,7 +104,7 @@ class EvaluationRow:
 
 @dataclass(frozen=True)
 class WorkerRow:
-    """Who has joined: its number, its process, and how long it had read data before."""
+    """A worker that has joined: its number, its process, and how long it had read data before."""
 
     worker: int
     start: int
@@ -203,7 +203,7 @@ def _of_start(
 
 
 def _after(worker: int, workers: Sequence[WorkerRow], joined: dict[int, int]) -> str:
-    """Who has come in a lost worker's place, or as whom it has come back."""
+    """The worker that replaced a lost one, or the number under which it came back."""
     mine = next((row for row in workers if row.worker == worker), None)
     if mine is None:
         return ""

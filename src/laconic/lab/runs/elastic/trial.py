@@ -1,4 +1,4 @@
-"""The trial of an elastic training, put together from what its workers wrote, whoever of them is still alive.
+"""Assemble the trial of an elastic training from its workers' journals, whether or not they are still alive.
 
 Caller: `driver.py`, when the training is over. A step takes from the commit of the one before to its own, by the
 coordinator's clock: waiting for a lost worker, a view change and the repetition of a step are in it; evaluations are
@@ -66,7 +66,7 @@ def elastic_trial(record: Record, trial: TrialSpec, workload: Workload, ended: S
 
 
 def _payload(spec: str) -> Callable[[str, nn.Parameter], tuple[str, float]]:
-    """By what codec a parameter goes, and into how many bytes."""
+    """The codec of a parameter, and its payload's bytes."""
     codec, exempt = flat_codec(spec), Exemptions()
 
     def payload(name: str, parameter: nn.Parameter) -> tuple[str, float]:

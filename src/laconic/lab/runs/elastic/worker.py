@@ -1,9 +1,9 @@
 """One worker of an elastic training: the workload's task, trained through `laconic.elastic`.
 
 Callers: `driver.py` starts as many as were asked for, and another for each that dies. All meet in the run's folder,
-where everything that has to outlive a worker is written too: the journals, in checkpoints/ model, optimiser and what
-the mode keeps at the end of the last two epochs, and in residuals/ what each worker was still to send then. Invariant:
-what cannot be written is a warning, and the training goes on.
+where everything that has to outlive a worker is written too: the journals; in checkpoints/, model, optimiser and the
+mode's state at the end of the last two epochs; in residuals/, each worker's residuals then. Invariant: if a file cannot
+be written, a worker warns and trains on.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class ElasticWorker:
         return self.workload.plan((epoch + step / self.steps_per_epoch) / self.workload.epochs)
 
     def _introduce(self, job: ElasticJob) -> None:
-        """Leave a note of who this is, once under each number; where that cannot be written, before the next step."""
+        """Record this worker in the journal, once per number; if that fails, retry before the next step."""
         if job.worker == self._known_as:
             return
         row = WorkerRow(job.worker, self.trial.start, self.trial.index, os.getpid(), self.prepared.loading_s)
@@ -231,7 +231,7 @@ class ElasticWorker:
             self._monitor.show(made, test_accuracy=accuracy, test_loss=loss)
 
     def _save(self, made: int, state: dict[str, Any]) -> None:
-        """Write a checkpoint; the last one, after which the model is nowhere else, again and again for a while."""
+        """Write a checkpoint; retry the last one for a while, because the model exists nowhere else."""
         outage = Outage("the last checkpoint", LAST_CHECKPOINT_S, "the trained model ends with its workers")
         while True:
             try:
@@ -251,7 +251,7 @@ class ElasticWorker:
         self._held = kept["held"]
 
     def _go_on(self, job: ElasticJob) -> None:
-        """The first worker of a resumption takes over what the mode kept, and what all workers were still to send."""
+        """As the first worker of a resumption, load the mode's state and all workers' residuals."""
         kept: list[dict[str, torch.Tensor]] = []
         for path in sorted(self._residuals.folder.glob(f"step{self.trial.resume:09d}-*")):
             with contextlib.suppress(PayloadError):  # cut off: lost, as with a worker that is lost
@@ -264,7 +264,7 @@ class ElasticWorker:
 
 @contextlib.contextmanager
 def _going_on() -> Iterator[None]:
-    """Where a file cannot be written in the block, warn and go on: the model is in memory."""
+    """If a file cannot be written in the block, warn and go on: the model is in memory."""
     try:
         yield
     except StorageError as error:
@@ -272,7 +272,7 @@ def _going_on() -> Iterator[None]:
 
 
 def _is_locked_by_us(file: IO[bytes]) -> bool:
-    """Lock a file unless another process has; whoever closes it or dies lets go of it."""
+    """Lock a file unless another process has; the lock ends when the file is closed or the process dies."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
