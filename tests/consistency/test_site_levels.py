@@ -73,8 +73,10 @@ NETWORK = nn.Sequential(
 OVERLAPPED = "diloco(8, fragments=3, delay=2, mix=0.25)"
 
 
-def _job(world: World, spec: str, codec: str = "none", **options: Any) -> Any:
-    model = copy.deepcopy(NETWORK)
+def _job(
+    world: World, spec: str, codec: str = "none", dtype: torch.dtype = torch.float32, **options: Any
+) -> Any:
+    model = copy.deepcopy(NETWORK).to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.5)
     return laconic.distribute(model, optimizer, consistency=spec, codec=codec, world=world, **options)
 
@@ -83,7 +85,8 @@ def _train(job: Any, steps: range) -> None:
     for step in steps:
         x = torch.randn(16, 32, generator=torch.Generator().manual_seed(100 * step + job.world.rank))
         job.optimizer.zero_grad()
-        nn.functional.mse_loss(job.model(x), torch.tanh(x[:, :4] + x[:, 4:8])).backward()
+        output = job.model(x.to(next(job.model.parameters()).dtype)).float()
+        nn.functional.mse_loss(output, torch.tanh(x[:, :4] + x[:, 4:8])).backward()
         job.optimizer.step()
 
 
@@ -195,12 +198,19 @@ def test_every_byte_crosses_once_a_site(spec: str, codec: str) -> None:
 
 @pytest.mark.parametrize("at", [7, 8, 9, 11])
 @pytest.mark.parametrize(
-    ("spec", "codec", "site_codec"),
-    [(OVERLAPPED, "topk(0.1)", "topk(0.05)"), ("diloco(8, delay=3, eager=true)", "dynamic8", "none")],
+    ("spec", "codec", "site_codec", "dtype"),
+    [
+        (OVERLAPPED, "topk(0.1)", "topk(0.05)", torch.float32),
+        (OVERLAPPED, "none", "dynamic8", torch.bfloat16),
+        ("diloco(8, delay=3, eager=true)", "dynamic8", "none", torch.float32),
+    ],
 )
-def test_a_checkpoint_goes_on_to_the_bit(spec: str, codec: str, site_codec: str, at: int) -> None:
+def test_a_checkpoint_goes_on_to_the_bit(
+    spec: str, codec: str, site_codec: str, dtype: torch.dtype, at: int
+) -> None:
     def work(transport: Any) -> tuple[Tensor, Tensor]:
-        world, options = World(transport), {"codec": codec, "site_codec": site_codec, "sites": TWO_BY_TWO}
+        world = World(transport)
+        options: dict[str, Any] = {"codec": codec, "site_codec": site_codec, "sites": TWO_BY_TWO, "dtype": dtype}
         job = _job(world, spec, **options)
         _train(job, range(at))
         saved = copy.deepcopy((job.model.state_dict(), job.optimizer.state_dict()))

@@ -6,8 +6,8 @@ over members that come and go. So `local`, `block_momentum` and `diloco` are wri
 
 Over fixed ranks the weights may be cut into `fragments` with blocks of their own, each starting a share of the period
 later than the one before. A fragment's mean may be awaited `delay` steps after it was sent, while training goes on
-(`fragments.py`). delay < period/fragments, so that at most one fragment is under way. A worker is a
-rank, or a site of several ranks that average their gradients at every step (`site_levels.py`).
+(`fragments.py`). delay < period/fragments, so that at most one fragment is under way. A worker is a rank, or a site of
+several ranks that average their gradients at every step (`site_levels.py`).
 """
 
 from __future__ import annotations
