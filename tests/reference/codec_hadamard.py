@@ -15,7 +15,7 @@ def tiles(numel: int, block: int):
         while left:
             if columns := left // rows:
                 yield at, rows, columns
-            at, left, rows = at + rows * columns, left - rows * columns, rows // 2
+            at, left, rows = at + rows * columns, left - rows * columns, max(rows // 4, 1)
 
 
 def hadamard(tile: np.ndarray) -> np.ndarray:
@@ -26,12 +26,18 @@ def hadamard(tile: np.ndarray) -> np.ndarray:
     return np.concatenate([hadamard(top + bottom), hadamard(top - bottom)])
 
 
-def rotated(x: np.ndarray, block: int) -> np.ndarray:
-    """H·x/n of every tile."""
+def root(rows: int, block: int) -> np.float32:
+    """√(rows·block), rounded up to a power of two."""
+    return np.float32(2.0 ** np.ceil(np.log2(rows * block) / 2))
+
+
+def rotated(x: np.ndarray, block: int, back: bool = False) -> np.ndarray:
+    """H·x/√(rows·n) of every tile, or back."""
     out = np.zeros_like(x)
     for start, rows, columns in tiles(x.size, block):
         tile = x[start : start + rows * columns].reshape(rows, columns)
-        out[start : start + tile.size] = hadamard(tile * np.float32(1 / rows)).reshape(-1)
+        share = np.float32(1 / rows) if back else np.float32(1) / root(rows, block)
+        out[start : start + tile.size] = hadamard(tile * share).reshape(-1)
     return out
 
 
@@ -47,8 +53,9 @@ def encode_body(x, block, inner):
 
 def decode_body(body, numel, block, inner):
     module, options = _inner(inner)
-    y, most = rotated(np.asarray(module.decode_body(body, numel, **options), np.float32), block), np.finfo("<f4").max
+    y, most = np.asarray(module.decode_body(body, numel, **options), np.float32), np.finfo("<f4").max
+    y = rotated(y, block, back=True)
     for start, rows, columns in tiles(numel, block):
         with np.errstate(over="ignore"):
-            y[start : start + rows * columns] *= np.float32(rows)
+            y[start : start + rows * columns] *= root(rows, block)
     return np.clip(y, -most, most)

@@ -4,7 +4,8 @@ Caller: `compose.parse`. A rotation is Hadamard's matrix H over n values, n = `b
 back x = H·y, the orthonormal H/√n but for a factor that keeps sums within float32. So an error has the same norm before
 and after, and what is lost is lost by the quantiser alone. The n values that are rotated together are not neighbours:
 they lie n apart in a tile of n², so that a step of the butterfly adds vectors. The last tile has ⌊length/n⌋ columns;
-what is then left is cut into powers of two.
+what is then left is rotated by n/4, by n/16 and so on: H of m values is divided by √(m·n), a power of two, so that
+errors of all of them count alike.
 """
 
 from __future__ import annotations
@@ -141,19 +142,28 @@ def _rotate(x: Array, out: Array, block: int, back: bool, add: np.float32, start
         while length > 0:
             columns = length // rows
             if columns > 0:
-                _tile(x, out, rows, columns, back, add, at, scratch)
+                _tile(x, out, rows, columns, _root(rows * block), back, add, at, scratch)
                 at += rows * columns
                 length -= rows * columns
-            rows //= 2
+            rows = max(rows // 4, 1)
+
+
+@njit(nogil=True, cache=True)
+def _root(square: int) -> int:
+    """The square root of a power of two, rounded up to one: exact but for the last value where n is no power of 4."""
+    root = 1
+    while root * root < square:
+        root *= 2
+    return root
 
 
 @njit(nogil=True, cache=True)
 def _tile(
-    x: Array, out: Array, rows: int, columns: int, back: bool, add: np.float32, first: int, y: Array
+    x: Array, out: Array, rows: int, columns: int, root: int, back: bool, add: np.float32, first: int, y: Array
 ) -> None:
-    """One tile of `rows` × `columns` values, rotated along its columns."""
+    """One tile of `rows` × `columns` values, rotated along its columns and divided by `root`, or back."""
     count = rows * columns
-    share = np.float32(1 / rows)
+    share = np.float32(1 / rows) if back else np.float32(1 / root)
     for j in range(np.uint64(count)):
         y[j] = np.float32(x[np.uint64(first) + j] * share)
     half = count // 2
@@ -169,7 +179,7 @@ def _tile(
         out[first : first + count] = y[:count]
         return
     for j in range(np.uint64(count)):
-        value = np.float32(y[j] * np.float32(rows))
+        value = np.float32(y[j] * np.float32(root))
         value = value if value < _MOST else _MOST
         value = value if value > -_MOST else -_MOST
         i = np.uint64(first) + j
