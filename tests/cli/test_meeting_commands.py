@@ -45,7 +45,9 @@ def _laconic(*words: str) -> subprocess.Popen[str]:
 def test_two_workers_meet_train_and_are_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     place = f"tcp://127.0.0.1:{(port := free_port())}/sum"
-    meeting = _laconic("meet", "--port", str(port), "--folder", str(tmp_path / "kept"))
+    host = "lo" if sys.platform == "linux" else "127.0.0.1"
+    words = ("--host", host, "--port", str(port), "--relay", str(free_port()), "--folder", str(tmp_path / "kept"))
+    meeting = _laconic("meet", *words)
     try:
         until((tmp_path / "kept").exists)
         workers = [_laconic("join", place, str(tmp_path / "train.py"), name) for name in ("first", "second")]

@@ -38,7 +38,7 @@ def meet(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    shown = f"[{host}]" if ":" in host else host
+    shown = f"[{server.host}]" if ":" in server.host else server.host
     reached = "this machine's address" if host in ("0.0.0.0", "::") else shown
     typer.echo(f"workers meet at tcp://{reached}:{server.port}/JOB; kept in {folder}", err=True)
     if not is_loopback(bound):
@@ -46,7 +46,7 @@ def meet(
     with contextlib.ExitStack() as open_until_then:
         open_until_then.callback(server.close)
         if relay is not None:
-            open_until_then.callback(RelayServer(bound, relay, meeting_secret(key, bound).key).close)
+            open_until_then.callback(RelayServer(server.host, relay, meeting_secret(key, bound).key).close)
             text = f"members behind routers set LACONIC_RELAY={reached}:{relay}"
             typer.echo(f"{text}; ports {relay} to {relay + PORTS} must be open", err=True)
         server.serve(lambda: bool(stopped))

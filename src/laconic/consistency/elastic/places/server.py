@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 import zmq
 
-from laconic.consistency.elastic.places.base import JOB
+from laconic.consistency.elastic.places.base import JOB, split_port
 from laconic.consistency.elastic.places.folder import FolderPlace
 from laconic.errors import BadInput, PayloadError, StorageError
 from laconic.transports.frame import MAX_FRAME_NBYTES, MAX_TEXT_NBYTES, Header, MessageKind, family, unpack
@@ -79,7 +79,7 @@ class MeetingServer:
     """Listens at `host:port` (0: any free one) and keeps jobs below `folder`.
 
     Attributes:
-        port: where it listens.
+        host, port: where it listens; of an interface, its address.
     """
 
     def __init__(self, folder: str | Path, host: str, port: int, key: bytes | None) -> None:
@@ -95,7 +95,8 @@ class MeetingServer:
             router.setsockopt(zmq.IPV6, ":" in host)
             secret.server(router)
             router.bind(f"tcp://{f'[{host}]' if ':' in host else host}:{port or '*'}")
-            self.port = int(router.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
+            where = router.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
+            self.host, self.port = split_port(where, None, where)
             self._gate = Gate(self._context, router, secret, Address(host, self.port, bytes(TOKEN_NBYTES)))
         except zmq.ZMQError as error:
             self._context.destroy(0)
