@@ -24,7 +24,7 @@ from torch import nn
 from laconic import specs
 from laconic.codecs.plans import CodecPlan
 from laconic.consistency.hooks import StepHooks
-from laconic.errors import BadInput
+from laconic.errors import BadInput, TransportError
 from laconic.exchange.job import Job, StepRecord, beside_ddp, wire_nbytes
 from laconic.exchange.options import Options
 from laconic.exchange.ownership import check_owner, owned
@@ -214,9 +214,13 @@ class Agreement(Job):
 
     @contextmanager
     def agreeing(self) -> Iterator[None]:
-        """Charge the block's time and bytes to this step."""
+        """Charge the block's time and bytes to this step; other ranks are told of an error that names a peer."""
         begun, before = time.perf_counter(), self._on_the_wire_nbytes()
-        yield
+        try:
+            yield
+        except TransportError as error:
+            self.world.note_cause(error)
+            raise
         self._collective_nbytes += self._on_the_wire_nbytes() - before
         self._seconds += time.perf_counter() - begun
 

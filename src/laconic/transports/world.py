@@ -144,9 +144,16 @@ class World:
         return self
 
     def __exit__(self, kind: object, error: object, _: object) -> None:
-        if isinstance(error, TransportError) and error.peer is not None:  # of a server, say, and not of this transport
-            self.transport.whole.cause = self.transport.whole.cause or error
+        self.note_cause(error)
         self.close()
+
+    def note_cause(self, error: object) -> None:
+        """Remember why this rank will leave, where that is another's fault: all its parts are told before they close.
+
+        The fault may be a server's, or a pair's, which no collective has met.
+        """
+        if isinstance(error, TransportError) and error.peer is not None:
+            self.transport.whole.cause = self.transport.whole.cause or error
 
 
 def init(
