@@ -64,7 +64,7 @@ soak: $(VENV)/ready
 	$(BIN)/python -m benchmarks soak --kills 1000 --seed 1 --output .cache/soak.json
 
 # Kills, stops, cuts, full disks, strangers, damaged and forged files, through every door, at every phase; docs/faults.md.
-chaos: kernels
+chaos: $(VENV)/ready
 	@mkdir -p $(TMPDIR)
 	$(BIN)/python -m benchmarks chaos --minutes 18 --output benchmarks/results/chaos.json
 
