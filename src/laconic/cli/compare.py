@@ -59,6 +59,9 @@ def compare(
     batch: options.Batch = None,
     batch_schedule: options.BatchSchedule = None,
     target: Annotated[float | None, typer.Option(help="Test accuracy to reach. Default: the workload's.")] = None,
+    target_loss: Annotated[
+        float | None, typer.Option(help="Test loss to reach, by which the workload is then judged.")
+    ] = None,
     tuning_runs: options.TuningRuns = None,
     resume: options.Resume = None,
     runs: options.Runs = options.RUNS,
@@ -73,8 +76,8 @@ def compare(
         chosen = split(configs or default) + [f"divide:{codec}@{divide}" for codec in DIVIDED if divide]
         spec = RunSpec(
             options.named(workload), workers, chosen, range(first_seed, first_seed + seeds), slow=slow, link=link,
-            between=between, hosts=hosts, changes=Changes(epochs, learning_rate, batch, target, batch_schedule),
-            tuning_runs=tuning_runs, runs=runs, command=options.command(),
+            between=between, hosts=hosts, tuning_runs=tuning_runs, runs=runs, command=options.command(),
+            changes=Changes(epochs, learning_rate, batch, target, batch_schedule, target_loss),
         )  # fmt: skip
         record, folder = run(spec, split(consistency or "sync"), say)
     show(record, folder, json=json)
@@ -141,6 +144,10 @@ def table(record: Record) -> list[str]:
     if any(row.staleness is not None and row.staleness.value > 0 for row in summary):
         told = [_shown(row.staleness, "{:.1f}".format) for row in summary]
         rows = [[*row[:5], cell, *row[5:]] for row, cell in zip(rows, ["staleness", *told], strict=True)]
+    if record.workload.judged_by_loss:
+        then = [(_shown(row.sent_to_target, words.nbytes), _shown(row.times_infinite, words.times)) for row in summary]
+        then = [("sent until then", "of an infinite network"), *then]
+        rows = [[*row[:3], *cells, *row[3:]] for row, cells in zip(rows, then, strict=True)]
     return aligned([[words.plain(cell) for cell in row] for row in rows], left=(0, len(rows[0]) - 1))
 
 

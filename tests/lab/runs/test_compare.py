@@ -17,6 +17,7 @@ import pytest
 from laconic.errors import BadInput
 from laconic.lab.records import metrics
 from laconic.lab.records.record import Record
+from laconic.lab.records.summary import results
 from laconic.lab.runs.compare import compare, resume
 from laconic.lab.runs.spec import RunSpec, TrialSpec
 from laconic.lab.runs.trainer import Ended
@@ -104,6 +105,25 @@ def test_a_trial_that_fails_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.processes
+def test_the_time_to_a_loss(tmp_path: Path) -> None:
+    changes = Changes(epochs=4, target_loss=0.5)
+    record, folder = compare(_spec(["ddp", "distribute:none@local(8)"], tmp_path, changes=changes, seeds=[0]))
+    assert Changes.recorded(record.workload).target_loss == 0.5  # a resumed one has the same
+    assert Changes.recorded(record.workload).target is None
+    assert record.workload.target_loss == 0.5
+    for row in results(record):
+        (trial,) = record.trials_of(row["config"])
+        first = next(point for point in trial.curve if point.test_loss is not None and point.test_loss <= 0.5)
+        assert row["seconds_to_loss"] == row["seconds_to_target"] == [first.seconds]
+        assert row["sent_nbytes_to_loss"] == [first.sent_nbytes]
+        assert row["times_infinite_network"][0] > 1
+    page = (folder / "report.html").read_text()
+    assert "Test loss against time" in page
+    assert "Test loss against bytes sent" in page
+    assert "of an infinite network" in page
+
+
+@pytest.mark.processes
 @pytest.mark.skipif(os.geteuid() != 0, reason="emulated hosts need root")
 def test_on_emulated_hosts_bytes_are_counted_by_the_interface(tmp_path: Path) -> None:
     record, _ = compare(_spec(["ddp", "dynamic8"], tmp_path, link="1gbit"))
@@ -125,6 +145,8 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path, monkeypatch: pytest.Mon
         ({"changes": Changes(learning_rate=float("nan"))}, "--learning-rate"),
         ({"changes": Changes(batch=0)}, "--batch"),
         ({"changes": Changes(target=1.5)}, "--target"),
+        ({"changes": Changes(target_loss=0.0)}, "--target-loss is a test loss above 0"),
+        ({"changes": Changes(target=0.5, target_loss=0.5)}, "give one"),
         ({"seeds": [-1]}, "--seed"),
         ({"slow": 0.5}, "--slow"),
         ({"hosts": 3}, "divided evenly"),

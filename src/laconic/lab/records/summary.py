@@ -14,7 +14,7 @@ from typing import Any
 
 from laconic import statistics
 from laconic.errors import BadInput
-from laconic.lab.records.record import Breakdown, Claim, Configuration, Judgement, Record, TrialRecord
+from laconic.lab.records.record import Breakdown, Claim, Configuration, Judgement, Point, Record, TrialRecord
 from laconic.schedules.link import Link
 from laconic.statistics import Median
 from laconic.storage.typed_json import to_plain
@@ -109,6 +109,8 @@ class SummaryRow:
     Attributes:
         reached: how many trials reached the target; `to_target` is over those only when it is all of them.
         missed: how many did not, where there is a target.
+        sent_to_target: bytes that one worker sent until then.
+        times_infinite: the time to the target over that on an infinite network, see `times_infinite`.
         claims: what the record claims of it, by what is compared.
     """
 
@@ -120,6 +122,8 @@ class SummaryRow:
     to_target: Median | None
     reached: int
     missed: int
+    sent_to_target: Median | None
+    times_infinite: Median | None
     total: Median | None
     step: Median | None
     sent: Median | None
@@ -151,6 +155,8 @@ def _row(record: Record, configuration: Configuration) -> SummaryRow:
         to_target=_median(trials, lambda t: t.seconds_to_target),
         reached=sum(t.seconds_to_target is not None for t in trials),
         missed=sum(t.seconds_to_target is None for t in trials) if record.workload.target_accuracy is not None else 0,
+        sent_to_target=_median(trials, sent_to_target),
+        times_infinite=_median(trials, lambda t: times_infinite(record, t)),
         total=_median(trials, lambda t: t.seconds_total),
         step=_median(trials, lambda t: t.step_seconds_median),
         sent=_median(trials, lambda t: t.sent_nbytes_per_step),
@@ -159,6 +165,35 @@ def _row(record: Record, configuration: Configuration) -> SummaryRow:
         staleness=_median(trials, lambda t: t.staleness_mean),
         claims=claims,
     )
+
+
+def at_target(trial: TrialRecord) -> Point | None:
+    """The evaluation by which the target was reached."""
+    return next((point for point in trial.curve if point.seconds == trial.seconds_to_target), None)
+
+
+def sent_to_target(trial: TrialRecord) -> int | None:
+    """Bytes that one worker sent until the target was reached."""
+    point = at_target(trial)
+    return None if point is None else point.sent_nbytes
+
+
+def computing_s(record: Record, workers: int) -> float | None:
+    """Forward and backward pass of a step on so many workers: what it would take on an infinite network.
+
+    It is the least of the configurations that exchange outside of both passes, whose clock tells them from waiting:
+    `distribute` in a mode other than sync. None where the record has none.
+    """
+    apart = [c for c in record.configurations if c.kind == "distribute" and c.consistency != "sync"]
+    found = [_breakdown(record.trials_of(each.name)) for each in apart if each.workers == workers]
+    return min((each.compute_s for each in found if each is not None), default=None) or None
+
+
+def times_infinite(record: Record, trial: TrialRecord) -> float | None:
+    """The time to the target over that of the same steps by computing alone: t / (steps until then · `computing_s`)."""
+    point, configuration = at_target(trial), record.configuration(trial.configuration)
+    computing = None if configuration is None else computing_s(record, configuration.workers)
+    return None if point is None or computing is None else point.seconds / (point.step * computing)
 
 
 def known_loss(trial: TrialRecord) -> float | None:
@@ -194,7 +229,8 @@ def wire_bound(record: Record, row: SummaryRow) -> float | None:
 def results(record: Record) -> list[dict[str, Any]]:
     """The "results" of `laconic compare --json`: per configuration, its seeds and figures.
 
-    `test_accuracy`, `loss` (on the test data, at the end) and `seconds_to_target` have one value for each seed.
+    `test_accuracy`, `loss` (on the test data, at the end) and `seconds_to_target` have one value for each seed. So
+    have, where the target is a loss, `seconds_to_loss`, `sent_nbytes_to_loss` and `times_infinite_network`.
     """
     return [
         {
@@ -206,9 +242,19 @@ def results(record: Record) -> list[dict[str, Any]]:
             "step_seconds_median": _value(row.step),
             "sent_nbytes_per_step": _value(row.sent),
             "wire_seconds_per_step": _value(_median(row.trials, lambda t: t.wire_seconds_per_step)),
+            **(_to_loss(record, row.trials) if record.workload.judged_by_loss else {}),
         }
         for row in summarise(record)
     ]
+
+
+def _to_loss(record: Record, trials: list[TrialRecord]) -> dict[str, Any]:
+    return {
+        "target_loss": record.workload.target_loss,
+        "seconds_to_loss": [trial.seconds_to_target for trial in trials],
+        "sent_nbytes_to_loss": [sent_to_target(trial) for trial in trials],
+        "times_infinite_network": [times_infinite(record, trial) for trial in trials],
+    }
 
 
 def _value(found: Median | None) -> float | None:
