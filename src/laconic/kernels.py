@@ -68,7 +68,7 @@ class _ClosureCache(FunctionCache):
 
 
 def _described(value: Any) -> Any:
-    """What is the same for equal values in every process, and differs when a function's file has changed."""
+    """A key that is equal for equal values in every process, and changes with a function's file."""
     value = getattr(value, "py_func", getattr(value, "_defn", value))  # of a kernel, of an intrinsic
     if (code := getattr(value, "__code__", None)) is not None:
         cells = tuple(_described(cell.cell_contents) for cell in value.__closure__ or ())

@@ -1,8 +1,8 @@
 """One registry for everything that has a name: codecs, modes, workloads, networks, datasets, schedules' algorithms.
 
-Callers: the packages that hold them. Registering is a decorator beside the thing. A registry that knows its package
-imports every file of it when a name is first looked up, so that adding a thing is adding a file, and importing Laconic
-stays cheap. A package outside Laconic registers by being imported.
+Callers: the packages that hold them. Register with a decorator beside the class or function. A registry that knows its
+package imports every file of it when a name is first looked up, so that adding an entry is adding a file, and importing
+Laconic stays cheap. A package outside Laconic registers by being imported.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Registry(Generic[Entry]):
         self._find = Discovery(package)
 
     def register(self, name: str) -> Callable[[Registered], Registered]:
-        """Decorator: make a class or function known under `name`, which becomes a class's attribute `name`."""
+        """Decorator: register a class or function under `name`, which becomes a class's attribute `name`."""
 
         def add(entry: Registered) -> Registered:
             if isinstance(entry, type):
@@ -51,7 +51,7 @@ class Registry(Generic[Entry]):
         return add
 
     def add(self, name: str, entry: Entry) -> None:
-        """Make an entry known under `name`, which nobody else may have."""
+        """Register an entry under an unused `name`."""
         if name in self._entries:
             raise ValueError(f"{self.what} name '{name}' is taken by {self._entries[name]!r}")
         self._entries[name] = entry
@@ -75,7 +75,7 @@ class Registry(Generic[Entry]):
 
 
 class Discovery:
-    """Imports the files of a package, once, when it is first called; what they call meanwhile finds what is there."""
+    """Imports the files of a package once, at its first call; nested calls see the entries registered so far."""
 
     def __init__(self, package: str) -> None:
         self._package = package
@@ -100,5 +100,5 @@ def discover(package: str, path: Iterable[str]) -> None:
 
 
 def summary_of(entry: object) -> str:
-    """The first line of what an entry's docstring says."""
+    """The first line of an entry's docstring."""
     return (entry.__doc__ or "").strip().partition("\n")[0]

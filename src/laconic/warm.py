@@ -1,7 +1,7 @@
-"""What every worker needs before its first step, imported once by the process that local workers are forked from.
+"""Import what every worker needs before its first step, once, in the fork server of local workers.
 
 Named by `transports/launcher.py`, imported by nothing else: of its own, each worker would spend about three seconds of
-processor time on it. What cannot be loaded here is left to the workers, whose errors are told.
+processor time on it. A failed import is left to the workers, which report the error.
 
 A scheduler that wants the machine back sends SIGTERM to every process of a job, a terminal SIGINT. This one only ends
 with its parent: the workers' ends would not be known otherwise. Its children have the usual handlers.

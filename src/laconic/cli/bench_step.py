@@ -1,4 +1,4 @@
-"""`laconic bench step`: what a training step costs by several configurations, beside the least that it can cost."""
+"""`laconic bench step`: time a training step in several configurations, beside its lower bounds."""
 
 from __future__ import annotations
 

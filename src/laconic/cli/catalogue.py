@@ -1,8 +1,7 @@
-"""What users can name, without importing torch, which takes seconds: codecs with their options, workloads and peers.
+"""List what users can name, without the seconds that importing torch takes: codecs, their options, workloads, peers.
 
-Callers: `laconic codecs` lists it, and `laconic.cli.main` refuses unknown names by it. The registries know it all; what
-they know is kept in the user's cache folder, under the checksum of the source that it follows from, by whoever first
-had to import them.
+Callers: `laconic codecs` lists it, and `laconic.cli.main` refuses unknown names by it. It is made from
+the registries when they are first imported, and kept in the user's cache folder under a checksum of the source.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _PLAIN = re.compile(r"\s*(?:(?:compress|distribute|elastic):)?([\w+-]+)(?:@.*)?\
 
 
 def catalogue() -> dict[str, Any]:
-    """What there is: "codecs" as `laconic codecs --json` prints them, names of "workloads" and "peers"."""
+    """The catalogue: "codecs" as `laconic codecs --json` prints them, names of "workloads" and "peers"."""
     found = kept()
     if found is None:
         found = _made()

@@ -1,4 +1,4 @@
-"""`laconic codecs`: what can be sent, how small, how true, and who published it."""
+"""`laconic codecs`: list the codecs with size, accuracy and source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`laconic plan` and `laconic profile`: what to do with N machines, and how long this machine's layers take."""
+"""`laconic plan` and `laconic profile`: recommend a strategy for N machines, and time this machine's layers."""
 
 from __future__ import annotations
 

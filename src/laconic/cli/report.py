@@ -1,4 +1,4 @@
-"""`laconic lint` and `laconic report`: is a run's record honest, and what does it show?"""
+"""`laconic lint` and `laconic report`: check a run's record for honesty, and draw it."""
 
 from __future__ import annotations
 

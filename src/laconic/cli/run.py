@@ -1,4 +1,4 @@
-"""`laconic run`: your own script on a network that you do not have."""
+"""`laconic run`: run your own script on an emulated network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `train`, `compare` and `demo` have in common: their options and their start."""
+"""Options and setup shared by `train`, `compare` and `demo`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`laconic schedule` draws who talks to whom; `laconic simulate` says what it would take on a cluster one has not."""
+"""`laconic schedule` draws a collective's messages; `laconic simulate` predicts its time on any cluster."""
 
 from __future__ import annotations
 

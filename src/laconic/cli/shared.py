@@ -1,4 +1,4 @@
-"""What commands share: options, JSON for machines, tables on a terminal that are tab-separated lines when piped."""
+"""Shared by commands: options, JSON output, tables that are tab-separated lines when piped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`laconic status`: who trains in an elastic job, how far they are, and what happened last."""
+"""`laconic status`: show an elastic job's members, their progress and the last events."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def status(
 
 
 def collect(place: Meeting) -> dict[str, Any]:
-    """What is known of a job: its view, the members' last words, the last events."""
+    """Collect a job's state: its view, the members' last reports, the last events."""
     view, now = place.newest(), time.time()
     said = {status["worker"]: status for status in place.statuses()}
     members = [

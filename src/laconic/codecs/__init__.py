@@ -1,7 +1,7 @@
-"""WHAT IS SENT: every published way of saying less, behind one small interface (see `base.py`).
+"""WHAT IS SENT: published gradient compression methods, behind one small interface (see `base.py`).
 
-A codec is known as soon as its file exists: all files are imported when a codec is first looked up by name. The
-kernels inside are compiled at their first call.
+Every file here is registered automatically: all are imported when a codec is first looked up by name. Kernels are
+compiled at their first call.
 
 >>> import torch, laconic.codecs
 >>> top1 = laconic.codecs.codec("topk(1)+fp16")

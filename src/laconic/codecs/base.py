@@ -1,4 +1,4 @@
-"""What a codec is, how it is named, and the frame around every payload.
+"""The interface of codecs, and their registry.
 
 Callers: `exchange` and users (`laconic.codec("topk(0.01)+qsgd(4)")`). A codec is a frozen dataclass without state:
 encode is a pure function of (x, step). Residuals, momentum and step counters live in `exchange`.

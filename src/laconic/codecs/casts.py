@@ -1,7 +1,7 @@
 """The element types that torch casts to: `none` (float32 as it is), `fp16` and `bf16`. The body is the tensor in one.
 
-Policy: whatever the element type can say is carried through, NaN and infinities included, so that a loss scaler
-downstream still sees an overflow; nothing is raised.
+Policy: every value of the element type passes through, NaN and infinities included, so that a loss scaler downstream
+still sees an overflow; nothing is raised.
 
 `encode` is one call of torch. The rest are kernels of our own on `threads.run`: torch has no fused operation for them,
 adds mixed types eight times slower than it copies, and one call per block would make its threads meet at every block.

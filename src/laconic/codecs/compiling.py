@@ -1,4 +1,4 @@
-"""Compiles a codec's kernels before they are needed, so that no step of a training is charged for it.
+"""Compile a codec's kernels before they are needed, so that no training step waits for it.
 
 Callers: `laconic.compress`, `distribute` and `elastic`, for the codecs that they will use, and `laconic warm`. A kernel
 is compiled for the types that it is called with, so the codec is used as exchanges use it, on a few values.
@@ -34,7 +34,7 @@ def compile_planned(planned: Iterable[Codec]) -> None:
 
 @contextlib.contextmanager
 def _said_if_long() -> Iterator[None]:
-    """Say that kernels are being compiled, while the block still lasts; where torch.distributed runs, on rank 0."""
+    """Report that kernels are being compiled, if the block takes long; under torch.distributed, on rank 0."""
     if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
         yield
         return

@@ -109,7 +109,7 @@ class Selected(Sparse):
 
 @runtime_checkable
 class Rotation(Protocol):
-    """What turns values before they are quantised: `hadamard`, whose file is imported by who names it."""
+    """Rotates values before they are quantised: `hadamard`, whose file is imported when it is named."""
 
     inner: Codec | None
 

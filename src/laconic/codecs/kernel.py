@@ -24,7 +24,7 @@ _ROOM = np.float32(2.0**126)  # no code of any codec is worth as much as four ti
 
 
 class KernelCodec(Codec):
-    """A codec that is told how to fill a body and how to read one; every payload has `max_nbytes(numel)` bytes."""
+    """A codec whose subclass fills and reads bodies; every payload has `max_nbytes(numel)` bytes."""
 
     @property
     def wire_name(self) -> str:
@@ -44,7 +44,7 @@ class KernelCodec(Codec):
         """out = the values of `body`, which `check_body` has passed, or out += them.
 
         Raises:
-            PayloadError: the body says what no encoder would; `out` is untouched.
+            PayloadError: no encoder writes such a body; `out` is untouched.
         """
 
     def check_body(self, body: Array, numel: int) -> None:

@@ -20,7 +20,7 @@ from laconic.errors import BadInput
 
 @dataclass(frozen=True)
 class MatrixCodec(Codec):
-    """Says a c_out × c_in matrix by fewer floats; see `floats_sent`."""
+    """Represents a c_out × c_in matrix by fewer floats; see `floats_sent`."""
 
     kind: ClassVar[str] = "matrix"
 

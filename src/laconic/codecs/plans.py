@@ -1,4 +1,4 @@
-"""Which codec gradients go through at each step: what is planned before, and what a choice is told while training.
+"""The codec of each step: planned in advance, or chosen from measurements during training.
 
 Callers: every exchange. `exchange/chooser.py` is a choice that learns; here is the one that is planned.
 """
@@ -16,10 +16,10 @@ CodecPlan = str | Codec | Mapping[int, str | Codec] | Callable[[int], str | Code
 
 
 class CodecChoice:
-    """Which codec a bucket goes through at a step.
+    """Chooses the codec of a bucket at a step.
 
     Attributes:
-        learns: it is to be told what is ready, and what exchanges took, for something is still to be decided.
+        learns: it still has to decide, and needs `note_ready` and `note_exchange`.
     """
 
     learns: bool = False
@@ -37,16 +37,16 @@ class CodecChoice:
         return self.codec_for(0, step).exact
 
     def before_step(self, step: int, world: Any) -> None:
-        """Decide, or look back, where it is time to; all ranks call it before the same step."""
+        """Decide, or review a decision, when due; all ranks call it before the same step."""
 
     def note_ready(self, bucket: int, step: int) -> None:
-        """A bucket's gradients are there: its exchange could begin now."""
+        """Note that a bucket's gradients are ready: its exchange could begin now."""
 
     def note_exchange(self, bucket: int, numel: int, seconds: float) -> None:
-        """How long a bucket's exchange took."""
+        """Note how long a bucket's exchange took."""
 
     def matrix_codec(self) -> Codec | None:
-        """The first planned codec for matrices, if there is one; what a function will choose is not known."""
+        """The first planned matrix codec, if any; a function's choices are unknown."""
         return next((entry for entry in self.codecs() if entry.kind == "matrix"), None)
 
     @property

@@ -1,7 +1,7 @@
 """Poison: the payload of values that a codec refuses, so that NaN and infinity travel as they would without one.
 
-Callers: whoever sends payloads to ranks that must go on alike: exchanges, sparse sums, cuts through a model, gossip and
-elastic jobs. Poison is a header alone (`frame.py`), under a name that no codec has. The receiver gets NaN for all its
+Callers: senders to ranks that must stay identical: exchanges, sparse sums, cuts through a model, gossip and elastic
+jobs. Poison is a header alone (`frame.py`), under a name that no codec has. The receiver gets NaN for all its
 values, instead of an error on one rank alone.
 """
 
@@ -35,7 +35,7 @@ def is_poison(payload: Tensor, numel: int) -> bool:
 
 
 def poisons(payload: Tensor, values: Tensor) -> bool:
-    """Let `values` be NaN where their payload is poison; returns whether it is.
+    """Set `values` to NaN if their payload is poison; returns whether it is.
 
     >>> values = torch.zeros(2)
     >>> poisons(poison(2), values), values.tolist()

@@ -1,4 +1,4 @@
-"""What the selectors share: they send (indices, values) of a few elements and nothing of the others.
+"""The base of selectors: they send (indices, values) of a few elements and nothing of the others.
 
 Callers: the selectors (`topk`, `threshold`, …), which choose elements and own a default form for their values, and
 `compose.Selected`, which passes the values through a quantiser. The body, each part padded to 8 bytes:
@@ -30,7 +30,7 @@ BLOCK = 4096  # elements that `collect` handles at a time: 16 KB, half of a firs
 
 
 def padded(nbytes: int) -> int:
-    """`nbytes` rounded up to 8, so that what follows is aligned."""
+    """Round `nbytes` up to a multiple of 8."""
     return -(-nbytes // 8) * 8
 
 

@@ -1,9 +1,9 @@
-"""DistributedDataParallel models that leave the averaging of their gradients to a job, and do all else as before.
+"""Let a job average the gradients of DistributedDataParallel models; all else works as before.
 
 Caller: `distribute`. DDP averages the gradients of a backward that its forward has announced to its reducer
-(`prepare_for_backward`), and of no other. While a job lasts, the reducer hears of none: whatever a script sets or
-calls, DDP cannot average a second time. What it would not have averaged, the job holds back too: `ddp.no_sync()` and
-`ddp.require_backward_grad_sync = False` mean what they mean to DDP.
+(`prepare_for_backward`), and of no other. During a job, no backward is announced to the reducer, so DDP cannot average
+a second time, whatever a script sets or calls. `ddp.no_sync()` and `ddp.require_backward_grad_sync = False` keep their
+meaning: the job does not average those gradients either.
 
 DDP's broadcast of rank 0's buffers before a forward stays where all ranks take the same steps; it is a collective.
 """
@@ -24,7 +24,7 @@ NoSync = Callable[[], AbstractContextManager[None]]
 
 
 class SilentReducer:
-    """DDP's reducer, but for what lets it average gradients; `announced` is called instead."""
+    """DDP's reducer without the call that starts averaging; `announced` is called instead."""
 
     def __init__(self, reducer: Any, announced: Callable[[], None]) -> None:
         self.reducer, self._announced = reducer, announced
@@ -47,7 +47,7 @@ class SilencedModels:
         buffers: whether DDP goes on broadcasting rank 0's buffers.
 
     Raises:
-        BadInput: DDP averages gradients in a way of its own that nothing can hold up.
+        BadInput: DDP averages gradients in a way that cannot be suspended.
     """
 
     def __init__(self, model: nn.Module, no_sync: NoSync = nullcontext, *, buffers: bool) -> None:

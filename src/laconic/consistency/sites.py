@@ -70,7 +70,7 @@ class Site:
         return all_reduce(values, "mean", algorithm=ALGORITHM, group=self._world) if self._shared else values
 
     def tell(self, values: Tensor) -> Tensor:
-        """The leader's values on all ranks of the site, in place."""
+        """Broadcast the leader's values to all ranks of the site, in place."""
         return broadcast(values, root=0, group=self._world) if self._shared else values
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Site:
 
 
 class Significance:
-    """Updates accumulate until they matter: wᵢ's does when |aᵢ| > threshold/√t · |wᵢ|.
+    """Accumulates updates until they are significant: |aᵢ| > threshold/√t · |wᵢ|.
 
     a is the sum of all updates since value i was last told, t the step from 1, w the weights as they are. What is told
     is taken from a; what a biased codec loses of it stays.
@@ -98,21 +98,21 @@ class Significance:
         self.accumulated = torch.zeros(numel)
 
     def add(self, update: Tensor) -> None:
-        """An update was applied here."""
+        """Add an update that was applied here."""
         self.accumulated.add_(update)
 
     def select(self, weights: Tensor, step: int) -> Tensor:
-        """The indices, sorted, of what is significant at `step`, counted from 1."""
+        """The sorted indices of significant values at `step`, counted from 1."""
         bar = weights.abs().mul_(self.threshold / math.sqrt(step))
         return torch.nonzero(self.accumulated.abs() > bar).reshape(-1)
 
     def take(self, chosen: Tensor, told: Tensor) -> None:
-        """The chosen values were told as `told`."""
+        """Subtract what was sent."""
         self.accumulated[chosen] -= told
 
 
 class SiteLink:
-    """One site's end of the link to another site: what their leaders send each other, and when they wait.
+    """One site's end of the link to another site: the leaders' messages, and when they wait.
 
     Messages (`servers/messages.py`) are PUSH, the significant updates up to a clock, none of them being a message too;
     STORED, that a PUSH with values was taken in; BARRIER; and FINISH. At most one PUSH with values is under way. What
@@ -137,7 +137,7 @@ class SiteLink:
         self._announced: Tensor | None = None
 
     def outgoing(self, weights: Tensor, clock: int, codec: Codec) -> list[ServerMessage]:
-        """What to send after step `clock`."""
+        """The messages to send after step `clock`."""
         chosen = self.filter.select(weights, clock)
         if chosen.numel() and self.under_way:
             self.held_back = True
@@ -166,7 +166,7 @@ class SiteLink:
         ]
 
     def take_in(self, message: ServerMessage) -> bool:
-        """File what came from the other site; whether it must be told that it came."""
+        """Store a message of the other site; return True if it needs an acknowledgement."""
         if message.kind == ServerKind.STORED:
             self.under_way = False
         elif message.kind == ServerKind.FINISH:
@@ -199,7 +199,7 @@ class SiteLink:
         return bool(told.get("count"))
 
     def restart(self, clock: int) -> None:
-        """Both ends know everything up to step `clock`, and nothing is under way."""
+        """Restart at step `clock`, with both ends up to date and nothing under way."""
         self.filter.accumulated.zero_()
         self.mirror = clock
         self.incoming = self.noise = self._announced = None

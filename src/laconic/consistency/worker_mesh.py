@@ -1,4 +1,4 @@
-"""A ZeroMQ mesh beside any world: for modes whose workers speak when they like, and for servers of their own.
+"""A ZeroMQ mesh beside any world, for modes whose workers send at any time, and for their servers.
 
 Callers: the asynchronous and server modes. gloo and MPI abort or hang where peers come and go, so whatever is
 not a collective runs here. The world introduces the workers to each other and carries the mesh's key, so nothing has to
@@ -42,7 +42,7 @@ def open_members(
     Args:
         homes: the rank on which each member lives, by the member's number.
         linked: whether two members speak with each other; the same both ways.
-        linger_s: how long closing a member waits at most until the others have taken in what it sent.
+        linger_s: the longest that closing a member waits for the others to receive what it sent.
     """
     host = own_address()
     key = _shared_key(world) if not is_loopback(host) else read_key()
@@ -93,7 +93,7 @@ def own_address() -> str:
 
 
 def _shared_key(world: World) -> bytes:
-    """The job's key, or one that rank 0 makes up and tells the others over the world."""
+    """The job's key, or one that rank 0 makes and sends to the others over the world."""
     known = read_key()
     if known is not None:
         return known
@@ -102,7 +102,7 @@ def _shared_key(world: World) -> bytes:
 
 
 def receive(mesh: ZmqTransport, timeout_s: float) -> tuple[int, Frame] | None:
-    """The next message and its sender; None when none came, or nobody is left who could send one."""
+    """The next message and its sender; None if none came, or no sender is left."""
     try:
         return mesh.recv_any(timeout_s)
     except CollectiveTimeout:
@@ -118,10 +118,10 @@ def wait(
     take_in: Callable[[float], bool],
     late: Callable[[], tuple[int | None, str]],
 ) -> float:
-    """Take in messages until `done()`; returns the seconds it took.
+    """Receive messages until `done()`; returns the seconds it took.
 
     Args:
-        take_in: takes in one message, waiting so many seconds at most; whether it brought anything on.
+        take_in: receives one message within so many seconds; returns whether it made progress.
         late: the rank to blame in the CollectiveTimeout when nothing came for the mesh's time-out, and its text.
     """
     begun = moved = time.monotonic()

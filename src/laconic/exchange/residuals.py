@@ -487,7 +487,7 @@ class Residuals:
             residual.roll_back()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What is left, by name: independent of codec, schedule and buckets."""
+        """The residuals by name: independent of codec, schedule and buckets."""
         found = {name: value.clone() for name, value in self._waiting.items()}
         for layout, residual in {id(pair): pair for pair in self._vectors.values()}.values():
             found.update({name: value.clone() for name, value in layout.cut(residual.total()).items()})
@@ -510,7 +510,7 @@ class Residuals:
 
 
 def _free_pages(values: Tensor) -> None:
-    """Give the pages of `values`, which nobody reads any more, back to the system.
+    """Return the pages of `values`, which is no longer read, to the system.
 
     When DDP makes its buckets anew, one vector becomes parts of several, bucket by bucket. Without this it would stay
     resident until the last has taken its part.

@@ -216,7 +216,7 @@ class ThreadShare:
 
     @property
     def alone(self) -> bool:
-        """Whether nobody else uses the transport."""
+        """Whether this is the transport's only user."""
         return len(self._shared.users) == 1
 
     def submit(self, job: Work, ready: Pause = None) -> Any:

@@ -1,4 +1,4 @@
-"""How to backpropagate through a long sequence in little memory: which states to keep, which to compute again.
+"""Backpropagate through a long sequence in little memory: which states to keep, which to recompute.
 
 Callers: `recurrent.py`. A sequence is cut into blocks. Going back through a block needs all that its steps computed
 (`inside` units of memory); entering it anew needs only the state before it (`state` units). With m units for t blocks

@@ -67,7 +67,7 @@ class ConvolutionRoute:
 
 @dataclass
 class Roles:
-    """Who computes what of one convolution: output, gradient of the input, gradient of the weights.
+    """The methods of one convolution by role: output, gradient of the input, gradient of the weights.
 
     `input_gradient` runs on the adjoint convolution; None is torch's own, for both gradients.
     """

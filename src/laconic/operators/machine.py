@@ -1,4 +1,4 @@
-"""This machine, as far as times depend on it, and what was measured on it.
+"""Identify this machine, as far as times depend on it, and keep its measurements.
 
 Callers: the tuner, the planner. A measurement is only true where it was made, with the same instructions, threads and
 version of torch; so it is kept by those.
@@ -19,7 +19,7 @@ FORMAT = 4  # raised when methods change so much that old times mislead
 
 
 def machine() -> dict[str, Any]:
-    """What the times depend on beside the shapes."""
+    """The properties that times depend on, besides the shapes."""
     return {
         "processor": _processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
@@ -34,7 +34,7 @@ def measurements(folder: Path | None, kind: str = "operators") -> Memo:
 
     Args:
         folder: where it is kept; None keeps nothing.
-        kind: who measured it, which the folder within begins with.
+        kind: of measurement; the prefix of the folder's name within.
     """
     here = machine()
     return Memo(None if folder is None else folder / f"{kind}-{fingerprint(here)[:16]}", here)

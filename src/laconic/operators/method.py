@@ -1,4 +1,4 @@
-"""What a method of convolution is, and which there are: `@register("name")` beside a class is all it takes.
+"""The interface of convolution methods, and their registry: add one with `@register("name")` on a class.
 
 Callers: the methods' files, the tuner, benchmarks, the conformance suite, which runs over `names()`.
 
@@ -20,7 +20,7 @@ from laconic.registry import Registry
 
 @dataclass(frozen=True)
 class MethodCost:
-    """What a method costs, and how far it may be off.
+    """A method's cost and error bound.
 
     Attributes:
         multiplications: real ones, in the sums over channels; transforms are not counted, as in the literature.

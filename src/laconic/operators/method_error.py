@@ -1,4 +1,4 @@
-"""How far a method is off, and whether that is near enough.
+"""Measure a method's error, and judge it against the tolerance.
 
 Callers: the tuner, benchmarks. An error is relative to the largest output:
 max|y − y₆₄| / max|y₆₄|, y₆₄ torch's convolution in float64.
@@ -28,7 +28,7 @@ def checked_tolerance(tolerance: float | str) -> float | str:
 
 
 class Judge:
-    """Knows the exact output for one sample of the example and one of random values, and judges methods by it.
+    """Judges methods by the exact output for one sample of the example and one of random values.
 
     Args:
         conv: what is computed; one sample of it is enough, as samples do not meet.

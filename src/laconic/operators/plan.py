@@ -1,4 +1,4 @@
-"""What a tuner decided, as a table.
+"""A tuner's decisions, as a table.
 
 Callers: `tuning.py`; users print `plan_of(model)`.
 """
@@ -23,7 +23,7 @@ class OperatorRow:
 
     @property
     def gains(self) -> bool:
-        """Whether any role is computed otherwise than by torch."""
+        """Whether any role is not computed by torch."""
         return any(choice.gains for choice in self.choices)
 
     def without_the_worst(self) -> OperatorRow:

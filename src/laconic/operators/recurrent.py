@@ -102,7 +102,7 @@ class _Run:
         return Room(fresh((rows, self.cell.kept * width), self.x.dtype), states)
 
     def advance(self, block: int, state: Tensor) -> Tensor:
-        """The state after a block that nobody keeps."""
+        """The state after a block, keeping nothing else."""
         return self.block(block, state, self.spare, 0)[0]
 
     def block(self, block: int, state: Tensor, room: Room, place: int) -> tuple[Tensor, Inside]:

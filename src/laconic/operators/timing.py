@@ -1,4 +1,4 @@
-"""Which of several functions is quicker, on a machine that does other things as well.
+"""Compare the speed of functions on a busy machine.
 
 Callers: the tuner, the planner, benchmarks. The contenders take turns, so that what disturbs one disturbs the others;
 what counts is the median of the ratios to the first of them within a turn. On one thread the clock is the thread's

@@ -1,4 +1,4 @@
-"""Layers that compute a convolution as a plan says, and otherwise are what they were.
+"""Layers that compute a convolution by a plan, and otherwise behave as the original layers.
 
 Callers: `tuning.py`. A tuned layer shares its parameters, buffers and settings with the layer it stands for, so that
 state dicts, optimisers and `.to()` see no difference; shapes without a plan run torch's own code.
@@ -22,7 +22,7 @@ _SAMPLES = 64
 
 
 class Prepared:
-    """What methods derived from a layer's weights, made anew whenever the weights are not what they were.
+    """Data that methods derived from a layer's weights, remade whenever the weights change.
 
     In-place changes raise the tensor's version. Changes through `.data` do not, so some values, spread evenly, are
     compared as well; one value changed through `.data` alone may go unnoticed until `untune` or a version's rise.
@@ -59,7 +59,7 @@ class Prepared:
 
 
 class TunedLayer(nn.Module):
-    """What tuned layers have beside the layer they stand for."""
+    """The additions of tuned layers to the layers they replace."""
 
     routes: dict[tuple[int, ...], Roles]
     active: bool = True  # else everything is torch's own

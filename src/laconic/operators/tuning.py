@@ -1,7 +1,7 @@
-"""`laconic.tune` and its way back, `untune`: compute a model's convolutions by the quickest methods near enough.
+"""`laconic.tune` and its inverse, `untune`: compute a model's convolutions by the fastest methods within a tolerance.
 
-Callers: users, benchmarks. Nothing is replaced that does not gain; what is replaced keeps its
-parameters and the keys of its state dict; what has hooks, parametrisations or a class of its own is left alone.
+Callers: users, benchmarks. A layer is replaced only if that is faster, and keeps its parameters and state-dict keys.
+Layers with hooks, parametrisations or a class of their own are left alone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Seen = dict[str, dict[Convolution, Tensor]]  # samples; those that need a gradie
 
 def tune(model: nn.Module, example: Any, tolerance: float | str = 1e-5, workspace: str | int = "64MiB",
          train: bool = False, policy: str = "powers", cache: str | Path | None = "default") -> nn.Module:  # fmt: skip
-    """Let the convolutions of a model be computed by the quickest methods that are near enough.
+    """Compute the convolutions of a model by the fastest methods within the tolerance.
 
     The model is changed in place and returned; `plan_of(model)` is the table of what was decided. Its
     tuned layers flush denormal numbers to zero, as they slow arithmetic a hundredfold; all else keeps its mode.

@@ -1,4 +1,4 @@
-"""What the optimisers of this package share: one flat vector of all gradients, exchanges of it, and state that resumes.
+"""The base of this package's optimisers: one flat vector of all gradients, its exchanges, and state that resumes.
 
 Callers: one file each beside this one, which says in `_update` what a step does. Registering a class
 (`@OPTIMIZERS.register(NAME)`) is enough to be tried by the conformance suite.
@@ -88,7 +88,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, ABC):
 
     @property
     def alone(self) -> bool:
-        """Whether there is nobody to agree with."""
+        """Whether there is only one worker."""
         return self.world.world_size == 1
 
     @torch.no_grad()

@@ -1,6 +1,6 @@
-"""What it will cost: work, depth, memory and energy of a model, and a plan that says how to train it.
+"""Predict cost: work, depth, memory and energy of a model, and a plan of how to train it.
 
-The doors are `laconic.cost` and `laconic.plan`.
+The entry points are `laconic.cost` and `laconic.plan`.
 """
 
 import lazy_loader

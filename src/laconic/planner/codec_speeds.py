@@ -1,4 +1,4 @@
-"""How quick codecs are: what the planner gives to the cost model of an exchange (`exchange/costs.py`).
+"""Speeds of codecs, for the cost model of an exchange (`exchange/costs.py`).
 
 Callers: `plan.py`, benchmarks. Speeds on this machine are measured once and kept; elsewhere they follow from the bytes
 that are moved, in the device's memory and over its bus: a model.

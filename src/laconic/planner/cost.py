@@ -1,4 +1,4 @@
-"""What a model costs: parameters, bytes, work, depth, memory of a training step and energy, layer by layer and in all.
+"""Cost of a model: parameters, bytes, work, depth, memory of a training step and energy, by layer and in total.
 
 Callers: `laconic cost`, `laconic.cost`, and everything that plans.
 """
@@ -190,7 +190,7 @@ def _without_cache(model: nn.Module) -> tuple[str, ...]:
 
 
 def sum_of_outputs(output: Any) -> Tensor:
-    """A loss that every output takes part in."""
+    """A loss that depends on every output."""
     outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     if not outputs:
         raise BadInput("the model returns no floating-point tensor, of which a loss could be taken")

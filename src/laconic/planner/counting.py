@@ -1,7 +1,7 @@
-"""What one of torch's operators costs: multiply-adds, work and depth, from its arguments.
+"""Cost of one of torch's operators: multiply-adds, work and depth, from its arguments.
 
 Callers: `trace.py`, for every operator that a model runs. One multiply-add counts as one unit of work, as in the
-survey; so does one elementwise operation. What only moves or names values costs nothing.
+survey; so does one elementwise operation. Operators that only move or name values cost nothing.
 
 Source: Ben-Nun, Hoefler, Demystifying Parallel and Distributed Deep Learning, 2018, tables 4 and 6.
 Differs: constants that the survey leaves in O(·) are spelt out: 3 for a normalisation, 4 for a softmax, a value.

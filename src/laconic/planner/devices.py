@@ -1,4 +1,4 @@
-"""Machines: how long a layer takes on them, from a description, for machines that are not at hand.
+"""Devices: predict a layer's time from a description, for machines that are not at hand.
 
 Callers: `work.py`. A layer of w multiply-adds that moves b bytes takes
 

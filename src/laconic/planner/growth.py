@@ -1,4 +1,4 @@
-"""What a batch that grows does to a whole training: fewer steps, each of which sends the same bytes.
+"""Effect of a growing batch on a whole training: fewer steps, each of which sends the same bytes.
 
 Callers: `laconic plan --batch-schedule`. Predicted with the recommended strategy; accuracy is not.
 """
@@ -32,7 +32,7 @@ def phases(planned: Planned, schedule: BatchSchedule) -> list[Phase]:
     """A training of the workload by the recommended strategy, from the first epoch to the last.
 
     Raises:
-        BadInput: the model is no workload, so nobody knows its samples and epochs.
+        BadInput: the model is no workload, so its samples and epochs are unknown.
     """
     workload = planned.subject.workload
     if workload is None:

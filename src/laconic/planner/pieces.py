@@ -1,4 +1,4 @@
-"""How layers are put together: in stages of a pipeline, and their gradients in buckets.
+"""Group layers into stages of a pipeline, and their gradients into buckets.
 
 Callers: `predict.py`. Pure numbers.
 """

@@ -1,4 +1,4 @@
-"""What to do: every way to train a model on N ranks is predicted, what does not fit in memory is dropped, the best win.
+"""Recommend a strategy: predict every way to train a model on N ranks, and take the best of those that fit in memory.
 
 Callers: `laconic plan`, `laconic.plan`. Of ways within 3 % of the quickest, the simplest is recommended: one machine
 before DDP, exact before compressed, undivided before divided.
@@ -50,7 +50,7 @@ LOSS = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do, and what it is predicted to take; JSON both ways.
+    """The recommended strategy and its prediction; to and from JSON.
 
     `division` is what `laconic.divide` takes for the ranks that share a replica; None where nothing is divided.
 
@@ -120,7 +120,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a plan is asked for.
+    """The inputs of a plan.
 
     Attributes:
         ranks: machines.
@@ -191,7 +191,7 @@ class Planned:
         )  # fmt: skip
 
     def verdict(self) -> list[str]:
-        """What a user should know, in sentences."""
+        """The verdict for users, in sentences."""
         best, one = self.chosen, self.one
         said = [UNSURE] if self.setting.work.busy else []
         if self.asked.ranks > 1 and best.strategy.ranks == 1:
@@ -317,7 +317,7 @@ def _counted(chosen: Subject, batch: int) -> Cost:
 
 
 def calibrations(folder: Path | None) -> dict[str, Calibration]:
-    """What the benchmark `planner` fitted on this machine, by door."""
+    """The calibrations that the benchmark `planner` fitted on this machine, by entry point."""
     return measurements(folder, "planner").get("calibrations", dict[str, Calibration]) or {}
 
 
@@ -367,7 +367,7 @@ def dilocos() -> Iterator[str]:
 
 
 def _codecs(quality: str) -> tuple[str, ...]:
-    """What may be sent, of gradients and of outer gradients."""
+    """The candidate codecs, for gradients and for outer gradients."""
     return tuple(dict.fromkeys((*QUALITIES[quality], *(_OUTER if quality == "aggressive" else ()))))
 
 
@@ -383,7 +383,7 @@ def _divisors(number: int, most: int) -> list[int]:
 
 
 def plainness(way: Strategy) -> tuple[int, ...]:
-    """The smaller, the simpler; of modes, who agrees most often is the nearest to synchronous training."""
+    """A sort key, smaller for simpler strategies; among modes, the one that agrees most often is simplest."""
     divided = (way.tensor > 1) + (way.pipeline > 1) + way.dense_split
     sent, mode = 2 * (way.codec != "none") + (way.overlap != "backward"), block_mode(way.consistency)
     period, fragments, delay = (0, 0, 0) if mode is None else (mode.period or 0, mode.fragments, mode.delay)

@@ -1,4 +1,4 @@
-"""How long a step takes by a strategy, with an interval; what is sent, what memory and energy it takes, and why.
+"""Predict a step by a strategy: its time with an interval, its bytes, memory and energy, and the bottleneck.
 
 Callers: `plan.py`, benchmarks. Pure numbers: equal arguments give equal answers. A step is
 
@@ -42,7 +42,7 @@ RATES_BPS = 1e3, 1e13  # between which a rate that is needed is looked for
 
 @dataclass(frozen=True)
 class Calibration:
-    """What measured steps say about the formula; see this module's head.
+    """Factors of the formula, fitted to measured steps; see the module's docstring.
 
     Attributes:
         low, high: the interval's ends as factors on the prediction.
@@ -61,7 +61,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and what is trained.
+    """The model, batch and machines of a prediction.
 
     Attributes:
         work: the times of the global batch's share that one rank of plain data parallelism has.
@@ -127,7 +127,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Bar:
-    """Something that takes a while, on a lane of the timeline: "compute" or "link"."""
+    """A bar on a lane of the timeline, "compute" or "link"."""
 
     lane: str
     name: str
@@ -224,7 +224,7 @@ def _ending_at(seconds: float, bars: Sequence[Bar]) -> tuple[Bar, ...]:
 
 
 def door(strategy: Strategy) -> str:
-    """Which of the library's doors runs it: calibrations are kept by door."""
+    """The entry point that runs it: calibrations are kept by entry point."""
     if strategy.kind != "data":
         return strategy.kind
     if strategy.is_ddp or strategy.overlap == "step":
@@ -351,7 +351,7 @@ def _pipeline(
 
 
 class _Agreed(NamedTuple):
-    """What making the replicas agree takes."""
+    """The cost of making the replicas agree."""
 
     processor_s: float
     exposed_s: float

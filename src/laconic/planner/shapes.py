@@ -2,8 +2,8 @@
 
 Callers: `trace.py`, `cost.py`. Tensors on the "meta" device have no values, so a model that looks at one, as masks of
 attention do (`if mask.all():`), cannot go on there. But positions and masks are made from numbers, not from weights:
-whatever an operator makes of known values is computed beside the shapes, where it is small. What depends on a weight
-stays unknown, and a model that decides by it is refused in a sentence that names the line.
+small results of operators on known values are computed beside the shapes. Values that depend on a weight stay unknown;
+a model that branches on one is refused with an error that names the line.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Shapes(TorchDispatchMode):
             return func(*tree_map(value, args), **tree_map(value, given))
 
     def _forget(self, func: Any, args: Any) -> None:
-        """What is written with unknown values is unknown from then on, through all views of it."""
+        """Forget values that are overwritten with unknown ones, in all views."""
         if not func._schema.is_mutable or not args or not isinstance(args[0], Tensor) or not args[0].is_meta:
             return
         storage = args[0].untyped_storage()._cdata

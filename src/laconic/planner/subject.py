@@ -1,4 +1,4 @@
-"""What is costed and planned: a registered network or workload, one's own `module:factory`, or an nn.Module.
+"""The model to cost or plan: a registered network or workload, the user's `module:factory`, or an nn.Module.
 
 Callers: `cost`, `profile`, `plan`. A subject knows how to build the model, with memory or without, and what it reads.
 """
@@ -64,7 +64,7 @@ class Subject:
 def subject(
     model: str | nn.Module, sample: Sequence[int] | None = None, dtype: str | None = None, optimizer: str | None = None
 ) -> Subject:
-    """What a name, or a module itself, stands for.
+    """The subject that a name or a module stands for.
 
     Args:
         model: a network or workload by name, `module:factory`, or an nn.Module.

@@ -1,7 +1,7 @@
-"""How long each layer of a model takes, forward and backward: measured on this machine, or from a device's description.
+"""Time of each layer, forward and backward: measured on this machine, or from a device's description.
 
-Callers: `laconic profile`, `predict.py`. What was measured is kept by processor, threads, torch and the layers' shapes
-(`operators.machine`), so that what is foreign or stale is measured again and never trusted.
+Callers: `laconic profile`, `predict.py`. Measurements are kept by processor, threads, torch and the layers' shapes
+(`operators.machine`), so that foreign or stale ones are never used.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def measure(chosen: Subject, cost: Cost, folder: Path | None, again: bool = Fals
 
 
 def known(cost: Cost, folder: Path | None) -> Work | None:
-    """What was measured here before for these very layers and this batch."""
+    """Earlier measurements on this machine of these layers and this batch, if any."""
     found = measurements(folder, "planner").get(key_of(cost), Work)
     return found if found is not None and found.seconds > 0 else None
 

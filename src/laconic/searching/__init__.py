@@ -1,4 +1,4 @@
-"""Which model to train: methods over trials, on as many workers as there are.
+"""Search for the model to train: methods that propose trials, on any number of workers.
 
     found = laconic.search(objective, "rate = log(0.001, 1)", method="tpe", trials=50)
 

@@ -73,7 +73,7 @@ class Result:
 
     @property
     def tuning_runs(self) -> int:
-        """All trials that were begun, failed and stopped ones too, for the record of what is trained next."""
+        """The number of all trials, failed and stopped ones included, for the record of a later training."""
         return len(self.history)
 
     def to_json(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def search(
 
 def resume(folder: Path, objective: Callable[..., float] | None = None, trials: int | None = None,
            note: Note = lambda trial, spec: None) -> Result:  # fmt: skip
-    """Go on with the search in a folder, to its number of trials or another.
+    """Resume the search in a folder, to its own number of trials or another.
 
     Raises:
         RecordError: there is no search.
@@ -181,7 +181,7 @@ def suited(objective: Objective, method: str) -> Objective:
 
 
 def run(spec: SearchSpec, objective: Objective, note: Note = lambda trial, spec: None) -> Result:
-    """Make the trials of a search that are left.
+    """Run the remaining trials of a search.
 
     Raises:
         BadInput: the folder holds another search, or one that is still running.
@@ -202,7 +202,7 @@ def run(spec: SearchSpec, objective: Objective, note: Note = lambda trial, spec:
 
 
 def _check_same(spec: SearchSpec) -> None:
-    """Raise BadInput where the folder's trials are those of another search: they would be taken for this one's."""
+    """Raise BadInput if the folder holds another search's trials, which would be mistaken for this one's."""
     if not (spec.folder / FILE).exists():
         return
     before, now = SearchSpec.load(spec.folder).to_json(), spec.to_json()
@@ -239,7 +239,7 @@ def load(folder: Path) -> Result:
 
 
 def resolve(objective: str | Callable[..., float], options: Mapping[str, Any]) -> tuple[Any, str]:
-    """What evaluates trials, and its name."""
+    """Return the objective and its name."""
     if not isinstance(objective, str):
         if not callable(objective):
             raise BadInput(f"an objective is a function or a name, got {type(objective).__name__}")

@@ -29,12 +29,12 @@ _STATES: dict[TrialState, State] = {
 
 @dataclass(frozen=True)
 class Proposal:
-    """What to try next.
+    """The next trial to try.
 
     Attributes:
         point: the parameters.
         parent: the trial whose weights it begins with; None begins anew.
-        notes: what the sampler wants to find again in the history.
+        notes: the sampler's own data, found again in the history.
     """
 
     point: Point
@@ -42,7 +42,7 @@ class Proposal:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
     def attributes(self) -> dict[str, Any]:
-        """What a study keeps of it, beside the parameters."""
+        """The attributes that a study keeps besides the parameters."""
         return {"parent": self.parent, "notes": dict(self.notes)}
 
 
@@ -110,7 +110,7 @@ class History:
         self._keys: set[tuple[Any, ...]] = set()
 
     def follow(self, study: Study, asked: int | None = None) -> History:
-        """Take over what is new in a study, but for the trial that is asked about; returns itself."""
+        """Read new trials from a study, except the one being asked about; returns itself."""
         sign, ended = sign_of(study), []
         for trial in study.get_trials(deepcopy=False):
             known = self.trials.get(trial.number)
@@ -135,7 +135,7 @@ class History:
         return max(done, key=score_of, default=None)
 
     def knows(self, point: Point) -> bool:
-        """Whether a point was tried, with or without success, or is under way; the search itself tries again."""
+        """Whether a point was tried, successfully or not, or is under way; the search itself handles retries."""
         return key_of(point) in self._keys
 
     def __len__(self) -> int:
@@ -146,7 +146,7 @@ _HISTORIES: weakref.WeakKeyDictionary[Study, History] = weakref.WeakKeyDictionar
 
 
 def history_of(study: Study, asked: int | None = None) -> History:
-    """A study's history, up to date; what has ended is read once.
+    """A study's history, up to date; ended trials are read once.
 
     Args:
         asked: the number of a trial that is left out, since its parameters are still to be chosen.

@@ -1,7 +1,7 @@
 """Training without gradients: a trial's weights are its parent's with noise, and are only evaluated.
 
-Callers: `laconic search WORKLOAD --method gradient_free`. The value is the loss over the training samples, since it is
-what trains; neither held-out nor test data is looked at.
+Callers: `laconic search WORKLOAD --method gradient_free`. The value is the loss over the training samples, since
+selection by it is the training; neither held-out nor test data is used.
 """
 
 from __future__ import annotations

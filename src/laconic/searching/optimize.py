@@ -1,11 +1,11 @@
-"""The search itself: ask the sampler, run the trial, tell the study, until the trials are made.
+"""The search loop: ask the sampler, run the trial, tell the study, until all trials are done.
 
-Callers: `laconic.search` and `laconic search`. Everything that is decided follows from what the study holds, so that a
-search that is killed at any moment goes on from there: trials under way are made again, none that ended is. A trial is
-written as a whole before it begins, and its end before the next one is asked for; of two ends the first one counts.
+Callers: `laconic.search` and `laconic search`. Every decision depends on the study alone, so that a search killed at
+any moment resumes from there: trials under way are repeated, ended ones are not. A trial is written completely before
+it begins, and its end before the next one is asked for; of two ends the first one counts.
 
-`Study.optimize` does not do: it writes a trial before it has its parameters, so that of two processes neither could
-tell whether the other had chosen the same, and it evaluates in threads.
+`Study.optimize` is not enough: it writes a trial before it has its parameters, so that two processes could not tell
+whether they chose the same, and it evaluates in threads.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Optimization:
         self._begun: dict[int, tuple[optuna.Trial, float]] = {}  # by number: the trials under way here, and since when
 
     def run(self, pool: Pool) -> History:
-        """Make the trials that are left."""
+        """Run the remaining trials."""
         with self.owner.beating():
             while True:
                 history = self._catch_up()
@@ -70,7 +70,7 @@ class Optimization:
                         self._tell(message)
 
     def _catch_up(self) -> History:
-        """What others did, and the trials of those who are gone."""
+        """Read other processes' trials, and take back those of processes that are gone."""
         self.owner.beat()
         history = history_of(self.study)
         for trial in self.owner.abandoned(history):
@@ -79,7 +79,7 @@ class Optimization:
         return history_of(self.study)
 
     def _ask(self, history: History) -> optuna.Trial | None:
-        """The next trial, written down; None where there is nothing to try now."""
+        """Write and return the next trial; None if there is nothing to try now."""
         while (asked := self._retry(history) or self._next(history)) is not None:
             proposal, attempts = asked
             trial = begin(self.study, self.spec.space, proposal, {"owner": self.owner.name, "attempts": attempts})
@@ -91,7 +91,7 @@ class Optimization:
         return None
 
     def _retry(self, history: History) -> tuple[Proposal, int] | None:
-        """A trial that failed and is tried again, and which attempt it is."""
+        """A failed trial to retry, and the number of the attempt."""
         known = history.trials.values()
         again = {trial.proposal.notes.get("retry_of") for trial in known if trial.why != TAKEN}
         for trial in known:
@@ -101,7 +101,7 @@ class Optimization:
         return None
 
     def _next(self, history: History) -> tuple[Proposal, int] | None:
-        """What the sampler asks for, or the point that the search begins with."""
+        """The sampler's proposal, or the search's starting point."""
         start, space = self.spec.start, self.spec.space
         known = history.trials.values()
         asked = sum("retry_of" not in trial.proposal.notes and trial.why != TAKEN for trial in known)
@@ -120,7 +120,7 @@ class Optimization:
         return trial.why == ABANDONED or trial.attempts <= self.spec.retries
 
     def _is_taken(self, begun: Seen, history: History) -> bool:
-        """Whether another process began the same just before: the storage numbers trials, and the first one counts."""
+        """Whether another process began the same point just before: the trial with the lower number counts."""
         if not self.spec.storage:
             return False
         origin = begun.proposal.notes.get("retry_of")
@@ -130,7 +130,7 @@ class Optimization:
         return not self.sampler.repeats and any(other.point == begun.point for other in others)
 
     def _report(self, message: Message) -> bool:
-        """Write a report down; whether the trial is to end: its pruner says so, or another process took it back."""
+        """Write a report; return whether the trial must end, by its pruner or because another process took it back."""
         if not math.isfinite(message.value):
             return True
         trial, _ = self._begun[message.number]
@@ -163,7 +163,7 @@ class Optimization:
 def propose(
     study: Study, sampler: Sampler, space: Space, seeds: Sequence[int], point: Mapping[str, Any] | None = None
 ) -> Proposal | None:
-    """What a sampler asks for in a study, for a trial that is not there yet; None where there is nothing to try now.
+    """Ask a sampler for a trial that does not exist yet; None if there is nothing to try now.
 
     Args:
         point: what to try instead of the point that the sampler chose.
@@ -177,7 +177,7 @@ def propose(
 
 
 class _Unwritten:
-    """A storage in which samplers of Optuna write nothing about a trial that is not there yet."""
+    """A storage that ignores what Optuna's samplers write about a trial that does not exist yet."""
 
     def __init__(self, storage: BaseStorage) -> None:
         self._storage = storage
@@ -200,7 +200,7 @@ def begin(study: Study, space: Space, proposal: Proposal, attributes: Mapping[st
 
 
 def end(study: Study, number: int, state: TrialState, value: float | None = None, **attributes: Any) -> None:
-    """Write how a trial ended; one that has ended already stays as it is."""
+    """Write how a trial ended, unless it has ended already."""
     identity = study._storage.get_trial_id_from_study_id_trial_number(study._study_id, number)
     with contextlib.suppress(UpdateFinishedTrialError):
         for key, given in attributes.items():

@@ -27,7 +27,7 @@ class Owner:
     """This process, as an owner of trials.
 
     Args:
-        study: where it says that it lives.
+        study: where it writes its heartbeat.
         shared: whether other machines may look; without, nothing is written.
     """
 
@@ -37,7 +37,7 @@ class Owner:
         self._beaten_s = -BEAT_S
 
     def beat(self) -> None:
-        """Say that this process is alive, every few seconds."""
+        """Write this process's heartbeat, every few seconds."""
         if not self._shared or time.monotonic() < self._beaten_s + BEAT_S:
             return
         self._beaten_s = time.monotonic()

@@ -30,7 +30,7 @@ class Parameter:
 
     @property
     def distribution(self) -> BaseDistribution:
-        """What Optuna calls it."""
+        """The distribution of Optuna's that it corresponds to."""
         raise NotImplementedError
 
     @property
@@ -51,11 +51,11 @@ class Parameter:
         raise NotImplementedError
 
     def draw(self, chance: np.random.Generator) -> Value:
-        """A value by chance, each place being as likely."""
+        """Draw a value, uniform over places."""
         return self.at(float(chance.random()))
 
     def moved(self, value: Value, chance: np.random.Generator, far: float = 0.2) -> Value:
-        """Another value: near by where values have an order, any other where they have none."""
+        """Another value: a nearby one if values are ordered, else any other."""
         if self.count == 1:
             return value
         place = self.place(value)

@@ -1,4 +1,4 @@
-"""Where trials are evaluated: processes that serve one trial after the other, or this very process.
+"""Evaluate trials in processes that serve one trial after the other, or in this process.
 
 Callers: the loop. When a process dies, its trial fails and another process takes its place. A trial of several ranks is
 a job that the process starts, and fails when one of its ranks dies. All processes end with the search, however it ends.
@@ -90,7 +90,7 @@ class Pool:
             self._seats[number].send(stop)
 
     def messages(self, answer: Callable[[Message], bool], timeout_s: float) -> Iterator[Message]:
-        """What comes next, within some time; `answer` is asked by a trial that runs in this process."""
+        """Yield the next messages, within some time; `answer` serves a trial that runs in this process."""
         if self._here is not None:
             trial, self._here = self._here, None
             yield _evaluate(self._objective, trial, lambda value, step: answer(
@@ -154,7 +154,7 @@ class _Seat:
 
 
 def _serve(pipe: Connection, objective: Objective, ranks: int, environment: dict[str, str]) -> None:
-    """Evaluate one trial after the other until the search ends, with the environment of whoever began it."""
+    """Evaluate one trial after the other until the search ends, with the environment of its starter."""
     import torch
 
     os.environ.update(environment)
@@ -192,7 +192,7 @@ def _evaluate(objective: Objective, trial: Trial, answer: Answer) -> Message:
 
 
 def _ended(trial: Trial, value: Any) -> Message:
-    """What an objective returned, if it is a number: whatever else it is might not even reach another process."""
+    """The objective's result, if it is a number: any other value might not reach another process."""
     try:
         number = float(value)
         why = "" if math.isfinite(number) else f"the objective returned {number}"

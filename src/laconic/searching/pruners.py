@@ -1,4 +1,4 @@
-"""When a trial is stopped early: a pruner that is named before the search.
+"""Pruners, which stop trials early, by name.
 
     none   median   halving(reduction=3)   hyperband   learning_curve
 
@@ -51,7 +51,7 @@ def never() -> BasePruner:
 
 @register("median")
 def median(start: int = 5, warm_up: int = 0) -> BasePruner:
-    """Stop what is worse than the median of the trials before it at the same step.
+    """Stop a trial that is worse than the median of earlier trials at the same step.
 
     Args:
         start: trials that run to their end first.

@@ -1,7 +1,7 @@
-"""What was found, trained anew: the best parameters and the workload's own, on new seeds and real test data.
+"""Retrain the best parameters and the workload's own, with new seeds and real test data.
 
-Callers: `laconic search --retrain`. The records say how many tuning runs it took: all trials of the search. What
-population-based training found is a schedule; it is followed stretch by stretch, and the default trains for as many
+Callers: `laconic search --retrain`. The records give the number of tuning runs: all trials of the search. The result
+of population-based training is a schedule; it is followed stretch by stretch, and the default trains for as many
 epochs.
 """
 

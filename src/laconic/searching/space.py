@@ -1,4 +1,4 @@
-"""What is searched: a small typed table of parameters, in Python, in TOML or in one line of text.
+"""The search space: a small typed table of parameters, in Python, in TOML or in one line of text.
 
     [learning_rate]                     learning_rate = log(0.001, 1)
     type = "log"                        mode = choice(['sync', 'local({period})'])
@@ -34,7 +34,7 @@ MOST_POINTS = 1_000_000  # a grid of more is refused
 
 @dataclass(frozen=True)
 class Space:
-    """Parameters by name, and under which condition each is there.
+    """Parameters by name, and the condition under which each is active.
 
     >>> text = "rate = log(0.001, 1); mode = choice(['sync', 'local']); period = int(1, 4) when mode = local"
     >>> space = Space.read(text)
@@ -135,7 +135,7 @@ class Space:
         return rows
 
     def is_active(self, name: str, point: Mapping[str, Any]) -> bool:
-        """Whether a parameter is there, by what was decided before it."""
+        """Whether a parameter is active, given the earlier choices."""
         return all(other in point and times(point[other], values) for other, values in self.when.get(name, {}).items())
 
     def build(self, choose: Any) -> Point:
@@ -219,7 +219,7 @@ class Space:
 
 
 def key_of(point: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What two equal points have in common, and no others."""
+    """A key that is equal for equal points only."""
     return tuple((name, type(value).__name__, value) for name, value in sorted(point.items()))
 
 

@@ -1,4 +1,4 @@
-"""What is asked of a search, as its folder keeps it.
+"""The specification of a search, as its folder keeps it.
 
     runs/<id>/search.json     this, sealed
     runs/<id>/journal.log     every trial, unless a storage is named
@@ -105,11 +105,11 @@ class SearchSpec:
         return cls(objective, space, **options)
 
     def sampler(self) -> Sampler:
-        """What chooses the points."""
+        """The sampler."""
         return samplers.build(self.method)
 
     def pruner(self) -> BasePruner:
-        """What stops trials early: the rule, or where there is none that of the method."""
+        """The pruner: of the rule, or else of the method."""
         return pruners.build(self.sampler().rule if self.rule == "none" else self.rule)
 
     @property

@@ -5,8 +5,8 @@
     postgresql://user@host/database     a database, for many machines (also any other that SQLAlchemy opens)
     grpc://host:13000                   Optuna's proxy before a database
 
-Callers: `laconic.search`. Invariants: a call that a broken connection interrupted is made again, and writes nothing
-twice; a line of a journal is there as a whole or not at all, whoever was killed while writing it.
+Callers: `laconic.search`. Invariants: a call that a broken connection interrupted is retried, and writes nothing twice;
+a line of a journal is complete or absent, even if its writer was killed.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def _journal(path: Path) -> JournalStorage:
 class JournalFile(BaseJournalBackend):
     """The lines of a journal, for Optuna's storage of journals.
 
-    Its lock is one that the kernel gives back when its holder dies, unlike Optuna's own, which is a file that stays.
-    Whatever a killed process left of a line is cut off before the next one is written.
+    The kernel frees its lock when the holder dies, unlike Optuna's own, which is a file that stays.
+    A partial line of a killed process is cut off before the next one is written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -203,7 +203,7 @@ def _identity(file: BinaryIO) -> tuple[int, int]:
 
 
 def _drop_torn_line(file: BinaryIO) -> None:
-    """Cut off what a killed process left of a line: whatever is appended to it could not be read."""
+    """Cut off a killed process's partial line: text appended to it could not be read."""
     size = file.seek(0, os.SEEK_END)
     while size:
         start = max(0, size - 65536)
@@ -221,7 +221,7 @@ def _patient(url: str, storage: BaseStorage) -> BaseStorage:
 
 
 class PatientStorage:
-    """A storage whose calls are made again and again while its database is away; each of them can be made twice."""
+    """A storage that retries calls while its database is away; each call is safe to repeat."""
 
     def __init__(self, url: str, storage: BaseStorage) -> None:
         self._url, self._storage = url, storage

@@ -1,15 +1,15 @@
-"""How small a model ships: prune weights, let the rest share few values, code them, run from the small file.
+"""Shrink a model for shipping: prune weights, let the rest share few values, code them, run from the small file.
 
 Callers: users, through `laconic.shrink` and `laconic.load_shrunk`; `laconic shrink` and `laconic inspect`.
 
     door.py      shrink, load_shrunk, Shrunk
-    plan.py      what is to be done; does it
+    plan.py      the plan, and its execution
     search.py    densities and bits under a budget
-    training.py  who trains and who judges
-    prune.py     which weights go; retrain.py holds them at zero, and shared ones together, while somebody trains
-    share.py     few values for many weights; parts.py is what comes of it
+    training.py  retraining and evaluation
+    prune.py     which weights go; retrain.py keeps them at zero, and shared ones equal, during training
+    share.py     few values for many weights; parts.py is the result
     coder/       symbols to bytes; file.py is the file, report.py its table
-    sparse_layers.py   layers that compute with what is left; low_rank.py thinner layers
+    sparse_layers.py   layers that compute with the remaining weights; low_rank.py thinner layers
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def check_names(tensors: Mapping[str, Tensor], given: object) -> None:
 
 
 def _sizes(tensor: Tensor, structured: bool) -> Tensor:
-    """What is compared: |w|, or the mean |w| of a row so that rows of different lengths can be."""
+    """The magnitudes to compare: |w|, or the mean |w| of a row, since rows differ in length."""
     found = tensor.detach().abs()
     return found.flatten(1).square().mean(1).sqrt() if structured and tensor.dim() > 1 else found
 

@@ -1,4 +1,4 @@
-"""What is left of a model, layer by layer, as Deep Compression tabulates it.
+"""Tabulate a shrunk model layer by layer, as Deep Compression does.
 
 Callers: `Shrunk.report`, `laconic inspect`. Sizes are the file's: what a layer takes of it, codebook included.
 """

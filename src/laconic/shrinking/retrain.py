@@ -1,4 +1,4 @@
-"""Weights that stay pruned and shared while somebody trains the model, with any optimiser and on any number of workers.
+"""Keep weights pruned and shared during training, with any optimiser and any number of workers.
 
 Callers: the pipeline, users. A constrained weight is computed from what the optimiser holds: a pruned one from the
 weight times its mask, a shared one from its values. So no step, momentum or decay can bring a pruned weight back; the
@@ -76,7 +76,7 @@ class _FewValues(nn.Module):
 
 @contextlib.contextmanager
 def masked(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[nn.Module]:
-    """Keep weights pruned while the block lasts, whatever trains them; afterwards the model is a plain one again.
+    """Keep weights pruned inside the block, whatever trains them; afterwards the model is a plain one again.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> with masked(model, {"weight": torch.tensor([[True, False]])}):
@@ -92,7 +92,7 @@ def masked(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[nn.Module]
 
 @contextlib.contextmanager
 def shared(model: nn.Module, parts: dict[str, Shared]) -> Iterator[nn.Module]:
-    """Let weights share their values while the block lasts; what was trained of them is then in `parts`."""
+    """Make weights share values inside the block; the trained values are then in `parts`."""
     ways = {name: _FewValues(part) for name, part in parts.items()}
     with _constrained(model, ways):
         try:
@@ -144,7 +144,7 @@ def _constrained(model: nn.Module, ways: Mapping[str, nn.Module]) -> Iterator[No
 
 @contextlib.contextmanager
 def _parametrised(module: nn.Module, attribute: str, way: nn.Module) -> Iterator[None]:
-    """Let a parameter be computed in a way while the block lasts."""
+    """Parametrise a parameter inside the block."""
     order = list(module._parameters)
     getattr(module, attribute).grad = None  # torch keeps the gradient where the shape changes
     parametrize.register_parametrization(module, attribute, way)
@@ -158,7 +158,7 @@ def _parametrised(module: nn.Module, attribute: str, way: nn.Module) -> Iterator
 
 @contextlib.contextmanager
 def _following(follower: nn.Module, name: str, module: nn.Module, attribute: str) -> Iterator[None]:
-    """Let a module whose parameter is another's use what that one computes while the block lasts."""
+    """Make a module with a tied parameter use the owner's computed value inside the block."""
     order = list(follower._parameters)
     del follower._parameters[name]
     hook = follower.register_forward_pre_hook(lambda *_: setattr(follower, name, getattr(module, attribute)))
@@ -191,7 +191,7 @@ def tied(model: nn.Module) -> dict[str, list[str]]:
 
 
 def tie(model: nn.Module, name: str, to: str) -> None:
-    """Let a parameter be another one."""
+    """Tie a parameter to another."""
     (module, attribute), (other, source) = owner(model, name), owner(model, to)
     setattr(module, attribute, getattr(other, source))
 

@@ -38,7 +38,7 @@ MORE_BITS = 2
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that was pruned, shared and tuned: what its file holds, how it came about, and its error."""
+    """A pruned, shared and tuned model: its file's parts, its plan, and its error."""
 
     parts: dict[str, Part]
     plan: Plan
@@ -168,7 +168,7 @@ def model_of(model: nn.Module, parts: Mapping[str, Part]) -> nn.Module:
 
 
 def _check_rises(dense_error: float, pruned: list[float]) -> None:
-    """Raise BadInput where what is judged falls, and by much, when layers lose almost all of their weights."""
+    """Raise BadInput if the error falls clearly when layers lose almost all of their weights."""
     if pruned and dense_error > 0 and statistics.fmean(pruned) < 0.8 * dense_error:  # some errors are below zero
         fell = f"{dense_error:.4g} to {statistics.fmean(pruned):.4g}"
         raise BadInput(f"evaluate gives an error, which rises as weights go; it fell from {fell}: is it an accuracy?")

@@ -1,7 +1,7 @@
-"""How state is kept on disk: trees of tensors, files that are whole or not there, JSON that is checked, checkpoints.
+"""State on disk: trees of tensors, atomic files, checked JSON, checkpoints.
 
-Callers: everything above that reads or writes a file of its own. Nothing here knows ranks that talk to each other, and
-nothing that is read is ever run: no pickle.
+Callers: everything above that reads or writes files. Nothing here communicates between ranks, and nothing that is read
+is ever executed: no pickle.
 
     files.py        replace a file as a whole, create one that nobody has, append to one that others append to
     json_text.py    JSON and lines of JSON, with one typed error for everything that can be wrong with them

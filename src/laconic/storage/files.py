@@ -1,7 +1,7 @@
-"""Files that are whole or not there, wherever the process is killed.
+"""Write files atomically: complete or absent, even if the process is killed.
 
-Callers: records, link profiles, checkpoints, journals, views, downloads. Invariant: what keeps a file from being
-written, such as a full disk, is a StorageError, made in one place (`writing`).
+Callers: records, link profiles, checkpoints, journals, views, downloads. Invariant: every failure to write, such as a
+full disk, is a StorageError, raised in one place (`writing`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from laconic.errors import BadInput, StorageError
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str], intact: str | None = None) -> Iterator[None]:
-    """Turn whatever keeps `path` from being written while the block lasts into one StorageError.
+    """Turn any failure to write `path` inside the block into one StorageError.
 
     Args:
         intact: what is there all the same, for the end of the sentence; None when the file is replaced or new.
@@ -100,14 +100,14 @@ def folder_of(given: str | os.PathLike[str]) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept: `$LACONIC_CACHE`, else `laconic` in the user's cache folder."""
+    """The folder for data that can be recomputed: `$LACONIC_CACHE`, else `laconic` in the user's cache folder."""
     named = os.environ.get("LACONIC_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # Path's own raises without a home
     return Path(named) if named else Path(base) / "laconic"
 
 
 def create(path: Path, text: str) -> bool:
-    """Write a file that appears whole, under a name that nobody has used; False when somebody has.
+    """Create a file atomically under an unused name; False if the name is taken.
 
     Of several processes that create the same file one gets True. The file is its owner's alone.
 
@@ -132,7 +132,7 @@ def create(path: Path, text: str) -> bool:
 def append(path: Path, lines: Iterable[str], mode: int = 0o644) -> None:
     """Append lines in one write: those of several processes do not mix. The file is made when it is not there.
 
-    What a killed process left of a line stays by itself: the first line begins on a fresh one.
+    A partial line of a killed process stays separate: the first line begins on a new one.
 
     Raises:
         StorageError: not all of it could be written; the lines before are intact.
@@ -160,7 +160,7 @@ def append(path: Path, lines: Iterable[str], mode: int = 0o644) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Let the file's new name reach the disk too."""
+    """Flush the file's new name to disk, too."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

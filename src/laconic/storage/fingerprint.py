@@ -1,4 +1,4 @@
-"""What a result was made from, as a checksum: settings, data, and the functions that made it.
+"""A checksum of a result's inputs: settings, data, and the functions that made it.
 
 Callers: memos. A function counts with its code, its defaults, what its closure holds and the data that it reads from
 its module; an object with its class and what its method `__fingerprint__` returns, or all its attributes; a model with
@@ -21,7 +21,7 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.
 
 
 def fingerprint(*values: Any) -> str:
-    """A checksum that differs where anything differs that results depend on.
+    """A checksum that changes with anything that results depend on.
 
     >>> fingerprint([1, "a"]) == fingerprint([1, "a"]) != fingerprint([1, "b"])
     True

@@ -20,9 +20,9 @@ def vector(numel: int) -> Tensor:
 
 
 def check_like(given: Any, like: Any, what: str = "the state") -> None:
-    """Refuse what has not the form of `like`: the same keys, shapes and dtypes, numbers for numbers.
+    """Refuse a state that differs in form from `like`: the same keys, shapes and dtypes, numbers for numbers.
 
-    Keys that `like` does not have are passed by; None stands for anything.
+    Keys that `like` does not have are ignored; None matches anything.
 
     >>> check_like({"start": torch.zeros(3), "made": 2}, {"start": vector(4), "made": 0})
     Traceback (most recent call last):
@@ -54,7 +54,7 @@ def check_named(given: Any, numels: Mapping[str, int] | None, what: str) -> None
 
 
 def check_optimizer(given: Any, optimizer: torch.optim.Optimizer, what: str) -> None:
-    """Refuse what an optimiser of other parameter groups remembers.
+    """Refuse the state of an optimiser with other parameter groups.
 
     Raises:
         BadInput: the sentence names the first part that differs.

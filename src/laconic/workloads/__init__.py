@@ -1,4 +1,4 @@
-"""What is trained: a model, data, an optimiser, a declared target and a stopping rule.
+"""Workloads: a model, data, an optimiser, a declared target and a stopping rule.
 
 Callers: the trainer, `laconic train` and `laconic compare`. `get("digits-mlp")` gives a frozen `Workload`;
 `workload.prepare(seed)` builds its model and reads its data. To add a workload, add a row to `table.py`, or a file with

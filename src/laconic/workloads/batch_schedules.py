@@ -1,4 +1,4 @@
-"""How many samples a step has as the training goes on: always the same, or more and more instead of a falling rate.
+"""The batch size over a training: constant, or growing instead of a falling learning rate.
 
 Callers: `Workload`, `Task`, `laconic plan`. A schedule is frozen and has no state: the batch of an epoch follows from
 the workload alone, so any (epoch, step) can be the first.
@@ -26,7 +26,7 @@ SHARE = 10  # of the training samples that a batch grows to at most, as in the p
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """The batch of every epoch, and what is left for the rate to do."""
+    """The batch of every epoch, and the remaining change of the rate."""
 
     name: ClassVar[str] = ""
 

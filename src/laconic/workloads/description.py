@@ -1,4 +1,4 @@
-"""What a run's record says of its workload: plain values, so that a reader needs none of the code that trained it.
+"""The description of a workload in a run's record: plain values, readable without the training code.
 
 Callers: `Task.describe` fills it in; `lab` records, checks and reports it.
 """

@@ -1,6 +1,6 @@
-"""How stored samples become what a model reads: scaled, and in training shifted and mirrored.
+"""Turn stored samples into a model's inputs: scaled, and in training shifted and mirrored.
 
-Callers: `Task`. Invariant: what happens to a sample depends on (seed, epoch, sample number) alone, so that a
+Callers: `Task`. Invariant: a sample's input depends on (seed, epoch, sample number) alone, so that a
 distributed run sees the same images as a sequential one and a resumed run the same as an uninterrupted one.
 """
 

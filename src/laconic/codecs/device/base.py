@@ -1,4 +1,4 @@
-"""What every codec of a device is: the processor's codec, and the device whose tensors it takes.
+"""The base of device codecs: the host's codec, and the device whose tensors it takes.
 
 Callers: `host.py`, and the shell of kernels (`kernels/shell.py`).
 """
@@ -40,7 +40,7 @@ class DeviceCodec(Codec):
         return str(self.codec)
 
     def check(self) -> None:
-        """Raise what was found on the device since the last call; waits for the current stream.
+        """Raise errors found on the device since the last call; waits for the current stream.
 
         Raises:
             PayloadError: a payload that lay on the device was corrupt; what it was decoded into is of no use.

@@ -134,7 +134,7 @@ class BodyWay(DeviceCodec):
         self.codec.refuse(v.cpu().numpy())
 
     def check_here(self, payload: Tensor, numel: int) -> None:
-        """Raise PayloadError if a payload in the processor's memory says what no encoder would."""
+        """Raise PayloadError if a payload in host memory is not one that an encoder writes."""
         assert isinstance(self.codec, KernelCodec)
         self.codec.check_body(payload[HEADER_NBYTES:].numpy(), numel)
 

@@ -1,4 +1,4 @@
-"""Events and pinned memory: how a device and the processor hand each other bytes, and wait for nothing but those.
+"""Events and pinned memory: pass bytes between a device and the host, waiting only for those bytes.
 
 Callers: the codecs of this package, and `exchange/staging.py`. Invariant: pinned memory is used again only after the
 event that its last user left has happened.
@@ -53,7 +53,7 @@ def wait(tensor: Tensor) -> None:
 
 
 def hold(tensor: Tensor, stream: Any) -> None:
-    """Keep a tensor's memory from being given out again before `stream` is through with it.
+    """Keep a tensor's memory from being reused before `stream` has finished with it.
 
     A device whose memory is not kept for reuse has no such operation, and needs none.
     """
@@ -91,7 +91,7 @@ class PinnedMemory:
         self._lock = threading.Lock()
 
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A block that nobody uses any more.
+        """Take an unused block.
 
         Raises:
             DeviceMemoryError: no more memory can be pinned.

@@ -1,4 +1,4 @@
-"""Which way a codec takes on a device, and why not a faster one.
+"""Choose the way of a codec on a device, and say why not a faster one.
 
 Callers: `on_device` and `way`. Kernels and torch operations are found by registration, under the name of the codec they
 serve; one that does not serve an option of the codec says so in a clause (`BodyWay.why_not`).

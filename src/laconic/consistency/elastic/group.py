@@ -43,7 +43,7 @@ class Group:
 
     @property
     def watch(self) -> MemberWatch:
-        """Who is there, and how far this worker is."""
+        """The watch over the members, and this worker's progress."""
         return self._membership.watch
 
     @property

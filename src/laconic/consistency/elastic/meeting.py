@@ -7,7 +7,7 @@ that all workers reach; it is the only thing that has to survive every worker. I
     view-00000012.json     the members of view 12, the coordinator first
     events.jsonl           who joined, left or was lost, when, at which step
     status-00000007.json   how far worker 7 is, every few seconds
-    key                    beyond loopback: the job's key, made by whoever came first
+    key                    beyond loopback: the job's key, made by the first worker
     finished.json          the training is over
 
 Invariant: view n is written once. So of two workers that believe the other dead only one gets view n+1, and the other
@@ -40,7 +40,7 @@ _VIEW = re.compile(r"view-(\d{8})\.json")
 
 @dataclass(frozen=True)
 class View:
-    """Who trains together, by seniority: the first is the coordinator, who commits the steps."""
+    """The members that train together, by seniority: the first is the coordinator, which commits the steps."""
 
     number: int  # from 1, one more than that of the view it replaces
     members: tuple[tuple[int, str], ...]  # (id, address) of each
@@ -54,7 +54,7 @@ class View:
 
     @property
     def coordinator(self) -> int:
-        """Who commits the steps: the longest-standing member."""
+        """The coordinator: the longest-standing member."""
         return self.members[0][0]
 
     def to_json(self) -> str:
@@ -133,7 +133,7 @@ class Meeting:
         return [status for text in texts if text is not None for status in parse_lines(text, unseal)]
 
     def key(self) -> bytes:
-        """The job's key: made by the first who asks, read by all others."""
+        """The job's key: made by the first worker, read by all others."""
         found = self._place.read("key")
         if found is None:
             self._place.create("key", new_key().decode())

@@ -1,4 +1,4 @@
-"""Asynchronous training on parameter servers: nobody waits for anybody."""
+"""Asynchronous training on parameter servers: workers do not wait for each other."""
 
 from __future__ import annotations
 

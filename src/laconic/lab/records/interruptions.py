@@ -34,7 +34,7 @@ def stopped(step: int, lost: int = 0) -> Interruption:
 
 
 def note_resumption(record: Record, folder: Path, checkpoint: int, reached: int) -> None:
-    """Count a new start, and say in the record how the last one ended, unless that was told when it happened.
+    """Count a new start, and record how the last one ended, unless that is recorded already.
 
     Args:
         checkpoint: the step that is gone on from; more may be lost than was told, when the newest is broken.
@@ -58,7 +58,7 @@ def comparison_ended(record: Record, what: str, when: str | None = None) -> None
 
 
 def note_resumed_comparison(record: Record, folder: Path) -> None:
-    """Count a new start of a comparison, and say how the last one ended, unless that was told when it happened."""
+    """Count a new start of a comparison, and record how the last one ended, unless that is recorded already."""
     if len(record.interruptions) < record.starts:
         comparison_ended(record, CUT_OFF, _last_sign(folder))
     here = run_environment()

@@ -126,7 +126,7 @@ def request_stop(folder: Path) -> None:
 
 
 def is_stop_requested(folder: Path) -> bool:
-    """Whether somebody has asked the ranks that train into `folder` to end."""
+    """Whether the ranks that train into `folder` have been asked to stop."""
     return os.path.exists(folder / "control" / "request")
 
 

@@ -164,8 +164,8 @@ def evened(values: Array, axis: int, period: int) -> Array:
 def _breakdown(figures: Figures, step_s: float) -> Breakdown:
     """Medians over the steps of the ranks' means.
 
-    Of the time spent waiting for messages, the least of all ranks is the wire's: whoever comes last waits for nobody.
-    What the others wait longer is for their peers.
+    Of the time spent waiting for messages, the minimum over the ranks is the wire's, since the last rank waits for no
+    other. The rest is waiting for peers.
     """
     names = ("compute", "encode", "wait", "decode")
     parts = {f"{name}_s": float(np.median(figures.column(name).mean(axis=0))) for name in names}

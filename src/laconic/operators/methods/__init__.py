@@ -1,4 +1,4 @@
-"""The methods of convolution, a file each; adding one is adding a file."""
+"""The methods of convolution, one per file; to add one, add a file."""
 
 from __future__ import annotations
 

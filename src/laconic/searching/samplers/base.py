@@ -1,4 +1,4 @@
-"""What a sampler is: a frozen dataclass that proposes the next point from the study's history and chance alone.
+"""Samplers: frozen dataclasses that propose the next point from the study's history and chance alone.
 
 Callers: the search, studies of Optuna's, and the benchmark on tables. To add a sampler, add a file with
 `@register(name)`: the conformance suite then runs over it.
@@ -67,7 +67,7 @@ class Sampler(BaseSampler):
 
     @property
     def rule(self) -> str:
-        """The rule of early stopping that is part of it."""
+        """The sampler's own rule of early stopping."""
         return "none"
 
     def check(self, space: Space) -> None:
@@ -85,7 +85,7 @@ class Sampler(BaseSampler):
     def next(
         self, study: Study, trial: FrozenTrial, space: Space, history: History, seeds: Sequence[int]
     ) -> Proposal | None:
-        """What it proposes: a point that is not known, unless it may repeat; None where there is nothing to try now."""
+        """Propose a new point, or a known one if it may repeat; None if there is nothing to try now."""
         chance = np.random.default_rng(seeds)
         for draw in range(self.draws):
             chance = np.random.default_rng([*seeds, draw])
@@ -99,7 +99,7 @@ class Sampler(BaseSampler):
     def once(
         self, study: Study, trial: FrozenTrial, space: Space, history: History, seeds: Sequence[int]
     ) -> Proposal | None:
-        """What it proposes, whether the point is known or not."""
+        """Propose a point, known or not."""
         return self._asked(study, trial, space, history, np.random.default_rng(seeds))
 
     def _asked(

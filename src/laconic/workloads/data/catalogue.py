@@ -1,4 +1,4 @@
-"""Which datasets there are: `@dataset(name)` beside a reader is all it takes to be loaded and listed."""
+"""The registry of datasets: `@dataset(name)` on a reader registers it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dataset is once it is in memory: two splits of samples, each indexable by a tensor of sample numbers.
+"""A dataset in memory: two splits of samples, each indexable by a tensor of sample numbers.
 
 Images stay uint8 until they are batched, so that eight workers on one machine hold 47 MB of MNIST each and not 188.
 """
