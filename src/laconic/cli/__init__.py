@@ -131,7 +131,9 @@ def _tell_version(asked: bool) -> None:
 
 
 def _laconic(
-    version: Annotated[bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Say it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """The options of `laconic` itself."""
 

@@ -48,7 +48,7 @@ def collectives(
     engine: Engine = None,
     numels: Annotated[str | None, typer.Option(help="Sizes, e.g. 100,1e4,1e6; default 1e2 to 1e7.")] = None,
     seconds: Annotated[float, amount_option("Time to spend on each size.")] = 4.0,
-    quick_probe: Annotated[bool, typer.Option("--quick-probe", help="Let auto know only what a short probe tells.")] = (
+    quick_probe: Annotated[bool, typer.Option("--quick-probe", help="Let auto choose from a short probe.")] = (
         False
     ),
     json: Json = False,

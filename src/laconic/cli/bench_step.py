@@ -20,15 +20,15 @@ HEADINGS = (
 
 
 def step(
-    workload: Annotated[str, typer.Option(help="Its name, or your own, module:factory.")] = "shakespeare-gpt",
+    workload: Annotated[str, typer.Option(help="A workload's name, or your own, module:factory.")] = "shakespeare-gpt",
     configs: Annotated[str, typer.Option(help="Such as compress:dynamic8; options after commas.")] = CONFIGS,
     peers: Annotated[bool, typer.Option(help=f"Measure {', '.join(PEERS)} in the same run.")] = True,
     hosts: Annotated[int, typer.Option(help="One process each.")] = 2,
     link: options.Link = None,
     between: options.Between = None,
-    batch: Annotated[int | None, typer.Option(help="Samples a step, of each host. Default: the workload's.")] = None,
-    blocks: Annotated[int, typer.Option(help="Turns of each configuration; fewer than 5 decide nothing.")] = 5,
-    steps: Annotated[int, typer.Option(help="Counted in a block.")] = 5,
+    batch: Annotated[int | None, typer.Option(help="Samples per step of each host. Default: the workload's.")] = None,
+    blocks: Annotated[int, typer.Option(help="Turns of each configuration; fewer than 5 give no verdict.")] = 5,
+    steps: Annotated[int, typer.Option(help="Timed steps per block.")] = 5,
     warm_up: Annotated[int | None, typer.Option(help="Steps before the first block; 3, or 20 with auto.")] = None,
     seed: Annotated[int, count_option("Of weights and data order.", least=0)] = 0,
     pin: Annotated[bool, typer.Option(help="Give each host one core of this machine, in turn.")] = True,

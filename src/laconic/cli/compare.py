@@ -48,8 +48,8 @@ def compare(
     divide: Annotated[
         str | None, typer.Option(help="A division such as 'stages(micro=8)', beside the others: exact and by dynamic8.")
     ] = None,
-    slow: Annotated[float, typer.Option(help="The last worker computes this many times as long.")] = 1.0,
-    seeds: Annotated[int, typer.Option(help="Trials of each configuration; fewer than 3 decide nothing.")] = 3,
+    slow: Annotated[float, typer.Option(help="Slow down the last worker by this factor.")] = 1.0,
+    seeds: Annotated[int, typer.Option(help="Trials of each configuration; fewer than 3 give no verdict.")] = 3,
     first_seed: Annotated[int, typer.Option(help="Seeds count from here.")] = 0,
     link: options.Link = None,
     between: options.Between = None,

@@ -16,7 +16,7 @@ HEADINGS = (
     "layer", "kind", "calls", "parameters", "weights", "output", "saved", "multiply-adds", "W", "D", "W/D", "im2col",
 )  # fmt: skip
 Model = Annotated[str, typer.Argument(help="A network or workload by name, or your own, module:factory.")]
-Batch = Annotated[int | None, typer.Option(help="Samples a step. Default: the workload's, or 1.")]
+Batch = Annotated[int | None, typer.Option(help="Samples per step. Default: the workload's, or 1.")]
 Shape = Annotated[str | None, typer.Option(help="Shape of one input, such as 3,224,224.")]
 Type = Annotated[str | None, typer.Option(help="float32, float64, or int64 for numbers of tokens.")]
 Rule = Annotated[str | None, typer.Option(help="sgd, momentum, rmsprop or adam. Default: the workload's, or momentum.")]

@@ -15,7 +15,7 @@ from laconic.transports.relay import PORTS, RelayServer
 from laconic.transports.zeromq_keys import KEY_VARIABLE, host_to_bind, is_loopback, read_key
 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes any free port.")]
-Folder = Annotated[Path, typer.Option(help="Where it keeps what it was told; give the same one after a restart.")]
+Folder = Annotated[Path, typer.Option(help="Where to keep the jobs; use the same folder after a restart.")]
 Relay = Annotated[int | None, typer.Option(min=1, max=65000, help="Relay for members behind routers, at this port.")]
 KeyFile = Annotated[Path | None, typer.Option(help=f"The job's key; default: what {KEY_VARIABLE} holds.")]
 

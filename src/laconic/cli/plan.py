@@ -48,7 +48,7 @@ def plan(
     input_type: Type = None,
     optimizer: Rule = None,
     device_profile: Annotated[str, typer.Option(help=f"here, or {', '.join(sorted(TABLE))}.")] = "here",
-    memory: Annotated[str | None, typer.Option(help="Of each machine: 8GB. Default: the profile's.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory of each machine: 8GB. Default: the profile's.")] = None,
     quality: Annotated[str, typer.Option(help="What may be proposed: exact, 8bit or aggressive.")] = "8bit",
     scale: Annotated[bool, typer.Option("--scale", help="Every power of two up to -n, by kind.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with charts.")] = None,
@@ -211,7 +211,7 @@ def _run(planned: Planned, chosen: Subject, batch_schedule: str | None) -> None:
 
 def profile(
     model: Annotated[str, typer.Argument(help="A network or workload by name, or your own, module:factory.")],
-    batch: Annotated[int | None, typer.Option(help="Samples a step. Default: the workload's, or 1.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples per step. Default: the workload's, or 1.")] = None,
     input_shape: Shape = None,
     input_type: Type = None,
     optimizer: Rule = None,

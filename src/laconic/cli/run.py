@@ -31,7 +31,7 @@ def run(
     nproc_per_host: Annotated[int, typer.Option(help="Processes on each host.")] = 1,
     module: Annotated[bool, typer.Option("-m", help="The script is a module, as for python -m.")] = False,
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="A rank that fails ends no others; exit code 0 if any ends well.")
+        bool, typer.Option("--keep-going", help="Do not stop when a rank fails; exit code 0 if any succeeds.")
     ] = False,
     pin: Annotated[bool, typer.Option("--pin", help="Give each host one core of this machine, in turn.")] = False,
 ) -> None:

@@ -20,10 +20,10 @@ Link = Annotated[
     str | None, typer.Option(help="Emulate links: RATE[,LATENCY[,JITTER[,LOSS]]], such as 100mbit,40ms (root).")
 ]
 Between = Annotated[str | None, typer.Option(help="The link between two sites of half the hosts each; as --link.")]
-Hosts = Annotated[int | None, typer.Option(help="Emulated hosts; default: one a worker.")]
+Hosts = Annotated[int | None, typer.Option(help="Emulated hosts; default: one per worker.")]
 Epochs = Annotated[int | None, count_option("Default: the workload's.")]
-LearningRate = Annotated[float | None, typer.Option(help="At the start. Default: the workload's.")]
-Batch = Annotated[int | None, typer.Option(help="Samples a step, of all workers. Default: the workload's.")]
+LearningRate = Annotated[float | None, typer.Option(help="Initial learning rate. Default: the workload's.")]
+Batch = Annotated[int | None, typer.Option(help="Samples per step over all workers. Default: the workload's.")]
 BatchSchedule = Annotated[
     str | None, typer.Option(help="grow: let the batch grow instead of the rate fall; grow(2048): up to 2048 samples.")
 ]

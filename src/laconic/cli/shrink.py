@@ -38,14 +38,14 @@ def shrink(
     bits: Annotated[int | None, typer.Option(help="Of shared values; default: searched, or 6.")] = None,
     budget: Annotated[float, count_option("How much a workload's error may rise: 0.001 is 0.1 points.", least=0)] = 0.0,
     share: Annotated[str, typer.Option(help="kmeans, uniform, ternary, binary; none leaves weights alone.")] = "kmeans",
-    bit_price: Annotated[float, typer.Option(help="Above 0, values that are further off but take fewer bits.")] = 0.0,
+    bit_price: Annotated[float, typer.Option(help="Above 0: trade accuracy of values for fewer bits.")] = 0.0,
     scope: Annotated[str, typer.Option(help="How one density is divided: lamp, global, layer.")] = "lamp",
     structured: Annotated[bool, typer.Option("--structured", help="Prune whole rows, such as filters.")] = False,
     rounds: Annotated[int, typer.Option(help="Of pruning and retraining a workload.")] = 4,
     epochs: Annotated[int | None, count_option("Of training and each retraining; default: the workload's.")] = None,
     seed: Annotated[int, count_option("Of a workload.", least=0)] = 0,
     key: Annotated[str | None, typer.Option(help="Where a checkpoint holds more: the entry of the state_dict.")] = None,
-    folder: Annotated[Path | None, typer.Option(help="Keeps what was trained and found; it goes on there.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Keep intermediate results here, to resume from.")] = None,
     json: Json = False,
 ) -> None:
     """Prune, share and code a model: a file of weights as it is, a workload with training between."""
