@@ -357,7 +357,7 @@ def dilocos() -> Iterator[str]:
     """`diloco` with every period, number of fragments and delay that is worth predicting.
 
     >>> next(dilocos()), sum(1 for _ in dilocos())
-    ('diloco(20)', 25)
+    ('diloco(20)', 26)
     """
     for steps, fragments, delay in itertools.product(_PERIODS, _FRAGMENTS, _DELAYS):
         if delay * fragments < steps:
