@@ -27,7 +27,7 @@ from laconic.transports.world import World
 
 
 class SiteLevels:
-    """Who agrees with whom.
+    """The ranks of this site, and its counterparts across sites.
 
     Args:
         sites: the site of each rank, or how many sites of neighbouring ranks; None: every rank is one.
@@ -68,7 +68,7 @@ class SiteLevels:
 
     @property
     def transports(self) -> list[Transport]:
-        """Those that were made for the levels."""
+        """The transports made for the two levels."""
         return [] if self._inside is None else [self._inside.transport, self.across.transport]
 
     def mean(self, values: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class SiteLevels:
         return values
 
     def gather(self, parts: Sequence[Tensor]) -> None:
-        """Each rank of the site has its own of these parts; afterwards all have all of them."""
+        """Gather these parts, of which each rank of the site has its own, on all of them."""
         for place, part in enumerate(parts if self.size > 1 else ()):
             broadcast(part, root=place, group=self.inside)
 
@@ -118,7 +118,7 @@ class SiteShares:
         return values[self._own]
 
     def gather(self, values: Tensor) -> None:
-        """Each rank of the site has its own share of this vector; afterwards all have the whole."""
+        """Gather this vector's shares, of which each rank of the site has its own, on all of them."""
         self._levels.gather([values[part] for part in self._slices])
 
     @property
@@ -143,12 +143,12 @@ class SiteGradients:
         self.native_nbytes = 0
 
     def mean(self) -> float:
-        """Let the parameters' gradients be their means over the site; returns the seconds waited for others."""
+        """Average the parameters' gradients over the site; returns the seconds waited for others."""
         records = average_gradients(self.state, self._gradients)
         self.native_nbytes += sum(record.sent_nbytes for record in records if record.algorithm == "native")
         return sum(record.wait_s for record in records)
 
     def close(self) -> None:
-        """Take the hooks off the parameters, and end the exchange."""
+        """Remove the hooks from the parameters, and end the exchange."""
         self._gradients.close()
         self.state.close()

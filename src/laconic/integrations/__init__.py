@@ -1,4 +1,4 @@
-"""Laconic where people already are, a file for each: transformers, lightning, accelerate.
+"""Integrations with training frameworks, one file each: transformers, lightning, accelerate.
 
 Each file imports its framework and no other; where that is missing, the import raises MissingExtra with the cure.
 """

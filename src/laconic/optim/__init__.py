@@ -1,4 +1,4 @@
-"""Optimisers that were made for slow links: they exchange what they need themselves, through any codec and engine.
+"""Optimisers for slow links: they run their own exchanges, through any codec and engine.
 
 Each is a `torch.optim.Optimizer` for a plain model (no DDP): `laconic.optim.OneBitAdam(model.parameters())`.
 """

@@ -136,7 +136,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, ABC):
             yield group, parameter, [each.view(parameter.shape) for each in part]
 
     def flat(self, name: str) -> Tensor:
-        """What is kept of every parameter under `name`, as one vector: a copy; zeros before the first step."""
+        """Every parameter's state under `name`, copied into one vector; zeros before the first step."""
         return torch.cat([self._kept(parameter, name).reshape(-1) for parameter in self._parameters])
 
     def keep(self, name: str, vector: Tensor) -> None:

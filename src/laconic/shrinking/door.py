@@ -46,7 +46,7 @@ class Shrunk:
     _about: dict[str, Any] = field(default_factory=dict)
 
     def about(self) -> dict[str, Any]:
-        """What the file says of itself for people."""
+        """The file's notes for readers."""
         errors = {"dense_error": self.dense_error, "error": self.error}
         return {**self._about, **{key: value for key, value in errors.items() if value is not None}}
 

@@ -190,7 +190,7 @@ class Reader:
         return sum(entry.dense_nbytes for entry in self.entries.values())
 
     def part(self, name: str) -> Part:
-        """What the file holds of a tensor, with its symbols."""
+        """A tensor's part of the file, with its symbols."""
         entry = self.entries[name]
         if entry.coding in ("raw", "exact"):
             return Whole(self.tensor(name), exact=entry.coding == "exact")

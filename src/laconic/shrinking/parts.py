@@ -1,4 +1,4 @@
-"""What a file holds of one tensor: as it is, coded without loss, or few values that weights share.
+"""A tensor's part of a file: raw, coded without loss, or few values that weights share.
 
 Callers: `file.py` reads and writes parts, the pipeline makes them. Each knows its bytes and what it decodes to.
 """

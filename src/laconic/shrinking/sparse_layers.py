@@ -171,7 +171,7 @@ def _chosen(layer: nn.Linear, name: str, batch: int, measured: bool, reader: Rea
 
 
 def _join(parent: nn.Sequential) -> None:
-    """Let neighbouring chains, with activations between them, be one; the others' places are kept, empty."""
+    """Merge neighbouring chains, with the activations between them; the freed places stay, empty."""
     for run in _runs(parent):
         first, *rest = run
         steps = [step for each in run for step in _steps(parent[each])]

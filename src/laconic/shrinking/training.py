@@ -21,7 +21,7 @@ Progress = Callable[[str, float], None]
 
 
 class TrainingSteps:
-    """Says what was done, and which share of all steps that is.
+    """Reports progress: what was done, and its share of all steps.
 
     Args:
         progress: is given a line and the share, from 0 to 1; None says nothing.

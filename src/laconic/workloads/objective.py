@@ -1,4 +1,4 @@
-"""What a workload minimises and by what it is judged: losses and hits per sample, so that shares of a batch add up.
+"""Objectives: losses and hits per sample, so that shares of a batch add up.
 
 Callers: `Task`. Invariant: both functions return one value per sample, and a sample's value does not depend on the
 others in the batch.
@@ -34,7 +34,7 @@ class Objective:
     higher_is_better: bool = True
 
     def scores(self, loss: float, accuracy: float | None) -> dict[str, float]:
-        """What an evaluation reports, from the means over samples."""
+        """The scores of an evaluation, from the means over samples."""
         scores = {"loss": loss}
         if accuracy is not None:
             scores["accuracy"] = accuracy

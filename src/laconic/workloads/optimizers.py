@@ -1,4 +1,4 @@
-"""How weights move: torch's optimisers with the settings that a record names, and plans of the learning rate.
+"""torch's optimisers with the settings that a record names, and learning-rate plans.
 
 A plan is the factor on the learning rate at a share of the training in [0, 1): it has no state, so resuming needs none.
 """
@@ -40,7 +40,7 @@ def constant(progress: float) -> float:
 
 
 def linear_decay(progress: float) -> float:
-    """From the whole rate to none at the end."""
+    """Decay linearly from the full rate to zero at the end."""
     return 1.0 - progress
 
 

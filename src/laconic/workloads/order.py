@@ -1,4 +1,4 @@
-"""In what order samples are used: a pure function of (seed, epoch), divided by step and then by rank.
+"""The order of samples: a pure function of (seed, epoch), divided by step and then by rank.
 
 Callers: `Task`, which trains fixed workers; `Cursor` of checkpoints; elastic jobs, whose `SampleLedger` also knows
 workers that come, go and are dropped. The same seed gives the same order everywhere and, as long as no worker is

@@ -1,4 +1,4 @@
-"""Which workloads there are, and how a spec finds one: a registered name, or a user's own `module:factory`.
+"""The registry of workloads, looked up by spec: a registered name, or a user's own `module:factory`.
 
 Callers: `workloads.get`, the command line, the conformance suite. A workload without parameters is a row of `table.py`;
 one that computes something is a function with `@register(name)` in a file of its own.

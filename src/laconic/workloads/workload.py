@@ -89,7 +89,7 @@ class Workload:
 
     @property
     def metric(self) -> str:
-        """What the target is about, as a report names it."""
+        """The metric of the target, as a report names it."""
         return f"test {self.objective.metric}"
 
     @property
@@ -166,7 +166,7 @@ class Task:
         self._epoch: tuple[EpochOrder, Tensor | None] | None = None
 
     def __fingerprint__(self) -> tuple[object, ...]:
-        """What decides how it trains and is judged, for results that are kept."""
+        """The inputs of its training and evaluation, as a key for kept results."""
         return self.workload, self.seed, self.data, self.scaling
 
     def optimizer(self, parameters: Iterable[Tensor]) -> Optimizer:

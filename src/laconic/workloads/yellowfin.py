@@ -95,7 +95,7 @@ class YellowFin(Optimizer):
         return loss
 
     def _found(self) -> dict[str, Any]:
-        """What is known of all parameters together; it is kept beside the first one, as state_dict has no other place.
+        """The statistics over all parameters; kept with the first one, since state_dict has no other place.
         """
         first = self.param_groups[0]["params"][0]
         found: dict[str, Any] = self.state[first].setdefault("tuning", {"step": 0, "window": [], "momentum": 0.0})

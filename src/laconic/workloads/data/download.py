@@ -1,4 +1,4 @@
-"""Brings one file from a public address: streamed with a progress bar, checked, and only then put in its place.
+"""Download one file: streamed with a progress bar, checked, and only then moved into place.
 
 Callers: `collection.py`. Invariant: the target either does not exist or is whole and checked; a stopped download leaves
 nothing behind under its name.
@@ -22,7 +22,7 @@ TIMEOUT_S = 30.0
 
 
 def download(urls: tuple[str, ...], target: Path, check: Callable[[Path], None]) -> str:
-    """Bring `target` from the first address that serves it whole; returns that address.
+    """Download `target` from the first address that serves it completely; returns that address.
 
     Args:
         urls: addresses of the same file, tried in turn.

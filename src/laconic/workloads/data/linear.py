@@ -1,4 +1,4 @@
-"""Made data for linear regression: y = ⟨x, w⟩ + noise, with a known best error, so that convergence can be judged.
+"""Synthetic data for linear regression: y = ⟨x, w⟩ + noise, with a known best error to judge convergence by.
 
 The variances of x's coordinates fall as 1/√j, so that some matter more than others, as a selector such as top-k
 assumes, and a thousand of them still converge in seconds.

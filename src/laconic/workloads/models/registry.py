@@ -1,4 +1,4 @@
-"""Which networks there are: `@network(...)` beside a builder is all it takes to be listed, built and counted."""
+"""The registry of networks: `@network(...)` on a builder registers it."""
 
 from __future__ import annotations
 
