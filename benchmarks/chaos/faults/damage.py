@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.chaos import readers
+from benchmarks.chaos.doors import DOORS
 from benchmarks.chaos.doors.base import Door
 from benchmarks.chaos.faults.signals import TRAINED
 from benchmarks.chaos.judge import HUNG, LOST, SURVIVED, WRONG, Verdict, judge
@@ -131,7 +132,8 @@ class Forge(Damage):
             endings = running.endings(range(task.ranks), stage.limit_s(task))
         refused(endings)
         # what a payload of valid form says is believed: weights differ where only some ranks were sent it
-        return self._judge(Promise(EITHER, EITHER, alike=False, finite=False), endings)
+        foreign = DOORS[scenario.door].foreign(scenario.case)  # who refuses it leaves, which torch's own exchanges meet
+        return self._judge(Promise(EITHER, EITHER, alike=False, finite=False, foreign=foreign), endings)
 
     def _judge(self, promise: Promise, endings: Sequence[Ending]) -> Verdict:
         """As of damage, but that whoever cannot go on from a forged file may say so."""
