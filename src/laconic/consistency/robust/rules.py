@@ -196,7 +196,8 @@ def geometric_median(x: Array, f: int) -> Array:
     sums = distances.sum(axis=1)
     weights, seen = np.zeros(len(x)), np.zeros(len(x), dtype=bool)
     # Several rows may be medians, as on a line, and so is what lies between them. Beside a distant row others seem so.
-    for row in np.flatnonzero(sums <= sums.min() * (1 + 1e-12)):
+    nearest = np.flatnonzero(sums <= sums.min() * (1 + 1e-12))
+    for row in nearest:
         if not seen[row]:
             alike = distances[row] == 0
             seen |= alike
@@ -205,7 +206,9 @@ def geometric_median(x: Array, f: int) -> Array:
     if weights.any():
         weights /= weights.sum()
     else:
-        best = int(sums.argmin())
+        best = int(nearest[0])
+        for row in nearest[1:]:
+            best = int(row) if _sum_change(x, distances, best, int(row)) < 0 else best
         far, cosines = kernels.directions(x, best)
         along = kernels.median_from(far, cosines)
         weights = np.where(far > 0, along / np.where(far > 0, far, 1), 0.0)
@@ -213,6 +216,17 @@ def geometric_median(x: Array, f: int) -> Array:
     there = np.empty(x.shape[1])
     kernels.weighted_sum(x, weights, there)
     return there.astype(np.float32)
+
+
+def _sum_change(x: Array, distances: Array, one: int, two: int) -> float:
+    """By how much the sum of distances changes from row `one` to row `two`, exact beside rows of any distance.
+
+    Σᵢ (‖xᵢ − b‖² − ‖xᵢ − a‖²)/(‖xᵢ − b‖ + ‖xᵢ − a‖): a difference of two sums is the rounding of the largest term.
+    """
+    a, b = x[one].astype(np.float64), x[two].astype(np.float64)
+    apart = distances[:, one] + distances[:, two]
+    changes = [float(((b - a) * (a - row + (b - row))).sum()) for row in x.astype(np.float64)]
+    return float(sum(change / total for change, total in zip(changes, apart, strict=True) if total > 0))
 
 
 def _by_score(x: Array, distances: Array, among: list[int], f: int) -> list[int]:
