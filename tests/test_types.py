@@ -51,7 +51,7 @@ def test_pyright_understands_the_doors() -> None:
     program = shutil.which("basedpyright", path=Path(sys.executable).parent) or shutil.which("pyright")
     if program is None:
         pytest.skip("neither pyright nor basedpyright is installed")
-    said = _said(program, "--project", SAMPLES / "pyrightconfig.json")
+    said = _said(program, "--pythonpath", sys.executable, "--project", SAMPLES / "pyrightconfig.json")
     assert [line for line in said.splitlines() if " error: " in line and "mistakes.py" not in line] == []
     assert _wrong_lines(said) == _marked()
 

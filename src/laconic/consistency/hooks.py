@@ -96,7 +96,7 @@ class StepHooks:
                 text = "whose workers agree on gradients and loss at every evaluation; else step without it"
                 raise BadInput(f"a closure goes with consistency 'sync', {text}")
             return (args[0], self._agreed(closure)), {k: v for k, v in options.items() if k != "closure"}
-        if overflowed(optimizer, self.job.world):
+        if vars(optimizer).get("found_inf") is not None and overflowed(optimizer, self.job.world):
             self._skipped = SetAside(p for group in optimizer.param_groups for p in group["params"])
         else:
             self.job.before_step()
