@@ -43,8 +43,8 @@ _OUTER = ("none", "fp16", "dynamic8", "fp4(e3m0)")  # what its outer gradients a
 UTILISATIONS = 0.5, 0.8, 0.95  # for which the rate that is needed is told
 LOSS = (
     "The loss is not predicted. What is known: with 8 workers and a period of 500 steps, DiLoCo came to the perplexity "
-    "of synchronous training after tens of thousands of steps (Douillard et al., 2023, arXiv:2311.08105); with few "
-    "outer steps it lags behind: measure it with laconic compare --target-loss."
+    "of synchronous training (Douillard et al., 2023, arXiv:2311.08105); with few outer steps it lags behind: measure "
+    "it with laconic compare --target-loss."
 )
 
 
