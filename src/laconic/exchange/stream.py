@@ -227,7 +227,7 @@ class GradientStream:
 
         def attempt() -> Pausing[None]:
             try:
-                if self.failure is None:
+                if not self._leaves_out():
                     found.append((yield from work()))
             except Exception as error:
                 self.fail(error)
@@ -384,7 +384,7 @@ class GradientStream:
     def _attempt(self, held: list[Gradients]) -> Pausing[None]:
         """Exchange buckets that travel together, unless there was an error before."""
         try:
-            if self.failure is None:
+            if not self._leaves_out():
                 plain = yield from self.exchange.steps(held)
                 for each in held:
                     self._plain.pop(each.index, None)
@@ -396,6 +396,13 @@ class GradientStream:
         if last.index < len(self._wire_s):
             self._wire_s[last.index] = now - max(last.made, self._ended)
         self._ended = now
+
+    def _leaves_out(self) -> bool:
+        """Whether an error came before this exchange; tells the other ranks, which expect this one in it."""
+        if self.failure is not None:
+            reason = f"{type(self.failure).__name__}: {self.failure}"
+            self.exchange.world.transport.abandon(reason, expected=True)
+        return self.failure is not None
 
     def _answer(self, held: list[Gradients], done: Any) -> None:
         """Set the buckets' futures, whatever happened on the exchange thread."""
@@ -482,7 +489,8 @@ class GradientStream:
 
     def _spread(self, order: Tensor) -> Pausing[None]:
         try:
-            broadcast(order, root=0, group=self.exchange.world)
+            if not self._leaves_out():
+                broadcast(order, root=0, group=self.exchange.world)
         except Exception as error:
             self.fail(error)
         yield None
