@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,10 +15,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
-from laconic.errors import BadInput, Mismatch
+from laconic.codecs.device import shell, streams
+from laconic.errors import BadInput, Mismatch, PayloadError
+from laconic.exchange import collective_rounds
+from laconic.exchange.coded import Channel, CodedExchange
 from laconic.exchange.costs import profile_of
 from laconic.transports.torchdist import TorchTransport
+from tests.device.device_group import DeviceGroup
 from tests.device.gradient_cases import DEVICE, SlowModel, _encoding_there, _linear_model, _means, _train
+from tests.device.kernel_cases import _kernels
 
 _turn = itertools.count()
 
@@ -63,6 +69,91 @@ def codecs_of_fixed_size_leave_the_bits_of_gloo(rank: int, controls: Any) -> Non
             with _encoding_there():
                 for ours, theirs in zip(by_gloo, _trained(rank, codec, world, DEVICE), strict=True):
                     assert torch.equal(ours, theirs), codec
+
+
+def payloads_stay_on_the_device_by_direct(rank: int, controls: Any) -> None:
+    """By collectives of the group, with the bits of sends and receives; other schedules go by way of the host."""
+
+    def trained(algorithm: str) -> tuple[list[Tensor], Counter[str], str]:
+        model = _linear_model().to(DEVICE)
+        ddp = DistributedDataParallel(model, init_sync=False)
+        job = laconic.compress(ddp, codec, world=world, algorithm=algorithm)
+        DeviceGroup.calls.clear()
+        _train(ddp, torch.optim.SGD(model.parameters(), lr=0.1), range(3), rank)
+        told, calls = job.explain(), DeviceGroup.calls.copy()
+        job.close()
+        residuals = [value.cpu() for value in job.state_dict()["residuals"].values()]  # type: ignore[attr-defined]
+        return [*(p.detach().cpu() for p in model.parameters()), *residuals], calls, told
+
+    by_ring = "payloads travel by way of host memory: only direct, not ring, has collectives for them"
+    with _world(rank) as world, _kernels():
+        for codec in ("dynamic8(256)", "onebit", "topk(0.1)", "natural"):
+            with _encoding_there():
+                there, calls, told = trained("direct")
+                assert calls["send"] == 0, calls
+                assert calls["all_to_all_single"] == calls["all_gather_into_tensor"] >= 3, calls
+                assert "payloads travel on the device, by all_to_all_single and all_gather_into_tensor" in told, told
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(world.transport, "collects", False)
+                with _encoding_there():
+                    here, calls, _ = trained("direct")
+            assert calls["all_to_all_single"] == 0 < calls["send"], calls
+            for ours, theirs in zip(here, there, strict=True):
+                assert torch.equal(ours, theirs), codec
+        with _encoding_there():
+            _, calls, told = trained("ring")
+        assert calls["all_to_all_single"] == 0 < calls["send"], calls
+        assert by_ring in told, told
+
+
+def only_headers_cross_by_direct(rank: int, controls: Any) -> None:
+    """Encoding and decoding on the device, 2 KiB of payload: no copy of it meets the host."""
+    values = torch.full((1 << 12,), 1.0 + 4 * rank, device=DEVICE)
+    with _world(rank) as world, _kernels():
+        exchange = CodedExchange([Channel(values, laconic.codec("dynamic8(256)"))], world.transport, algorithm="direct")
+        exchange.run()
+        crossed: list[int] = []
+        plain_copy = streams.copy
+
+        def copy(target: Tensor, source: Tensor) -> None:
+            crossed.append(source.nbytes)
+            plain_copy(target, source)
+
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (shell.streams, collective_rounds):
+                patch.setattr(module, "copy", copy)
+            exchange.run()
+        assert crossed, "nothing was looked at"
+        assert max(crossed) <= 16, crossed
+        torch.testing.assert_close(values.cpu(), torch.full((1 << 12,), 12.0), rtol=0.05, atol=0.0)
+
+
+def bad_payloads_name_their_peer(rank: int, controls: Any) -> None:
+    """Corrupt bytes on the device are found there, and poison makes NaN of its slice on both ranks."""
+    with _world(rank) as world, _kernels():
+        codec = laconic.codec("dynamic8(256)")
+        values = torch.ones(1000, device=DEVICE)
+        exchange = CodedExchange([Channel(values, codec)], world.transport, algorithm="direct")
+        values[10 if rank else 990] = float("inf")
+        exchange.run()
+        assert bool(values.cpu().isnan().all())
+        values.fill_(1.0)
+        with pytest.MonkeyPatch.context() as patch:
+            if rank == 1:
+                gather = DeviceGroup._allgather_base
+                names = ("_allgather_base", "all_gather_single")
+
+                def spoilt(self: Any, target: Tensor, source: Tensor, options: Any) -> Any:
+                    source[100] ^= 1
+                    return gather(self, target, source, options)
+
+                for name in names:
+                    patch.setattr(DeviceGroup, name, spoilt)
+            if rank == 0:
+                with pytest.raises(PayloadError, match=r"round 2 of 2: peer 1 sent a bad payload"):
+                    exchange.run()
+            else:
+                exchange.run()
 
 
 def means_come_when_they_are_needed(rank: int, controls: Any) -> None:

@@ -327,9 +327,7 @@ def distribute_resumes_from_a_state_on_the_device(rank: int, controls: Any) -> N
         model, job, optimizer = started(overlap)
         _train(model, optimizer, range(4), rank)
         saved = {"model": model.state_dict(), "job": job.state_dict(), "optimizer": optimizer.state_dict()}
-        moved = torch.utils._pytree.tree_map(
-            lambda v: v.clone().to(DEVICE) if isinstance(v, Tensor) else v, saved
-        )
+        moved = torch.utils._pytree.tree_map(lambda v: v.clone().to(DEVICE) if isinstance(v, Tensor) else v, saved)
         _train(model, optimizer, range(4, 8), rank)
         job.finish()
         job.close()

@@ -25,9 +25,7 @@ def _start(rank: int, store: str) -> None:
     """Join a group of two: gloo in memory; what DDP itself does on the device is not looked at."""
     torch.set_num_threads(1)
     make = getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)
-    dist.Backend.register_backend(
-        "nothing", lambda _, rank, size, __: make(rank, size), devices=[fake_device.NAME]
-    )
+    dist.Backend.register_backend("nothing", lambda _, rank, size, __: make(rank, size), devices=[fake_device.NAME])
     dist.Backend.register_backend("device_only", DeviceGroup, devices=[fake_device.NAME])
     backend = f"cpu:gloo,{fake_device.NAME}:nothing"
     dist.init_process_group(backend, store=dist.FileStore(store, 2), rank=rank, world_size=2)

@@ -22,15 +22,20 @@ def poison(numel: int, out: Tensor | None = None) -> Tensor:
     >>> is_poison(poison(3), 3)
     True
     """
+    if out is not None and not out.is_cpu:
+        return out[: frame.HEADER_NBYTES].copy_(poison(numel))
     room = torch.empty(frame.HEADER_NBYTES, dtype=torch.uint8) if out is None else out
     return frame.seal(room, _NAME, numel, frame.HEADER_NBYTES)
 
 
 def is_poison(payload: Tensor, numel: int) -> bool:
     """Whether this is the payload of `numel` values that are not finite; PayloadError for a damaged one."""
-    if payload.numel() != frame.HEADER_NBYTES or payload.numpy()[:4].tobytes() != _FIRST:
+    if payload.numel() != frame.HEADER_NBYTES:
         return False
-    frame.unseal(payload, _NAME, numel)
+    header = payload.cpu()
+    if header.numpy()[:4].tobytes() != _FIRST:
+        return False
+    frame.unseal(header, _NAME, numel)
     return True
 
 

@@ -183,7 +183,7 @@ class BucketGroup:
         if plain:
             return (yield from self._plain(buffers, transport))
         channels = [channel for bucket, buffer in pairs for channel in bucket.load(buffer)]
-        key = (*map(id, channels), id(transport), route.algorithm, route.hosts, route.link)
+        key = (*map(id, channels), id(transport), buffers[0].device, route.algorithm, route.hosts, route.link)
         if self._exchange is None or self._key != key:
             self._algorithm = self._chosen(channels, route)
             self._exchange = plan_coded(
@@ -486,7 +486,7 @@ class BucketExchange:
         (first, last), seconds = (held[0], held[-1]), time.perf_counter() - begun
         what = (first.step, first.index, numel, str(chosen), algorithm, seconds)
         record = BucketRecord(*what, **vars(timings), made=last.made, begun=begun, itemsize=first.buffer.itemsize)
-        self.keep(record if first.buffer.is_cpu else replace(record, way=self._way(first, chosen)))
+        self.keep(record if first.buffer.is_cpu else replace(record, way=self._way(first, chosen, algorithm)))
         if self.choice.learns:
             self.choice.note_exchange(first.index, numel, seconds)
         if last.last:
@@ -494,17 +494,21 @@ class BucketExchange:
             if self.matrices.methods:
                 self.matrices.end_of_step()
 
-    @staticmethod
-    def _way(gradients: Gradients, chosen: Codec) -> str:
-        """The way by which a device's gradients were encoded; empty without a codec."""
+    def _way(self, gradients: Gradients, chosen: Codec, algorithm: str) -> str:
+        """The way by which a device's gradients were encoded, and their payloads went; empty without a codec."""
         if chosen.exact:
             return ""
         from laconic.codecs.device import way
 
         taken = way(chosen, gradients.buffer.device)
-        if gradients.stays or taken.startswith("host"):
+        if not gradients.stays and not taken.startswith("host"):
+            taken = "host: this exchange works in the processor's memory"
+        if not self.world.transport.collects:
             return taken
-        return "host: this exchange works in the processor's memory"
+        if gradients.stays and algorithm == "direct" and self.options.hosts is None:
+            return f"{taken}; payloads travel on the device, by all_to_all_single and all_gather_into_tensor"
+        why = f"only direct, not {algorithm}, has collectives for them" if gradients.stays else "they are made there"
+        return f"{taken}; payloads travel by way of host memory: {why}"
 
     def keep(self, record: BucketRecord) -> None:
         """Add a record; those of more than KEPT_STEPS steps ago are dropped."""

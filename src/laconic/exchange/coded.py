@@ -17,7 +17,8 @@ them. Their memory is borrowed for the round, or until payloads have been forwar
 segment by segment, so that messages take little memory beside its residual.
 
 A message is a row of uint32 lengths, one a piece, then the pieces' payloads, which begin at multiples of 16 bytes. A
-piece that held NaN or infinity has a payload, too (`codecs/poison.py`): it becomes NaN everywhere, as in float32.
+piece that held NaN or infinity has a payload, too (`codecs/poison.py`): it becomes NaN everywhere, as in float32. In a
+group that takes a device's tensors only, messages of `direct` stay on the device (`collective_rounds.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -40,6 +41,9 @@ from laconic.exchange.coded_plan import EXACT, Encoding, Part, Piece, PlannedRou
 from laconic.exchange.residuals import PLAIN, Encoder, Site
 from laconic.schedules.link import Link
 from laconic.transports.base import Call, Incoming, Outgoing, Pausing, Steps, Timings, Transport, drive, finish
+
+if TYPE_CHECKING:
+    from laconic.exchange.collective_rounds import CollectiveRounds
 
 _CPU = torch.device("cpu")
 
@@ -71,9 +75,15 @@ class MessagePool:
     (True, False)
     """
 
-    def __init__(self, *, pinned: bool = False) -> None:
+    def __init__(self, *, pinned: bool = False, device: torch.device = _CPU) -> None:
         self._free: list[Tensor] = []
         self._pinned = pinned  # for payloads that a device encodes and decodes
+        self._device = device
+        self._twins: dict[torch.device, MessagePool] = {}
+
+    def on(self, device: torch.device) -> MessagePool:
+        """The pool for messages that do not leave this device; always the same one."""
+        return self._twins.setdefault(device, MessagePool(device=device))
 
     def lend(self, nbytes: int) -> Tensor:
         """The smallest free block of `nbytes` to twice as many, or a new one of zeros: gaps in messages are sent."""
@@ -82,7 +92,7 @@ class MessagePool:
         if fitting:
             return self._free.pop(min(fitting)[1])
         if not self._pinned:
-            return torch.zeros(nbytes, dtype=torch.uint8)
+            return torch.zeros(nbytes, dtype=torch.uint8, device=self._device)
         from laconic.codecs.device.streams import pin
 
         device = torch.accelerator.current_accelerator() or _CPU
@@ -234,6 +244,14 @@ def detail(channels: Sequence[Channel]) -> str:
     return " and ".join(f"{channel.buffer.numel()} through {channel.codec}" for channel in channels)
 
 
+def stays_on_device(
+    channels: Sequence[Channel], transport: Transport, algorithm: str, hosts: tuple[int, ...] | None
+) -> bool:
+    """Whether these channels' payloads travel on the device, by collectives of the engine's own group."""
+    there = transport.collects and algorithm == "direct" and hosts is None
+    return there and all(channel.buffer.device == transport.device for channel in channels)
+
+
 def reduce_scatter_steps(channels: Sequence[Channel], transport: Transport, step: int = 0) -> Steps:
     """Sum over all ranks row r of every channel into rank r's row r; the other rows are scratch afterwards.
 
@@ -306,6 +324,11 @@ class CodedExchange:
         self._pool = pool or MessagePool()
         self._payloads: dict[tuple[int, Piece], Tensor] = {}  # of this run
         self._gathered: dict[int, dict[int, Tensor]] = {i: {} for i in self.whole}  # by channel and rank
+        self._on_device: CollectiveRounds | None = None
+        if stays_on_device(self.channels, transport, algorithm, hosts):
+            from laconic.exchange.collective_rounds import CollectiveRounds
+
+            self._on_device = CollectiveRounds(self, self._pool.on(transport.device))
 
     def run(self, step: int = 0) -> Timings:
         """Sum the channels' buffers over all ranks; draws of stochastic codecs differ by step, rank and round."""
@@ -328,8 +351,10 @@ class CodedExchange:
         self._payloads.clear()
         lent: list[Tensor] = []
         for number, round_ in enumerate(self.rounds):
-            if round_.writers or round_.recvs:
-                draws = (step * len(self.rounds) + number) * self.transport.world_size
+            draws = (step * len(self.rounds) + number) * self.transport.world_size
+            if self._on_device is not None:
+                lent += yield from self._on_device.steps(call, first, number, round_.planned, draws)
+            elif round_.writers or round_.recvs:
                 blocks = [self._pool.lend(nbytes) for nbytes in round_.nbytes]
                 recvs = self._borrow(round_, blocks)
                 take = functools.partial(self._take, round_, number, recvs)
@@ -341,6 +366,8 @@ class CodedExchange:
                 self._payloads.clear()
                 self._pool.take_back(lent)
                 lent = []
+        if self._on_device is not None:
+            self._on_device.finish(call)
         self._pool.take_back(lent)  # after an error somebody may still write to it
         for index, channel in enumerate(self.channels):
             if self.divisor != self._last_divisor and index not in self.whole:
@@ -357,14 +384,18 @@ class CodedExchange:
         """The messages of a round, encoded one after the other."""
         encoded: set[tuple[int, Piece]] = set()
         for (peers, parts), writer in zip(round_.planned.sends, round_.writers, strict=True):
-            for part in parts:  # encoded where it lies; a payload of another message or round is copied
-                key = (part.channel, part.piece)
-                if part.encoding is not None and key not in encoded:
-                    self._payloads[key] = self._encode(part, part.encoding, number, draws, writer.room())
-                    encoded.add(key)
-                writer.add(self._payloads[key])
+            for part in parts:
+                writer.add(self.payload(part, number, draws, writer.room(), encoded))
             data = writer.finish(padded=self.transport.sized)
             yield [Outgoing(peer, data) for peer in peers]
+
+    def payload(self, part: Part, number: int, draws: int, room: Tensor, encoded: set[tuple[int, Piece]]) -> Tensor:
+        """The payload of a part: encoded into `room`, or that of another message or round, which is to be copied."""
+        key = (part.channel, part.piece)
+        if part.encoding is not None and key not in encoded:
+            self._payloads[key] = self._encode(part, part.encoding, number, draws, room)
+            encoded.add(key)
+        return self._payloads[key]
 
     def _encode(self, part: Part, encoding: Encoding, number: int, draws: int, room: Tensor) -> Tensor:
         channel, piece = self.channels[part.channel], part.piece
@@ -390,15 +421,18 @@ class CodedExchange:
         incoming, parts = recvs[index], round_.planned.recvs[index][1]
         payloads, nbytes = unpack(data, len(parts))
         for part, payload in zip(parts, payloads, strict=True):
-            piece = part.piece
-            if part.channel in self.whole:
-                self._gathered[part.channel][incoming.peer] = payload
-            else:
-                values = self.channels[part.channel].buffer[piece.start : piece.stop]
-                decode(part.coder, payload, values, add=part.add, divisor=self._divisor(part))
+            self.decode_part(part, payload, incoming.peer)
             if not part.add and number in self._held:
-                self._payloads[part.channel, piece] = _kept(incoming, payload, data)
+                self._payloads[part.channel, part.piece] = _kept(incoming, payload, data)
         return nbytes
+
+    def decode_part(self, part: Part, payload: Tensor, peer: int) -> None:
+        """Decode a payload from `peer` into its slice; one of a whole channel waits for the others."""
+        if part.channel in self.whole:
+            self._gathered[part.channel][peer] = payload
+        else:
+            values = self.channels[part.channel].buffer[part.piece.start : part.piece.stop]
+            decode(part.coder, payload, values, add=part.add, divisor=self._divisor(part))
 
     def _add_whole(self, call: Call, number: int, round_: _Round) -> None:
         """Average all ranks' payloads of the whole channels, in order of rank: the same bits everywhere."""

@@ -75,6 +75,13 @@ class Wrapper(Protocol):
     def load_state_dict(self, state: Mapping[str, Tensor], *, resumed: bool = False) -> None: ...
 
 
+def _checked(codec: Codec, payload: Tensor) -> Tensor:
+    """The payload; a NonFiniteError if it stays on a device, which has only noted that its values are not finite."""
+    if not payload.is_cpu and not codec.fine:
+        codec.check()  # type: ignore[attr-defined]
+    return payload
+
+
 class _Plain:
     gathers = False
 
@@ -82,7 +89,7 @@ class _Plain:
         return x
 
     def encode(self, codec: Codec, x: Tensor, site: Site, *, step: int, out: Tensor, copies: int = 1) -> Tensor:
-        return codec.encode(x, step=step, out=out)
+        return _checked(codec, codec.encode(x, step=step, out=out))
 
 
 PLAIN: Encoder = _Plain()
@@ -198,7 +205,7 @@ class Residual:
         `copies` ranks encode the same sum and have the same residual at this site: each counts for its share.
         """
         if self.mode == "off":
-            return codec.encode(x, step=step, out=out)
+            return _checked(codec, codec.encode(x, step=step, out=out))
         residual = self._sites.get(site)
         if residual is None:
             residual = self._sites[site] = self._inherited(site, copies, x.device)
@@ -222,8 +229,8 @@ class Residual:
             residual.mul_(self._decay)
         try:
             if self.mode == "selection":
-                return codec.encode_selection(x, residual, step=step, out=out)  # type: ignore[attr-defined,no-any-return]
-            payload = codec.encode_feedback(x, residual, step=step, out=out)
+                return _checked(codec, codec.encode_selection(x, residual, step=step, out=out))  # type: ignore[attr-defined]
+            payload = _checked(codec, codec.encode_feedback(x, residual, step=step, out=out))
             if codec.fine:  # casts send NaN and infinity instead of refusing them; they must not stay in the residual
                 torch.nan_to_num_(residual, nan=0.0, posinf=0.0, neginf=0.0)
             for start, stop in self._blanks:

@@ -161,6 +161,7 @@ class Transport(ABC):
     has_futures: bool = False
     interleaves: bool = False  # rounds of several calls may be under way at once, received into the caller's memory
     sized: bool = False  # a message has exactly the length of its receive: `Incoming.at_most` is refused
+    collects: bool = False  # `start_all_to_all` and `start_all_gather` work, on bytes that lie on `device`
     device: torch.device = torch.device("cpu")  # where messages lie; what lies elsewhere is copied, or refused
 
     def __init__(self, rank: int, world_size: int, timeout_s: float) -> None:
@@ -303,6 +304,23 @@ class Transport(ABC):
     def native_future(self, tensor: Tensor) -> Any:
         """As `start_native`, but return a torch future, on engines that `has_futures`."""
         raise NotImplementedError(f"{self.engine} has no futures")
+
+    def start_all_to_all(
+        self, target: Tensor, source: Tensor, received: Sequence[int], sent: Sequence[int]
+    ) -> Callable[[], None]:
+        """Start to send each rank its part of `source`, of `sent` bytes, on engines that `collects`.
+
+        Returns a function after which the current stream has `target`, of `received` bytes a rank.
+        """
+        raise NotImplementedError(f"{self.engine} has no all-to-all of its own")
+
+    def start_all_gather(self, target: Tensor, source: Tensor) -> Callable[[], None]:
+        """As `start_all_to_all`: send `source` to all ranks, and receive theirs, in order, of the same length."""
+        raise NotImplementedError(f"{self.engine} has no all-gather of its own")
+
+    def late(self, call: Call, round: int) -> TransportError:
+        """The error of a collective whose data are not there in time, on engines that `collects`."""
+        raise NotImplementedError(f"{self.engine} has no collectives of its own")
 
     @property
     def has_native(self) -> bool:

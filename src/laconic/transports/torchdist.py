@@ -2,7 +2,8 @@
 
 A group that takes tensors of one kind of device only, as NCCL's does, is given messages from the processor's memory by
 way of the device that was current when the transport was made: handshakes, probes and payloads. A round is one batch
-of sends and receives, as NCCL's own all_to_all is. Such messages have the length of their receive.
+of sends and receives, as NCCL's own all_to_all is. Such messages have the length of their receive. Payloads that lie on
+that device travel by all_to_all_single and all_gather_into_tensor.
 
 gloo aborts the process when a message is longer than its receive, and silently accepts messages of the wrong call. So
 every message carries a tag made from the call (see `Call.code`) and the round. Messages of different calls never match;
@@ -36,6 +37,7 @@ _NATIVE_OPS = {
     "min": dist.ReduceOp.MIN,
     "product": dist.ReduceOp.PRODUCT,
 }
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 
 
 Verdict = tuple[type[TransportError], str, int | None]  # what happened, and who in the job is to blame
@@ -91,6 +93,7 @@ class TorchTransport(Transport):
             self.engine = str(group.name()).lower()
             self.sized = True
             self.device = _device_of(group)
+            self.collects = self.device.type != "cpu"
 
     def _doing(self) -> tuple[int, str]:
         """The oldest call under way, which is the one being waited for, or else the last call."""
@@ -157,6 +160,30 @@ class TorchTransport(Transport):
                 work.wait()
                 if values is not tensor:
                     tensor.copy_(values)
+
+        return wait
+
+    def start_all_to_all(
+        self, target: Tensor, source: Tensor, received: Sequence[int], sent: Sequence[int]
+    ) -> Callable[[], None]:
+        return self._begin(
+            lambda: dist.all_to_all_single(target, source, list(received), list(sent), self.group, async_op=True)
+        )
+
+    def start_all_gather(self, target: Tensor, source: Tensor) -> Callable[[], None]:
+        return self._begin(lambda: _all_gather(target, source, self.group, async_op=True))
+
+    def late(self, call: Call, round: int) -> TransportError:
+        return self.explain(TimeoutError("timed out"), None, round, call)
+
+    def _begin(self, start: Callable[[], Any]) -> Callable[[], None]:
+        self.check_usable()
+        with self._explained():
+            work = start()
+
+        def wait() -> None:
+            with self._explained():
+                work.wait()
 
         return wait
 
