@@ -37,7 +37,7 @@ from laconic.codecs import Codec
 from laconic.codecs.poison import is_poison, poison, poisons
 from laconic.codecs.selector import Sparse
 from laconic.errors import NonFiniteError, PayloadError
-from laconic.exchange.coded_plan import EXACT, Encoding, Part, Piece, PlannedRound, plan_rounds
+from laconic.exchange.coded_plan import EXACT, Encoding, Part, Piece, PlannedRound, aligned, plan_rounds
 from laconic.exchange.residuals import PLAIN, Encoder, Site
 from laconic.schedules.link import Link
 from laconic.transports.base import Call, Incoming, Outgoing, Pausing, Steps, Timings, Transport, drive, finish
@@ -46,14 +46,6 @@ if TYPE_CHECKING:
     from laconic.exchange.collective_rounds import CollectiveRounds
 
 _CPU = torch.device("cpu")
-
-ALIGN = 16
-
-
-def aligned(nbytes: int) -> int:
-    """Round `nbytes` up to the alignment."""
-    return -(-nbytes // ALIGN) * ALIGN
-
 
 def head_nbytes(pieces: int) -> int:
     """The room the lengths of `pieces` pieces take."""
@@ -328,7 +320,8 @@ class CodedExchange:
         if stays_on_device(self.channels, transport, algorithm, hosts):
             from laconic.exchange.collective_rounds import CollectiveRounds
 
-            self._on_device = CollectiveRounds(self, self._pool.on(transport.device))
+            self._pool = self._pool.on(transport.device)
+            self._on_device = CollectiveRounds(self, transport, self._pool.lend)
 
     def run(self, step: int = 0) -> Timings:
         """Sum the channels' buffers over all ranks; draws of stochastic codecs differ by step, rank and round."""

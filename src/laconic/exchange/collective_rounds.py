@@ -11,8 +11,8 @@ Invariant: every rank takes part in every round, also where it has nothing to sa
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,22 +23,30 @@ from laconic.codecs.device.streams import copy, mark, pinned_memory
 from laconic.codecs.frame import HEADER_NBYTES
 from laconic.codecs.poison import is_poison
 from laconic.errors import PayloadError
-from laconic.exchange.coded import MessagePool, aligned
-from laconic.exchange.coded_plan import Part, Piece, PlannedRound
-from laconic.transports.base import Call, Pausing
-
-if TYPE_CHECKING:
-    from laconic.exchange.coded import CodedExchange
+from laconic.exchange.coded_plan import Part, Piece, PlannedRound, aligned
+from laconic.transports.base import Call, Pausing, Transport
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 1e-3
 
 
-class CollectiveRounds:
-    """Runs the rounds of an exchange by direct; its messages' memory is lent by `pool`."""
+class PayloadMaker(Protocol):
+    """What makes a round's payloads and reads them: `CodedExchange`; `whole` channels are read when all are there."""
 
-    def __init__(self, exchange: CodedExchange, pool: MessagePool) -> None:
-        self._exchange, self._pool = exchange, pool
-        self._transport, self._device = exchange.transport, exchange.transport.device
+    @property
+    def whole(self) -> frozenset[int]: ...
+
+    def payload(self, part: Part, number: int, draws: int, room: Tensor, encoded: set[tuple[int, Piece]]) -> Tensor: ...
+
+    def decode_part(self, part: Part, payload: Tensor, peer: int) -> None: ...
+
+
+class CollectiveRounds:
+    """Runs the rounds of an exchange by direct on a transport that `collects`; `lend` gives memory for messages."""
+
+    def __init__(self, exchange: PayloadMaker, transport: Transport, lend: Callable[[int], Tensor]) -> None:
+        self._exchange, self._transport, self._lend = exchange, transport, lend
+        self._device = transport.device
+        self._whole_coders: set[Codec] = set()
 
     def steps(self, call: Call, first: int, number: int, planned: PlannedRound, draws: int) -> Pausing[list[Tensor]]:
         """Run a round, which is number `first + number` of its call; returns memory that may still hold payloads."""
@@ -51,8 +59,7 @@ class CollectiveRounds:
         gathers = number % 2 == 1  # direct adds in one round, and copies in the next
         if gathers:
             row = max(*sent, *came)
-            block, target = self._lend(row), self._lend(row * size)
-            rows = [row] * size
+            block, target, rows = self._lend(row), self._lend(row * size), [row] * size
         else:
             block, target, rows = self._lend(sum(sent)), self._lend(sum(came)), came
         self._write(planned, block, None if gathers else _offsets(sent), number, draws)
@@ -77,9 +84,6 @@ class CollectiveRounds:
         call.timings.decode_s += time.perf_counter() - arrived
         self._transport.counters.rounds += 1
         return [block, target]
-
-    def _lend(self, nbytes: int) -> Tensor:
-        return self._pool.lend(max(nbytes, 1))
 
     def _write(
         self, planned: PlannedRound, block: Tensor, offsets: Sequence[int] | None, number: int, draws: int
@@ -120,14 +124,15 @@ class CollectiveRounds:
             for part, slot in zip(parts, slots, strict=True):
                 poisoned = is_poison(heads.pop(0), part.piece.stop - part.piece.start)
                 self._exchange.decode_part(part, slot[:HEADER_NBYTES] if poisoned else slot, peer)
-            self._check({part.coder for part in parts})
+            self._check({part.coder for part in parts if part.channel not in self._exchange.whole})
+            self._whole_coders |= {part.coder for part in parts if part.channel in self._exchange.whole}
         except PayloadError as error:
             raise call.bad_payload(round, peer, error) from error
 
     def finish(self, call: Call) -> None:
         """Check whole channels, which all ranks' payloads are added up into at once."""
         try:
-            self._check({self._exchange.channels[index].codec for index in self._exchange.whole})
+            self._check(self._whole_coders)
         except PayloadError as error:
             raise PayloadError(f"{call.where()}: a peer sent a bad payload: {error}") from error
 
