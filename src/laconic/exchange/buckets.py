@@ -556,9 +556,12 @@ class BucketExchange:
         state: dict[str, Any] = {wrapper.key: wrapper.state_dict() for wrapper in self.wrappers}
         return state if self.loss_scale is None else {**state, "scale": self.loss_scale.value}
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a state that is not this rank's, not of this model, or that `load_state_dict` could not load whole."""
-        check_owner(state, self.world)
+    def check_state(self, state: Mapping[str, Any], owner: World | None = None) -> None:
+        """Refuse a state that is not this rank's, not of this model, or that `load_state_dict` could not load whole.
+
+        `owner`: the ranks that have a state each, if they are not the exchange's.
+        """
+        check_owner(state, owner or self.world)
         check_like(state, {"step": 0, "residuals": {}}, "the state of the exchange")
         for wrapper in self.wrappers:
             wrapper.check_state(state.get(wrapper.key, {}), self.parameters.known)

@@ -18,6 +18,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
+from laconic.codecs import Codec
 from laconic.codecs.plans import CodecPlan
 from laconic.errors import BadInput
 from laconic.exchange.collectives import world_of
@@ -50,6 +51,7 @@ def compress(
     message_nbytes: int | None = None,
     scaler: GradScaler | None = None,
     world: World | None = None,
+    weights: str | Codec | None = None,
     **unknown: Never,
 ) -> CompressionState | ShardedCompression:
     """Send the gradients of a DDP or FSDP2 model through `codec` from now on; returns the job (see `Job`).
@@ -61,6 +63,8 @@ def compress(
             step, or "auto": per bucket what is quickest here, within quality="8bit" (default), "exact" or "aggressive".
         quality, algorithm, exempt, feedback, feedback_decay, momentum, hosts, message_nbytes, scaler, world: as for
             `Options`; with fully_shard only exempt, feedback, scaler and world.
+        weights: with fully_shard on a 1-D mesh, the codec that weights are gathered through, such as "dynamic8", or
+            "differences+int4", which sends what has changed since the last gather; None gathers them as they are.
         unknown: always empty; an unknown name is refused, and the error suggests the nearest one.
 
     Raises:
@@ -90,13 +94,15 @@ def compress(
     if model in _compressed:
         raise BadInput("this model is compressed already; a codec that changes is {first step: codec}")
     if isinstance(model, DistributedDataParallel):
+        if weights is not None:
+            raise BadInput("DDP gathers no weights; weights= is for models that fully_shard was applied to")
         job: CompressionState | ShardedCompression = _compress_ddp(model, codec, given)
     elif isinstance(model, FSDPModule):
         from laconic.exchange.fsdp import ShardedCompression
 
-        job = ShardedCompression(model, codec, given)
+        job = ShardedCompression(model, codec, given, weights)
         if _on_all_ranks(model):
-            _check_alike(model, codec, given, given.world or current())
+            _check_alike(model, codec, given, given.world or current(), weights=str(weights))
         job.install()
     else:
         text = f"got {type(model).__name__}; wrap it, or call fully_shard on it, first"
@@ -139,9 +145,11 @@ def is_compressed(model: nn.Module) -> bool:
     return model in _compressed
 
 
-def _check_alike(model: nn.Module, codec: CodecPlan | None, options: Options, world: World) -> None:
+def _check_alike(
+    model: nn.Module, codec: CodecPlan | None, options: Options, world: World, **others: object
+) -> None:
     """Check that all ranks compress the same model in the same way."""
-    terms = terms_of(model.named_parameters(), DEFAULT_CODEC if codec is None else codec, options)
+    terms = terms_of(model.named_parameters(), DEFAULT_CODEC if codec is None else codec, options, **others)
     check_alike("compress", terms, world.transport)
 
 

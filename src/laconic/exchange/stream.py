@@ -25,7 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,6 @@ from laconic.transports.base import Pause, Pausing
 
 REORDERED = (2, 5, 10, 20, 50)  # after so many steps, and then each 100, the order of sections is agreed on anew
 SEEN = 5  # steps whose times the order is chosen by
-T = TypeVar("T")
 _NOTHING = torch.empty(0)
 _log = logging.getLogger("laconic.exchange")
 
@@ -221,20 +220,23 @@ class GradientStream:
         given.future = torch.futures.Future(devices=[] if given.event is None else [buffer.device])
         return self._submit(given)
 
-    def run(self, work: Callable[[], Pausing[T]]) -> T:
-        """Run an exchange of the sink's own on the exchange thread, and wait for what it returns."""
-        found: list[T] = []
+    def start(self, work: Callable[[], Pausing[Any]], ready: Pause = None) -> Callable[[], None]:
+        """Run an exchange of the sink's own on the exchange thread, after `ready`; returns what waits for its end."""
 
         def attempt() -> Pausing[None]:
             try:
                 if not self._leaves_out():
-                    found.append((yield from work()))
+                    yield from work()
             except Exception as error:
                 self.fail(error)
 
-        self._started().submit(attempt).wait()
-        self.raise_first()
-        return found[0]
+        done = self._started().submit(attempt, ready)
+
+        def wait() -> None:
+            done.wait()
+            self.raise_first()
+
+        return wait
 
     # on the way to the exchange thread
 
