@@ -30,7 +30,15 @@ from laconic.errors import BadInput
 from laconic.exchange.buckets import BucketExchange
 from laconic.exchange.coded import Channel, reduce_scatter_steps
 from laconic.exchange.collectives import world_of
-from laconic.exchange.fsdp_layout import ParameterShard, ShardRows, columns, laid_out, parameter_groups, reduce_scatter
+from laconic.exchange.fsdp_layout import (
+    ParameterShard,
+    ShardRows,
+    columns,
+    laid_out,
+    parameter_groups,
+    reduce_scatter,
+    stays_in_place,
+)
 from laconic.exchange.fsdp_replicas import ReplicaExchange, replicated_groups, shard_stand_ins
 from laconic.exchange.fsdp_weights import CompressedAllGather, WeightCodec
 from laconic.exchange.host_copies import HostCopies, twins_of
@@ -139,17 +147,6 @@ class CompressedReduceScatter:
     def restore(self, step: int) -> None:
         """Go on from `step`, with the residuals that were loaded."""
         self.step, self.codec, self.encoder = step, None, PLAIN
-
-
-def stays_in_place(parameters: Sequence[tuple[str, Any]], output: Tensor) -> bool:
-    """Whether torch will take views of `output` as gradients and look at no value before backward ends."""
-    if not output.is_cpu or torch._C._current_graph_task_id() == -1:
-        return False
-    return all(
-        p.grad is None and p.dtype == output.dtype and p.device == output.device and not p._post_accumulate_grad_hooks
-        for _, p in parameters
-        if p.requires_grad
-    )
 
 
 class ShardedCompression(Job):

@@ -119,3 +119,14 @@ def parameter_groups(model: nn.Module) -> list[tuple[Any, list[tuple[str, Any]]]
     if outer:
         found.append((model, outer))
     return found
+
+
+def stays_in_place(parameters: Sequence[tuple[str, Any]], output: Tensor) -> bool:
+    """Whether torch will take views of `output` as gradients and look at no value before backward ends."""
+    if not output.is_cpu or torch._C._current_graph_task_id() == -1:
+        return False
+    return all(
+        p.grad is None and p.dtype == output.dtype and p.device == output.device and not p._post_accumulate_grad_hooks
+        for _, p in parameters
+        if p.requires_grad
+    )

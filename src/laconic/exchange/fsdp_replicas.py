@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laconic.errors import BadInput
-from laconic.exchange.fsdp_layout import reduce_scatter
+from laconic.exchange.fsdp_layout import reduce_scatter, stays_in_place
 from laconic.exchange.layout import Gradients
 
 if TYPE_CHECKING:
@@ -99,8 +99,6 @@ class ReplicaExchange:
         return work if async_op else None
 
     def _may_stay(self, output: Tensor) -> bool:
-        from laconic.exchange.fsdp import stays_in_place
-
         added_up = not self._group.all_reduce_grads or self._group._partial_reduce_output is not None
         return not added_up and self._group._all_reduce_hook is None and stays_in_place(self.parameters, output)
 
