@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import re
 import tempfile
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import laconic
+from laconic.errors import BadInput
 from laconic.exchange.fsdp import ShardedCompression
 
 DEVICE = "fakegpu:0"
@@ -20,6 +23,9 @@ EXACT = (
     "local(3)", "local(3, state=average)", "block_momentum(3)", "easgd(period=3)", "easgd(period=2, momentum=0.3)",
     "natural(3)", "robust(median)", "gossip", "stale(0, central=false)", "diloco(3, fragments=2, delay=1, mix=0.5)",
 )  # fmt: skip
+ON_DEVICE = tuple(
+    spec for spec in EXACT if spec.split("(")[0] in ("local", "block_momentum", "natural", "easgd", "diloco")
+)
 FREE = (
     "async", "async(push=2, pull=2)", "stale(4)", "easgd(period=2, asynchronous=true)",
     "gossip(random, asynchronous=true)", "gaia",
@@ -134,6 +140,78 @@ def mixed_types_leave_the_bits_of_the_processor(rank: int, controls: Any) -> Non
     _bits_of_the_processor(rank, "mixed")
 
 
+def masters_on_the_device_leave_the_same_bits(rank: int, controls: Any) -> None:
+    """Float32 weights are views of them, so nothing is copied; the bits are those of masters in host memory."""
+    for spec in ON_DEVICE:
+        for kind in ("float32", "mixed"):
+            for codec in ("none", "topk(0.2)"):
+                here = _trained(spec, kind, DEVICE, rank, codec=codec)
+                there = _trained(spec, kind, DEVICE, rank, codec=codec, masters="device")
+                _same(here, there, f"{spec} {codec} {kind}")
+    model, _, job = _job("block_momentum(3)", "float32", DEVICE, masters="device")
+    flat = job.weights.values
+    assert flat.device == job.blocks.held["update"].device == torch.device(DEVICE)
+    assert {p.untyped_storage().data_ptr() for p in model.parameters()} == {flat.untyped_storage().data_ptr()}
+    job.close()
+
+
+def masters_go_on_to_the_bit_on_device_and_host(rank: int, controls: Any) -> None:
+    """What was saved with masters on one of them is loaded on the other."""
+
+    def run(masters: tuple[str, str]) -> dict[str, Tensor]:
+        model, optimizer, job = _job(spec, "mixed", DEVICE, codec="topk(0.2)", masters=masters[0])
+        _train(model, optimizer, range(4), rank)
+        saved = torch.utils._pytree.tree_map(
+            lambda v: v.clone() if isinstance(v, Tensor) else copy.copy(v),
+            (model.state_dict(), optimizer.state_dict()),
+        )
+        job.close()
+        again, optimizer, job = _job(spec, "mixed", DEVICE, codec="topk(0.2)", masters=masters[1])
+        laconic.barrier()
+        optimizer.load_state_dict(saved[1])
+        again.load_state_dict(saved[0])
+        laconic.barrier()
+        _train(again, optimizer, range(4, 8), rank)
+        job.finish()
+        job.close()
+        return {name: value.cpu() for name, value in again.state_dict().items()}
+
+    for spec in ON_DEVICE:
+        expected = run(("host", "host"))
+        for masters in (("device", "device"), ("device", "host"), ("host", "device")):
+            _same(expected, run(masters), f"{spec} {masters}")
+
+
+def masters_on_the_device_wait_for_slow_streams(rank: int, controls: Any) -> None:
+    """Also where a fragment's mean is taken by the exchange thread: it waits for what is offered, the loop for it."""
+    for spec, steps in (("local(1)", 1), ("local(2, delay=1)", 3)):
+        with torch.Stream(device=DEVICE):
+            model = nn.Linear(64, 64, bias=False).to(DEVICE)
+            optimizer = torch.optim.SGD(model.parameters(), 0.0)
+            job = laconic.distribute(model, optimizer, consistency=spec, codec="none", masters="device")
+            for _ in range(steps):
+                model.weight.grad = torch.zeros_like(model.weight)
+                controls.slow_fill(model.weight.detach(), 1.0 + 4 * rank, 60)
+                optimizer.step()
+            assert bool((model.weight.detach().cpu() == 3).all()), (spec, model.weight[0, 0].item())
+            job.finish()
+            job.close()
+
+
+def masters_are_refused_in_a_sentence(rank: int, controls: Any) -> None:
+    for spec, masters, text in (
+        ("local(2)", "gpu", "unknown place for masters 'gpu'; the valid ones: device, host"),
+        ("gossip", "device", "consistency 'gossip' has no option masters; it goes with modes of blocks"),
+        ("easgd(asynchronous=true)", "device", "consistency 'easgd' has no option masters"),
+    ):
+        with pytest.raises(BadInput, match=re.escape(text)):
+            _job(spec, "float32", DEVICE, masters=masters)
+    model = _model("float32", "cpu")
+    model.first.to("fakegpu:0")
+    with pytest.raises(BadInput, match=r"these lie on fakegpu:0, cpu; use masters='host'"):
+        laconic.distribute(model, torch.optim.SGD(model.parameters(), 0.1), consistency="local(2)", masters="device")
+
+
 def free_modes_train_and_end_alike(rank: int, controls: Any) -> None:
     for spec in FREE:
         for kind in ("float32", "mixed"):
@@ -171,9 +249,10 @@ def checkpoints_go_on_to_the_bit(rank: int, controls: Any) -> None:
 
 def copies_are_pinned_and_nobody_waits_for_a_device(rank: int, controls: Any) -> None:
     """After the first agreements no memory is pinned anew or pageable, and nothing waits for a whole device."""
-    for spec in ("local(2)", "gossip", "robust(median)", "stale(0, central=false)", "async"):
+    free = [(spec, "host") for spec in ("local(2)", "gossip", "robust(median)", "stale(0, central=false)", "async")]
+    for spec, masters in (*free, ("local(2)", "device")):
         for kind in ("float32", "mixed"):
-            model, optimizer, job = _job(spec, kind, DEVICE)
+            model, optimizer, job = _job(spec, kind, DEVICE, masters=masters)
             inputs = torch.randn(8, 16, device=DEVICE)
             for step in range(8):
                 if step == 4:

@@ -198,7 +198,7 @@ class OwnWeights(Agreement):
     def __init__(self, setup: Setup) -> None:
         trained = trained_parameters(setup.model, setup.optimizer)
         start_alike(setup.model, setup.world)
-        self.weights = FlatWeights(trained)
+        self.weights = FlatWeights(trained, setup.own.get("masters", "host"))
         super().__init__(setup)
         self._averagers: list[Averager] = []
         self._exact_nbytes = 0  # what the engine's own all-reduce sent for exact means

@@ -36,7 +36,7 @@ class BlockMode(Mode):
     """A mode that agrees on weights every `period` steps."""
 
     options = WEIGHT_OPTIONS
-    own_options: ClassVar[tuple[str, ...]] = ("sites", "site_codec")
+    own_options: ClassVar[tuple[str, ...]] = ("sites", "site_codec", "masters")
     same_weights = False
 
     @property
@@ -233,7 +233,9 @@ class BlockAgreement(OwnWeights):
         relative = not self.averagers[0].exact and self.apart
         self.blocks = self.parts["blocks"] = Blocks(mode, self.weights.values, relative=relative)
         self.moved = [0 for _ in self.fragments]
-        self.under_way = UnderWay(levels.across.transport, self.fragments, keeps=mode.eager)
+        self.under_way = UnderWay(
+            levels.across.transport, self.fragments, keeps=mode.eager, device=self.weights.values.device
+        )
         self.resources.callback(self.under_way.close)
         if mode.delay:
             self.parts["under_way"] = self.under_way

@@ -12,8 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic.codecs.plans import CodecPlan
 from laconic.consistency.base import INSTALLED, Agreement, Mode, Setup, build
+from laconic.consistency.master_weights import MASTERS
 from laconic.consistency.silenced_ddp import SilencedModels
-from laconic.errors import BadInput
+from laconic.errors import BadInput, UnknownName
 from laconic.exchange.hook import is_compressed
 from laconic.exchange.layout import Exemptions
 from laconic.exchange.likeness import check_alike, terms_of
@@ -52,6 +53,7 @@ def distribute(
     overlap: bool | None = None,
     sites: int | Sequence[int] | None = None,
     site_codec: CodecPlan | None = None,
+    masters: str = "host",
     **unknown: Never,
 ) -> Agreement:
     """Let `optimizer` train `model` together with all other workers; use both as before.
@@ -74,6 +76,8 @@ def distribute(
             of blocks (diloco, local, block_momentum, …), gaia and async(hierarchical=true).
         site_codec: of the modes of blocks: through which the ranks of a site average gradients at every step; None
             sends them as they are.
+        masters: where modes of blocks and synchronous easgd keep the float32 weights that they average, with all outer
+            state: in pinned "host" memory, or on the "device" of the model, where nothing crosses but what is sent.
         unknown: options of a mode of your own; any other name is refused, and the error suggests the nearest one.
 
     Returns:
@@ -110,7 +114,7 @@ def distribute(
         "hosts": hosts, "message_nbytes": message_nbytes, "overlap": overlap, **unknown,
     }  # fmt: skip
     own = {name: options.pop(name) for name in mode.own_options if name in options}
-    own |= _of_sites(mode, sites, site_codec)
+    own |= _of_sites(mode, sites, site_codec) | _of_masters(mode, masters)
     given = Options.of({**options, "world": world or current()}, "distribute")
     given.refuse(f"consistency '{mode.name}'", (*mode.options, *mode.own_options))
     sent = "none" if mode.no_codec else (mode.codec or DEFAULT_CODEC) if codec is None else codec
@@ -135,6 +139,16 @@ def _of_sites(mode: Mode, sites: int | Sequence[int] | None, site_codec: CodecPl
     if list(given) == ["site_codec"]:
         raise BadInput("site_codec is for what the ranks of a site send each other: give sites=…, too, or leave it out")
     return given
+
+
+def _of_masters(mode: Mode, masters: str) -> dict[str, str]:
+    """Where the masters lie, if elsewhere than usual, which the mode must have."""
+    if masters not in MASTERS:
+        raise UnknownName("place for masters", str(masters), MASTERS)
+    if masters != "host" and "masters" not in mode.own_options:
+        those = "modes of blocks, such as diloco and local, and synchronous easgd"
+        raise BadInput(f"consistency '{mode.name}' has no option masters; it goes with {those}")
+    return {} if masters == "host" else {"masters": masters}
 
 
 def _unwrapped(optimizer: Any) -> Any:

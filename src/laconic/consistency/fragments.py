@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from laconic.codecs.device.streams import let_wait, mark
 from laconic.errors import BadInput, CollectiveTimeout
 from laconic.exchange.thread import EXCHANGE_THREAD, ThreadShare
 from laconic.storage.form import check_like, vector
@@ -79,8 +80,11 @@ class UnderWay:
 
     NONE = -1
 
-    def __init__(self, transport: Transport, fragments: Sequence[Fragment], *, keeps: bool) -> None:
-        self._transport, self._keeps = transport, keeps
+    def __init__(
+        self, transport: Transport, fragments: Sequence[Fragment], *, keeps: bool, device: torch.device
+    ) -> None:
+        self._transport, self._keeps, self._device = transport, keeps, device
+        self._averaged: Any = None  # on a device: when the exchange thread's stream has the mean
         self._numels = [fragment.numel for fragment in fragments]
         self._share: ThreadShare | None = None
         self._ended: threading.Event | None = None
@@ -103,11 +107,14 @@ class UnderWay:
     def send(self, average: Callable[[Tensor], object]) -> None:
         """Start averaging the offer on the exchange thread."""
         ended, mean, counters = threading.Event(), self.mean, self._transport.counters
+        offered = mark(mean)
 
         def work() -> Pausing[None]:
             before = counters.total_sent_nbytes
             try:
+                let_wait(offered)
                 average(mean)
+                self._averaged = mark(mean)
             except Exception as error:
                 self._error = error
             self.sent_nbytes += counters.total_sent_nbytes - before
@@ -128,7 +135,8 @@ class UnderWay:
         self._before_call()
         if self._error is not None:
             raise self._error
-        self._ended = None
+        let_wait(self._averaged)
+        self._ended = self._averaged = None
         return time.perf_counter() - begun
 
     def _before_call(self) -> None:
@@ -165,8 +173,9 @@ class UnderWay:
         self.wait()
         self.forget()
         if state["number"] != self.NONE:
-            self.number, self.left, self.mean = int(state["number"]), int(state["left"]), state["mean"].cpu().clone()
-            self.offered = state["offered"].cpu().clone() if self._keeps else self.offered
+            self.number, self.left = int(state["number"]), int(state["left"])
+            self.mean = state["mean"].to(self._device, copy=True)
+            self.offered = state["offered"].to(self._device, copy=True) if self._keeps else self.offered
 
     def close(self) -> None:
         """Wait for the fragment under way, and join the exchange thread unless others use it."""

@@ -11,7 +11,9 @@ the model at once. Any other parameter p has a float32 master m, its part of `va
 - It ends by p ← round(m).
 
 With float32 p on a device round(m) = m, and both are copies. Masters lie in pinned host memory; parameters of devices
-cross through it by `exchange/host_copies.py`. Checkpoints hold the masters of half types: with p they are all there is.
+cross through it by `exchange/host_copies.py`. Or they lie on the device of all the weights (`masters="device"`), and
+nothing crosses: float32 parameters are views of them there. Checkpoints hold the masters of half types: with p they are
+all there is.
 """
 
 from __future__ import annotations
@@ -25,45 +27,55 @@ import torch
 from torch import Tensor, nn
 
 from laconic.codecs.device.streams import pin
-from laconic.errors import BadInput
+from laconic.errors import BadInput, DeviceMemoryError
 from laconic.exchange.host_copies import HostCopies, twins_of
 from laconic.storage.form import check_like
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
+MASTERS = ("host", "device")
+_CPU = torch.device("cpu")
 
 
 class FlatWeights:
     """The trained parameters as the flat float32 vector `values`; see above for when it holds what they hold.
 
+    Args:
+        masters: where `values` lies, one of MASTERS.
+
     Raises:
-        BadInput: a parameter is of another type than TYPES, or has no values.
+        BadInput: a parameter is of another type than TYPES, or has no values; weights of several devices have no one
+            device for their masters.
+        DeviceMemoryError: there is no memory for the masters.
     """
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], masters: str = "host") -> None:
         check_types(parameters)
         self.parameters = parameters
         self.copies = HostCopies()
-        away = next((p.device for p in parameters if not p.is_cpu), torch.device("cpu"))
+        away = next((p.device for p in parameters if not p.is_cpu), _CPU)
         numel = sum(p.numel() for p in parameters)
-        values = torch.empty(numel) if away.type == "cpu" else pin(numel, torch.float32, away, "weights", "free some")
+        if masters == "device":
+            values = _on_one_device(numel, parameters)
+        else:
+            values = torch.empty(numel) if away == _CPU else pin(numel, torch.float32, away, "weights", "free some")
         for parameter, part in self.parts(values):
             part.copy_(parameter.detach())
         self.lay(values)
 
     def lay(self, values: Tensor) -> None:
-        """Use `values` as the storage of the weights: float32 parameters in host memory become views of it."""
+        """Use `values` as the storage of the weights: float32 parameters that lie where it does become views of it."""
         self.values = values
         for parameter, part in self.parts():
-            if is_plain(parameter):
+            if parameter.dtype == torch.float32 and parameter.device == values.device:
                 parameter.data = part
         self._places = [parameter.data_ptr() for parameter in self.parameters]
-        half = [p.detach() for p in self.parameters if not p.is_cpu and p.dtype != torch.float32]
+        half = [p.detach() for p in self.parameters if p.device != values.device and p.dtype != torch.float32]
         twins = iter(twins_of(half))
         self._crossing: list[tuple[nn.Parameter, Tensor]] = []  # each with its twin in host memory
         self._rounded: list[tuple[Tensor, Tensor]] = []  # masters, each with what holds it rounded: parameter or twin
         for parameter, part in self.parts():
             rounded = part if parameter.dtype == torch.float32 else parameter.detach()
-            if not parameter.is_cpu:
+            if parameter.device != values.device:
                 rounded = part if parameter.dtype == torch.float32 else next(twins)
                 self._crossing.append((parameter, rounded))
             if rounded is not part:
@@ -118,7 +130,7 @@ class FlatWeights:
         self.copies.settle()
         sent = []
         for parameter, piece in self.parts(flat):
-            if parameter.is_cpu:
+            if parameter.device == piece.device:
                 parameter.grad = piece.to(parameter.dtype)
                 continue
             if parameter.grad is None:
@@ -138,7 +150,7 @@ class FlatWeights:
                 piece.zero_()
             elif parameter.grad.is_sparse:
                 raise BadInput("this mode sends dense gradients; use sparse=False, or consistency='hogwild'")
-            elif parameter.grad.is_cpu:
+            elif parameter.grad.device == piece.device:
                 piece.copy_(parameter.grad)
             else:
                 coming.append((parameter.grad.detach(), self._gradient_twins[id(parameter)], piece))
@@ -173,6 +185,20 @@ def check_types(parameters: Iterable[Tensor]) -> None:
         if parameter.dtype not in TYPES or parameter.is_meta:
             text = f"a parameter is {parameter.dtype} on {parameter.device}"
             raise BadInput(f"this mode takes weights of float32, bfloat16 and float16; {text}")
+
+
+def _on_one_device(numel: int, parameters: list[nn.Parameter]) -> Tensor:
+    """Memory for the masters beside the weights."""
+    devices = list(dict.fromkeys(parameter.device for parameter in parameters)) or [_CPU]
+    if len(devices) > 1:
+        where = ", ".join(map(str, devices))
+        raise BadInput(f"masters='device' is for weights on one device, and these lie on {where}; use masters='host'")
+    try:
+        return torch.empty(numel, device=devices[0])
+    except torch.OutOfMemoryError as error:
+        raise DeviceMemoryError(
+            f"{devices[0]} has no memory for float32 masters: {error}; use masters='host'"
+        ) from error
 
 
 def is_plain(parameter: Tensor) -> bool:

@@ -243,7 +243,9 @@ class Residual:
     def _let_wait(self) -> None:
         """Make the current stream wait for the sites."""
         if self._event is not None:
-            torch.accelerator.current_stream(self._event.device).wait_event(self._event)
+            from laconic.codecs.device.streams import let_wait
+
+            let_wait(self._event)
 
     def _mark(self, residual: Tensor) -> None:
         from laconic.codecs.device.streams import mark

@@ -52,6 +52,12 @@ def wait(tensor: Tensor) -> None:
         event.synchronize()
 
 
+def let_wait(event: Any) -> None:
+    """Make the current stream of the event's device wait for it; nothing where there is none."""
+    if event is not None:
+        torch.accelerator.current_stream(event.device).wait_event(event)
+
+
 def hold(tensor: Tensor, stream: Any) -> None:
     """Keep a tensor's memory from being reused before `stream` has finished with it.
 

@@ -90,6 +90,10 @@ class Easgd(Mode):
         if not 0 <= self.momentum < 1:
             raise BadInput(f"easgd: momentum is at least 0 and below 1, got {self.momentum}")
 
+    @property
+    def own_options(self) -> tuple[str, ...]:  # type: ignore[override]
+        return () if self.asynchronous else ("masters",)
+
     def install(self, setup: Setup) -> EasgdAgreement:
         return EasgdAgreement(self, setup)
 
