@@ -39,24 +39,56 @@ def onebit(v: Tensor, bucket: int = 256) -> Body:
     above_mean = _lanes(rows.clamp(min=0)) / (bucket - count_below).clamp(min=1)
     below_mean = _lanes(rows.clamp(max=0)) / count_below.clamp(min=1)
     scales = torch.cat([above_mean, below_mean], 1).float()
-    bits = below.view(-1, 32, bucket // 32).long() << torch.arange(32)[None, :, None]
-    words = bits.sum(1).to(torch.int32)
+    words = (below.view(-1, 32, bucket // 32).long() << torch.arange(32)[None, :, None]).sum(1).to(torch.int32)
     left = rows - torch.where(below, scales[:, 1:], scales[:, :1])
     return torch.cat([scales.view(-1).view(torch.uint8), words.view(-1).view(torch.uint8)]), left.view(-1)
 
 
-def qsgd4(v: Tensor, bucket: int = 512) -> Body:
+def sign(v: Tensor, bucket: int = 2048) -> Body:
     rows = v.view(-1, bucket)
-    scale = _lanes(rows.double() ** 2).sqrt().float()
-    top, bits = 14, 4
+    scale = (_lanes(rows.abs()) / bucket).float()
+    below = rows < 0
+    words = _in_words(below.view(-1).long(), 32, [1 << place for place in range(32)])
+    left = rows - torch.where(below, -scale, scale)
+    return torch.cat([scale.view(-1).view(torch.uint8), words]), left.view(-1)
+
+
+def qsgd4(v: Tensor, bucket: int = 512) -> Body:
+    scale = _lanes(v.view(-1, bucket).double() ** 2).sqrt().float()
+    return _levels(v, scale, 14, 8)
+
+
+def ternary(v: Tensor) -> Body:
+    return _levels(v, v.abs().max().view(1, 1), 2, 20)
+
+
+def dorefa(v: Tensor) -> Body:
+    return _levels(v, v.abs().max().view(1, 1), 255, 4)
+
+
+def _levels(v: Tensor, scale: Tensor, top: int, places: int) -> Body:
+    """Codes 0 … top of values within ± their row's scale, rounded at random, so many to a word."""
+    rows, bits = v.view(scale.shape[0], -1), top.bit_length()
     limit = top << (30 - bits)
     y = rows * (torch.full_like(scale, limit, dtype=torch.float64) / scale.double()).float()
     draw = (bits32(random.key(0, 0), v.numel(), v.device) >> (bits + 1)).view(rows.shape)
     codes = (y.clamp(-limit, limit).to(torch.int64) + limit + draw) >> (31 - bits)
-    words = (codes.view(-1, 8, 64) << (4 * torch.arange(8))[None, :, None]).sum(1).to(torch.int32)
-    unit = torch.tensor(2 / top)
-    left = rows - ((codes.float() - top / 2) * unit) * scale
-    return torch.cat([scale.view(-1).view(torch.uint8), words.view(-1).view(torch.uint8)]), left.view(-1)
+    left = rows - ((codes.float() - top / 2) * torch.tensor(2 / top)) * scale
+    trits = [3 ** (place % 5) << (8 * (place // 5)) for place in range(20)]
+    weights = trits if places == 20 else [1 << (32 // places * place) for place in range(places)]
+    words = _in_words(codes.view(-1), places, weights)
+    return torch.cat([scale.view(-1).view(torch.uint8), words]), left.view(-1)
+
+
+def _in_words(codes: Tensor, places: int, weights: list[int]) -> Tensor:
+    """Groups of up to 64 words: code i of a group of w words is in word i mod w, with the weight of place i div w."""
+    whole = codes.numel() // (64 * places) * (64 * places)
+    parts = []
+    for group, width in ((codes[:whole], 64), (codes[whole:], -(-(codes.numel() - whole) // places))):
+        if width and group.numel():
+            filled = torch.nn.functional.pad(group, (0, -group.numel() % (places * width))).view(-1, places, width)
+            parts.append((filled * torch.tensor(weights)[None, :, None]).sum(1).to(torch.int32).view(-1))
+    return torch.cat(parts).view(torch.uint8)
 
 
 def topk(v: Tensor, fraction: float = 0.01) -> Body:
@@ -85,6 +117,9 @@ BODIES: dict[str, Callable[[Tensor], Body]] = {
     "bf16": lambda v: cast(v, torch.bfloat16),
     "fp16": lambda v: cast(v, torch.float16),
     "onebit": onebit,
+    "sign": sign,
     "qsgd(4)": qsgd4,
+    "ternary": ternary,
+    "dorefa": dorefa,
     "topk(0.01)": topk,
 }
