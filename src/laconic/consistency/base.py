@@ -37,6 +37,7 @@ REGISTRY: Registry[type[Mode]] = Registry("consistency", "laconic.consistency.mo
 register = REGISTRY.register
 names = REGISTRY.names
 get = REGISTRY.get
+MASTERS = ("host", "device")  # where float32 weights may lie beside the model's own
 INSTALLED = "_laconic_agreement"  # the optimiser's attribute that is its job, as long as it is distributed
 EXCHANGE_OPTIONS = (
     "quality", "algorithm", "exempt", "feedback", "feedback_decay", "momentum", "hosts", "message_nbytes",

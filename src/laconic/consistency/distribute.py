@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.codecs.plans import CodecPlan
-from laconic.consistency.base import INSTALLED, Agreement, Mode, Setup, build
-from laconic.consistency.master_weights import MASTERS
+from laconic.consistency.base import INSTALLED, MASTERS, Agreement, Mode, Setup, build
 from laconic.consistency.silenced_ddp import SilencedModels
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.hook import is_compressed

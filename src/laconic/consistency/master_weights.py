@@ -32,7 +32,6 @@ from laconic.exchange.host_copies import HostCopies, twins_of
 from laconic.storage.form import check_like
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
-MASTERS = ("host", "device")
 _CPU = torch.device("cpu")
 
 
@@ -40,7 +39,7 @@ class FlatWeights:
     """The trained parameters as the flat float32 vector `values`; see above for when it holds what they hold.
 
     Args:
-        masters: where `values` lies, one of MASTERS.
+        masters: where `values` lies, one of `base.MASTERS`.
 
     Raises:
         BadInput: a parameter is of another type than TYPES, or has no values; weights of several devices have no one
