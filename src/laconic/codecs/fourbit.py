@@ -50,9 +50,9 @@ class FourBit(KernelCodec):
 
     @functools.cached_property
     def _tables(self) -> tuple[Array, Array]:
-        """The bounds between neighbours, and the values of all sixteen codes."""
+        """The bounds between neighbours, and the magnitudes."""
         levels = np.array(self.magnitudes(), np.float64).astype(np.float32)
-        return _bounds(levels), np.concatenate([levels, -levels])
+        return _bounds(levels), levels
 
     def encode_body(self, x: Array, v: Array, step: int, body: Array) -> None:
         scales, words = self._parts(body, v.size)
@@ -88,71 +88,115 @@ def _bounds(levels: Array) -> Array:
 
 
 @njit(nogil=True, cache=True)
-def _pack(
-    v: Array, first: int, count: int, power: Any, inverse: Any, t: Array, shift: int, words: Array, w: int
-) -> None:
-    """Add the codes of v[first:first + count], shifted, to the words from w on."""
-    t0, t1, t2, t3, t4, t5, t6 = t[0], t[1], t[2], t[3], t[4], t[5], t[6]
-    signs, left = v.view(np.uint32), np.uint32(shift)
-    for j in range(count):
-        i = np.uint64(first) + np.uint64(j)
-        y = abs(np.float32(np.float32(v[i] * power) * inverse))
-        k = np.uint32(y >= t0) + np.uint32(y >= t1) + np.uint32(y >= t2) + np.uint32(y >= t3)
-        k = np.uint32(k + np.uint32(y >= t4) + np.uint32(y >= t5) + np.uint32(y >= t6))
-        code = np.uint32(k | ((signs[i] >> np.uint32(28)) & np.uint32(8)))
-        words[np.uint64(w) + np.uint64(j)] |= np.uint32(code << (left & np.uint32(31)))
+def _code(value: Any, bits: Any, power: Any, inverse: Any, t: Any) -> Any:
+    """The code of a value with these bits: its sign, and how many bounds it reaches."""
+    y = abs(np.float32(np.float32(value * power) * inverse))
+    k = np.uint32(y >= t[0]) + np.uint32(y >= t[1]) + np.uint32(y >= t[2]) + np.uint32(y >= t[3])
+    k = np.uint32(k + np.uint32(y >= t[4]) + np.uint32(y >= t[5]) + np.uint32(y >= t[6]))
+    return np.uint32(k | ((bits >> np.uint32(28)) & np.uint32(8)))
 
 
 @njit(nogil=True, cache=True)
-def _unpack(words: Array, scale: Any, values: Array, add: bool, lo: int, hi: int, out: Array) -> None:
-    """out[lo:hi] = (out +) values[code]·scale."""
+def _pack(v: Array, first: int, width: int, power: Any, inverse: Any, t: Any, words: Array, w: int) -> None:
+    """Write `width` whole words from w on: the codes of eight runs of as many values from `first` on."""
+    signs, run = v.view(np.uint32), np.uint64(width)
+    for j in range(run):
+        i = np.uint64(first) + j
+        word = np.uint32(0)
+        for place in range(PLACES):
+            at = i + np.uint64(place) * run
+            code = _code(v[at], signs[at], power, inverse, t)
+            word |= np.uint32(code << np.uint32(4 * place))
+        words[np.uint64(w) + j] = word
+
+
+@njit(nogil=True, cache=True)
+def _pack_rest(
+    v: Array, first: int, count: int, width: int, power: Any, inverse: Any, t: Any, words: Array, w: int
+) -> None:
+    """The same for `count` values that fill their last run, or runs, in part."""
+    signs = v.view(np.uint32)
+    for j in range(width):
+        words[np.uint64(w) + np.uint64(j)] = 0
+    for at in range(count):
+        i, shift = np.uint64(first) + np.uint64(at), np.uint32(4 * (at // width))
+        code = _code(v[i], signs[i], power, inverse, t)
+        words[np.uint64(w) + np.uint64(at % width)] |= np.uint32(code << (shift & np.uint32(31)))
+
+
+@njit(nogil=True, cache=True)
+def _value(code: Any, s: Any) -> Any:
+    """±s[k] for a code, by selections, which a vector register does for all its lanes at once."""
+    one, two = (code & np.uint32(1)) != 0, (code & np.uint32(2)) != 0
+    low = (s[3] if one else s[2]) if two else (s[1] if one else s[0])
+    high = (s[7] if one else s[6]) if two else (s[5] if one else s[4])
+    size = high if (code & np.uint32(4)) != 0 else low
+    return -size if (code & np.uint32(8)) != 0 else size
+
+
+@njit(nogil=True, cache=True)
+def _unpack_runs(words: Array, w: Any, s: Any, add: bool, start: int, width: int, out: Array) -> None:
+    """The eight runs of `width` values of as many whole words from w on."""
+    run = np.uint64(width)
+    for j in range(run):
+        word = words[np.uint64(w) + j]
+        for place in range(PLACES):
+            i = np.uint64(start) + np.uint64(place) * run + j
+            value = _value(np.uint32(word >> np.uint32(4 * place)), s)
+            out[i] = out[i] + value if add else value
+
+
+@njit(nogil=True, cache=True)
+def _unpack(words: Array, scale: Any, levels: Array, add: bool, lo: int, hi: int, out: Array) -> None:
+    """out[lo:hi] = (out +) ±level[k]·scale."""
+    s = (
+        np.float32(levels[0] * scale), np.float32(levels[1] * scale), np.float32(levels[2] * scale),
+        np.float32(levels[3] * scale), np.float32(levels[4] * scale), np.float32(levels[5] * scale),
+        np.float32(levels[6] * scale), np.float32(levels[7] * scale),
+    )  # fmt: skip
     group = planes.GROUP_WORDS * PLACES
-    scaled = np.empty(16, np.float32)
-    for code in range(16):
-        scaled[code] = np.float32(values[code] * scale)
     for start in range(lo, hi, group):
         count = min(group, hi - start)
         width = (count + PLACES - 1) // PLACES
         w = np.uint64(start // PLACES)
-        for place in range((count + width - 1) // width):
-            first = start + place * width
-            shift = np.uint32(4 * place)
-            for j in range(min(width, start + count - first)):
-                i = np.uint64(first) + np.uint64(j)
-                code = (words[w + np.uint64(j)] >> (shift & np.uint32(31))) & np.uint32(15)
-                value = scaled[np.uint64(code)]
+        if count == width * PLACES:
+            _unpack_runs(words, w, s, add, start, width, out)
+        else:
+            for at in range(count):
+                i, shift = np.uint64(start) + np.uint64(at), np.uint32(4 * (at // width))
+                value = _value(np.uint32(words[w + np.uint64(at % width)] >> (shift & np.uint32(31))), s)
                 out[i] = out[i] + value if add else value
 
 
 @njit(nogil=True, cache=True)
 def _encode(
-    x: Array, v: Array, feedback: bool, block: int, bounds: Array, values: Array, start: int, stop: int,
+    x: Array, v: Array, feedback: bool, block: int, bounds: Array, levels: Array, start: int, stop: int,
     scales: Array, words: Array,
 ) -> int:  # fmt: skip
     """Blocks of start … stop, each while it is in cache; returns how many are not finite."""
     group, bad = planes.GROUP_WORDS * PLACES, 0
+    t = (bounds[0], bounds[1], bounds[2], bounds[3], bounds[4], bounds[5], bounds[6])
+    bits = scales.view(np.int32)
     for lo in range(start, stop, block):
         hi = min(lo + block, stop)
         if feedback:
             planes.add(x, v, lo, hi)
-        scale = planes.absmax(v, lo, hi)
+        bits[lo // block] = planes.absmax_bits(v, lo, hi)
+        scale = scales[lo // block]
         if not np.isfinite(scale):
             bad += 1
             continue
-        scales[lo // block] = scale
         power = power_for(scale)
         inverse = np.float32(np.float32(1) / np.float32(scale * power)) if scale > 0 else np.float32(0)
         for at in range(lo, hi, group):
             count = min(group, hi - at)
             width = (count + PLACES - 1) // PLACES
-            w = at // PLACES
-            for j in range(width):
-                words[np.uint64(w) + np.uint64(j)] = 0
-            for place in range((count + width - 1) // width):
-                first = at + place * width
-                _pack(v, first, min(width, at + count - first), power, inverse, bounds, 4 * place, words, w)
+            if count == width * PLACES:
+                _pack(v, at, width, power, inverse, t, words, at // PLACES)
+            else:
+                _pack_rest(v, at, count, width, power, inverse, t, words, at // PLACES)
         if feedback:
-            _unpack(words, -scale, values, True, lo, hi, v)
+            _unpack(words, -scale, levels, True, lo, hi, v)
     return bad
 
 

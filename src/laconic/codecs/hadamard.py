@@ -158,6 +158,16 @@ def _root(square: int) -> int:
 
 
 @njit(nogil=True, cache=True)
+def _two_steps(y: Array, quarter: int) -> None:
+    """Two steps of the butterfly over four neighbouring quarters."""
+    first, second, third, fourth = y[:quarter], y[quarter : 2 * quarter], y[2 * quarter : 3 * quarter], y[3 * quarter :]
+    for j in range(np.uint64(quarter)):
+        a, b = first[j] + third[j], second[j] + fourth[j]
+        c, d = first[j] - third[j], second[j] - fourth[j]
+        first[j], second[j], third[j], fourth[j] = a + b, a - b, c + d, c - d
+
+
+@njit(nogil=True, cache=True)
 def _tile(
     x: Array, out: Array, rows: int, columns: int, root: int, back: bool, add: np.float32, first: int, y: Array
 ) -> None:
@@ -167,14 +177,17 @@ def _tile(
     for j in range(np.uint64(count)):
         y[j] = np.float32(x[np.uint64(first) + j] * share)
     half = count // 2
-    while half >= columns:
+    while half >= 2 * columns:  # two steps at once, with half of the loads and stores
+        for lo in range(0, count, 2 * half):
+            _two_steps(y[lo : lo + 2 * half], half // 2)
+        half //= 4
+    if half >= columns:
         for lo in range(0, count, 2 * half):
             low, high = y[lo : lo + half], y[lo + half : lo + 2 * half]
             for j in range(half):
                 a, b = low[j], high[j]
                 low[j] = a + b
                 high[j] = a - b
-        half //= 2
     if not back:
         out[first : first + count] = y[:count]
         return

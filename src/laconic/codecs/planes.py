@@ -37,14 +37,20 @@ def add(x: Array, v: Array, lo: int, hi: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def absmax(v: Array, lo: int, hi: int) -> Any:
-    """max |v| over lo … hi as float32; infinity or NaN if any is not finite: as integers, the bits order so."""
+def absmax_bits(v: Array, lo: int, hi: int) -> Any:
+    """The bits of max |v| over lo … hi: as integers they are ordered as the magnitudes are, with NaN above infinity."""
     u = v.view(np.int32)
     most = np.int32(0)
     for i in range(np.uint64(lo), np.uint64(hi)):
         bits = np.int32(u[i] & np.int32(0x7FFFFFFF))
         most = bits if bits > most else most
-    return np.array([most]).view(np.float32)[0]
+    return most
+
+
+@njit(nogil=True, cache=True)
+def absmax(v: Array, lo: int, hi: int) -> Any:
+    """max |v| over lo … hi as float32; infinity or NaN if any is not finite."""
+    return np.array([absmax_bits(v, lo, hi)]).view(np.float32)[0]
 
 
 @njit(nogil=True, cache=True)

@@ -23,6 +23,7 @@ from laconic.consistency.averaging import WEIGHT_OPTIONS, OwnWeights
 from laconic.consistency.base import Mode, Setup, check_whole
 from laconic.consistency.fragments import WHOLE, Fragment, UnderWay, fragments_of
 from laconic.consistency.master_weights import FlatWeights
+from laconic.consistency.outer import OuterFactory, OuterOptimizer
 from laconic.consistency.site_levels import SiteGradients, SiteLevels, SiteShares
 from laconic.errors import BadInput, UnknownName
 from laconic.specs import spec_of
@@ -130,6 +131,7 @@ class Blocks:
         self.mode, self.values, self.relative = mode, values, relative
         self.start = values.clone()
         self.held = mode.held(self.start)
+        self.outer: OuterOptimizer | None = None
         self.made = 0  # steps made in this block
 
     def offer(self, out: Tensor | None = None, part: slice = WHOLE) -> Tensor:
@@ -145,6 +147,9 @@ class Blocks:
         what it would offer now in the mean that it goes on from itself; θ stays that of all.
         """
         start, values = self.start[part], self.values[part]
+        if self.outer is not None:
+            self.outer.step(start - self._mean(agreed, workers, part), part.start or 0)
+            return self._go_on(values, start)
         held = {name: kept[part] for name, kept in self.held.items()}
         ahead: Tensor | None = None
         if offered is not None:
@@ -152,7 +157,10 @@ class Blocks:
             kept = {name: value.clone() for name, value in held.items()}
             ahead = self.mode.merge(start, self._mean(fresher, workers, part), workers, kept)
         start.copy_(self.mode.merge(start, self._mean(agreed, workers, part), workers, held))
-        target = start if ahead is None else ahead
+        self._go_on(values, start if ahead is None else ahead)
+
+    def _go_on(self, values: Tensor, target: Tensor) -> None:
+        """Let a worker continue from `target` and its own share of its weights."""
         if self.mode.mix:
             values.mul_(self.mode.mix).add_(target, alpha=1 - self.mode.mix)
         else:
@@ -182,6 +190,8 @@ class Blocks:
         self.values.copy_(self.mode.model(self.start, workers, self.held))
         for kept in self.held.values():
             kept.zero_()
+        if self.outer is not None:
+            self.outer.forget()
         self.begin()
 
     def state_dict(self) -> dict[str, Any]:
@@ -232,6 +242,8 @@ class BlockAgreement(OwnWeights):
             raise BadInput(f"fragments are flat vectors, and codec '{matrix}' is for matrices: leave fragments out")
         relative = not self.averagers[0].exact and self.apart
         self.blocks = self.parts["blocks"] = Blocks(mode, self.weights.values, relative=relative)
+        if "outer" in setup.own:
+            self._step_by(setup.own["outer"])
         self.moved = [0 for _ in self.fragments]
         self.under_way = UnderWay(
             levels.across.transport, self.fragments, keeps=mode.eager, device=self.weights.values.device
@@ -239,6 +251,18 @@ class BlockAgreement(OwnWeights):
         self.resources.callback(self.under_way.close)
         if mode.delay:
             self.parts["under_way"] = self.under_way
+
+    def _step_by(self, make: OuterFactory) -> None:
+        """Let an optimiser of the user's take the outer steps."""
+        if self.mode.eager:
+            raise BadInput("eager=true goes with the mode's own outer steps: leave outer=… out, or give mix=…")
+        self.blocks.held = {}
+        self.blocks.outer = self.parts["outer"] = OuterOptimizer(make, self.blocks.start, self.weights.parameters)
+
+    @property
+    def outer(self) -> torch.optim.Optimizer | None:
+        """The outer optimiser that was given, for schedulers of its learning rate; None where the mode has its own."""
+        return None if self.blocks.outer is None else self.blocks.outer.optimizer
 
     def before_step(self) -> None:
         if self.site_gradients is not None:
@@ -333,7 +357,8 @@ class BlockAgreement(OwnWeights):
 
     def explain(self) -> str:
         levels = f"\n{self._levels_in_words()}" if self.levels.size > 1 else ""
-        return f"{self.mode.spelled_out(self.sent_by)}{levels}\n\n{super().explain()}"
+        outer = "" if self.outer is None else f"\nouter steps are those of {type(self.outer).__name__}, as given"
+        return f"{self.mode.spelled_out(self.sent_by)}{outer}{levels}\n\n{super().explain()}"
 
     def _levels_in_words(self) -> str:
         """Who exchanges what with whom, and what has crossed between sites."""

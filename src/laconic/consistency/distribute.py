@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic.codecs.plans import CodecPlan
 from laconic.consistency.base import INSTALLED, MASTERS, Agreement, Mode, Setup, build
+from laconic.consistency.outer import OuterFactory, named
 from laconic.consistency.silenced_ddp import SilencedModels
 from laconic.errors import BadInput, UnknownName
 from laconic.exchange.hook import is_compressed
@@ -53,6 +54,7 @@ def distribute(
     sites: int | Sequence[int] | None = None,
     site_codec: CodecPlan | None = None,
     masters: str = "host",
+    outer: OuterFactory | None = None,
     **unknown: Never,
 ) -> Agreement:
     """Let `optimizer` train `model` together with all other workers; use both as before.
@@ -77,6 +79,8 @@ def distribute(
             sends them as they are.
         masters: where modes of blocks and synchronous easgd keep the float32 weights that they average, with all outer
             state: in pinned "host" memory, or on the "device" of the model, where nothing crosses but what is sent.
+        outer: of `diloco` and its presets: takes a list of parameters and returns the outer optimiser, such as
+            functools.partial(torch.optim.AdamW, lr=0.01); `job.outer` is what it returned.
         unknown: options of a mode of your own; any other name is refused, and the error suggests the nearest one.
 
     Returns:
@@ -114,12 +118,18 @@ def distribute(
     }  # fmt: skip
     own = {name: options.pop(name) for name in mode.own_options if name in options}
     own |= _of_sites(mode, sites, site_codec) | _of_masters(mode, masters)
+    alike = {**own}
+    if outer is not None:
+        if "outer" not in mode.own_options:
+            raise BadInput(f"consistency '{mode.name}' has no option outer; it goes with diloco and its presets")
+        own["outer"], alike["outer"] = outer, named(outer)
     given = Options.of({**options, "world": world or current()}, "distribute")
     given.refuse(f"consistency '{mode.name}'", (*mode.options, *mode.own_options))
     sent = "none" if mode.no_codec else (mode.codec or DEFAULT_CODEC) if codec is None else codec
     module = model.module if isinstance(model, DistributedDataParallel) else model
     here = given.world or current()
-    check_alike("distribute", terms_of(module.named_parameters(), sent, given, consistency=mode, **own), here.transport)
+    terms = terms_of(module.named_parameters(), sent, given, consistency=mode, **alike)
+    check_alike("distribute", terms, here.transport)
     job = mode.install(Setup(module, inner, here, sent, given, own))
     job.attach(mode)
     silenced = SilencedModels(model, getattr(job, "no_sync", nullcontext), buffers=mode.shares_buffers)

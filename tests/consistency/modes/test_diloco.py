@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 from typing import Any
 
@@ -15,7 +16,7 @@ import laconic
 from laconic.consistency import build
 from laconic.consistency.elastic.door import way_for
 from laconic.consistency.fragments import fragments_of
-from laconic.errors import BadInput, TransportError
+from laconic.errors import BadInput, Mismatch, TransportError
 from laconic.lab.clusters.launch import run_job
 from laconic.transports.threads import run_threads
 from laconic.transports.world import World
@@ -113,10 +114,10 @@ OVERLAPPED = "diloco(8, fragments=3, delay=2, mix=0.25)"
 UNDER_WAY = {7: -1, 8: 0, 9: 0, 10: 1, 11: 1, 12: -1}  # which fragment, after how many steps
 
 
-def _job(world: World, spec: str, codec: str, dtype: torch.dtype = torch.float32) -> Any:
+def _job(world: World, spec: str, codec: str, dtype: torch.dtype = torch.float32, outer: Any = None) -> Any:
     model = copy.deepcopy(NETWORK).to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.5)
-    return laconic.distribute(model, optimizer, consistency=spec, codec=codec, world=world)
+    return laconic.distribute(model, optimizer, consistency=spec, codec=codec, world=world, outer=outer)
 
 
 def _flat(model: nn.Module) -> Tensor:
@@ -280,6 +281,63 @@ def test_what_cannot_be_gets_one_sentence() -> None:
     for spec in ("diloco(8, fragments=2)", "local(8, delay=2)", "diloco(8, mix=0.5)"):
         with pytest.raises(BadInput, match=r"leave fragments, delay and mix out, or use laconic\.distribute"):
             way_for(spec)
+
+
+SGD = functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
+ADAM = functools.partial(torch.optim.Adam, lr=0.01)
+
+
+@pytest.mark.parametrize("spec", ["diloco(4)", OVERLAPPED])
+def test_an_outer_optimiser_of_torch_steps_as_the_mode_does(spec: str) -> None:
+    def work(transport: Any, outer: Any) -> Tensor:
+        job = _job(World(transport), spec, "dynamic8", outer=outer)
+        _train(job, range(21))
+        return _ended(job)
+
+    rows = [row for outer in (SGD, None) for row in run_threads(2, lambda t, o=outer: work(t, o), timeout_s=60)]
+    assert all(torch.equal(row, rows[0]) for row in rows)
+
+
+def test_an_outer_optimiser_follows_a_scheduler_and_goes_on_from_a_checkpoint_to_the_bit() -> None:
+    def work(transport: Any) -> tuple[Tensor, Tensor]:
+        whole, half = (_job(World(transport), OVERLAPPED, "dynamic8", outer=ADAM) for _ in range(2))
+        halving = torch.optim.lr_scheduler.ExponentialLR(whole.outer, 0.5)
+        _train(whole, range(11))
+        halving.step()
+        assert whole.outer.param_groups[0]["lr"] == 0.005
+        assert "outer steps are those of Adam" in whole.explain()
+        half.model.load_state_dict(copy.deepcopy(whole.model.state_dict()))
+        half.optimizer.load_state_dict(copy.deepcopy(whole.optimizer.state_dict()))
+        assert half.outer.param_groups[0]["lr"] == 0.005
+        for job in (whole, half):
+            _train(job, range(11, 30))
+        return _ended(whole), _ended(half)
+
+    found = run_threads(2, work, timeout_s=60)
+    for one, other in found:
+        assert torch.equal(one, other)
+        assert torch.equal(one, found[0][0])
+
+
+def test_an_outer_optimiser_that_cannot_be_gets_one_sentence() -> None:
+    for spec, outer, sentence in (
+        ("local(8)", SGD, "consistency 'local' has no option outer; it goes with diloco and its presets"),
+        ("diloco(8)", torch.optim.LBFGS, "LBFGS evaluates the loss again"),
+        ("diloco(8)", "adam", "outer= takes parameters and returns a torch optimiser"),
+        ("diloco(8)", list, "outer= takes parameters and returns a torch optimiser"),
+        ("diloco(8, delay=2, eager=true)", SGD, "eager=true goes with the mode's own outer steps"),
+    ):
+        with laconic.init() as world, pytest.raises(BadInput, match=sentence):
+            _job(world, spec, "none", outer=outer)
+
+
+def test_ranks_with_other_outer_optimisers_are_told_so() -> None:
+    def work(transport: Any) -> str:
+        with pytest.raises(Mismatch) as told:
+            _job(World(transport), "diloco(8)", "none", outer=(SGD, ADAM)[transport.rank])
+        return str(told.value)
+
+    assert all("outer" in text and "Adam" in text for text in run_threads(2, work, timeout_s=60))
 
 
 def test_a_state_of_other_fragments_is_refused_whole() -> None:

@@ -52,6 +52,10 @@ class Diloco(BlockMode):
             their gradients at every step, and each exchanges a share of Δᵢ with its counterparts in other sites.
         site_codec: through which the ranks of a site send gradients; without, they are sent as they are.
 
+    Of `diloco` and its presets only:
+        outer: makes the outer optimiser of a list of parameters, as any class of torch.optim does, in place of
+            momentum, learning_rate and nesterov; `job.outer` is it.
+
     >>> str(Diloco(50, fragments=4, delay=5))
     'diloco(50, fragments=4, delay=5)'
 
@@ -73,6 +77,7 @@ class Diloco(BlockMode):
     state: str = "keep"
     alone: bool = False
 
+    own_options: ClassVar[tuple[str, ...]] = (*BlockMode.own_options, "outer")
     summary: ClassVar[str] = "an outer optimiser steps by how far workers went in many steps, in fragments"
     source: ClassVar[str] = "Douillard et al., DiLoCo, 2023, and Streaming DiLoCo, 2025"
     examples: ClassVar[tuple[str, ...]] = (
