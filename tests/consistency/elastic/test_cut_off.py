@@ -89,7 +89,7 @@ class Network:
         self.cut: set[int] = set()
         self._cut_at = 0.0
         self._threads: set[int] = set()
-        for name in ("tell", "ask", "_receive", "reaches", "has_reached", "__init__"):
+        for name in ("tell", "ask", "meets", "_receive", "reaches", "has_reached", "__init__"):
             monkeypatch.setattr(Line, name, getattr(self, name.strip("_"))(getattr(Line, name)))
         monkeypatch.setattr(reachability, "ask", lambda others, ask=reachability.ask: self._answers(ask(others)))
 
@@ -103,7 +103,9 @@ class Network:
         return lambda line, member, message: None if self.parts(line.id, member) else inner(line, member, message)
 
     def ask(self, inner: Any) -> Any:
-        return lambda line, view: None if self.parts(line.id, view.coordinator) else inner(line, view)
+        return lambda line, view, *at: None if self.parts(line.id, view.coordinator) else inner(line, view, *at)
+
+    meets = ask
 
     def receive(self, inner: Any) -> Any:
         def received(line: Line, wait_s: float) -> Any:

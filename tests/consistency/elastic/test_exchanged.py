@@ -132,9 +132,10 @@ def test_a_state_of_either_form_is_taken_over() -> None:
 
 
 def test_pieces_of_other_views_are_dropped(tmp_path: Path) -> None:
-    with contextlib.closing(Line(Meeting(tmp_path), 1, 5.0)) as line, contextlib.closing(
-        Line(Meeting(tmp_path), 2, 5.0)
-    ) as other:
+    with (
+        contextlib.closing(Line(Meeting(tmp_path), 1, 5.0)) as line,
+        contextlib.closing(Line(Meeting(tmp_path), 2, 5.0)) as other,
+    ):
         view = View(7, ((1, line.address), (2, other.address)), "", 0.0)
         for each in (line, other):
             each.turn_to(view)

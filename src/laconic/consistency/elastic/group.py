@@ -66,6 +66,12 @@ class Group:
         """Whether there is a newer view: settle."""
         return self._membership.pending is not None
 
+    @property
+    def only_joined(self) -> bool:
+        """Whether the newer view has the same members, and newcomers after them."""
+        view, ids = self._membership.pending, self.view.ids
+        return view is not None and view.ids[: len(ids)] == ids
+
     def settle(self) -> None:
         """Enter the newest view between steps, and take over its model; Fenced if the view excludes this worker."""
         self._membership.settle()
@@ -95,6 +101,8 @@ class Group:
         """
         occasion = Occasion(self.standing.step, self.watch.place, of_all)
         with self._in_view():
+            if self.watch.is_coordinator:
+                self.watch.welcome()
             if isinstance(self.wire, Exchanged):
                 return self._share(self.wire, samples, occasion)
             if self.watch.is_coordinator:
@@ -108,20 +116,39 @@ class Group:
         Inside a block of steps, also check whether the view has changed, or has to.
         """
         with self._in_view():
-            if self.watch.is_coordinator:
-                if self.standing.at_stake:
-                    self.watch.look_after()
-                return None
-            while self.options.drop_slowest or self.standing.at_stake:
-                message = self.line.next(0.0)
-                if message is None and not self.line.reaches(self.view.coordinator):
-                    message = self._hear_unless_back()
-                if message is None:
-                    return None
-                is_mean = message.kind is MemberKind.MEAN and message.step == self.standing.step
-                if is_mean and not isinstance(self.wire, Exchanged):
-                    return self._mean(self.wire, message)
+            try:
+                return self._missed()
+            finally:
+                self.watch.hand_out()
         return None
+
+    def _missed(self) -> Mean | None:
+        loses = self.options.drop_slowest or self.standing.at_stake
+        if self.watch.is_coordinator:
+            if self.standing.at_stake:
+                self.watch.look_after()
+            return None
+        while True:
+            message = self.line.next(0.0)
+            if message is None and loses and not self.line.reaches(self.view.coordinator):
+                message = self._hear_unless_back()
+            if message is None:
+                return None
+            is_mean = message.kind is MemberKind.MEAN and message.step == self.standing.step
+            if is_mean and loses and not isinstance(self.wire, Exchanged):
+                return self._mean(self.wire, message)
+
+    def note(self, mean: Mean, parts: int) -> None:
+        """Keep an agreed mean for newcomers that load the state, before it is applied."""
+        ids = [self.view.ids[place] for place in mean.included]
+        about = {"parts": parts, "included": list(mean.included), "ids": ids}
+        self.watch.handover.agreed(self.standing.step, mean.values, about)
+
+    def _announce_keeping(self) -> None:
+        """Have all members keep the state after this step, if a newcomer waits for it."""
+        if self.watch.handover.is_wanted:
+            self.watch.say(MemberKind.KEEP)
+            self.line.keeps_at = self.standing.step
 
     def _hear_unless_back(self) -> MemberMessage | None:
         """The coordinator's next message; None as soon as it can be reached again: within a block it sends none."""
@@ -145,6 +172,7 @@ class Group:
         progress = self.line.progress
         if watch.is_coordinator:
             self._until(lambda: all(progress.ready.get(member) == step for member in watch.others))
+            self._announce_keeping()
             watch.say(MemberKind.COMMIT)
         else:
             watch.say(MemberKind.READY)
@@ -225,6 +253,7 @@ class Group:
             body, values = wire.combine(offers, occasion, len(watch.others))
         except Unreadable as error:
             watch.propose([LostPeer(error.member, watch.id, str(error))])
+        self._announce_keeping()
         if body is not None:
             watch.say(MemberKind.MEAN, watch.bits(included), body=body)
         return Mean(values, tuple(map(ids.index, included)))
@@ -237,7 +266,10 @@ class Group:
         Returns whether two workers hold the step, or there is only one. If not, settle: the step stands unless Fenced.
         """
         watch, standing = self.watch, self.standing
-        standing.step, standing.at_stake = standing.step + 1, 0
+        if self.line.keeps_at == standing.step:
+            self.watch.handover.keep_at(standing.step + 1)
+        standing.step, standing.at_stake, standing.parts = standing.step + 1, 0, 0
+        self.watch.handover.applied(standing.step)
         now, limit_s = time.monotonic(), watch.limit_s
         if not standing.fresh:
             self.deadline.observe(now - self._committed_at)
@@ -250,6 +282,7 @@ class Group:
         holding, step = self.line.holding, standing.step
         with self._in_view():
             watch.wait_for(lambda: [] if step in holding.values() else watch.others, limit_s)
+            watch.handover.send_on(step - 1)
             return True
         return False
 

@@ -18,7 +18,7 @@ from laconic.consistency.elastic.membership import Fenced, Membership, TrainingO
 from laconic.consistency.elastic.options import Deadline, ElasticOptions
 from laconic.consistency.elastic.replica import Replica, StepWork, digest
 from laconic.consistency.elastic.vectors import Collected, Mean
-from laconic.consistency.elastic.watch import NO_MODEL, MemberWatch, Standing
+from laconic.consistency.elastic.watch import MemberWatch, Standing
 from laconic.errors import BadInput
 from laconic.exchange.job import Job, StepRecord
 from laconic.storage.form import check_like
@@ -61,12 +61,13 @@ class ElasticJob(Job):
         self.model, self.optimizer = replica.model, replica.optimizer
         self.finished, self.is_over, self.rejoined = False, False, 0
         self._reported_at = 0.0
+        self._parts = 0  # into how many shares the step under way is divided
         self._is_due = False  # a batch was given, for which step() has not been called
         self.records: list[StepRecord] = []
         self._unsettled: list[StepRecord] = []
         self._group: Group | None = None
         try:
-            membership = Membership(meeting, replica, self._wire, self._deadline, options, self._work.period)
+            membership = Membership(meeting, replica, self._wire, self._deadline, options, self._work)
             self._group = Group(membership)
         except TrainingOver:
             self._end_without(stacklevel=4)
@@ -90,14 +91,15 @@ class ElasticJob(Job):
             while (mean := group.missed()) is not None:
                 self._commit(mean)
                 self._unsettled.clear()  # steps of a block that was made without them
-            if group.changed:
+            if group.changed and not (work.made and self._goes_on()):
                 self._abandon()
                 continue
             if self._replica.ledger.epoch >= self._epochs:
                 self.finished = group.finish()
                 self._report(group, is_last=self.finished)
                 continue
-            share = work.share(len(group.view.ids), group.watch.place)
+            self._parts = group.standing.parts or (self._parts if work.made else len(group.view.ids))
+            share = work.share(self._parts, group.watch.place)
             self._is_due = True
             if len(share):
                 yield share
@@ -121,10 +123,11 @@ class ElasticJob(Job):
         group.standing.at_stake = work.made
         if agrees:
             work.write(self._wire.values)
-            mean = group.agree(work.samples, work.of_all)
-            if mean is None:
-                self._abandon()
-                return False
+            while (mean := group.agree(work.samples, work.of_all)) is None:
+                if not self._goes_on():
+                    self._abandon()
+                    return False
+                work.write(self._wire.values)
             waited = time.perf_counter() - begun
             if self._options.drop_slowest:
                 self._wire.renew()  # a dropped one may still be on its way
@@ -175,10 +178,30 @@ class ElasticJob(Job):
             if group is not None:
                 group.watch.say_busy(False)
 
+    def _goes_on(self) -> bool:
+        """After a change of views, enter the new one; return whether what was computed still counts.
+
+        It does if workers have only joined, and the others go on with the step as it was divided.
+        """
+        group = self._present()
+        if not group.only_joined:
+            return False
+        step, ids, rejoined = group.standing.step, group.view.ids, self.rejoined
+        group.standing.parts = self._parts
+        if not self._settle():
+            return False
+        group.standing.at_stake = self._work.made
+        self._wire.renew()
+        is_same = group.standing.step == step and rejoined == self.rejoined
+        return is_same and group.standing.parts == self._parts and group.view.ids[: len(ids)] == ids
+
     def _commit(self, mean: Mean) -> bool:
         """Apply the agreed values; False if it is unknown whether another member has."""
         group, ids = self._present(), self._present().view.ids
-        self._work.apply(mean.values, len(ids), mean.included)
+        parts = group.standing.parts or len(ids)
+        mean = mean._replace(included=tuple(place for place in mean.included if place < parts))
+        group.note(mean, parts)
+        self._work.apply(mean.values, parts, mean.included)
         if self._replica.coded_numel:
             self._replica.extra["included"] = [ids[place] for place in mean.included]
         self._wire.committed(group.watch.place in mean.included)
@@ -187,7 +210,10 @@ class ElasticJob(Job):
     def _abandon(self) -> None:
         """Go back to the last agreement, because the group has changed."""
         self._work.abandon()
-        self._present().standing.at_stake = 0
+        group = self._present()
+        group.standing.at_stake = 0
+        if group.changed:
+            group.standing.parts = 0
         self._unsettled.clear()
         self._wire.renew()  # what was offered may still be on its way
 
@@ -224,7 +250,7 @@ class ElasticJob(Job):
     @property
     def is_first(self) -> bool:
         """Before the first batch: whether this worker begins the job, and the others will get its model."""
-        return self._watched().standing.step != NO_MODEL
+        return self._watched().standing.is_first
 
     @property
     def members(self) -> tuple[int, ...]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from laconic.consistency.elastic.meeting import Meeting, View, event
-from laconic.consistency.elastic.messages import MAX_MEMBERS, MemberKind, MemberMessage, pack, unpack
+from laconic.consistency.elastic.messages import MAX_MEMBERS, NO_MODEL, MemberKind, MemberMessage, pack, unpack
 from laconic.consistency.elastic.places.base import split_port
 from laconic.consistency.elastic.places.server import meeting_secret
 from laconic.consistency.elastic.progress import ExchangeProgress
@@ -31,6 +33,8 @@ LOOK_S = 0.1
 HEARTBEAT_S = 0.25
 RELAY_VARIABLE = "LACONIC_RELAY"
 LINGER_S = 0.5
+MAX_WISHES = 1024  # of newcomers, unanswered
+LOADING_S = 10.0  # a newcomer that was not heard for so long does not load the state any more
 # A connection that is not there after so long is begun anew: on a dead link the kernel tries at ever longer intervals.
 RECONNECT_S = 4.0
 
@@ -43,13 +47,24 @@ class NewView(Exception):
         self.view = view
 
 
+class Newcomer(NamedTuple):
+    """A worker that has asked to join."""
+
+    address: str
+    step: int  # it has caught up with so many; NO_MODEL: it gets the state when it has joined
+
+
 class Line:
     """One worker's ZeroMQ transport in a group."""
 
     def __init__(self, meeting: Meeting, number: int, silence_s: float) -> None:
         self.meeting, self.id = meeting, number
         self.view = View(0, (), "", 0.0)
-        self.newcomers: dict[int, str] = {}  # who has asked to join, by number, with addresses
+        self.newcomers: dict[int, Newcomer] = {}  # by number
+        self.wishes: deque[MemberMessage] = deque(maxlen=MAX_WISHES)  # of newcomers that load; see `handover.py`
+        self.handed: deque[MemberMessage] = deque()  # what members have answered
+        self._loading: dict[int, float] = {}  # newcomers that load the state, and when they were last heard
+        self.keeps_at = NO_MODEL  # the step after which members keep the state for newcomers
         self.busy: set[int] = set()  # who has said so, in this view or before
         self.receiving: set[int] = set()  # members that a state is on its way to
         self.finishing: set[int] = set()  # members that have made their last step
@@ -99,11 +114,10 @@ class Line:
 
     # joining
 
-    def ask(self, view: View) -> bool:
-        """Ask the coordinator of a view to admit this worker to the next; return whether the request was sent.
+    def meets(self, view: View) -> bool:
+        """Connect to all members of a view; return whether they are met.
 
-        First connect to all members, because they exchange with each other; this does not slow down their training. A
-        worker that reaches only some of them could not take part.
+        Members exchange with each other, so a worker that reaches only some of them could not take part.
         """
         again = time.monotonic() - self._tried_at > RECONNECT_S
         for member, address in view.members:
@@ -114,9 +128,17 @@ class Line:
                 self.transport.mesh.greet(self.transport.mesh.peers[member])
                 self._tried_at = time.monotonic()
         met = (self.transport.mesh.peers[member] for member in view.ids)
-        if not all(peer.established and peer.greeted for peer in met):
+        return all(peer.established and peer.greeted for peer in met)
+
+    def ask(self, view: View, step: int = NO_MODEL) -> bool:
+        """Ask the coordinator of a view to admit this worker to the next; return whether the request was sent.
+
+        Args:
+            step: what this worker has caught up with.
+        """
+        if not self.meets(view):
             return False
-        self.tell(view.coordinator, pack(MemberKind.JOIN, view.number, 0, text=self.address))
+        self.tell(view.coordinator, pack(MemberKind.JOIN, view.number, step, text=self.address))
         return True
 
     def invitation(self, wait_s: float) -> View | None:
@@ -132,12 +154,15 @@ class Line:
 
     def turn_to(self, view: View) -> None:
         """Receive only messages of this view from now on; connect to its members, and drop all others."""
-        waiting = {m: place for m, place in self.newcomers.items() if m not in view.ids and self.reaches(m)}
+        waiting = {m: each for m, each in self.newcomers.items() if m not in view.ids and self.reaches(m)}
         if view.coordinator != self.id:
             waiting = {}  # they will ask its coordinator
-        for member in {*self.view.ids, *self.transport.mesh.peers} - {*view.ids, *waiting, self.id}:
+        now = time.monotonic()
+        self._loading = {m: at for m, at in self._loading.items() if now - at < LOADING_S and m not in view.ids}
+        for member in {*self.view.ids, *self.transport.mesh.peers} - {*view.ids, *waiting, *self._loading, self.id}:
             self._forget(member)
-        self.view, self.newcomers = view, waiting
+        # Whoever has caught up asks again: it may have done so with a coordinator whose last step is lost.
+        self.view, self.newcomers = view, {m: each for m, each in waiting.items() if each.step == NO_MODEL}
         for member, address in view.members:
             # Whoever was met before and cannot be reached is lost: a new connection would only hide that.
             if member != self.id and member not in self._met and member not in self.transport.peers:
@@ -145,27 +170,29 @@ class Line:
             self._met.setdefault(member, time.monotonic())
         for known in (self.receiving, self.finishing, self._leaving, self.holding, self._gradients):
             known.clear()
+        self.handed.clear()
         self.progress = ExchangeProgress(view)
         self.busy &= set(view.ids)  # an evaluation goes on whoever comes or goes
 
-    def has_newcomers(self) -> bool:
-        """Whether a reachable newcomer has asked to join; unreachable ones are dropped."""
+    def reached_newcomers(self) -> dict[int, Newcomer]:
+        """The newcomers that have asked to join; those out of reach are dropped."""
         for member in [m for m in self.newcomers if not self.reaches(m)]:
             del self.newcomers[member]
             self._forget(member)
-        return bool(self.newcomers)
+        return self.newcomers
 
     def _forget(self, member: int) -> None:
         self.transport.drop_peer(member)
         self._met.pop(member, None)
 
-    def propose(self, lost: Mapping[int, LostPeer], step: int, redo: int) -> View:
-        """Publish the next view, without the `lost` and with newcomers; return the view that is then valid.
+    def propose(self, lost: Mapping[int, LostPeer], step: int, redo: int, admitted: Collection[int]) -> View:
+        """Publish the next view, without the `lost` and with the `admitted`; return the view that is then valid.
 
         At most `redo` of the `step` steps made so far may have to be repeated.
         """
         staying = [(member, place) for member, place in self.view.members if member not in lost]
-        coming = [(m, place) for m, place in self.newcomers.items() if self.reaches(m)][: MAX_MEMBERS - len(staying)]
+        coming = [(m, self.newcomers[m].address) for m in self.newcomers if m in admitted and self.reaches(m)]
+        coming = coming[: MAX_MEMBERS - len(staying)]
         view = View(self.view.number + 1, (*staying, *coming), self.view.job, self.view.begun)
         if not self.meeting.publish(view):
             newest = self.meeting.newest(self.view.number)
@@ -225,7 +252,16 @@ class Line:
                 if time.monotonic() >= deadline:
                     return None
             elif message.kind is MemberKind.JOIN:
-                self.newcomers[message.sender] = message.text
+                if message.sender not in self.view.ids:  # else it asked again before it knew
+                    self.newcomers[message.sender] = Newcomer(message.text, message.step)
+            elif message.kind in (MemberKind.WANT, MemberKind.PULL):
+                self.wishes.append(message)
+                self._loading[message.sender] = time.monotonic()
+            elif message.kind in (MemberKind.OFFERED, MemberKind.CHUNK) or (
+                message.kind is MemberKind.REPEAT and not message.view
+            ):
+                self.handed.append(message)
+                return None  # for a newcomer, which waits for it
             elif message.kind is MemberKind.VIEW:
                 self._announced(message)
             elif message.kind is MemberKind.BUSY:
@@ -253,6 +289,8 @@ class Line:
         elif message.kind is MemberKind.HELD:
             self.holding[message.sender] = message.step
             self._excuse(self.receiving, message.sender, False)
+        elif message.kind is MemberKind.KEEP:
+            self.keeps_at = message.step
         elif message.kind is MemberKind.FINISH:
             self.finishing.add(message.sender)
         elif message.kind is MemberKind.LEAVE:

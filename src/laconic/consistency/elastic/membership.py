@@ -10,17 +10,22 @@ Invariant: members of one view that have applied the same number of steps hold t
 
 from __future__ import annotations
 
+import json
 import time
+from typing import Any
+
+from torch import Tensor
 
 from laconic.consistency.elastic.exchanged import Exchanged
+from laconic.consistency.elastic.handover import Loader, repeated
 from laconic.consistency.elastic.line import Line, NewView
 from laconic.consistency.elastic.meeting import Meeting, View, event
-from laconic.consistency.elastic.messages import MemberKind, MemberMessage
+from laconic.consistency.elastic.messages import NO_MODEL, MemberKind, MemberMessage
 from laconic.consistency.elastic.options import Deadline, ElasticOptions
 from laconic.consistency.elastic.outage import RETRY_S, Outage, outlast
-from laconic.consistency.elastic.replica import Replica
+from laconic.consistency.elastic.replica import Replica, StepWork
 from laconic.consistency.elastic.vectors import Collected
-from laconic.consistency.elastic.watch import LOGGER, NO_MODEL, TICK_S, MemberWatch, model_lost
+from laconic.consistency.elastic.watch import LOGGER, TICK_S, MemberWatch, model_lost
 from laconic.errors import BadInput, PeerLost, StorageError
 
 LOOK_S = 0.08  # how often the meeting place is looked at while nobody answers
@@ -45,14 +50,17 @@ def found(line: Line, job: str, outage_s: float) -> View | None:
     return alone if outlast(lambda: meeting.publish(alone), meeting.where, outage_s) else None
 
 
-def join(line: Line, job: str, patience_s: float, outage_s: float) -> View:
+def join(line: Line, job: str, patience_s: float, outage_s: float, loader: Loader) -> View:
     """Wait until a view holds this worker; `job` describes what it would train.
+
+    Args:
+        loader: gets the state first, if it is large.
 
     Raises:
         PeerLost: nobody is reached in `patience_s`.
         StorageError: the meeting place cannot be read for `outage_s`.
     """
-    seen, asked_at, quiet_since = 0, 0.0, time.monotonic()
+    seen, asked_at, quiet_since, at = 0, 0.0, time.monotonic(), NO_MODEL
     while True:
         newest = outlast(line.meeting.newest, line.meeting.where, outage_s)
         assert newest is not None
@@ -62,8 +70,11 @@ def join(line: Line, job: str, patience_s: float, outage_s: float) -> View:
             return newest
         if newest.number != seen:
             seen, asked_at, quiet_since = newest.number, 0.0, time.monotonic()
-        if time.monotonic() - asked_at > ASK_AGAIN_S and line.ask(newest):
-            asked_at = time.monotonic()
+        if line.meets(newest):
+            loader.go_on(newest)
+        is_due = time.monotonic() - asked_at > ASK_AGAIN_S or loader.step != at
+        if is_due and loader.is_ready and line.ask(newest, loader.step):
+            asked_at, at = time.monotonic(), loader.step
         view = line.invitation(LOOK_S if asked_at else TICK_S)
         if view is not None:
             return view
@@ -94,10 +105,10 @@ class Membership:
         wire: Collected | Exchanged,
         deadline: Deadline,
         options: ElasticOptions,
-        period: int,
+        work: StepWork,
     ) -> None:
-        self.meeting, self.replica, self.wire = meeting, replica, wire
-        self.deadline, self.options, self.period = deadline, options, period
+        self.meeting, self.replica, self.wire, self.work = meeting, replica, wire, work
+        self.deadline, self.options = deadline, options
         self.pending: View | None = None
         self.begin()
 
@@ -111,14 +122,16 @@ class Membership:
         self.wire.forget()
         job, number, outage_s = self.replica.signature, self._number(), self.options.outage_s
         line = outlast(lambda: Line(self.meeting, number, self.options.silence_s), self.meeting.where, outage_s)
-        self.watch = MemberWatch(line, self.replica, self.deadline, self.options, self.period)
+        self.watch = MemberWatch(line, self.replica, self.deadline, self.options, self.work.period)
         self.pending = None
+        loader = Loader(line, self.replica, self._load, self._repeat)
         try:
             self.pending = found(line, job, outage_s)
             if self.pending is not None:
-                self.watch.standing.step = 0
+                self.watch.standing.step, self.watch.standing.is_first = 0, True
             else:
-                self.pending = join(line, job, patience_s or self.deadline.patience_s, outage_s)
+                self.pending = join(line, job, patience_s or self.deadline.patience_s, outage_s, loader)
+                self.watch.standing.step = loader.step
         except BaseException:
             line.close()
             raise
@@ -162,6 +175,8 @@ class Membership:
                 return
             except NewView as news:
                 self.pending = news.view
+                if news.view.ids[: len(watch.view.ids)] != watch.view.ids:
+                    watch.standing.parts = 0  # the step under way is lost
 
     def _enter(self, view: View) -> None:
         watch = self.watch
@@ -200,9 +215,13 @@ class Membership:
         standing.held = not standing.begun
         standing.new |= set(behind)
         watch.line.receiving = set(behind)
-        watch.say(MemberKind.START, watch.bits(behind), not standing.held)
-        if behind:
-            watch.say(MemberKind.STATE, to=behind, body=self.replica.save())
+        watch.say(MemberKind.START, watch.bits(behind), not standing.held, text=str(standing.parts))
+        repeats = {member: watch.handover.means_since(reports[member], newest) for member in behind}
+        for member, means in repeats.items():
+            for mean in means or ():
+                watch.line.tell(member, repeated(mean, watch.view.number))
+        if ignorant := [member for member, means in repeats.items() if means is None]:
+            watch.say(MemberKind.STATE, to=ignorant, body=self.replica.save())
 
     def _catch_up(self, holder: int) -> None:
         """Fetch the state of a more advanced member; meanwhile tell the others that this one is busy."""
@@ -224,12 +243,13 @@ class Membership:
         watch, standing = self.watch, self.watch.standing
         watch.say(MemberKind.REPORT, flag=standing.begun)
         waits: float | None = 2 * watch.limit_s
+        newest = standing.step
         while True:
             message = watch.hear(waits if standing.step != NO_MODEL else None)
             if message.kind is MemberKind.FETCH:
                 watch.say(MemberKind.STATE, body=self.replica.save())
             elif message.kind is MemberKind.START:
-                standing.held = not message.flag
+                standing.held, standing.parts, newest = not message.flag, int(message.text or 0), message.step
                 standing.begun |= not standing.held
                 standing.new |= {m for place, m in enumerate(watch.view.ids) if message.detail >> place & 1}
                 if message.step == standing.step:
@@ -238,8 +258,26 @@ class Membership:
             elif message.kind is MemberKind.STATE:
                 self._take(message)
                 return watch.say(MemberKind.HELD, to=watch.others)
+            elif message.kind is MemberKind.REPEAT and message.step == standing.step:
+                self._repeat(message.body, message.step, json.loads(message.text))
+                standing.step += 1
+                if standing.step == newest:
+                    return watch.say(MemberKind.HELD, to=watch.others)
 
     def _take(self, message: MemberMessage) -> None:
-        self.replica.load(message.body)
+        self._load(message.body, message.step)
         self.watch.standing.step = message.step
-        self.wire.resume(message.step, self.watch.id in self.replica.included)
+
+    def _load(self, block: Tensor, step: int) -> None:
+        """Take over a peer's state after `step` agreements."""
+        self.work.abandon()
+        self.replica.load(block)
+        self.wire.resume(step, self.watch.id in self.replica.included)
+
+    def _repeat(self, values: Tensor, step: int, about: dict[str, Any]) -> None:
+        """Apply the mean of an agreement that this worker had no part in."""
+        self.work.abandon()
+        self.work.apply(values, about["parts"], tuple(about["included"]))
+        if self.replica.coded_numel:
+            self.replica.extra["included"] = about["ids"]
+        self.wire.resume(step + 1, self.watch.id in about["ids"])

@@ -13,16 +13,18 @@ from laconic.errors import PayloadError
 from laconic.transports.frame import NOTHING, Frame, Header, MessageKind, family
 
 MAX_MEMBERS = 64  # bits of a message's `detail`
+NO_MODEL = -1  # the step of a worker that has no state yet
 
 
 @family
 class MemberKind(MessageKind):
     """What a message is for; M: said by a member to the coordinator, C: by the coordinator to members."""
 
-    JOIN = 64  # by a newcomer to the coordinator; text: its address
+    JOIN = 64  # by a newcomer to the coordinator; text: its address; step: those it has caught up with, or −1
     VIEW = 65  # C: a new view, as at the meeting place, is the text
     REPORT = 66  # M: in this view; step: how many steps are applied here, −1 without a model; flag: was told to train
-    START = 67  # C: the view begins at `step`; flag: train, else wait; detail: a bit for each that gets a STATE
+    START = 67  # C: the view begins at `step`; flag: train, else wait; detail: a bit for each that gets a STATE or
+    # REPEATs; text: into how many shares the step under way is divided, if not by this view
     FETCH = 68  # C: send me your state
     STATE = 69  # body: a replica after `step` steps
     GRADIENT = 70  # M: where vectors are collected: body: the mean gradient over `detail` samples, or whatever it is
@@ -37,6 +39,12 @@ class MemberKind(MessageKind):
     COMMIT = 79  # C: all have the sum of `step`: apply it
     UNREADABLE = 80  # M: what the member at the place `detail` sent cannot be read; text: why
     PIECE = 81  # from member to member: a piece of an exchange; detail: which
+    WANT = 82  # by a newcomer to the coordinator: the state; step: how far it is
+    KEEP = 83  # C: keep the state after `step` for a newcomer
+    OFFERED = 84  # C to a newcomer: step: made so far; flag: begun; text: what there is; body: checksums of its chunks
+    PULL = 85  # by a newcomer to a member: a chunk of the state after `step`, flag: of the mean of `step`
+    CHUNK = 86  # by a member: what a PULL asked for, or nothing
+    REPEAT = 87  # C: body: the mean of `step`, for a member that is a few steps behind; text: how it is applied
 
 
 class MemberMessage(NamedTuple):

@@ -148,6 +148,11 @@ def digest(values: Tensor) -> int:
     return zlib.crc32(values.view(torch.uint8).numpy().tobytes())
 
 
+def _at(shares: list[Tensor], place: int) -> Tensor:
+    """A member's share; nothing for one that joined after the samples were divided."""
+    return shares[place] if place < len(shares) else shares[0][:0]
+
+
 class StepWork:
     """Work that agrees on the gradient at every step."""
 
@@ -169,10 +174,11 @@ class StepWork:
             return values
 
     def share(self, parts: int, place: int) -> Tensor:
-        """The samples of this worker's next step, as one of `parts` members."""
+        """The samples of this worker's next step, as the one at `place` of `parts` members; else none."""
         shares = self._replica.ledger.shares(parts)
-        self.samples, self.of_all = len(shares[place]), sum(map(len, shares))
-        return shares[place]
+        own = _at(shares, place)
+        self.samples, self.of_all = len(own), sum(map(len, shares))
+        return own
 
     def step(self) -> bool:
         """Do this worker's own part of the step; return whether it is time to agree."""
@@ -224,13 +230,13 @@ class BlockWork(StepWork):
     def share(self, parts: int, place: int) -> Tensor:
         if not self.made:
             self._begin(parts, place)
-        return self._shares[self.made][place]
+        return _at(self._shares[self.made], place)
 
     def _begin(self, parts: int, place: int) -> None:
         """Divide the next block's samples, and save the present state to go back to."""
         replica = self._replica
         self._shares, self._place = replica.ledger.block(parts, self.period), place
-        self.samples = sum(len(shares[place]) for shares in self._shares)
+        self.samples = sum(len(_at(shares, place)) for shares in self._shares)
         self.of_all = sum(len(share) for shares in self._shares for share in shares)
         with replica.weights.current():
             self._blocks.begin()
@@ -239,7 +245,7 @@ class BlockWork(StepWork):
         self._saved = (kept, copy.deepcopy(scheduler))
 
     def step(self) -> bool:
-        if len(self._shares[self.made][self._place]):
+        if len(_at(self._shares[self.made], self._place)):
             self._replica.step()
         else:
             self._skip(1)

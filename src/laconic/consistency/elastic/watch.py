@@ -15,9 +15,10 @@ from typing import NoReturn
 
 from torch import Tensor
 
+from laconic.consistency.elastic.handover import Handover
 from laconic.consistency.elastic.line import Line, NewView
 from laconic.consistency.elastic.meeting import View
-from laconic.consistency.elastic.messages import MAX_MEMBERS, MemberKind, MemberMessage, pack
+from laconic.consistency.elastic.messages import MAX_MEMBERS, NO_MODEL, MemberKind, MemberMessage, pack
 from laconic.consistency.elastic.options import Deadline, ElasticOptions
 from laconic.consistency.elastic.outage import RETRY_S, Outage
 from laconic.consistency.elastic.reachability import CutOffCheck
@@ -27,8 +28,8 @@ from laconic.transports.frame import NOTHING
 from laconic.transports.liveness import LossLedger, LostPeer
 
 LOGGER = logging.getLogger("laconic.consistency")
-NO_MODEL = -1
 TICK_S = 0.02
+WAITED_STEPS = 3  # a newcomer that is a step behind each time is admitted all the same
 CUT = "its connection broke"
 SILENT = "nothing came from it for {:.3g} s"
 
@@ -50,6 +51,8 @@ class Standing:
         fresh: no step was made in this view yet.
         ending: this worker has made its last step.
         new: members that have not made a step with this worker yet.
+        parts: into how many shares the step under way is divided, if a newcomer has joined within it; else 0.
+        is_first: this worker began the job.
     """
 
     step: int = NO_MODEL
@@ -59,16 +62,19 @@ class Standing:
     fresh: bool = False
     ending: bool = False
     new: set[int] = field(default_factory=set)
+    parts: int = 0
+    is_first: bool = False
 
 
 class MemberWatch:
     """Watches the other members of a view, as Liveness; `period` is the most steps between two agreements."""
 
     def __init__(self, line: Line, replica: Replica, deadline: Deadline, options: ElasticOptions, period: int) -> None:
-        self.line, self.standing = line, Standing()
+        self.line, self.standing, self.handover = line, Standing(), Handover(line, replica)
         self._replica, self._deadline, self._options, self._period = replica, deadline, options, period
         self._cut_off, self._suspects = CutOffCheck(), LossLedger(())
         self._admits_at = 0.0  # newcomers wait until then, for the meeting place refused the view with them in it
+        self._asked: dict[int, int] = {}  # newcomers that load the state: our step when they first asked to join
 
     def enter(self, view: View) -> None:
         """Watch the members of this view from now on."""
@@ -199,17 +205,38 @@ class MemberWatch:
         """Between steps: change the view if members have joined or gone; wait until there are enough to begin."""
         while True:
             self.look_after()
-            if self.line.has_newcomers() and len(self.view.ids) < MAX_MEMBERS and time.monotonic() > self._admits_at:
-                self._admit()
+            self._admit(self._due((NO_MODEL, self.standing.step)) | self._late())
             if not self.standing.held:
                 return
             self.line.next(TICK_S)
+
+    def welcome(self) -> None:
+        """Before an exchange: admit newcomers that have caught up, so that nobody waits for them."""
+        while self.line.next(0.0) is not None:
+            pass
+        self._admit(self._due((self.standing.step,)))
+
+    def _due(self, steps: tuple[int, ...]) -> set[int]:
+        """Newcomers that are ready at one of these steps."""
+        return {member for member, newcomer in self.line.reached_newcomers().items() if newcomer.step in steps}
+
+    def _late(self) -> set[int]:
+        """Newcomers that were a step behind too often: they get what they lack when they are in the view."""
+        step, waiting = self.standing.step, self.line.newcomers
+        self._asked = {m: self._asked.get(m, step) for m, each in waiting.items() if each.step != NO_MODEL}
+        return {member for member, since in self._asked.items() if step - since >= WAITED_STEPS}
 
     def look_after(self) -> None:
         """At any time: receive pending messages, and change the view if a member has gone."""
         while self.line.next(0.0) is not None:
             pass
+        self.hand_out()
         self.replace(self.others)
+
+    def hand_out(self) -> None:
+        """Between steps: answer newcomers that load the state."""
+        if not self.standing.at_stake or self._period > 1:
+            self.handover.answer(self.standing.step, begun=self.standing.begun)
 
     def wait_for(self, missing: Callable[[], list[int]], limit_s: float) -> None:
         """Wait until no member is `missing`; drop members that are gone, or silent for `limit_s`."""
@@ -247,7 +274,7 @@ class MemberWatch:
         try:
             while True:
                 try:
-                    raise NewView(self.line.propose(lost, made, redo))
+                    raise NewView(self.line.propose(lost, made, redo, self._due((NO_MODEL, standing.step))))
                 except StorageError as error:
                     if not outage.has_begun:
                         self.say_busy(True)  # so that the others wait for it
@@ -257,10 +284,12 @@ class MemberWatch:
             if outage.has_begun:
                 self.say_busy(False)
 
-    def _admit(self) -> None:
+    def _admit(self, coming: set[int]) -> None:
         """Admit newcomers by raising NewView; if the view cannot be written, they wait and members go on."""
+        if not coming or len(self.view.ids) >= MAX_MEMBERS or time.monotonic() <= self._admits_at:
+            return
         try:
-            raise NewView(self.line.propose({}, max(0, self.steps), 0))
+            raise NewView(self.line.propose({}, max(0, self.steps), 0, coming))
         except StorageError as error:
             if not self._admits_at:
                 warnings.warn(f"newcomers wait, and worker {self.id} trains on: {error}", stacklevel=2)
